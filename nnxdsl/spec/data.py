@@ -1,0 +1,138 @@
+"""What a run learns from: which file, how long, in which order. Reading the files is `nnxdsl/data/`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from nnxdsl.spec.base import Spec
+from nnxdsl.spec.limits import Limit, not_negative, positive
+
+if TYPE_CHECKING:
+    from nnxdsl.spec import data as members
+
+
+@attrs.frozen(kw_only=True)
+class Order(Spec):
+    """The order in which rows are seen."""
+
+    Shuffled: ClassVar[type[members.Shuffled]]
+    AsInFile: ClassVar[type[members.AsInFile]]
+
+
+@attrs.frozen(kw_only=True)
+class Shuffled(Order):
+    """A new permutation every epoch, drawn from the experiment's seed."""
+
+
+@attrs.frozen(kw_only=True)
+class AsInFile(Order):
+    """The rows as they stand in the file, epoch after epoch."""
+
+
+@attrs.frozen(kw_only=True)
+class BadRows(Spec):
+    """What happens to rows that cannot be learnt from (empty or equal completions, missing fields, bad JSON)."""
+
+    Stop: ClassVar[type[members.Stop]]
+    Skip: ClassVar[type[members.Skip]]
+
+
+@attrs.frozen(kw_only=True)
+class Stop(BadRows):
+    """Refuse to start, naming the first bad rows and the number of all."""
+
+
+@attrs.frozen(kw_only=True)
+class Skip(BadRows):
+    """Leave bad rows out and count them in the report.
+
+    Attributes:
+        at_most: Refuse to start if more rows than this are bad.
+    """
+
+    at_most: int = attrs.field(default=100, validator=not_negative)
+
+
+@attrs.frozen(kw_only=True)
+class Data(Spec):
+    """A source of training rows: JSONL or Parquet, by the file's name.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        order: Order of the rows; data of an evaluation is always read as in the file.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    Preferences: ClassVar[type[members.Preferences]]
+    Conversations: ClassVar[type[members.Conversations]]
+    Text: ClassVar[type[members.Text]]
+
+    yields: ClassVar[str] = ""
+    """What kind of batch it yields: "pairs" or "sequences"."""
+    rows: ClassVar[str] = "rows"
+    """What its rows are called in messages."""
+
+    path: str = attrs.field(validator=Limit(pattern=r".*\S.*"))
+    order: Order = Shuffled()
+    bad_rows: BadRows = Stop()
+
+
+@attrs.frozen(kw_only=True)
+class Preferences(Data):
+    """Pairs of a better and a worse answer to one prompt: `prompt`, `chosen`, `rejected` as text or chat messages (an
+    implicit prompt is found), or `prompt_ids`, `chosen_ids`, `rejected_ids`.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
+        max_response_length: Longest completion in tokens, end token included; longer ones are cut on their right.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    yields: ClassVar[str] = "pairs"
+    rows: ClassVar[str] = "preference pairs"
+
+    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    max_prompt_length: int = attrs.field(default=512, validator=positive)
+    max_response_length: int = attrs.field(default=512, validator=positive)
+
+
+@attrs.frozen(kw_only=True)
+class Conversations(Data):
+    """Chats for supervised fine-tuning: `messages` (or `prompt` and `completion`) in each row.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        max_length: Longest conversation in tokens; longer ones are cut on their right.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    yields: ClassVar[str] = "sequences"
+    rows: ClassVar[str] = "conversations"
+
+    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
+
+
+@attrs.frozen(kw_only=True)
+class Text(Data):
+    """Plain text, one document a row; every token after the first is a target.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        field: Name of the row's field that holds the text.
+        max_length: Longest document in tokens; longer ones are cut on their right.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    yields: ClassVar[str] = "sequences"
+    rows: ClassVar[str] = "texts"
+
+    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    field: str = attrs.field(default="text", validator=Limit(pattern=r".*\S.*"))
+    max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))

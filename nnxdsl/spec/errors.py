@@ -1,0 +1,75 @@
+"""What can go wrong, as exceptions that say where, what, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Problem:
+    """One thing that is wrong: where (a dotted path, empty for the object itself) and what."""
+
+    path: str
+    message: str
+
+    def under(self, prefix: str) -> Problem:
+        """The same problem seen from a parent: `prefix` put before the path."""
+        return Problem(join(prefix, self.path), self.message)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class NnxdslError(Exception):
+    """Base of every error that nnxdsl raises on purpose."""
+
+
+class _ProblemsError(NnxdslError):
+    def __init__(self, problems: Iterable[Problem], where: str = "") -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        self.where = where
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        heading = f"{count} in {where}" if where else count
+        super().__init__("\n".join([heading, *(f"  {problem}" for problem in self.problems)]))
+
+    def __reduce__(self) -> tuple[type[_ProblemsError], tuple[tuple[Problem, ...], str]]:
+        return type(self), (self.problems, self.where)
+
+
+class SpecError(_ProblemsError):
+    """An experiment, or a part of it, that cannot be: all its problems at once."""
+
+
+class PlanError(_ProblemsError):
+    """An experiment that is well formed, but whose shapes, files or devices do not fit: all problems at once."""
+
+
+class DataError(NnxdslError):
+    """A row, a file or a tokenizer that cannot be read: `file:line: what is wrong`."""
+
+
+class WeightsError(NnxdslError):
+    """Weights that are missing, damaged or of another shape: the parameter, the file, what was expected."""
+
+
+class RunError(NnxdslError):
+    """A run that cannot start or go on: the directory, what it holds, and what to do."""
+
+
+def join(prefix: str, path: str) -> str:
+    """Two dotted paths as one; either may be empty."""
+    return f"{prefix}.{path}" if prefix and path else prefix or path
+
+
+def suggest(name: str, candidates: Iterable[str]) -> str:
+    """`; did you mean 'beta'?` for the nearest candidate, else the candidates themselves if they are few."""
+    names: Sequence[str] = sorted(set(candidates))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    if not names:
+        return ""
+    return f"; there are: {', '.join(names)}"
