@@ -1,0 +1,117 @@
+"""The parts of a decoder that hold weights, each naming its logical axes, and rotary positions; nothing here knows meshes or adapters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+
+class Linear(nnx.Module):
+    """`x @ kernel`, with no bias.
+
+    Adapters and quantised weights (qwix) come from outside: they find the weight by watching this dot. So each Linear
+    holds one weight, and nothing but a cast that is needed stands between the weight and the dot.
+
+    Args:
+        in_features: length of the last axis of the input.
+        out_features: length of the last axis of the output.
+        axes: logical names of the kernel's (in, out) axes, kept as the metadata `axes`.
+        rngs: draws the kernel, normal with variance 1 / in_features, from its `params` stream.
+        param_dtype: dtype of the kernel.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, axes: tuple[str, str], rngs: nnx.Rngs, param_dtype: DTypeLike
+    ) -> None:
+        values = jax.random.normal(rngs.params(), (in_features, out_features), jnp.float32) * in_features**-0.5
+        self.kernel = nnx.Param(values.astype(param_dtype), axes=axes)  # [in, out]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., in] -> [..., out]`, in the dtype of `x`."""
+        kernel = self.kernel
+        # A cast that does nothing would hide the weight from qwix while tracing; a quantised weight is no Variable.
+        if isinstance(kernel, nnx.Variable) and kernel.dtype != x.dtype:
+            kernel = kernel.astype(x.dtype)
+        return jnp.dot(x, kernel).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm (Zhang & Sennrich, 2019) with a scale around zero, as Gemma has it: x / rms(x) * (1 + scale).
+
+    Args:
+        features: length of the last axis.
+        axis: logical name of that axis.
+        eps: added to the mean square.
+        param_dtype: dtype of the scale.
+    """
+
+    def __init__(self, features: int, *, axis: str, eps: float, param_dtype: DTypeLike) -> None:
+        self.eps = eps
+        self.scale = nnx.Param(jnp.zeros((features,), param_dtype), axes=(axis,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., features]` to the same; float32 inside, the dtype of `x` outside."""
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        # Gemma rounds after the scale, where Llama rounds before it.
+        return (wide * (1.0 + self.scale[...].astype(jnp.float32))).astype(x.dtype)
+
+
+class Embedding(nnx.Module):
+    """The table of token vectors, which is also the output head.
+
+    Args:
+        vocab_size: rows.
+        features: columns.
+        rngs: draws the table, normal with variance 1 / features, so that scaled embeddings have variance 1.
+        param_dtype: dtype of the table.
+    """
+
+    def __init__(self, vocab_size: int, features: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        values = jax.random.normal(rngs.params(), (vocab_size, features), jnp.float32) * features**-0.5
+        self.embedding = nnx.Param(values.astype(param_dtype), axes=("vocab", "embed"))  # [V, D]
+
+    def __call__(self, tokens: jax.Array, dtype: DTypeLike) -> jax.Array:
+        """Token ids `[B, T]` to vectors `[B, T, D]` times sqrt(D); an id outside the table gives NaN.
+
+        The factor is rounded to `dtype` first: the published weights were trained so (55.4256 is 55.5 in bfloat16).
+        """
+        table = self.embedding[...]
+        vectors = jnp.take(table, tokens, axis=0).astype(dtype)  # [B, T, D]
+        return vectors * jnp.asarray(table.shape[-1] ** 0.5, dtype)
+
+
+def rope_tables(position: jax.Array, head_dim: int, base: float, scale: float) -> tuple[jax.Array, jax.Array]:
+    """Angles of rotary positions (Su et al., arXiv:2104.09864), with linear scaling (positions divided by `scale`).
+
+    Args:
+        position: `[B, T]` integers.
+        head_dim: width of a head.
+        base: the base wavelength.
+        scale: what positions are divided by.
+
+    Returns:
+        (sin, cos), each `[B, T, head_dim // 2]` float32.
+    """
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequency = np.float32(1.0) / np.float32(base) ** exponent / np.float32(scale)
+    angle = position[..., None].astype(jnp.float32) * frequency  # [B, T, H/2]
+    return jnp.sin(angle), jnp.cos(angle)
+
+
+def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns each head's first half against its second half by the angles of `rope_tables`.
+
+    Args:
+        x: `[B, T, heads, head_dim]`.
+        rope: (sin, cos), each `[B, T, head_dim // 2]`.
+
+    Returns:
+        The turned heads in the dtype of `x`; float32 inside.
+    """
+    sin, cos = (table[:, :, None, :] for table in rope)  # [B, T, 1, H/2]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

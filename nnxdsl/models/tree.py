@@ -1,0 +1,95 @@
+"""The flat view of a model: dotted paths to leaves, and back; knows modules, not what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+import jax
+from flax import nnx
+
+
+@attrs.frozen
+class Leaf:
+    """What is known of one array before there is one.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        axes: the logical name of each axis, None where it has none.
+        kind: the class of its Variable: `nnx.Param`, `nnx.LoRAParam`, ...
+    """
+
+    shape: tuple[int, ...]
+    dtype: jax.numpy.dtype
+    axes: tuple[str | None, ...]
+    kind: type[nnx.Variable]
+
+
+class Template:
+    """A module without its arrays: all that is static, and what the arrays must be.
+
+    Attributes:
+        graphdef: the static part.
+        variables: dotted path to Leaf, in the order of the paths.
+    """
+
+    def __init__(self, graphdef: nnx.GraphDef, flat: Iterable[tuple[tuple[Any, ...], nnx.Variable]]) -> None:
+        self.graphdef = graphdef
+        self._flat = {join(path): (path, variable) for path, variable in flat}
+        self.variables: dict[str, Leaf] = {
+            path: _leaf(path, variable) for path, (_, variable) in self._flat.items()
+        }
+
+    def merge(self, leaves: Mapping[str, jax.Array]) -> nnx.Module:
+        """The module with these arrays; may be called inside `jit`.
+
+        Args:
+            leaves: an array for each path of `variables`, no more and no fewer.
+
+        Returns:
+            The module.
+
+        Raises:
+            KeyError: a path is missing or unknown.
+        """
+        if leaves.keys() != self._flat.keys():
+            missing = sorted(self._flat.keys() - leaves.keys())
+            unknown = sorted(leaves.keys() - self._flat.keys())
+            raise KeyError(f"leaves do not fit the template: missing {missing}, unknown {unknown}")
+        state = nnx.from_flat_state(
+            [(path, variable.replace(leaves[name])) for name, (path, variable) in self._flat.items()]
+        )
+        return nnx.merge(self.graphdef, state)
+
+
+def abstract(build: Callable[[], nnx.Module]) -> Template:
+    """Runs a constructor without making arrays.
+
+    Args:
+        build: makes the module; traced.
+
+    Returns:
+        The template of what it makes.
+    """
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+    return Template(graphdef, nnx.to_flat_state(state))
+
+
+def flatten(module: nnx.Module) -> dict[str, jax.Array]:
+    """The arrays of a module by dotted path, as `Template.merge` takes them."""
+    return {join(path): variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(module))}
+
+
+def join(path: Iterable[Any]) -> str:
+    """A path of attribute names and list positions as one dotted string."""
+    return ".".join(str(part) for part in path)
+
+
+def _leaf(path: str, variable: nnx.Variable) -> Leaf:
+    value = variable.get_value()
+    axes = variable.get_metadata().get("axes") or (None,) * len(value.shape)
+    if len(axes) != len(value.shape):
+        raise ValueError(f"{path}: {len(axes)} names of axes {axes} for shape {tuple(value.shape)}")
+    return Leaf(tuple(value.shape), value.dtype, tuple(axes), type(variable))
