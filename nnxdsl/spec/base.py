@@ -11,7 +11,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -54,6 +54,7 @@ class Spec:
         return ()
 
 
+Spec.family = Spec
 SpecT = TypeVar("SpecT", bound=Spec)
 
 
@@ -270,5 +271,3 @@ def type_name(annotation: Any) -> str:
         return "None"
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
 
-
-FieldCheck = Callable[[object, object, object], None]

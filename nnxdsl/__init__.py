@@ -1,0 +1,81 @@
+"""nnxdsl: a post-training run as one typed Python object, compiled into a Flax NNX program.
+
+Importing it loads no jax; `compile` does when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from nnxdsl.spec.adapter import Adapter
+from nnxdsl.spec.base import Spec
+from nnxdsl.spec.cadence import Checkpoint, Evaluation
+from nnxdsl.spec.data import BadRows, Data, Order
+from nnxdsl.spec.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.model import Model
+from nnxdsl.spec.objective import Objective
+from nnxdsl.spec.optimizer import Optimizer
+from nnxdsl.spec.placement import Memory, Mesh
+from nnxdsl.spec.precision import Precision
+from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.schedule import Schedule
+from nnxdsl.spec.source import to_python
+from nnxdsl.spec.sweep import Sweep, cross, product, zipped
+from nnxdsl.spec.tokenizer import Tokenizer
+from nnxdsl.spec.tree import diff, evolve, flatten, from_dict, from_json, get, to_dict, to_json
+from nnxdsl.spec.weights import Weights
+
+if TYPE_CHECKING:
+    from nnxdsl.program.compiler import Program, compile
+
+_NEEDS_JAX = {"Program": "nnxdsl.program.compiler", "compile": "nnxdsl.program.compiler"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_JAX:
+        return getattr(importlib.import_module(_NEEDS_JAX[name]), name)
+    raise AttributeError(f"module 'nnxdsl' has no attribute {name!r}")
+
+
+__all__ = [
+    "Adapter",
+    "BadRows",
+    "Checkpoint",
+    "Data",
+    "DataError",
+    "Evaluation",
+    "Experiment",
+    "Memory",
+    "Mesh",
+    "Model",
+    "NnxdslError",
+    "Objective",
+    "Optimizer",
+    "Order",
+    "PlanError",
+    "Precision",
+    "Problem",
+    "Quantization",
+    "RunError",
+    "Schedule",
+    "Spec",
+    "SpecError",
+    "Sweep",
+    "Tokenizer",
+    "Weights",
+    "WeightsError",
+    "cross",
+    "diff",
+    "evolve",
+    "flatten",
+    "from_dict",
+    "from_json",
+    "get",
+    "product",
+    "to_dict",
+    "to_json",
+    "to_python",
+    "zipped",
+]

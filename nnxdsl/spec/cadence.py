@@ -1,0 +1,52 @@
+"""How often a run looks up from training: to evaluate, to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from nnxdsl.spec.base import Spec
+from nnxdsl.spec.data import Data
+from nnxdsl.spec.errors import Problem
+from nnxdsl.spec.limits import not_negative, positive
+
+
+@attrs.frozen(kw_only=True)
+class Evaluation(Spec):
+    """Held-out metrics and sampled answers, before the first step, every so many steps, and after the last.
+
+    Attributes:
+        every_steps: Steps between evaluations.
+        data: Held-out rows of the kind that the objective reads; None evaluates prompts alone.
+        prompts: Prompts that policy and reference answer side by side, as a user's turn where there is a chat template.
+        max_new_tokens: Longest answer in tokens.
+        temperature: 0 takes the likeliest token; larger values sample, with the experiment's seed.
+    """
+
+    every_steps: int = attrs.field(validator=positive)
+    data: Data | None = None
+    prompts: tuple[str, ...] = ()
+    max_new_tokens: int = attrs.field(default=64, validator=positive)
+    temperature: float = attrs.field(default=0.0, validator=not_negative)
+
+    def problems(self) -> Iterable[Problem]:
+        """There must be something to evaluate."""
+        if self.data is None and not self.prompts:
+            yield Problem("", "has neither data nor prompts; give one of them, or evaluation=None")
+        for index, prompt in enumerate(self.prompts):
+            if not prompt.strip():
+                yield Problem(f"prompts.{index}", "is empty")
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint(Spec):
+    """When the state of a run is saved; it is saved after the last step and on a stop in any case.
+
+    Attributes:
+        every_steps: Steps between checkpoints.
+        keep: How many of the newest are kept.
+    """
+
+    every_steps: int = attrs.field(default=500, validator=positive)
+    keep: int = attrs.field(default=2, validator=positive)

@@ -1,0 +1,132 @@
+"""One post-training run as one object: the top of every tree."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import ClassVar
+
+import attrs
+
+from nnxdsl.spec.adapter import Adapter
+from nnxdsl.spec.base import Spec
+from nnxdsl.spec.cadence import Checkpoint, Evaluation
+from nnxdsl.spec.data import Data, Text
+from nnxdsl.spec.errors import Problem
+from nnxdsl.spec.identity import run_id
+from nnxdsl.spec.limits import Limit, name, positive
+from nnxdsl.spec.model import Model
+from nnxdsl.spec.objective import SFT, Objective
+from nnxdsl.spec.optimizer import Optimizer
+from nnxdsl.spec.placement import Memory, Mesh
+from nnxdsl.spec.precision import Precision
+from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.tokenizer import Auto
+from nnxdsl.spec.weights import From, Random
+
+
+@attrs.frozen(kw_only=True)
+class Experiment(Spec):
+    """What a post-training run is. Equal objects are the same run.
+
+    Attributes:
+        name: First part of the run's directory.
+        model: The network and the weights it starts from.
+        data: What it learns from.
+        objective: What is optimised.
+        optimizer: How gradients become updates.
+        steps: Optimizer steps.
+        batch_size: Rows (pairs or sequences) per optimizer step, over all devices and micro-batches.
+        adapter: What is trained in place of the model's own weights; None trains all of them.
+        quantization: In how few bits frozen weights are kept; None keeps them as they are.
+        precision: Number formats.
+        seed: Of the order of rows, of random weights and of adapters.
+        mesh: Devices. Not part of the run's identity.
+        microbatch_size: Rows that are computed at one time, over all devices; None is the whole batch. Not part of the
+            run's identity.
+        memory: What is kept and what is computed again. Not part of the run's identity.
+        evaluation: Held-out metrics and samples; None for none. Not part of the run's identity.
+        checkpoint: When the state is saved. Not part of the run's identity.
+        notes: For people. Not part of the run's identity.
+    """
+
+    outside_identity: ClassVar[frozenset[str]] = frozenset(
+        {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "memory"}
+    )
+
+    name: str = attrs.field(validator=name)
+    model: Model
+    data: Data
+    objective: Objective
+    optimizer: Optimizer
+    steps: int = attrs.field(validator=positive)
+    batch_size: int = attrs.field(validator=positive)
+    adapter: Adapter | None = None
+    quantization: Quantization | None = None
+    precision: Precision = Precision()
+    seed: int = attrs.field(default=0, validator=Limit(at_least=0, below=2**32))
+    mesh: Mesh = Mesh()
+    microbatch_size: int | None = attrs.field(default=None, validator=positive)
+    memory: Memory = Memory()
+    evaluation: Evaluation | None = None
+    checkpoint: Checkpoint = Checkpoint()
+    notes: str = ""
+
+    @property
+    def id(self) -> str:
+        """`<name>-<8 hex digits>`: the name, and a digest of all that changes the run's mathematics."""
+        return run_id(self)
+
+    def problems(self) -> Iterable[Problem]:
+        """What is wrong between the parts."""
+        yield from self._data_problems()
+        yield from self._batch_problems()
+        if self.quantization is not None and self.adapter is None:
+            yield Problem(
+                "quantization",
+                f"{type(self.quantization).__qualname__} freezes the base, so there is nothing to train without an "
+                "adapter; add adapter=Adapter.LoRA()",
+            )
+        if isinstance(self.model.weights, From):
+            earlier = self.model.weights.experiment.model
+            if _network(earlier) != _network(self.model):
+                yield Problem(
+                    "model", "is another network than that of model.weights.experiment; both must be of one family and size"
+                )
+
+    def _data_problems(self) -> Iterable[Problem]:
+        reads, objective = self.objective.reads, type(self.objective).__qualname__
+        sources = [("data", self.data)]
+        if self.evaluation is not None and self.evaluation.data is not None:
+            sources.append(("evaluation.data", self.evaluation.data))
+        wanted = {"pairs": "preference pairs", "sequences": "conversations or texts"}.get(reads, reads)
+        cure = {"pairs": "Data.Preferences", "sequences": "Data.Conversations or Data.Text"}.get(reads, f"{reads} data")
+        for path, data in sources:
+            if data.yields != reads:
+                yield Problem(path, f"{objective} reads {wanted}, {type(data).__qualname__} yields {data.rows}; use {cure}")
+            elif isinstance(data, Text) and isinstance(self.objective, SFT) and self.objective.loss_on == "assistant":
+                yield Problem(
+                    "objective.loss_on", f"'assistant' has no meaning for Data.Text ({path}); use loss_on='all'"
+                )
+
+    def _batch_problems(self) -> Iterable[Problem]:
+        size, path = self.batch_size, "batch_size"
+        if self.microbatch_size is not None:
+            size, path = self.microbatch_size, "microbatch_size"
+            if self.batch_size % self.microbatch_size:
+                yield Problem(
+                    path, f"{self.microbatch_size} does not divide batch_size={self.batch_size}"
+                )
+        shards = self.mesh.data * self.mesh.fsdp
+        if size % shards:
+            yield Problem(path, f"{size} rows cannot be split over mesh data={self.mesh.data} x fsdp={self.mesh.fsdp}")
+
+    def main(self) -> None:
+        """The command line of this experiment: `python FILE [run|show|plan|diff OTHER] [path=value ...]`."""
+        # The one arrow that points up: a file that ends in `experiment.main()` is what people run.
+        raise SystemExit(importlib.import_module("nnxdsl.cli").main_of(self))
+
+
+def _network(model: Model) -> Model:
+    """The model without where its weights and tokenizer come from."""
+    return attrs.evolve(model, weights=Random(), tokenizer=Auto())

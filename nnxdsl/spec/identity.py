@@ -1,0 +1,46 @@
+"""What makes two runs the same run: the fingerprint over everything that changes the mathematics, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import attrs
+
+from nnxdsl.spec.base import Spec
+
+if TYPE_CHECKING:
+    from nnxdsl.spec.experiment import Experiment
+
+SCHEMA = 1
+
+
+def canonical(spec: Spec) -> str:
+    """The one JSON text of a spec's identity: keys sorted, defaults written out, placement and cadence left out."""
+    return json.dumps(identity(spec), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def identity(value: object) -> object:
+    """The part of a tree that changes the mathematics, as plain JSON values.
+
+    An experiment inside another one (`Weights.From`) counts by its own identity alone, so that giving the earlier stage
+    other devices or a new name does not make the later one another run.
+    """
+    if isinstance(value, Spec):
+        outside: frozenset[str] = getattr(type(value), "outside_identity", frozenset())
+        inside = [field.name for field in attrs.fields(type(value)) if field.name not in outside]
+        return {"type": value.tag, **{name: identity(getattr(value, name)) for name in inside}}
+    if isinstance(value, tuple):
+        return [identity(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def fingerprint(spec: Spec) -> str:
+    """64 hex digits of SHA-256 over the canonical JSON and the schema's number."""
+    return hashlib.sha256(f"{SCHEMA}:{canonical(spec)}".encode()).hexdigest()
+
+
+def run_id(experiment: Experiment) -> str:
+    """`<name>-<first 8 hex digits of the fingerprint>`."""
+    return f"{experiment.name}-{fingerprint(experiment)[:8]}"

@@ -1,0 +1,42 @@
+"""Which network is trained, and from what. The networks themselves are in `nnxdsl/models/`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import attrs
+
+from nnxdsl.spec.base import Spec
+from nnxdsl.spec.tokenizer import Auto, Tokenizer
+from nnxdsl.spec.weights import Random, Weights
+
+if TYPE_CHECKING:
+    from nnxdsl.spec import model as members
+
+
+@attrs.frozen(kw_only=True)
+class Model(Spec):
+    """A language model: its architecture, its first weights and its tokenizer.
+
+    Attributes:
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    Gemma3: ClassVar[type[members.Gemma3]]
+
+    weights: Weights = Random()
+    tokenizer: Tokenizer = Auto()
+
+
+@attrs.frozen(kw_only=True)
+class Gemma3(Model):
+    """Gemma 3, text only (Gemma Team 2025, arXiv:2503.19786).
+
+    Attributes:
+        size: Published size, or "tiny": 6 layers, 1.3 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "270m", "1b", "4b", "12b", "27b"] = attrs.field(kw_only=False)

@@ -1,0 +1,87 @@
+"""Many experiments from one: grids of `{path: value}` changes in plain Python."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from nnxdsl.spec.errors import Problem, SpecError
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.tree import evolve
+
+Point = dict[str, object]
+
+
+def product(axes: Mapping[str, Sequence[object]]) -> list[Point]:
+    """Every combination of the values of several paths; the last path varies fastest.
+
+    >>> product({"a": [1, 2], "b": [3]})
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+    """
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def zipped(axes: Mapping[str, Sequence[object]]) -> list[Point]:
+    """The first values of all paths, then the second ones, and so on.
+
+    Raises:
+        SpecError: if the paths have different numbers of values.
+
+    >>> zipped({"a": [1, 2], "b": [3, 4]})
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
+    """
+    lengths = {path: len(values) for path, values in axes.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{path} has {length}" for path, length in lengths.items())
+        raise SpecError([Problem("", f"zipped paths need as many values each: {counts}")])
+    return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)]
+
+
+def cross(*grids: Sequence[Point]) -> list[Point]:
+    """Every point of each grid with every point of the others.
+
+    Raises:
+        SpecError: if two grids change the same path.
+    """
+    for left, right in itertools.combinations(grids, 2):
+        shared = sorted({p for point in left for p in point} & {p for point in right for p in point})
+        if shared:
+            raise SpecError([Problem(path, "is changed by two of the crossed grids") for path in shared])
+    return [dict(itertools.chain.from_iterable(p.items() for p in points)) for points in itertools.product(*grids)]
+
+
+@attrs.frozen
+class Sweep:
+    """An experiment and the points at which it is tried.
+
+    Attributes:
+        base: The experiment that every point changes.
+        points: Changes by path.
+
+    Raises:
+        SpecError: when built, if any point is not an experiment, naming the point.
+    """
+
+    base: Experiment
+    points: Sequence[Point] = attrs.field(converter=lambda points: tuple(dict(point) for point in points))
+    experiments: tuple[Experiment, ...] = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        built: list[Experiment] = []
+        problems: list[Problem] = []
+        for index, point in enumerate(self.points):
+            try:
+                built.append(evolve(self.base, point))
+            except SpecError as error:
+                problems += [problem.under(f"points.{index}") for problem in error.problems]
+        if problems:
+            raise SpecError(problems, f"Sweep of '{self.base.name}'")
+        object.__setattr__(self, "experiments", tuple(built))
+
+    def __iter__(self) -> Iterator[Experiment]:
+        return iter(self.experiments)
+
+    def __len__(self) -> int:
+        return len(self.experiments)
