@@ -1,0 +1,415 @@
+"""The run directory: what one run writes and anybody may read; knows files, never jax or what is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args
+
+import attrs
+
+from nnxdsl.run import process
+from nnxdsl.run.jsonl import JsonLines, Row, read_json, replace, sync_directory, write_json
+from nnxdsl.spec.errors import RunError
+
+State = Literal["queued", "starting", "compiling", "running", "stopping", "stopped", "finished", "failed"]
+Liveness = Literal["queued", "running", "silent", "lost", "stopped", "finished", "failed"]
+
+FORMAT = 1
+SILENT_SECONDS = 120.0  # without a heartbeat for so long, a run is "silent" ("lost" on another machine)
+ENDED = ("stopped", "finished", "failed")
+
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,80}")
+_BEING_MADE = re.compile(r"\.creating-(?P<pid>\d+)-(?P<started>\d+)-.+")
+
+
+class Status(TypedDict, total=False):
+    """What `status.json` says; times in seconds, `heartbeat` as `process.clock` gives it."""
+
+    state: State
+    stage: str | None  # what the loop is doing, in words
+    attempt: int | None
+    step: int | None
+    total: int | None
+    eta_seconds: float | None
+    checkpoint: int | None  # the newest committed step
+    pid: int | None
+    pid_started: int | None
+    host: str | None
+    error: str | None
+    exit_code: int | None
+    heartbeat: dict[str, Any] | None
+
+
+_STATUS_NAMES = frozenset(Status.__annotations__)
+
+
+@attrs.frozen
+class RunSummary:
+    """One line of a list of runs; `problem` says what is damaged, the other fields what could be read."""
+
+    id: str
+    path: Path
+    state: Liveness | None = None
+    step: int | None = None
+    total: int | None = None
+    created: str | None = None
+    problem: str | None = None
+
+
+class RunDirectory:
+    """One run's files, under `runs/<id>/`.
+
+    Whoever holds the run's lock writes; anybody reads, and sees whole records however the writer was killed.
+
+    Raises:
+        RunError: There is no run there, or its path leads out of its home.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens an existing run."""
+        self.path = checked_path(path)
+        self.id = path.name
+        record = _identity_record(self.path)
+        self.identity: str = record["identity"]
+        self.created: str = record["created"]
+        self._metrics = JsonLines(self.path / "metrics.jsonl")
+        self._events = JsonLines(self.path / "events.jsonl")
+        self._samples = JsonLines(self.path / "samples.jsonl")
+        self._attempts = JsonLines(self.path / "attempts.jsonl")
+        self._last_beat = -float("inf")
+
+    @classmethod
+    def create(cls, path: Path, *, identity: str, experiment_json: dict[str, Any], experiment_py: str) -> RunDirectory:
+        """Makes a run, or opens it if it is there already and has the same identity.
+
+        All is written in a hidden directory beside `path`, which is then renamed: a kill leaves no half run.
+
+        Args:
+            path: `<home>/<run id>`; the home is made if it is missing.
+            identity: What the run computes, as one canonical string; compared with what the directory holds.
+            experiment_json: The whole experiment, written as `experiment.json`.
+            experiment_py: Python that builds the equal experiment, written as `experiment.py`.
+
+        Raises:
+            RunError: The id or path will not do, or the directory holds something else; says what to do.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target = checked_path(path)
+        if not _is_vacant(target):
+            return cls._existing(path, identity)
+        _sweep_half_made(path.parent)
+        me = process.current()
+        temporary = path.parent / f".creating-{me.pid}-{me.started or 0}-{path.name}"
+        try:
+            temporary.mkdir()
+            for name in ("checkpoints", "control"):
+                (temporary / name).mkdir()
+            write_json(temporary / "experiment.json", experiment_json)
+            replace(temporary / "experiment.py", experiment_py.encode())
+            write_json(temporary / "status.json", {"state": "queued"})
+            record = {"format": FORMAT, "identity": identity, "created": process.utc()}
+            write_json(temporary / "run.json", record)
+            os.rename(temporary, target)  # onto nothing or an empty directory; anything else refuses
+            sync_directory(path.parent)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not _is_vacant(target):  # another process made it in the meantime
+                return cls._existing(path, identity)
+            raise RunError(f"{path}: the run directory cannot be made: {error}") from error
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return cls(path)
+
+    @classmethod
+    def _existing(cls, path: Path, identity: str) -> RunDirectory:
+        run = cls(path)
+        if run.identity != identity:
+            held = read_json(run.path / "experiment.json")
+            name = cast(dict[str, Any], held).get("name") if isinstance(held, dict) else None
+            raise RunError(
+                f"{path} holds another experiment ({name or 'unnamed'}, made {run.created}); "
+                f"give this one another directory, or move that one away"
+            )
+        return run
+
+    def file(self, relative: str) -> Path:
+        """The path of an artifact, which must lie inside the run, links followed.
+
+        Raises:
+            RunError: It leads out of the run.
+        """
+        path = (self.path / relative).resolve()
+        if not path.is_relative_to(self.path.resolve()):
+            raise RunError(f"{self.path}: '{relative}' leads out of the run directory; name a file inside it")
+        return path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        """Where what the process prints is kept."""
+        return self.path / "log.txt"
+
+    def experiment(self) -> dict[str, Any]:
+        """The experiment as it was when the run was made."""
+        return cast(dict[str, Any], read_json(self.path / "experiment.json"))
+
+    def write_layout(self, layout: Any) -> None:
+        """Replaces `layout.json`."""
+        write_json(self.path / "layout.json", layout)
+
+    def layout(self) -> Any:
+        """What `layout.json` holds; None before the first attempt has compiled."""
+        path = self.path / "layout.json"
+        return read_json(path) if path.exists() else None
+
+    # what it is doing
+
+    def status(self) -> Status:
+        """What the writer last said of itself; `liveness` says whether to believe it.
+
+        Raises:
+            RunError: `status.json` is missing or damaged.
+        """
+        value = read_json(self.path / "status.json")
+        if not isinstance(value, dict) or cast(dict[str, Any], value).get("state") not in get_args(State):
+            states = ", ".join(get_args(State))
+            raise RunError(f"{self.path / 'status.json'}: damaged; expected an object with a state ({states})")
+        return cast(Status, value)
+
+    def write_status(self, **fields: Unpack[Status]) -> None:
+        """Replaces the given fields, keeps the others, and renews the heartbeat; on disk when it returns.
+
+        A damaged `status.json` is started afresh: what is lost is what the writer is about to say again.
+
+        Raises:
+            TypeError: There is no such field.
+            RunError: It could not be written.
+        """
+        unknown = sorted(set(fields) - _STATUS_NAMES)
+        if unknown:
+            names = ", ".join(sorted(_STATUS_NAMES))
+            raise TypeError(f"status has no field {', '.join(unknown)}; there are: {names}")
+        try:
+            status = self.status()
+        except RunError:
+            status = Status(state="queued")
+        status.update(fields)
+        status["heartbeat"] = process.clock()
+        write_json(self.path / "status.json", status)
+        self._last_beat = time.monotonic()
+
+    def take_over(self, **fields: Unpack[Status]) -> None:
+        """`write_status` with this process as the writer, and what the last attempt ended with forgotten."""
+        me = process.current()
+        cleared = Status(pid=me.pid, pid_started=me.started, host=me.host)
+        cleared.update(error=None, exit_code=None, eta_seconds=None)
+        cleared.update(fields)
+        self.write_status(**cleared)
+
+    def beat(self, *, every_seconds: float = 1.0, **fields: Unpack[Status]) -> bool:
+        """`write_status`, at most once in `every_seconds`: cheap at each step. Returns whether it wrote."""
+        if time.monotonic() - self._last_beat < every_seconds:
+            return False
+        self.write_status(**fields)
+        return True
+
+    def liveness(self) -> Liveness:
+        """What is true of the run now, whatever its writer said last.
+
+        "lost": it says that it runs, but its process is gone (or is on another machine and has been silent).
+        "silent": its process lives, but has not been heard of for `SILENT_SECONDS`.
+        """
+        status = self.status()
+        state = status.get("state", "queued")
+        if state in ("queued", *ENDED):
+            return cast(Liveness, state)
+        pid, host = status.get("pid"), status.get("host")
+        if pid is None or host is None:
+            return "lost"
+        writer = process.Process(pid, status.get("pid_started"), host)
+        fresh = process.seconds_since(status.get("heartbeat") or {}) <= SILENT_SECONDS
+        if not writer.is_here():
+            return "running" if fresh else "lost"
+        if not writer.is_alive():
+            return "lost"
+        return "running" if fresh else "silent"
+
+    # what it has written
+
+    def append_attempt(self, record: Row) -> int:
+        """Adds one start of the run, durably, and returns its number, from 1."""
+        number = len(self._attempts.read()) + 1
+        self._attempts.append({"attempt": number, **record}, durable=True)
+        return number
+
+    def append_metrics(self, row: Row) -> None:
+        """Adds one training step's figures; `row` has a "step"."""
+        self._metrics.append(_with_step(row))
+
+    def append_evaluation(self, row: Row) -> None:
+        """Adds one evaluation's figures to `metrics.jsonl`, as a row with "kind": "evaluation"."""
+        self._metrics.append({"kind": "evaluation", **_with_step(row)})
+
+    def append_sample(self, row: Row) -> None:
+        """Adds one prompt with its answers; `row` has a "step"."""
+        self._samples.append(_with_step(row))
+
+    def append_event(self, row: Row) -> None:
+        """Adds something worth knowing, with the time, durably."""
+        self._events.append({"time": process.utc(), **row}, durable=True)
+
+    def attempts(self) -> list[Row]:
+        """All starts of the run."""
+        return self._attempts.read()
+
+    def metrics(self) -> list[Row]:
+        """The figures of all training steps."""
+        return [row for row in self._metrics.read() if row.get("kind") != "evaluation"]
+
+    def evaluations(self) -> list[Row]:
+        """The figures of all evaluations."""
+        return [row for row in self._metrics.read() if row.get("kind") == "evaluation"]
+
+    def samples(self) -> list[Row]:
+        """All prompts with their answers."""
+        return self._samples.read()
+
+    def events(self) -> list[Row]:
+        """All that was worth knowing."""
+        return self._events.read()
+
+    def truncate_metrics(self, after_step: int) -> int:
+        """Drops metrics, evaluations and samples of steps beyond `after_step`, so that a resume doubles none.
+
+        Events and attempts stay: they happened. Returns how many rows went.
+        """
+        files = (self._metrics, self._samples)
+        return sum(lines.keep(lambda row: not _is_after(row, after_step)) for lines in files)
+
+    def sync(self) -> None:
+        """Brings all rows to the disk; call it before a checkpoint that they belong to is committed."""
+        for lines in (self._metrics, self._samples, self._events, self._attempts):
+            lines.sync()
+
+    def close(self) -> None:
+        """Lets go of the files that were appended to."""
+        for lines in (self._metrics, self._samples, self._events, self._attempts):
+            lines.close()
+
+    # what it is asked to do
+
+    def request_stop(self) -> None:
+        """Asks the writer to save at the next step boundary and end."""
+        (self.path / "control").mkdir(exist_ok=True)
+        request = {"time": process.utc(), "pid": os.getpid(), "host": process.hostname()}
+        write_json(self.path / "control" / "stop", request)
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        return (self.path / "control" / "stop").exists()
+
+    def clear_requests(self) -> None:
+        """Forgets what was asked; for a new attempt, which must not heed what the last one was told."""
+        control = self.path / "control"
+        for request in control.iterdir() if control.is_dir() else ():
+            with contextlib.suppress(OSError):
+                request.unlink()
+
+
+def checked_path(path: Path) -> Path:
+    """The path of a run, with its home resolved; the run itself must not be a link out of it.
+
+    Raises:
+        RunError: The id is not a plain lower-case name, or the path leads out of its home.
+    """
+    if not _RUN_ID.fullmatch(path.name):
+        raise RunError(
+            f"'{path.name}' cannot be a run id; expected up to 81 of a-z, 0-9, '.', '_' and '-', "
+            f"a letter or digit first"
+        )
+    home = path.parent.resolve()
+    if (home / path.name).resolve().parent != home:
+        raise RunError(f"{path} is a link that leads out of {path.parent}; name the run directory itself")
+    return path
+
+
+def list_runs(home: Path) -> list[RunSummary]:
+    """All runs under `home`, newest first; a damaged one is listed with its problem. A missing home has none.
+
+    Directories without a `run.json` are no runs; directories whose name begins with a dot are passed over.
+    """
+    if not home.is_dir():
+        return []
+    found = [
+        _summary(path)
+        for path in sorted(home.iterdir())
+        if not path.name.startswith(".") and path.is_dir() and (path / "run.json").exists()
+    ]
+    return sorted(found, key=lambda run: run.created or "", reverse=True)
+
+
+def _summary(path: Path) -> RunSummary:
+    try:
+        run = RunDirectory(path)
+    except RunError as error:
+        return RunSummary(path.name, path, problem=str(error))
+    try:
+        status = run.status()
+        return RunSummary(
+            run.id, path, run.liveness(), status.get("step"), status.get("total"), run.created
+        )  # fmt: skip
+    except RunError as error:
+        return RunSummary(run.id, path, created=run.created, problem=str(error))
+
+
+def _identity_record(path: Path) -> dict[str, str]:
+    if not path.is_dir():
+        raise RunError(f"{path}: there is no such run")
+    if not (path / "run.json").exists():
+        held = sorted(entry.name for entry in path.iterdir())
+        some = ", ".join(held[:3]) or "nothing"
+        some += f" and {len(held) - 3} more" if len(held) > 3 else ""
+        raise RunError(f"{path} is no run directory: it has no run.json and holds {some}; name another one")
+    record = read_json(path / "run.json")
+    fields = cast(dict[str, Any], record) if isinstance(record, dict) else {}
+    if not isinstance(fields.get("identity"), str) or not isinstance(fields.get("created"), str):
+        raise RunError(f"{path / 'run.json'}: damaged; expected an object with identity and created")
+    if fields.get("format") != FORMAT:
+        raise RunError(
+            f"{path / 'run.json'}: written in format {fields.get('format')!r}, but this nnxdsl reads format "
+            f"{FORMAT}; use the version that wrote it"
+        )
+    return fields
+
+
+def _is_vacant(path: Path) -> bool:
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _sweep_half_made(home: Path) -> None:
+    """Removes what killed creators left behind."""
+    for path in home.glob(".creating-*"):
+        match = _BEING_MADE.fullmatch(path.name)
+        if match and not process.is_alive(int(match["pid"]), int(match["started"]) or None):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _with_step(row: Row) -> Row:
+    if not isinstance(row.get("step"), int):
+        raise TypeError(f"the row needs an int 'step', got {row.get('step')!r}")
+    return row
+
+
+def _is_after(row: Row, step: int) -> bool:
+    value = row.get("step")
+    return isinstance(value, int) and value > step
