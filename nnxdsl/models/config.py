@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.spec.errors import WeightsError, suggest
+from nnxdsl.spec.errors import WeightsError
 
 
 @attrs.frozen(kw_only=True)
@@ -232,7 +232,7 @@ def _from_text(config: Mapping[str, Any]) -> DecoderConfig:
             problems.append(f"{name}: only {_FIXED[name]!r} is implemented, got {value!r}")
         elif name not in known and value not in (None, False, [], {}):
             # Something that is switched off cannot matter; anything else might.
-            problems.append(f"{name}={value!r}: not understood, and it could change the mathematics{suggest(name, known)}")
+            problems.append(f"{name}={value!r}: not understood, and it could change the mathematics")
     pattern = _pattern(config, numbers["num_hidden_layers"], problems)
     local_base, global_base, scale = _rope(config, problems)
     if problems:
@@ -272,8 +272,8 @@ def _pattern(config: Mapping[str, Any], layers: int, problems: list[str]) -> int
     wanted = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)]
     if list(kinds) != wanted:
         problems.append(
-            f"layer_types: expected {layers} layers, each {pattern}th 'full_attention' and the others "
-            f"'sliding_attention', got {list(kinds)!r}"
+            f"layer_types: expected {layers} layers in periods of {pattern}, the last of each 'full_attention' and the "
+            f"others 'sliding_attention', got {list(kinds)!r}"
         )
     return pattern
 

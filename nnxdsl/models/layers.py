@@ -31,9 +31,9 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., in] -> [..., out]`, in the dtype of `x`."""
-        kernel = self.kernel
-        # A cast that does nothing would hide the weight from qwix while tracing; a quantised weight is no Variable.
-        if isinstance(kernel, nnx.Variable) and kernel.dtype != x.dtype:
+        # A quantised weight is no Variable. A cast that does nothing would hide a weight from qwix while tracing.
+        kernel = self.kernel.get_value() if isinstance(self.kernel, nnx.Variable) else self.kernel
+        if isinstance(kernel, jax.Array) and kernel.dtype != x.dtype:
             kernel = kernel.astype(x.dtype)
         return jnp.dot(x, kernel).astype(x.dtype)
 

@@ -1,0 +1,276 @@
+"""Weights in the Hub's layout: which tensor of a directory is which leaf of our decoder, read and written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from jax.typing import ArrayLike
+
+from nnxdsl.models import safetensors
+from nnxdsl.models.config import DecoderConfig, from_hf, to_hf
+from nnxdsl.models.tree import Template
+from nnxdsl.spec.errors import Problem, WeightsError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+# What stands before our names: the text model, the multimodal one of transformers 5, and that of transformers 4.
+_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+# Parts of a multimodal checkpoint that the text decoder has no use for.
+_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+
+# Within a layer: ours, theirs, and whether theirs is transposed (torch keeps Linear weights as [out, in]).
+_LAYER = {
+    "attention.query.kernel": ("self_attn.q_proj.weight", True),
+    "attention.key.kernel": ("self_attn.k_proj.weight", True),
+    "attention.value.kernel": ("self_attn.v_proj.weight", True),
+    "attention.output.kernel": ("self_attn.o_proj.weight", True),
+    "attention.query_norm.scale": ("self_attn.q_norm.weight", False),
+    "attention.key_norm.scale": ("self_attn.k_norm.weight", False),
+    "mlp.gate.kernel": ("mlp.gate_proj.weight", True),
+    "mlp.up.kernel": ("mlp.up_proj.weight", True),
+    "mlp.down.kernel": ("mlp.down_proj.weight", True),
+    "pre_attention_norm.scale": ("input_layernorm.weight", False),
+    "post_attention_norm.scale": ("post_attention_layernorm.weight", False),
+    "pre_mlp_norm.scale": ("pre_feedforward_layernorm.weight", False),
+    "post_mlp_norm.scale": ("post_feedforward_layernorm.weight", False),
+}
+_TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
+
+
+@attrs.frozen
+class _Source:
+    """The tensors, without prefix, that make one leaf."""
+
+    names: tuple[str, ...]
+    stacked: bool
+    transposed: bool
+
+    def part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of each tensor, for the leaf's shape."""
+        part = shape[1:] if self.stacked else shape
+        return part[::-1] if self.transposed else part
+
+
+def sources(config: DecoderConfig) -> dict[str, _Source]:
+    """For each leaf of a plain decoder of `config`: the tensors that it is made of."""
+    found = {path: _Source((name,), False, False) for path, name in _TOP.items()}
+    pattern, periods = config.window_pattern, config.periods
+    for ours, (theirs, transposed) in _LAYER.items():
+        for block in range(pattern if periods else 0):
+            names = tuple(f"layers.{period * pattern + block}.{theirs}" for period in range(periods))
+            found[f"layers.blocks.{block}.{ours}"] = _Source(names, True, transposed)
+        for block in range(config.tail_layers):
+            names = (f"layers.{periods * pattern + block}.{theirs}",)
+            found[f"tail.blocks.{block}.{ours}"] = _Source(names, False, transposed)
+    return found
+
+
+def read_config(directory: str | Path) -> DecoderConfig:
+    """Reads a directory's `config.json`.
+
+    Args:
+        directory: a directory in the Hub's layout.
+
+    Returns:
+        The decoder's numbers.
+
+    Raises:
+        WeightsError: the file is missing, no JSON, or not a Gemma 3 that is understood; names the file.
+    """
+    file = Path(directory) / "config.json"
+    fields = _read_json(file)
+    try:
+        return from_hf(fields)
+    except WeightsError as error:
+        raise WeightsError(f"{file}: {error}") from None
+
+
+class HubReader:
+    """Reads a decoder's leaves from a directory in the Hub's layout, one file or many, memory-mapped.
+
+    Args:
+        directory: holds `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its shards.
+
+    Attributes:
+        directory: the directory.
+        config: the decoder's numbers.
+
+    Raises:
+        WeightsError: a file is missing, damaged or not understood; names the file.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.config = read_config(directory)
+        self._sources = sources(self.config)
+        self._tensors: dict[str, safetensors.Tensor] = {}
+        self._heads: dict[str, safetensors.Tensor] = {}
+        self._others: dict[str, safetensors.Tensor] = {}
+        self._listing, self._where = _list_files(self.directory)
+        files = sorted(set(self._where.values())) or [self._listing]
+        tensors = {name: tensor for file in files for name, tensor in safetensors.index(file).items()}
+        self._prefix = next((p for p in _PREFIXES if any(name.startswith(p + "layers.") for name in tensors)), "model.")
+        wanted = {name for source in self._sources.values() for name in source.names}
+        for name, tensor in tensors.items():
+            ours = name.removeprefix(self._prefix)
+            if name in _HEADS:
+                self._heads[name] = tensor
+            elif name.startswith(self._prefix) and ours in wanted:
+                self._tensors[ours] = tensor
+            elif not _VISION.match(name):
+                self._others[name] = tensor
+
+    def leaf(self, path: str) -> np.ndarray:
+        """One leaf of a plain decoder, in the dtype of the file; periods stacked, kernels `[in, out]`.
+
+        Args:
+            path: such as "layers.blocks.0.attention.query.kernel".
+
+        Returns:
+            The values. One tensor is a view of the file, read as it is used; a stack is a copy.
+
+        Raises:
+            KeyError: no such leaf in a plain decoder of this size.
+            WeightsError: a tensor of it is missing or of a dtype that is not understood.
+        """
+        source = self._sources[path]
+        parts = []
+        for name in source.names:
+            if name not in self._tensors:
+                raise WeightsError(str(self._missing(path, name, None)))
+            if not self._tensors[name].readable:
+                raise WeightsError(str(self._unreadable(path, name)))
+            part = self._tensors[name].read()
+            parts.append(part.T if source.transposed else part)
+        return np.stack(parts) if source.stacked else parts[0]
+
+    def check(self, template: Template) -> list[Problem]:
+        """Everything that keeps the directory from filling a template; reads headers only, no weights.
+
+        Leaves that adapters or quantisation add are not looked for; a quantised kernel is checked as the kernel.
+        If a head is stored beside the embedding, it must hold the same bytes, since ours is tied.
+
+        Args:
+            template: of a decoder of `config`.
+
+        Returns:
+            A Problem for each tensor that is missing, of another shape, of a dtype that is not understood, or left over.
+        """
+        problems: list[Problem] = []
+        for path, leaf in template.variables.items():
+            path = path.removesuffix(".array.qvalue")
+            if path not in self._sources:
+                continue
+            source = self._sources[path]
+            shape = source.part_shape(leaf.shape)
+            if source.stacked and leaf.shape[0] != len(source.names):
+                problems.append(
+                    Problem(path, f"{self.directory / 'config.json'}: {len(source.names)} periods, expected {leaf.shape[0]}")
+                )
+                continue
+            for name in source.names:
+                tensor = self._tensors.get(name)
+                if tensor is None:
+                    problems.append(self._missing(path, name, shape))
+                elif tensor.shape != shape:
+                    problems.append(
+                        Problem(path, f"{tensor.file}: {self._prefix}{name}: expected shape {shape}, got {tensor.shape}")
+                    )
+                elif not tensor.readable:
+                    problems.append(self._unreadable(path, name))
+        problems += (
+            Problem(name, f"{tensor.file}: no part of a Gemma 3 text decoder of {self.config.num_layers} layers")
+            for name, tensor in self._others.items()
+        )
+        problems += self._check_heads()
+        return problems
+
+    def _check_heads(self) -> Iterator[Problem]:
+        embedding = self._tensors.get("embed_tokens.weight")
+        for name, head in self._heads.items():
+            if embedding is None or not (embedding.readable and head.readable):
+                continue  # said already
+            same = head.shape == embedding.shape and head.dtype == embedding.dtype
+            if not same or not np.array_equal(head.read().view(np.uint8), embedding.read().view(np.uint8)):
+                yield Problem(
+                    name, f"{head.file}: differs from {self._prefix}embed_tokens.weight; only tied heads are implemented"
+                )
+
+    def _missing(self, path: str, name: str, shape: tuple[int, ...] | None) -> Problem:
+        file = self._where.get(self._prefix + name, self._listing)
+        expected = f" of shape {shape}" if shape is not None else ""
+        return Problem(path, f"{file}: expected a tensor {self._prefix}{name}{expected}, there is none")
+
+    def _unreadable(self, path: str, name: str) -> Problem:
+        tensor = self._tensors[name]
+        return Problem(
+            path, f"{tensor.file}: {self._prefix}{name}: expected dtype F64, F32, F16 or BF16, got {tensor.dtype}"
+        )
+
+
+def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, ArrayLike]) -> None:
+    """Writes a directory that transformers loads as Gemma3ForCausalLM.
+
+    Args:
+        directory: is made if need be; its `config.json` and `model.safetensors` are replaced.
+        config: the decoder's numbers.
+        leaves: the leaves of a plain decoder, each stored in its own dtype (float32, float16 or bfloat16).
+
+    Raises:
+        WeightsError: a leaf is missing, or is no part of a plain decoder (an adapter: merge it first).
+    """
+    wanted = sources(config)
+    if wanted.keys() != leaves.keys():
+        problems = [f"{path}: missing" for path in wanted if path not in leaves]
+        problems += [f"{path}: no leaf of a plain decoder" for path in leaves if path not in wanted]
+        raise WeightsError("\n  ".join([f"{directory}: cannot be written:", *problems]))
+    origin = {name: (path, number) for path, source in wanted.items() for number, name in enumerate(source.names)}
+    tensors = {
+        f"model.{name}": (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
+        for name, (path, _) in origin.items()
+    }
+
+    def value(name: str) -> np.ndarray:
+        path, number = origin[name.removeprefix("model.")]
+        array = np.asarray(leaves[path][number] if wanted[path].stacked else leaves[path])
+        return array.T if wanted[path].transposed else array
+
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    safetensors.write(directory / SINGLE, tensors, value)
+    (directory / INDEX).unlink(missing_ok=True)  # of a sharded checkpoint that was here before
+    text = json.dumps(to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name), indent=2)
+    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
+    """The file that says what there is, and for a sharded checkpoint the file of each tensor."""
+    single, listing = directory / SINGLE, directory / INDEX
+    if not listing.exists():
+        if not single.exists():
+            raise WeightsError(f"{directory}: expected {SINGLE} or {INDEX}, there is neither")
+        return single, {}
+    names = _read_json(listing).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()) or not names:
+        raise WeightsError(f"{listing}: expected a 'weight_map' of tensor names to file names")
+    return listing, {name: directory / file for name, file in names.items()}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise WeightsError(f"{file}: damaged: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise WeightsError(f"{file}: expected a JSON object, got {type(value).__name__}")
+    return value

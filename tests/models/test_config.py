@@ -1,0 +1,181 @@
+"""Sizes against the published ones, and every spelling of config.json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnxdsl.models import tree
+from nnxdsl.models.config import GEMMA3, DecoderConfig, from_hf, to_hf
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.spec.errors import WeightsError
+
+# config.json of google/gemma-3-1b-it, as transformers 4.50 wrote it.
+ONE_BILLION: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+# The text part of google/gemma-3-4b-it: what equals transformers' defaults is left out.
+FOUR_BILLION: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+
+
+# 1b, 4b, 12b and 27b as KerasHub states them for its text models, whose vocabulary has 64 rows fewer from 4b on.
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        ("270m", 268_098_176),
+        ("1b", 999_885_952),
+        ("4b", 3_880_099_328 + 64 * 2560),
+        ("12b", 11_765_788_416 + 64 * 3840),
+        ("27b", 27_009_002_240 + 64 * 5376),
+    ],
+)
+def test_published_parameter_counts(size: str, parameters: int) -> None:
+    template = tree.abstract(lambda: Decoder(GEMMA3[size], rngs=nnx.Rngs(0)))
+    assert sum(math.prod(leaf.shape) for leaf in template.variables.values()) == parameters
+
+
+def test_published_files() -> None:
+    assert from_hf(ONE_BILLION) == GEMMA3["1b"]
+    assert from_hf(FOUR_BILLION) == GEMMA3["4b"]
+
+
+def test_spelling_of_transformers_5() -> None:
+    new = {k: v for k, v in ONE_BILLION.items() if not k.startswith(("rope", "sliding_window_pattern"))}
+    new["rope_parameters"] = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000},
+        "full_attention": {"rope_type": "linear", "factor": 4, "rope_theta": 2e6},
+    }
+    new["layer_types"] = (["sliding_attention"] * 3 + ["full_attention"]) * 6 + ["sliding_attention"] * 2
+    assert from_hf(new) == attrs.evolve(
+        GEMMA3["1b"], rope_base_local=5000.0, rope_base_global=2e6, rope_scale=4.0, window_pattern=4
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    layers=st.integers(1, 40),
+    pattern=st.integers(1, 8),
+    scalar=st.integers(1, 2000),
+    scale=st.sampled_from([1.0, 8.0, 2.5]),
+)
+def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: float) -> None:
+    config = attrs.evolve(
+        GEMMA3["tiny"], num_layers=layers, window_pattern=pattern, query_scale=scalar**-0.5, rope_scale=scale
+    )
+    again = from_hf(to_hf(config))
+    if pattern > layers:  # no global layer is left to say the pattern; then it has no effect
+        again = attrs.evolve(again, window_pattern=pattern)
+    assert again == config
+
+
+def test_every_field_that_is_not_understood_is_named() -> None:
+    with pytest.raises(WeightsError) as caught:
+        from_hf(
+            ONE_BILLION
+            | {
+                "final_logit_softcapping": 30.0,
+                "hidden_size": "1152",
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+                "num_experts": 8,
+                "sliding_windows": 12,
+                "use_qk_clip": False,
+                "layer_types": ["full_attention", "sliding_attention"] * 13,
+            }
+        )
+    assert str(caught.value) == "\n  ".join(
+        [
+            "config.json is not a Gemma 3 that can be read:",
+            "final_logit_softcapping: only None is implemented, got 30.0",
+            "hidden_size: expected an integer above 0, got '1152'",
+            "num_experts=8: not understood, and it could change the mathematics",
+            "sliding_windows=12: not understood, and it could change the mathematics",
+            "layer_types: expected 26 layers in periods of 1, the last of each 'full_attention' and the others "
+            "'sliding_attention', got "
+            + repr(["full_attention", "sliding_attention"] * 13),
+            "rope_scaling: only rope_type 'default' and 'linear' are implemented, got 'yarn'",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llama"}, "model_type: expected 'gemma3_text' or 'gemma3', got 'llama'"),
+        ({}, "model_type: expected 'gemma3_text' or 'gemma3', got None"),
+        ({"model_type": "gemma3"}, "text_config: a gemma3 config.json holds the text decoder there; it is missing"),
+        (
+            ONE_BILLION | {"num_key_value_heads": 3},
+            "config.json is not a Gemma 3 that can be read: num_heads=4 is not a multiple of num_kv_heads=3",
+        ),
+        (
+            FOUR_BILLION | {"tie_word_embeddings": False},
+            "config.json is not a Gemma 3 that can be read:\n  tie_word_embeddings: only True is implemented, got False",
+        ),
+        (
+            ONE_BILLION | {"rope_parameters": {"rope_theta": 1.0}},
+            "config.json is not a Gemma 3 that can be read:\n  rope_parameters: expected entries 'sliding_attention' and "
+            "'full_attention', got {'rope_theta': 1.0}",
+        ),
+    ],
+)
+def test_refusals(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(WeightsError) as caught:
+        from_hf(config)
+    assert str(caught.value) == message
+
+
+def test_impossible_numbers() -> None:
+    with pytest.raises(ValueError, match="head_dim=7 is odd"):
+        attrs.evolve(GEMMA3["tiny"], head_dim=7)
+    with pytest.raises(ValueError, match="window must be above 0, got 0"):
+        attrs.evolve(GEMMA3["tiny"], window=0)
+    assert isinstance(GEMMA3["tiny"], DecoderConfig)
