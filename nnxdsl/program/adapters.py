@@ -1,0 +1,164 @@
+"""Adapters and few-bit weights put on a model from outside: the one place that imports qwix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import qwix
+from flax import nnx
+
+from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.decoder import Period, example_inputs
+from nnxdsl.models.layers import Linear
+from nnxdsl.models.tree import Leaf, Template
+from nnxdsl.spec.adapter import Adapter, LoRA
+from nnxdsl.spec.errors import Problem, suggest
+from nnxdsl.spec.quantization import NF4, Int8, Quantization
+
+A, B = "_lora_a", "_lora_b"
+QVALUE, SCALE = ".array.qvalue", ".array.scale"
+
+
+def qtype(quantization: Quantization) -> Any:
+    """The name or dtype by which qwix knows a quantization."""
+    match quantization:
+        case NF4():
+            return "nf4"
+        case Int8():
+            return jnp.int8
+        case _:
+            raise NotImplementedError(f"{type(quantization).__qualname__} has no qwix type; add it to adapters.qtype")
+
+
+def matches(target: str, path: str) -> bool:
+    """Whether a target such as "attention" or "mlp.up" names the module at a dotted path, or a part of it that holds it."""
+    return f".{target}." in f".{path}."
+
+
+def adapt(adapter: Adapter | None, quantization: Quantization | None, config: DecoderConfig) -> Callable[[Period], Period]:
+    """The function that a `Decoder` applies to one period before it stacks it.
+
+    Args:
+        adapter: What to add, or None.
+        quantization: What to quantise, or None.
+        config: Of the decoder, for the example inputs that qwix runs the period on.
+
+    Returns:
+        A function from a period to one with the adapters' Variables, and with quantised weights.
+    """
+
+    def apply(period: Period) -> Period:
+        paths = [".".join(map(str, path)) for path, module in nnx.iter_modules(period) if isinstance(module, Linear)]
+        rules = [rule for path in paths if (rule := _rule(path, adapter, quantization))]
+        if not rules:
+            return period
+        dtype = next(p.get_value().dtype for _, p in nnx.to_flat_state(nnx.state(period)))
+        # The example has the weights' dtype: a cast between weight and product would hide the weight from qwix.
+        inputs = example_inputs(config, dtype)
+        changed = qwix.apply_lora_to_model(period, qwix.LoraProvider(rules), *inputs, rngs=nnx.Rngs(0))
+        for path, variable in nnx.to_flat_state(nnx.state(changed)):
+            _name_axes(".".join(map(str, path)), variable)
+        return changed
+
+    return apply
+
+
+def _rule(path: str, adapter: Adapter | None, quantization: Quantization | None) -> Any:
+    frozen: dict[str, Any] = {}
+    if quantization is not None and any(matches(target, path) for target in quantization.targets):
+        frozen = {"weight_qtype": qtype(quantization), "tile_size": quantization.block_size}
+    module_path = re.escape(path.replace(".", "/"))
+    if isinstance(adapter, LoRA) and any(matches(target, path) for target in adapter.targets):
+        return qwix.LoraRule(module_path=module_path, rank=adapter.rank, alpha=adapter.alpha, **frozen)
+    return qwix.QuantizationRule(module_path=module_path, **frozen) if frozen else None
+
+
+def _name_axes(path: str, variable: nnx.Variable) -> None:
+    """Give an adapter's or a scale's Variable its own logical axes: qwix copies those of the weight."""
+    axes = variable.get_metadata().get("axes")
+    if axes is None:
+        return
+    if path.endswith(A):
+        variable.set_metadata(axes=(axes[0], "rank"))
+    elif path.endswith(B):
+        variable.set_metadata(axes=("rank", axes[1]))
+    elif path.endswith(SCALE):
+        variable.set_metadata(axes=("blocks", axes[1]))
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a path is an adapter's."""
+    return path.endswith((A, B))
+
+
+def problems(
+    adapter: Adapter | None, quantization: Quantization | None, base: Mapping[str, Leaf]
+) -> list[Problem]:
+    """Targets that match no linear layer of the model, and weights that blocks do not divide."""
+    linears = sorted({path.removesuffix(".kernel") for path in base if path.endswith(".kernel")})
+    found: list[Problem] = []
+    for where, spec in (("adapter", adapter), ("quantization", quantization)):
+        for index, target in enumerate(getattr(spec, "targets", ())):
+            if not any(matches(target, path) for path in linears):
+                names = {part for path in linears for part in path.split(".") if not part.isdigit()}
+                hint = suggest(target, names - {"layers", "tail", "blocks"})
+                found.append(Problem(f"{where}.targets.{index}", f"'{target}' matches no linear layer{hint}"))
+    if quantization is not None:
+        for path in linears:
+            size = base[f"{path}.kernel"].shape[-2]
+            if any(matches(target, path) for target in quantization.targets) and size % quantization.block_size:
+                message = f"{size} inputs of {path} are not divisible by blocks of {quantization.block_size}"
+                found.append(Problem("quantization.block_size", message))
+    return found
+
+
+def unadapted(adapter: Adapter | None, template: Template, base: Mapping[str, Leaf]) -> list[Problem]:
+    """Targeted layers that got no adapter: qwix passes over what it does not recognise without a word."""
+    if not isinstance(adapter, LoRA):
+        return []
+    return [
+        Problem("adapter.targets", f"{path} was targeted but got no adapter")
+        for path in base
+        if path.endswith(".kernel")
+        and any(matches(target, path) for target in adapter.targets)
+        and path + A not in template.variables
+    ]
+
+
+def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, jax.Array]:
+    """Values and scales of a weight `[..., in, out]`: a scale for each block of inputs and each output."""
+
+    def one(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        array = qwix.quantize(
+            matrix, qtype(quantization), channelwise_axes=(1,), tiled_axes={0: quantization.block_size}
+        )
+        return array.qvalue, array.scale
+
+    for _ in range(weight.ndim - 2):
+        one = jax.vmap(one)
+    return one(weight)
+
+
+def initial(path: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """First value of an adapter's leaf, float32: A is He-uniform over its inputs (He et al. 2015), B is zero."""
+    if path.endswith(B):
+        return jnp.zeros(shape, jnp.float32)
+    bound = (6.0 / shape[-2]) ** 0.5
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def merge(adapter: LoRA, weight: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The weight with its adapter in it, `W + (alpha / rank) A B`, in float32.
+
+    Args:
+        adapter: Gives alpha and rank.
+        weight: `[..., in, out]`.
+        a: `[..., in, rank]`.
+        b: `[..., rank, out]`.
+    """
+    product = jnp.einsum("...ir,...ro->...io", a.astype(jnp.float32), b.astype(jnp.float32), precision="highest")
+    return weight.astype(jnp.float32) + (adapter.alpha / adapter.rank) * product

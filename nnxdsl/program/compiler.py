@@ -1,0 +1,194 @@
+"""`compile(experiment)`: a spec becomes a program that other people's loops can use. Sees everything of its floor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from nnxdsl.models.tree import Template
+from nnxdsl.program import initial, losses, optimizer
+from nnxdsl.program.blueprint import Blueprint, draw
+from nnxdsl.program.forward import Forward
+from nnxdsl.program.layout import Layout
+from nnxdsl.program.losses import Ratio
+from nnxdsl.program.step import Batch, Computation, Leaves, Moving
+from nnxdsl.spec.errors import PlanError, Problem
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.placement import MESH_AXES
+
+
+class State(NamedTuple):
+    """All arrays of a run.
+
+    Attributes:
+        step: int32 scalar, optimizer steps done.
+        trainable: Float32 parameters that are trained, by path.
+        optimizer: The optax state.
+        frozen: Parameters of the policy that are not trained, by path.
+        reference: The reference's parameters where it is a copy of its own, else empty.
+    """
+
+    step: jax.Array
+    trainable: Leaves
+    optimizer: Any
+    frozen: Leaves
+    reference: Leaves
+
+
+@attrs.frozen(eq=False)
+class Program:
+    """An experiment on its devices.
+
+    Attributes:
+        experiment: What was asked for.
+        blueprint: What is known without devices.
+        mesh: The devices.
+        computation: The mathematics of one step.
+    """
+
+    experiment: Experiment
+    blueprint: Blueprint
+    mesh: Mesh
+    computation: Computation
+    _step: Any
+    _evaluate: Any
+
+    @property
+    def layout(self) -> Layout:
+        """Every array: path, logical axes, partition spec, per-device shape and bytes, and the rules tried."""
+        return self.blueprint.layout
+
+    def init(self, source: initial.Source | None = None) -> State:
+        """First state, every array born with its sharding.
+
+        Args:
+            source: Where base weights come from; None for random weights and Hub directories, which need no run
+                directory to be found.
+
+        Raises:
+            PlanError: tensors that are missing or of another shape, all at once.
+            WeightsError: files that cannot be read.
+        """
+        if source is None:
+            source = initial.open_source(self.blueprint)
+        trainable, frozen, reference = initial.fill(self.blueprint, source, self.mesh)
+        trainable = initial.order(trainable, self.blueprint.trainable)
+        begin = jax.jit(self.blueprint.update.init, out_shardings=self._optimizer_shardings())
+        step = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self.mesh, PartitionSpec()))
+        return State(step, trainable, begin(trainable), initial.order(frozen, self.blueprint.frozen), reference)
+
+    def step(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        """One optimizer step; `state`'s step, trainable and optimizer buffers are donated and must not be used again.
+
+        Args:
+            state: From `init`, `step` or a checkpoint.
+            batch: `batch_size` rows.
+
+        Returns:
+            The new state, and scalars that are still on the device: reading them waits for the step.
+        """
+        moving = Moving(state.step, state.trainable, state.optimizer)
+        moved, metrics = self._step(moving, state.frozen, state.reference, self.put(batch))
+        return State(*moved, state.frozen, state.reference), metrics
+
+    def evaluate(self, state: State, batch: Batch) -> dict[str, Ratio]:
+        """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
+        return self._evaluate(state.trainable, state.frozen, state.reference, self.put(batch))
+
+    def put(self, batch: Batch) -> Batch:
+        """A batch on the devices, its rows split over the data axes of the mesh; not waited for."""
+        return jax.device_put(batch, NamedSharding(self.mesh, self.layout.batch_spec()))
+
+    def policy(self, state: State) -> tuple[Template, Leaves]:
+        """The trained model as a template and its leaves, in the dtype that is computed in."""
+        return self.computation.policy, {**state.frozen, **self.computation.cast(state.trainable)}
+
+    def reference(self, state: State) -> tuple[Template, Leaves] | None:
+        """The reference model as a template and its leaves, or None where the objective has none."""
+        template = self.computation.reference
+        if template is None:
+            return None
+        return template, state.reference or {path: state.frozen[path] for path in template.variables}
+
+    def targets(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+        """What a checkpoint holds: abstract arrays with their shardings, by group and path."""
+
+        def abstract(part: str) -> dict[str, jax.ShapeDtypeStruct]:
+            placed = self.layout.arrays.get(part, {})
+            return {
+                path: jax.ShapeDtypeStruct(p.shape, jnp.dtype(p.dtype), sharding=self.layout.sharding(part, path, self.mesh))
+                for path, p in placed.items()
+            }
+
+        return {"trainable": abstract("trainable"), "optimizer": abstract("optimizer")}
+
+    def saved(self, state: State) -> dict[str, dict[str, jax.Array]]:
+        """The arrays of a checkpoint, by group and path, in the form of `targets`."""
+        leaves = jax.tree.leaves(state.optimizer)
+        return {
+            "trainable": dict(state.trainable),
+            "optimizer": dict(zip(self.layout.arrays.get("optimizer", {}), leaves, strict=True)),
+        }
+
+    def restored(self, state: State, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> State:
+        """`state` with what a checkpoint of `step` holds in its place."""
+        structure = jax.tree.structure(state.optimizer)
+        kept = self.layout.arrays.get("optimizer", {})
+        optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in kept])
+        done = jax.device_put(jnp.asarray(step, jnp.int32), NamedSharding(self.mesh, PartitionSpec()))
+        return State(
+            done, initial.order(groups["trainable"], self.blueprint.trainable), optimizer_state, state.frozen, state.reference
+        )
+
+    def memory_compiled(self, state: State, batch: Batch) -> Any:
+        """XLA's own report of the compiled step (`arguments`, `outputs`, `temporaries` in bytes per device)."""
+        moving = Moving(state.step, state.trainable, state.optimizer)
+        lowered = self._step.lower(moving, state.frozen, state.reference, self.put(batch))
+        return lowered.compile().memory_analysis()
+
+    def _optimizer_shardings(self) -> Any:
+        params = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in self.blueprint.trainable.items()}
+        structure = jax.tree.structure(jax.eval_shape(self.blueprint.update.init, params))
+        return jax.tree.unflatten(structure, list(self.layout.shardings("optimizer", self.mesh).values()))
+
+
+def compile(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Program:  # noqa: A001
+    """Compile an experiment into a program on devices; XLA compiles at the first step.
+
+    Args:
+        experiment: What is asked for.
+        devices: Devices to use, as many as the mesh takes; None for the first ones of this machine.
+
+    Raises:
+        PlanError: with everything that does not fit, among it a mesh larger than the devices.
+    """
+    available = list(jax.devices() if devices is None else devices)
+    needed = experiment.mesh.device_count
+    if needed > len(available):
+        kind = available[0].device_kind if available else "none"
+        sizes = " x ".join(f"{axis}={size}" for axis, size in experiment.mesh.sizes.items())
+        message = f"{sizes} takes {needed} devices, there are {len(available)} ({kind})"
+        raise PlanError([Problem("mesh", message)], f"Experiment '{experiment.name}'")
+    grid = np.array(available[:needed]).reshape(tuple(experiment.mesh.sizes.values()))
+    mesh = Mesh(grid, MESH_AXES)
+    blueprint = draw(experiment, available[0].platform)
+    computation = Computation(
+        policy=blueprint.policy,
+        reference=blueprint.reference,
+        forward=Forward(blueprint.compute, experiment.memory.remat, experiment.memory.logprob_tokens),
+        loss=losses.build(experiment.objective),
+        optimizer=blueprint.update,
+        curve=optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps),
+        microbatches=experiment.batch_size // (experiment.microbatch_size or experiment.batch_size),
+    )
+    scalar = NamedSharding(mesh, PartitionSpec())
+    program = Program(experiment, blueprint, mesh, computation, None, None)
+    moving = Moving(scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings())
+    step = jax.jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar))
+    return attrs.evolve(program, step=step, evaluate=jax.jit(computation.evaluate, out_shardings=scalar))

@@ -1,0 +1,89 @@
+"""From a batch to the log-probabilities that a loss reads: the prompt of a pair is computed once, its completions after it.
+
+A pair is laid out as one row `[prompt | chosen | rejected]`. Everything position-wise runs on that row; in attention both
+completions see the prompt and themselves, and not each other. Both start at the position after the prompt's end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+import jax
+import jax.numpy as jnp
+
+from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.models.attention import Places, right_padded
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.program.logprobs import TokenStats, token_stats
+from nnxdsl.program.losses import Pairs
+
+
+@attrs.frozen
+class Forward:
+    """How a forward pass is computed.
+
+    Attributes:
+        dtype: Of activations and products.
+        remat: What the backward pass computes again.
+        logprob_tokens: Tokens whose logits exist at one time.
+    """
+
+    dtype: Any
+    remat: Literal["none", "full"]
+    logprob_tokens: int
+
+    def pairs(self, model: Decoder, batch: PairBatch) -> tuple[Pairs, TokenStats]:
+        """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
+        tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)  # [B, P + 2R]
+        hidden, _ = model(tokens, pair_places(batch), dtype=self.dtype, remat=self.remat)
+        prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
+        # A token is predicted from the slot before it, and the first of both completions from the prompt's last slot.
+        from_prompt = hidden[:, prompt - 1 : prompt]  # [B, 1, D]
+        for_chosen = hidden[:, prompt : prompt + response - 1]
+        for_rejected = hidden[:, prompt + response : -1]
+        predicting = jnp.concatenate([from_prompt, for_chosen, from_prompt, for_rejected], axis=1)  # [B, 2R, D]
+        targets = jnp.concatenate([batch.chosen, batch.rejected], axis=1)
+        real = jnp.arange(response)[None, :]
+        mask = jnp.concatenate(
+            [real < batch.chosen_length[:, None], real < batch.rejected_length[:, None]], axis=1
+        )  # [B, 2R]
+        stats = token_stats(predicting, model.head(), targets, mask, self.logprob_tokens)
+        chosen, rejected = jnp.sum(stats.logp[:, :response], axis=1), jnp.sum(stats.logp[:, response:], axis=1)
+        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
+        return Pairs(chosen, rejected, *lengths), stats
+
+    def sequences(self, model: Decoder, batch: SequenceBatch) -> TokenStats:
+        """Statistics of every token but the first `[B, T - 1]`; the mask keeps the loss's targets."""
+        places = right_padded(batch.length, batch.tokens.shape[1])
+        hidden, _ = model(batch.tokens, places, dtype=self.dtype, remat=self.remat)
+        return token_stats(
+            hidden[:, :-1], model.head(), batch.tokens[:, 1:], batch.loss_mask[:, 1:], self.logprob_tokens
+        )
+
+
+def pair_places(batch: PairBatch) -> Places:
+    """Where the tokens of `[prompt | chosen | rejected]` stand; prompts are padded on their left, completions on their right."""
+    prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
+    start = batch.prompt_length[:, None]  # [B, 1]
+    in_prompt = jnp.arange(prompt)[None, :] - (prompt - start)  # [B, P], negative in the padding
+    after = jnp.arange(response)[None, :]  # [1, R]
+    rows = batch.prompt.shape[0]
+    real = jnp.concatenate(
+        [in_prompt >= 0, after < batch.chosen_length[:, None], after < batch.rejected_length[:, None]], axis=1
+    )
+    position = jnp.concatenate([in_prompt, start + after, start + after], axis=1)
+    branch = jnp.repeat(jnp.arange(3), jnp.array([prompt, response, response]), total_repeat_length=prompt + 2 * response)
+    return Places(
+        jnp.where(real, position, 0).astype(jnp.int32),
+        real.astype(jnp.int32),
+        jnp.broadcast_to(branch, (rows, branch.size)).astype(jnp.int32),
+    )
+
+
+def token_count(batch: PairBatch | SequenceBatch) -> jax.Array:
+    """Real tokens of a batch, int32; the prompt of a pair counts once."""
+    weight = batch.weight.astype(jnp.int32)
+    if isinstance(batch, PairBatch):
+        return jnp.sum((batch.prompt_length + batch.chosen_length + batch.rejected_length) * weight)
+    return jnp.sum(batch.length * weight)
