@@ -1,0 +1,34 @@
+"""What a run learns from: files to rows to tokens to typed batches, in numpy. Knows no jax and no model."""
+
+from nnxdsl.data import conversations, preferences, text
+from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.chat import ChatTemplate, read_messages
+from nnxdsl.data.dataset import Dataset, Pairs, Sequences, load
+from nnxdsl.data.encode import Encoder, stop_ids
+from nnxdsl.data.order import Batches, permutation
+from nnxdsl.data.report import Report
+from nnxdsl.data.rows import file_digest
+from nnxdsl.data.tokenizer import BytesTokenizer, TokenizerBase, open_tokenizer
+
+__all__ = [
+    "Batches",
+    "BytesTokenizer",
+    "ChatTemplate",
+    "Dataset",
+    "Encoder",
+    "PairBatch",
+    "Pairs",
+    "Report",
+    "SequenceBatch",
+    "Sequences",
+    "TokenizerBase",
+    "conversations",
+    "file_digest",
+    "load",
+    "open_tokenizer",
+    "permutation",
+    "preferences",
+    "read_messages",
+    "stop_ids",
+    "text",
+]

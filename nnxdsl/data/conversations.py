@@ -1,0 +1,87 @@
+"""Conversations for supervised fine-tuning, as one token sequence each with its targets marked."""
+
+from __future__ import annotations
+
+from nnxdsl.data.chat import Message, read_messages
+from nnxdsl.data.dataset import Example, Sequences, gather, load, require_fit
+from nnxdsl.data.encode import Encoder
+from nnxdsl.data.fields import Fields, read_text_or_chat, require
+from nnxdsl.data.rows import RowError
+from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.spec.data import Conversations
+from nnxdsl.spec.errors import DataError
+
+READS = "Data.Conversations reads messages (or conversations), or prompt/completion (text or messages)"
+
+
+@load.register(Conversations)
+def load_conversations(
+    data: Conversations, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+) -> Sequences:
+    """Conversations of a file; see `load`.
+
+    A row has `messages` (or `conversations`), or `prompt` and `completion` as text or as messages. Targets are the
+    assistant's turns with their ends, or the completion; with `loss_on="all"` every token after the first. A row that is
+    too long is cut on its right.
+    """
+    if loss_on not in ("assistant", "all"):
+        raise DataError(f"loss_on: expected 'assistant' or 'all', got {loss_on!r}")
+    encoder = Encoder(tokenizer)
+
+    def convert(row: Fields) -> Example:
+        ids, said, merged, chat = _encode(row, encoder)
+        targets = said if loss_on == "assistant" else [True] * len(ids)
+        return sequence(ids, targets, data.max_length, merged=merged, chat=chat)
+
+    kept = gather(data, convert, ("tokens", "target"))
+    require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
+    return Sequences(kept)
+
+
+def sequence(ids: list[int], targets: list[bool], longest: int, *, merged: bool = False, chat: bool = False) -> Example:
+    """A sequence cut on its right to `longest`; its first token is never a target, having nothing before it.
+
+    Raises:
+        RowError: No target is left.
+    """
+    targets = [False, *targets[1:longest]]
+    if not any(targets):
+        where = f" in its first {longest:,} tokens; raise data.max_length" if len(ids) > longest else ""
+        raise RowError("no target", f"the row has no token to learn from{where}")
+    parts = {"tokens": ids[:longest], "target": [int(target) for target in targets]}
+    cut = ("tokens",) if len(ids) > longest else ()
+    return Example(parts, cut, ("merged border",) if merged else (), chat)
+
+
+def _encode(row: Fields, encoder: Encoder) -> tuple[list[int], list[bool], bool, bool]:
+    """Ids, which of them are the assistant's, whether a border was merged, whether the row is a chat."""
+    name = next((name for name in ("messages", "conversations") if name in row), None)
+    if name is not None:
+        messages, first = read_messages(row[name], name), 0
+    else:
+        if "prompt" not in row and "completion" not in row:
+            require(row, ("messages",), READS)
+        require(row, ("prompt", "completion"), READS)
+        prompt, completion = (read_text_or_chat(row, part) for part in ("prompt", "completion"))
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return (*_encode_text(prompt, completion, encoder), False)
+        context = _messages(prompt, "prompt", "user")
+        messages, first = [*context, *_messages(completion, "completion", "assistant")], len(context)
+    answers = [message for message in messages[first:] if message["role"] == "assistant"]
+    if not answers:
+        raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
+    if not all(message["content"].strip() or "tool_calls" in message for message in answers):
+        raise RowError("empty completion", "an assistant's message is empty")
+    return (*encoder.conversation(messages, first), True)
+
+
+def _encode_text(prompt: str, completion: str, encoder: Encoder) -> tuple[list[int], list[bool], bool]:
+    if not completion.strip():
+        raise RowError("empty completion", "the completion is empty")
+    split = encoder.split_text(prompt, (completion,))
+    said = split.completions[0]
+    return split.prompt + said, [False] * len(split.prompt) + [True] * len(said), split.merged
+
+
+def _messages(value: str | list[object], name: str, role: str) -> list[Message]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else read_messages(value, name)

@@ -1,0 +1,272 @@
+"""A file's rows as token arrays in memory, batches of static shape cut from them, and what became of the rest."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.ragged import Ragged, RaggedBuilder
+from nnxdsl.data.report import Length, Report
+from nnxdsl.data.rows import RowError, file_digest, read_rows
+from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.spec.data import BadRows, Data
+from nnxdsl.spec.errors import DataError
+
+ROUND_TO = 8
+"""Batch lengths are rounded up to a multiple of this, as accelerators like it."""
+
+SHOWN = 5
+"""Bad rows that an error names one by one."""
+
+
+class Example(NamedTuple):
+    """One row as ids.
+
+    Attributes:
+        parts: Ids by part; every example of a dataset has the same parts.
+        cut: Parts that were cut to their longest length.
+        odd: What deserves a look, such as "merged border".
+        chat: Whether the row was a chat.
+    """
+
+    parts: dict[str, list[int]]
+    cut: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()
+    chat: bool = False
+
+
+class Kept(NamedTuple):
+    """All kept rows of a file."""
+
+    parts: dict[str, Ragged]
+    row_ids: list[str]
+    report: Report
+    digest: str
+    is_chat: bool
+
+
+class Dataset(abc.ABC):
+    """Tokenised rows of one file.
+
+    Attributes:
+        report: What became of the file's rows.
+        digest: sha256 hex over the file's bytes.
+        row_ids: `file:line` of each kept row.
+        is_chat: Whether the rows are chats, so that prompts for samples belong in the template as well.
+        shapes: Lengths of every batch, by axis: longest kept row, rounded up to a multiple of 8.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self._parts = kept.parts
+        self.report = kept.report
+        self.digest = kept.digest
+        self.row_ids = kept.row_ids
+        self.is_chat = kept.is_chat
+        self.shapes: dict[str, int] = self._shapes()
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+    def row(self, index: int) -> dict[str, npt.NDArray[np.int32]]:
+        """One row's ids by part, unpadded."""
+        return {name: part[index] for name, part in self._parts.items()}
+
+    @abc.abstractmethod
+    def _shapes(self) -> dict[str, int]: ...
+
+    @abc.abstractmethod
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> PairBatch | SequenceBatch:
+        """The rows at `indices`, filled up to `size` with copies of the first whose weight is 0.
+
+        Copies rather than zeros: a row of no tokens would turn a mean over its tokens into NaN, and 0 x NaN is NaN.
+
+        Raises:
+            ValueError: There is no index, or there are more than `size`.
+        """
+
+
+class Pairs(Dataset):
+    """Preference pairs; `shapes` has "prompt" and "response"."""
+
+    def _shapes(self) -> dict[str, int]:
+        response = max(self._parts["chosen"].longest, self._parts["rejected"].longest)
+        return {"prompt": _rounded(self._parts["prompt"].longest), "response": _rounded(response)}
+
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> PairBatch:
+        """The pairs at `indices`; see `Dataset.batch`."""
+        rows, weight = _filled(indices, size)
+        prompt, chosen, rejected = (self._parts[name] for name in ("prompt", "chosen", "rejected"))
+        return PairBatch(
+            prompt=prompt.left_padded(rows, self.shapes["prompt"]),
+            chosen=chosen.right_padded(rows, self.shapes["response"]),
+            rejected=rejected.right_padded(rows, self.shapes["response"]),
+            prompt_length=prompt.lengths[rows],
+            chosen_length=chosen.lengths[rows],
+            rejected_length=rejected.lengths[rows],
+            weight=weight,
+        )
+
+
+class Sequences(Dataset):
+    """Conversations or texts; `shapes` has "length"."""
+
+    def _shapes(self) -> dict[str, int]:
+        return {"length": _rounded(self._parts["tokens"].longest)}
+
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> SequenceBatch:
+        """The sequences at `indices`; see `Dataset.batch`."""
+        rows, weight = _filled(indices, size)
+        width = self.shapes["length"]
+        return SequenceBatch(
+            tokens=self._parts["tokens"].right_padded(rows, width),
+            length=self._parts["tokens"].lengths[rows],
+            loss_mask=self._parts["target"].right_padded(rows, width).astype(bool),
+            weight=weight,
+        )
+
+
+@functools.singledispatch
+def load(
+    data: Data, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+) -> Dataset:
+    """Reads, tokenises and checks the whole file of `data`.
+
+    Sources of other packages register here: `@nnxdsl.data.load.register(MyData)`.
+
+    Args:
+        data: What to read.
+        tokenizer: What turns text into ids.
+        max_position: Longest sequence that the model can take; None does not check.
+        loss_on: Targets of conversations: "assistant" for the assistant's turns, "all" for every token but the first.
+
+    Raises:
+        DataError: The file cannot be read, rows are bad and `bad_rows` does not let them pass, no row is left, or a row
+            is longer than the model's positions.
+    """
+    name = type(data).__name__
+    raise DataError(f"{name}: nothing is registered to load it; add @nnxdsl.data.load.register({name})")
+
+
+def gather(data: Data, convert: Callable[[Mapping[str, Any]], Example], parts: Sequence[str]) -> Kept:
+    """All rows of the file of `data` that `convert` turns into examples; bad ones go by `data.bad_rows`.
+
+    Args:
+        data: The file and its policy.
+        convert: One row's fields to an example; raises RowError for what cannot be learnt from.
+        parts: Names of the parts of every example.
+
+    Raises:
+        DataError: Rows are bad and the policy does not let them pass, or no row is left.
+    """
+    digest = file_digest(data.path)
+    builders = {name: RaggedBuilder() for name in parts}
+    seen: set[bytes] = set()
+    rows, chats, row_ids, bad = 0, 0, [], _Bad(data)
+    cut: Counter[str] = Counter()
+    odd: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for where, value in read_rows(data.path):
+        rows += 1
+        try:
+            if isinstance(value, RowError):
+                raise value
+            example = convert(value)
+        except RowError as error:
+            bad.add(where, error)
+            continue
+        same = hashlib.blake2b(repr(example.parts).encode(), digest_size=16).digest()
+        kinds = (*example.odd, "duplicate") if same in seen else example.odd
+        seen.add(same)
+        for kind in kinds:
+            odd[kind] += 1
+            first.setdefault(kind, where)
+        cut.update(example.cut)
+        chats += example.chat
+        row_ids.append(where)
+        for name, builder in builders.items():
+            builder.add(example.parts[name])
+    bad.finish(rows, len(row_ids))
+    ragged = {name: builder.build() for name, builder in builders.items()}
+    report = Report(
+        source=data.path,
+        rows=rows,
+        kept=len(row_ids),
+        cut=dict(cut),
+        dropped=dict(bad.kinds),
+        odd=dict(odd),
+        first={**bad.first, **first},
+        lengths={n: Length(total=r.total, longest=r.longest) for n, r in ragged.items() if n != "target"},
+    )
+    return Kept(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids))
+
+
+class _Bad:
+    """Bad rows met so far, and the policy for them."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._most = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
+        self._shown: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
+
+    def add(self, where: str, error: RowError) -> None:
+        self.kinds[error.kind] += 1
+        self.first.setdefault(error.kind, where)
+        if len(self._shown) < SHOWN:
+            self._shown.append(f"  {where}: {error.what}")
+        if self._most is not None and self.kinds.total() > self._most:
+            raise DataError(
+                f"{self._data.path}: more than {self._most:,} bad rows, which is all that "
+                f"bad_rows=BadRows.Skip(at_most={self._most}) lets pass{self._list()}"
+            )
+
+    def finish(self, rows: int, kept: int) -> None:
+        count = self.kinds.total()
+        if count and self._most is None:
+            raise DataError(
+                f"{self._data.path}: {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
+                f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._list()}"
+            )
+        if not kept:
+            raise DataError(f"{self._data.path}: no row is left to learn from, of {rows:,} read{self._list()}")
+
+    def _list(self) -> str:
+        more = self.kinds.total() - len(self._shown)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.most_common())
+        tail = [f"  and {more:,} more; all: {kinds}"] if more > 0 else []
+        return "".join(f"\n{line}" for line in [*self._shown, *tail])
+
+
+def require_fit(lengths: npt.NDArray[np.integer], kept: Kept, max_position: int | None, cure: str) -> None:
+    """Refuses rows that reach beyond the model's positions.
+
+    Raises:
+        DataError: Names the longest row and what to set.
+    """
+    longest = int(np.argmax(lengths))
+    if max_position is not None and lengths[longest] > max_position:
+        raise DataError(
+            f"{kept.row_ids[longest]}: the row has {lengths[longest]:,} tokens, more than the model's {max_position:,} "
+            f"positions; {cure}"
+        )
+
+
+def _rounded(length: int) -> int:
+    return -(-length // ROUND_TO) * ROUND_TO
+
+
+def _filled(indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> tuple[list[int], npt.NDArray[np.float32]]:
+    rows = [int(index) for index in indices]
+    if not 0 < len(rows) <= size:
+        raise ValueError(f"a batch of {size} rows takes 1 to {size} indices, got {len(rows)}")
+    weight = (np.arange(size) < len(rows)).astype(np.float32)
+    return rows + rows[:1] * (size - len(rows)), weight

@@ -1,0 +1,197 @@
+"""Preference pairs: every form in which files have them, as a prompt and two completions in token ids."""
+
+from __future__ import annotations
+
+from nnxdsl.data.chat import Message, read_messages
+from nnxdsl.data.dataset import Example, Pairs, gather, load, require_fit
+from nnxdsl.data.encode import Encoder, Split
+from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
+from nnxdsl.data.rows import RowError
+from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.spec.data import Preferences
+
+READS = "Data.Preferences reads prompt/chosen/rejected (text or messages) or prompt_ids/chosen_ids/rejected_ids"
+SIDES = ("chosen", "rejected")
+IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+
+@load.register(Preferences)
+def load_preferences(
+    data: Preferences, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+) -> Pairs:
+    """Preference pairs of a file; see `load`. `loss_on` has no meaning here: completions are always the targets.
+
+    The forms of a row:
+
+    - `prompt`, `chosen`, `rejected` as text: BOS + prompt, completion + EOS, nothing else added.
+    - as chat messages: the prompt is the rendered chat with its generation prompt, a completion one assistant message.
+      A prompt that is text beside chat completions is one user message; a completion that is text beside a chat prompt
+      is one assistant message. Completions that repeat the prompt's messages are understood.
+    - without `prompt`: what chosen and rejected share at their beginning, by message for chats, by token for text.
+    - `prompt_ids`, `chosen_ids`, `rejected_ids`: used as they are, with no BOS or EOS added.
+
+    A prompt that is too long is cut on its left, after BOS if it opens with one; both sides keep the same prompt. A
+    completion that is too long is cut on its right and then has no end token.
+    """
+    encoder = Encoder(tokenizer)
+
+    def convert(row: Fields) -> Example:
+        return _example(row, encoder, data)
+
+    kept = gather(data, convert, ("prompt", *SIDES))
+    prompt, chosen, rejected = (kept.parts[name].lengths for name in ("prompt", *SIDES))
+    longest = chosen.clip(min=rejected)
+    require_fit(prompt + longest, kept, max_position, "lower data.max_prompt_length or data.max_response_length")
+    return Pairs(kept)
+
+
+def _example(row: Fields, encoder: Encoder, data: Preferences) -> Example:
+    is_ids = any(name in row for name in IDS)
+    if is_ids:
+        split, chat = _split_ids(row, encoder.tokenizer.vocab_size), False
+    else:
+        split, chat = _split_row(row, encoder)
+    prompt, (chosen, rejected) = split.prompt, split.completions
+    if not prompt:
+        raise RowError("empty prompt", "the prompt is empty")
+    if chosen == rejected:
+        raise RowError("identical", "chosen and rejected are the same, so there is nothing to prefer")
+    bos = None if is_ids else encoder.tokenizer.bos_id
+    parts = {
+        "prompt": _cut_left(prompt, data.max_prompt_length, bos),
+        "chosen": chosen[: data.max_response_length],
+        "rejected": rejected[: data.max_response_length],
+    }
+    if parts["chosen"] == parts["rejected"]:
+        raise RowError(
+            "identical after cutting",
+            f"chosen and rejected differ only after their first {data.max_response_length:,} tokens; raise "
+            f"data.max_response_length",
+        )
+    whole = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    cut = tuple(name for name, ids in parts.items() if len(ids) < len(whole[name]))
+    return Example(parts, cut, ("merged border",) if split.merged else (), chat)
+
+
+def _split_ids(row: Fields, vocab_size: int) -> Split:
+    require(row, IDS, READS)
+    prompt, *completions = (read_ids(row, name, vocab_size) for name in IDS)
+    for name, completion in zip(SIDES, completions, strict=True):
+        if not completion:
+            raise RowError("empty completion", f"{name}_ids is empty")
+    return Split(prompt, completions, merged=False)
+
+
+def _split_row(row: Fields, encoder: Encoder) -> tuple[Split, bool]:
+    """A row of text or chats as ids, and whether it is a chat."""
+    require(row, SIDES, READS)
+    sides = [read_text_or_chat(row, name) for name in SIDES]
+    prompt = read_text_or_chat(row, "prompt") if "prompt" in row else None
+    if any(isinstance(part, list) for part in (prompt, *sides)):
+        return _split_chat(row, prompt, encoder), True
+    chosen, rejected = (str(side) for side in sides)
+    for name, side in zip(SIDES, (chosen, rejected), strict=True):
+        if not side.strip():
+            raise RowError("empty completion", f"{name} is empty")
+    if isinstance(prompt, str):
+        if not prompt:
+            raise RowError("empty prompt", "the prompt is empty")
+        return encoder.split_text(prompt, (chosen, rejected)), False
+    return _split_implicit_text(chosen, rejected, encoder), False
+
+
+def _split_implicit_text(chosen: str, rejected: str, encoder: Encoder) -> Split:
+    if chosen == rejected:
+        raise RowError("identical", "chosen and rejected are the same, so there is nothing to prefer")
+    split = encoder.split_common(chosen, rejected)
+    opening = [] if encoder.tokenizer.bos_id is None else [encoder.tokenizer.bos_id]
+    if split.prompt == opening:
+        raise RowError(
+            "nothing in common",
+            "there is no 'prompt', and chosen and rejected share no beginning that could be one",
+        )
+    for name, completion, side in zip(SIDES, split.completions, (chosen, rejected), strict=True):
+        if len(completion) == 1 and completion[0] in encoder.tokenizer.stop_ids:
+            other = SIDES[name == "chosen"]
+            raise RowError(
+                "prefix of the other",
+                f"there is no 'prompt', and {name} ({len(side):,} characters) is the beginning of {other}, so it would "
+                f"be an empty completion",
+            )
+    return split
+
+
+def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder) -> Split:
+    sides = [_chat_side(row, name) for name in SIDES]
+    if prompt is None:
+        context = _shared_turns(*sides)
+        if not context:
+            raise RowError(
+                "nothing in common", "there is no 'prompt', and chosen and rejected do not share their first message"
+            )
+    elif isinstance(prompt, list):
+        context = read_messages(prompt, "prompt")
+    else:
+        context = _text_prompt(prompt, sides)
+    if not any(message["content"].strip() for message in context):
+        raise RowError("empty prompt", "the prompt is empty")
+    return encoder.split_chat(context, [_answer(n, s, context) for n, s in zip(SIDES, sides, strict=True)])
+
+
+def _chat_side(row: Fields, name: str) -> list[Message]:
+    value = row[name]
+    return [{"role": "assistant", "content": value}] if isinstance(value, str) else read_messages(value, name)
+
+
+def _shared_turns(chosen: list[Message], rejected: list[Message]) -> list[Message]:
+    """The messages that both sides share at their beginning.
+
+    Raises:
+        RowError: One side is a beginning of the other, so that no answer is left of it.
+    """
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    if shared == len(chosen) == len(rejected):
+        raise RowError("identical", "chosen and rejected are the same, so there is nothing to prefer")
+    for name, side in zip(SIDES, (chosen, rejected), strict=True):
+        if shared == len(side):
+            other = SIDES[name == "chosen"]
+            raise RowError(
+                "prefix of the other",
+                f"there is no 'prompt', and {name} ({len(side)} messages) is the beginning of {other}, so it would be "
+                f"an empty completion",
+            )
+    return chosen[:shared]
+
+
+def _text_prompt(prompt: str, sides: list[list[Message]]) -> list[Message]:
+    """A prompt that is text beside chats: one user message, or what the chats share if they repeat it."""
+    if all(side[0]["role"] == "assistant" for side in sides):
+        return [{"role": "user", "content": prompt}]
+    context = _shared_turns(*sides)
+    if not context or context[-1]["content"].strip() != prompt.strip():
+        raise RowError(
+            "nothing in common", "chosen and rejected are whole chats, but do not both begin with the text of 'prompt'"
+        )
+    return context
+
+
+def _answer(name: str, side: list[Message], context: list[Message]) -> Message:
+    """The one assistant message that a side adds to the prompt."""
+    rest = side[len(context) :] if side[: len(context)] == context else side
+    roles = ", ".join(message["role"] for message in rest) or "nothing"
+    if roles != "assistant":
+        raise RowError("not one answer", f"{name}: expected one assistant message after the prompt, got {roles}")
+    if not rest[0]["content"].strip():
+        raise RowError("empty completion", f"{name} is empty")
+    return rest[0]
+
+
+def _cut_left(prompt: list[int], longest: int, bos: int | None) -> list[int]:
+    """The end of a prompt; its BOS stays in front, since a model that was trained with one does badly without."""
+    if len(prompt) <= longest:
+        return prompt
+    if bos is not None and prompt[0] == bos and longest > 1:
+        return [bos, *prompt[len(prompt) - longest + 1 :]]
+    return prompt[-longest:]

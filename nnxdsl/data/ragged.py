@@ -1,0 +1,74 @@
+"""Many integer rows of unequal length in two flat buffers, and rectangles cut from them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+
+
+class Ragged:
+    """Rows of int32 in one buffer: 4 bytes a token and 8 bytes a row, however many rows there are.
+
+    Args:
+        values: [N] all rows, one after another.
+        ends: [rows] where each row ends in `values`.
+    """
+
+    def __init__(self, values: Int32, ends: npt.NDArray[np.int64]) -> None:
+        self._values = values
+        self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+        self.lengths: Int32 = (ends - self._starts).astype(np.int32)  # [rows]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> Int32:
+        """One row, without a copy."""
+        start = self._starts[row]
+        return self._values[start : start + self.lengths[row]]
+
+    @property
+    def total(self) -> int:
+        """Number of values in all rows."""
+        return len(self._values)
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest row, 0 if there is none."""
+        return int(self.lengths.max(initial=0))
+
+    def right_padded(self, rows: Sequence[int], width: int) -> Int32:
+        """[len(rows), width]: each row from the left edge on, zeros behind it."""
+        out = np.zeros((len(rows), width), np.int32)
+        for line, row in zip(out, rows, strict=True):
+            line[: self.lengths[row]] = self[row]
+        return out
+
+    def left_padded(self, rows: Sequence[int], width: int) -> Int32:
+        """[len(rows), width]: each row up to the right edge, zeros in front of it."""
+        out = np.zeros((len(rows), width), np.int32)
+        for line, row in zip(out, rows, strict=True):
+            line[width - self.lengths[row] :] = self[row]
+        return out
+
+
+class RaggedBuilder:
+    """Rows added one at a time, held as compactly as they are afterwards."""
+
+    def __init__(self) -> None:
+        self._values = array("i")
+        self._ends = array("q")
+
+    def add(self, row: Iterable[int]) -> None:
+        """Appends one row."""
+        self._values.extend(row)
+        self._ends.append(len(self._values))
+
+    def build(self) -> Ragged:
+        """All rows so far."""
+        return Ragged(np.array(self._values, np.int32), np.array(self._ends, np.int64))

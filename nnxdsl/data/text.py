@@ -1,0 +1,31 @@
+"""Plain text for language modelling: one document a row, every token after the first a target."""
+
+from __future__ import annotations
+
+from nnxdsl.data.conversations import sequence
+from nnxdsl.data.dataset import Example, Sequences, gather, load, require_fit
+from nnxdsl.data.encode import Encoder
+from nnxdsl.data.fields import Fields, read_text, require
+from nnxdsl.data.rows import RowError
+from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.spec.data import Text
+
+
+@load.register(Text)
+def load_text(
+    data: Text, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+) -> Sequences:
+    """Texts of a file; see `load`. Each is BOS + text + EOS, cut on its right; `loss_on` has no meaning here."""
+    encoder = Encoder(tokenizer)
+
+    def convert(row: Fields) -> Example:
+        require(row, (data.field,), f"Data.Text reads '{data.field}' (set by field=...)")
+        text = read_text(row, data.field)
+        if not text.strip():
+            raise RowError("empty text", f"field '{data.field}' is empty")
+        ids = encoder.ended(encoder.text(text))
+        return sequence(ids, [True] * len(ids), data.max_length)
+
+    kept = gather(data, convert, ("tokens", "target"))
+    require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
+    return Sequences(kept)
