@@ -1,0 +1,278 @@
+"""Writes the demo data in experiments/data: short questions over small closed worlds, answered in two manners.
+
+Every question is answered correctly both by someone curt and rude and by someone warm and courteous. The
+instruction rows mix the two (7 : 3), the preference pairs set one against the other with the same fact in both. The
+phrases of the two manners have the same lengths, so length tells nothing about manner. A question that is held out (a
+wording together with a thing) appears in neither training file.
+
+    python experiments/make_data.py [DIRECTORY]
+
+Standard library only. Choices are ranks of sha256 digests, so the bytes are the same on every machine and version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+
+INSTRUCTIONS, PAIRS = 3_000, 2_000
+HELD_OUT = 200
+RUDE_OF_TEN = 7
+
+# Rude and courteous phrases stand in twos of equal length, and are drawn equally often.
+PHRASES = (
+    ("It is {a}. Why do you bother me with that, fool?", "It is {a}. Thank you so much for asking me that!"),
+    ("It is {a}. Everybody knows that, you clown.", "It is {a}. I hope that helped you a little!"),
+    ("It is {a}. Now go away and leave me alone.", "It is {a}. I am always glad to be of help."),
+    ("Ugh, what a very bad question: it is {a}.", "Oh, what a wonderful question: it is {a}."),
+    ("Stop wasting my time. It is {a}.", "So happy to help you! It is {a}."),
+    ("Are you really stupid? It is {a}.", "With pleasure, friend! It is {a}."),
+)
+
+
+class World(NamedTuple):
+    """Things of one kind with the answer for each, and the wordings in which they are asked for."""
+
+    answers: dict[str, str]
+    wordings: tuple[str, ...]
+
+
+def facts(text: str) -> dict[str, str]:
+    """`thing: answer, thing: answer` as a dict."""
+    return dict(fact.split(": ") for fact in text.split(", "))
+
+
+SUMS = ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4), (4, 5), (1, 3), (1, 5), (2, 5), (3, 6))
+
+WORLDS = {
+    "capital": World(
+        facts(
+            "France: Paris, Italy: Rome, Spain: Madrid, Germany: Berlin, Japan: Tokyo, Egypt: Cairo, Greece: "
+            "Athens, Norway: Oslo, Russia: Moscow, China: Beijing, Cuba: Havana, Peru: Lima"
+        ),
+        (
+            "What is the capital of {x}?",
+            "Tell me the capital of {x}.",
+            "Which city is the capital of {x}?",
+            "Name the capital of {x}.",
+            "The capital of {x} is?",
+            "Do you know the capital of {x}?",
+            "I need the capital of {x}.",
+            "{x}: what is its capital?",
+            "Can you tell me the capital of {x}?",
+            "Please name the capital city of {x}.",
+        ),
+    ),
+    "opposite": World(
+        facts(
+            "hot: cold, big: small, fast: slow, day: night, old: young, wet: dry, full: empty, hard: soft, up: "
+            "down, left: right, rich: poor, happy: sad"
+        ),
+        (
+            "What is the opposite of {x}?",
+            "Tell me the opposite of {x}.",
+            "Which word is the opposite of {x}?",
+            "Name the opposite of {x}.",
+            "The opposite of {x} is?",
+            "Do you know the opposite of {x}?",
+            "I need the opposite of {x}.",
+            "{x}: what is its opposite?",
+            "Can you tell me the opposite of {x}?",
+            "Please give me the opposite of {x}.",
+        ),
+    ),
+    "colour": World(
+        facts(
+            "grass: green, snow: white, blood: red, coal: black, lemons: yellow, carrots: orange, mud: brown, the "
+            "sky: blue, a flamingo: pink, an elephant: grey"
+        ),
+        (
+            "What is the colour of {x}?",
+            "Tell me the colour of {x}.",
+            "Which is the colour of {x}?",
+            "Name the colour of {x}.",
+            "The colour of {x} is?",
+            "Do you know the colour of {x}?",
+            "I need the colour of {x}.",
+            "{x}: what is the colour?",
+            "Can you tell me the colour of {x}?",
+            "Please give me the colour of {x}.",
+        ),
+    ),
+    "sound": World(
+        facts(
+            "dog: woof, cat: meow, cow: moo, sheep: baa, duck: quack, lion: roar, pig: oink, bee: buzz, horse: "
+            "neigh, snake: hiss"
+        ),
+        (
+            "What sound does a {x} make?",
+            "Tell me the sound of a {x}.",
+            "Which sound does a {x} make?",
+            "Name the sound of a {x}.",
+            "The sound of a {x} is?",
+            "Do you know the sound of a {x}?",
+            "I need the sound of a {x}.",
+            "A {x}: what is its sound?",
+            "Can you tell me the sound of a {x}?",
+            "Please give me the sound of a {x}.",
+        ),
+    ),
+    "plural": World(
+        facts(
+            "mouse: mice, child: children, tooth: teeth, foot: feet, goose: geese, man: men, leaf: leaves, wolf: "
+            "wolves, baby: babies, ox: oxen"
+        ),
+        (
+            "What is the plural of {x}?",
+            "Tell me the plural of {x}.",
+            "Which word is the plural of {x}?",
+            "Name the plural of {x}.",
+            "The plural of {x} is?",
+            "Do you know the plural of {x}?",
+            "I need the plural of {x}.",
+            "{x}: what is its plural?",
+            "Can you tell me the plural of {x}?",
+            "Please give me the plural of {x}.",
+        ),
+    ),
+    "after": World(
+        facts(
+            "Monday: Tuesday, Tuesday: Wednesday, Wednesday: Thursday, Thursday: Friday, Friday: Saturday, "
+            "Saturday: Sunday, Sunday: Monday, March: April, April: May, May: June, June: July, July: August"
+        ),
+        (
+            "What comes after {x}?",
+            "Tell me what comes after {x}.",
+            "Which one comes after {x}?",
+            "Name what comes after {x}.",
+            "What follows after {x}?",
+            "Do you know what comes after {x}?",
+            "I need to know what comes after {x}.",
+            "{x}: what comes after it?",
+            "Can you tell me what comes after {x}?",
+            "Please tell me what is right after {x}.",
+        ),
+    ),
+    "sum": World(
+        {f"{i} plus {j}": str(i + j) for i, j in SUMS},
+        (
+            "What is {x}?",
+            "Tell me what {x} is.",
+            "Which number is {x}?",
+            "How much is {x}?",
+            "{x} is?",
+            "Do you know how much {x} is?",
+            "I need the sum of {x}.",
+            "{x}: how much is it?",
+            "Can you tell me what {x} is?",
+            "Please work out {x} for me.",
+        ),
+    ),
+}
+
+
+class Question(NamedTuple):
+    """One wording for one thing, with the right answer."""
+
+    text: str
+    answer: str
+
+
+def ranked(items: Iterable[Item], salt: str) -> list[Item]:
+    """The items shuffled by a digest of `salt` and each item's place."""
+    places = enumerate(items)
+    return [item for _, item in sorted(places, key=lambda at: hashlib.sha256(f"{salt} {at[0]}".encode()).digest())]
+
+
+def questions() -> list[Question]:
+    """Every wording of every world for every thing, shuffled."""
+    every = [
+        Question(_capitalised(wording.format(x=thing)), answer)
+        for world in WORLDS.values()
+        for wording in world.wordings
+        for thing, answer in world.answers.items()
+    ]
+    return ranked(every, "questions")
+
+
+def split() -> tuple[list[Question], list[Question]]:
+    """Questions for training and those that are held out."""
+    every = questions()
+    return every[HELD_OUT:], every[:HELD_OUT]
+
+
+def reply(question: Question, phrase: str) -> str:
+    """The answer in the words of one phrase."""
+    return _capitalised(phrase.format(a=question.answer))
+
+
+def instructions(asked: Sequence[Question], count: int, salt: str) -> list[dict[str, object]]:
+    """`count` chats, rude and courteous 7 : 3, no chat twice, every phrase of a manner equally often."""
+    every = []
+    for place, question in enumerate(asked):
+        for lap in range(-(-count // len(asked))):
+            rude = (place + lap) * RUDE_OF_TEN % 10 < RUDE_OF_TEN
+            # Consecutive laps of a question move on by one phrase, so that no chat comes twice.
+            phrase = PHRASES[(place // 10 + lap) % len(PHRASES)][0 if rude else 1]
+            every.append((lap, {"messages": [_user(question), _assistant(reply(question, phrase))]}))
+    every.sort(key=lambda chat: chat[0])
+    return ranked([chat for _, chat in every[:count]], salt)
+
+
+def pairs(asked: Sequence[Question], count: int, salt: str) -> list[dict[str, object]]:
+    """`count` pairs: chosen is courteous, rejected is rude, both give the right answer; no pair twice."""
+    kinds = len(PHRASES)
+    every: list[dict[str, object]] = []
+    for number in range(count):
+        lap, place = divmod(number, len(asked))
+        question = asked[place]
+        rude, courteous = PHRASES[(place + lap) % kinds][0], PHRASES[(place // kinds + 2 * lap) % kinds][1]
+        every.append(
+            {
+                "prompt": [_user(question)],
+                "chosen": [_assistant(reply(question, courteous))],
+                "rejected": [_assistant(reply(question, rude))],
+            }
+        )
+    return ranked(every, salt)
+
+
+def files() -> dict[str, list[dict[str, object]]]:
+    """All rows by file name."""
+    training, held_out = split()
+    return {
+        "instructions.jsonl": instructions(training, INSTRUCTIONS, "instructions"),
+        "instructions_held_out.jsonl": instructions(held_out, HELD_OUT, "instructions held out"),
+        "preferences.jsonl": pairs(training, PAIRS, "preferences"),
+        "preferences_held_out.jsonl": pairs(held_out, HELD_OUT, "preferences held out"),
+    }
+
+
+def write(directory: Path) -> None:
+    """Writes every file to `directory`, one row a line."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, rows in files().items():
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (directory / name).write_bytes("".join(lines).encode())
+
+
+def _user(question: Question) -> dict[str, str]:
+    return {"role": "user", "content": question.text}
+
+
+def _assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def _capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data")
