@@ -21,8 +21,8 @@ def load_conversations(
     """Conversations of a file; see `load`.
 
     A row has `messages` (or `conversations`), or `prompt` and `completion` as text or as messages. Targets are the
-    assistant's turns with their ends, or the completion; with `loss_on="all"` every token after the first. A row that is
-    too long is cut on its right.
+    assistant's turns with their ends, or the completion; with `loss_on="all"` every token after the first. A row that
+    is too long is cut on its right.
     """
     if loss_on not in ("assistant", "all"):
         raise DataError(f"loss_on: expected 'assistant' or 'all', got {loss_on!r}")

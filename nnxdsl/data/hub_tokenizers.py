@@ -34,7 +34,8 @@ class HFTokenizer:
     """A `tokenizer.json`, through the `tokenizers` library.
 
     BOS and EOS come from `tokenizer_config.json`, else `special_tokens_map.json`, else the ids in
-    `generation_config.json` or `config.json`. `bos_id` is None where the tokenizer does not open plain text with BOS (GPT-2, Qwen).
+    `generation_config.json` or `config.json`. `bos_id` is None where the tokenizer does
+    not open plain text with BOS (GPT-2, Qwen).
 
     Args:
         file: The `tokenizer.json`.

@@ -35,7 +35,7 @@ def _as_in_file(order: Order, rows: int, seed: int, epoch: int) -> Rows:
 @permutation.register(Order.Shuffled)
 def _shuffled(order: Order, rows: int, seed: int, epoch: int) -> Rows:
     # Ranks of raw Philox words: numpy promises that a bit generator's raw stream never changes, which it does not
-    # promise of Generator.permutation, and a resumed run may meet another numpy. Equal words keep their places (stable sort).
+    # promise of Generator.permutation, and a resumed run may meet another numpy. Equal words keep their places.
     key = hashlib.sha256(f"nnxdsl order 1: seed {seed}, epoch {epoch}".encode()).digest()[:16]
     words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows)
     return np.argsort(words, kind="stable")
