@@ -108,7 +108,7 @@ def _lines(handle: BinaryIO) -> Iterator[bytes | None]:
 
 def _parse(line: bytes) -> dict[str, Any] | RowError:
     try:
-        text = line.decode("utf-8")
+        text = line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         byte = line[error.start]
         return RowError("bad UTF-8", f"bad UTF-8: byte 0x{byte:02x} at position {error.start + 1}: {error.reason}")

@@ -1,0 +1,208 @@
+"""Tokenizers: the built-in one, and real files of the two common kinds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnxdsl import DataError, Tokenizer
+from nnxdsl.data import BytesTokenizer, open_tokenizer, stop_ids
+from nnxdsl.data.hub_tokenizers import HFTokenizer, SentencePieceTokenizer
+
+LINES = ["the cat sat on the mat and the dog sat on the log", "what is the capital of France? it is Paris."] * 20
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+MARKED = st.lists(TEXT | st.sampled_from(BytesTokenizer.SPECIAL)).map("".join)
+
+
+@given(MARKED)
+def test_bytes_restore_every_text(text: str) -> None:
+    tokenizer = BytesTokenizer()
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert all(0 <= token < tokenizer.vocab_size for token in ids)
+
+
+@given(TEXT, TEXT)
+def test_bytes_encode_piece_by_piece(left: str, right: str) -> None:
+    tokenizer = BytesTokenizer()
+    assert tokenizer.encode(left + "<eos>" + right) == [*tokenizer.encode(left), 258, *tokenizer.encode(right)]
+
+
+@given(st.lists(st.integers(0, 319)))
+def test_bytes_decode_anything_a_model_may_sample(ids: list[int]) -> None:
+    text = BytesTokenizer().decode(ids)
+    assert text == bytes(token for token in ids if token < 256).decode("utf-8", errors="replace")
+
+
+def test_bytes_layout_is_pinned() -> None:
+    tokenizer = BytesTokenizer()
+    assert tokenizer.encode("<bos>é<start_of_turn>") == [257, 0xC3, 0xA9, 259]
+    assert (tokenizer.vocab_size, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (320, 256, 257, 258)
+    assert stop_ids(tokenizer) == {258, 260}
+
+
+def test_hf_reads_its_directory(bpe: HFTokenizer) -> None:
+    assert (bpe.bos_id, bpe.bos_token, bpe.eos_id, bpe.eos_token) == (1, "<bos>", 2, "<eos>")
+    assert bpe.stop_ids == {2, 4}
+    assert bpe.special_ids == {0, 1, 2, 3, 4}
+    assert bpe.vocab_size == 400
+    assert bpe.encode("") == []
+    assert bpe.decode(bpe.encode("the cat <eos>é")) == "the cat é"
+    assert bpe.decode(bpe.encode("the cat <eos>é"), skip_special=False) == "the cat <eos>é"
+
+
+def test_hf_forgets_the_padding_and_cutting_of_its_last_use(bpe_dir: Path, tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(bpe_dir / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    shutil.copy(bpe_dir / "tokenizer_config.json", tmp_path)
+    plain, used = (HFTokenizer(at / "tokenizer.json") for at in (bpe_dir, tmp_path))
+    text = "what is the capital of France, and who asks?"
+    assert used.encode(text) == plain.encode(text)
+    assert len(used.encode(text)) > 4
+
+
+def test_hf_without_bos_in_front_of_text_has_a_bos_for_templates_only(bpe_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(bpe_dir, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"add_bos_token": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = open_tokenizer(Tokenizer.Auto(), tmp_path)
+    assert (tokenizer.bos_id, tokenizer.bos_token) == (None, "<bos>")
+
+
+@pytest.mark.parametrize(
+    ("files", "eos_id"),
+    [
+        ({"special_tokens_map.json": {"eos_token": "<end_of_turn>"}}, 4),
+        ({"generation_config.json": {"eos_token_id": [4, 2]}}, 4),
+        ({"config.json": {"eos_token_id": 2}}, 2),
+    ],
+)
+def test_hf_finds_eos_wherever_it_is_said(bpe_dir: Path, tmp_path: Path, files: dict, eos_id: int) -> None:
+    shutil.copy(bpe_dir / "tokenizer.json", tmp_path)
+    for name, value in files.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    assert HFTokenizer(tmp_path / "tokenizer.json").eos_id == eos_id
+
+
+def test_chat_template_of_its_own_file_goes_before_the_config(bpe_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(bpe_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert HFTokenizer(tmp_path / "tokenizer.json").chat_template == "{{ messages[0]['content'] }}"
+    given_source = open_tokenizer(Tokenizer.File(str(tmp_path), chat_template="{{ 1 }}"), None)
+    assert given_source.chat_template == "{{ 1 }}"
+    (tmp_path / "mine.jinja").write_text("{{ 2 }}")
+    given_file = open_tokenizer(Tokenizer.File(str(tmp_path), chat_template=str(tmp_path / "mine.jinja")), None)
+    assert given_file.chat_template == "{{ 2 }}"
+    assert given_source.fingerprint != given_file.fingerprint
+
+
+def test_named_chat_templates_take_the_default(bpe_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(bpe_dir, tmp_path, dirs_exist_ok=True)
+    named = [{"name": "tool_use", "template": "{{ 1 }}"}, {"name": "default", "template": "{{ 2 }}"}]
+    config = {"eos_token": "<eos>", "chat_template": named}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert HFTokenizer(tmp_path / "tokenizer.json").chat_template == "{{ 2 }}"
+
+
+def test_auto_is_bytes_without_weights_and_the_directory_with_them(bpe_dir: Path) -> None:
+    assert isinstance(open_tokenizer(Tokenizer.Auto(), None), BytesTokenizer)
+    assert isinstance(open_tokenizer(Tokenizer.Bytes(), bpe_dir), BytesTokenizer)
+    assert isinstance(open_tokenizer(Tokenizer.Auto(), bpe_dir), HFTokenizer)
+
+
+def test_errors_say_what_would_be_right(bpe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.json").write_text("{}")
+    shutil.copy(bpe_dir / "tokenizer.json", tmp_path / "alone.json")
+    said = {}
+    for path in ("none", "empty", "bad.json", "alone.json"):
+        with pytest.raises(DataError) as error:
+            open_tokenizer(Tokenizer.File(path), None)
+        said[path] = str(error.value)
+    assert said["none"] == (
+        "none: no such file or directory; a tokenizer is a directory with tokenizer.json or tokenizer.model"
+    )
+    assert said["empty"] == (
+        "empty: no tokenizer here, looked for tokenizer.json and tokenizer.model; name one with Tokenizer.File(path), "
+        "or take the built-in Tokenizer.Bytes()"
+    )
+    assert said["bad.json"].startswith("bad.json: no tokenizer that the tokenizers library can read: ")
+    assert said["alone.json"] == (
+        'alone.json: nothing says which token ends a text; add tokenizer_config.json with an "eos_token" beside it'
+    )
+
+
+@pytest.fixture(scope="module")
+def pieces_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real sentencepiece model of a Gemma-like making: byte fallback, no dummy prefix, turn markers as pieces."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    directory = tmp_path_factory.mktemp("pieces")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_prefix=str(directory / "tokenizer"),
+        vocab_size=330,
+        model_type="bpe",
+        byte_fallback=True,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        pad_piece="<pad>",
+        eos_piece="<eos>",
+        bos_piece="<bos>",
+        user_defined_symbols=["<start_of_turn>", "<end_of_turn>", "\n"],
+        minloglevel=2,
+    )
+    return directory
+
+
+def test_sentencepiece_reads_markers_in_text(pieces_dir: Path) -> None:
+    tokenizer = open_tokenizer(Tokenizer.Auto(), pieces_dir)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    assert (tokenizer.bos_id, tokenizer.bos_token, tokenizer.eos_id, tokenizer.eos_token) == (2, "<bos>", 1, "<eos>")
+    end = tokenizer.encode("<end_of_turn>")
+    assert len(end) == 1
+    assert tokenizer.stop_ids == {1, end[0]}
+    ids = tokenizer.encode("<bos>the cat<end_of_turn>\n<eos>")
+    assert (ids[0], ids[-1], ids.count(end[0])) == (2, 1, 1)
+    assert tokenizer.decode(ids) == "the cat\n"
+    assert tokenizer.decode(ids, skip_special=False) == "<bos>the cat<end_of_turn>\n<eos>"
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30))
+def test_sentencepiece_restores_text(pieces_dir: Path, text: str) -> None:
+    text = text.replace("▁", " ")  # the library's own sign for a space
+    tokenizer = SentencePieceTokenizer(pieces_dir / "tokenizer.model")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_sentencepiece_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentencepiece")
+    monkeypatch.chdir(tmp_path)
+    Path("tokenizer.model").write_bytes(b"no model")
+    with pytest.raises(DataError, match=r"^tokenizer.model: no sentencepiece model: "):
+        open_tokenizer(Tokenizer.File("tokenizer.model"), None)
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(DataError) as error:
+        open_tokenizer(Tokenizer.File("tokenizer.model"), None)
+    assert str(error.value) == (
+        "tokenizer.model: reading it needs sentencepiece: pip install 'nnxdsl[sentencepiece]'; a directory with a "
+        "tokenizer.json does not"
+    )
