@@ -1,0 +1,207 @@
+"""What a person sees: readable at 80 columns, nothing read as markup, nothing on stdout."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nnxdsl.run.display import Display, clean, duration, number, thousands
+
+ROOT = Path(__file__).parents[2]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=80, force_terminal=False, highlight=False)
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    console, clock = plain(), Clock()
+    with Display(console=console, every_seconds=10, clock=clock) as display:
+        display.stage("reading data")
+        display.stage("training", 100)
+        for step in range(1, 101):
+            clock.now += 30 if step == 1 else 1
+            display.step(step, 100, {"loss": 0.693147, "rewards/accuracies": 0.5}, {"tokens/s": 12345.6})
+    lines = written(console).splitlines()
+    assert lines[:4] == [
+        "reading data ...",
+        "training: 100 steps",
+        "step 1/100  loss 0.6931  accuracies 0.5  12.3k tokens/s",
+        "step 11/100  loss 0.6931  accuracies 0.5  12.3k tokens/s  1:29 left",
+    ]
+    assert len(lines) == 2 + 11
+    assert lines[-1] == "step 100/100  loss 0.6931  accuracies 0.5  12.3k tokens/s"
+
+
+def test_the_time_left_is_that_of_the_last_steps_without_the_compilation() -> None:
+    clock = Clock()
+    display = Display(quiet=True, clock=clock)
+    display.stage("training", 1000)
+    assert display.eta_seconds is None
+    clock.now = 60
+    display.step(501, 1000, {}, {})  # a resumed run: the steps before are none of this process
+    assert display.eta_seconds is None
+    clock.now = 62
+    display.step(502, 1000, {}, {})
+    assert display.eta_seconds == 498 * 2
+    clock.now = 63
+    display.step(504, 1000, {}, {})
+    assert display.eta_seconds == 496 * 1
+    for step in range(505, 905):  # only the last 200 count
+        clock.now += 0.5
+        display.step(step, 1000, {}, {})
+    assert display.eta_seconds == pytest.approx(96 * 0.5, rel=1e-9)
+    display.stage("again", 10)
+    assert display.eta_seconds is None
+
+
+def test_on_a_terminal_there_is_a_bar_with_the_figures_below() -> None:
+    console, clock = terminal(), Clock()
+    display = Display(console=console, clock=clock)
+    display.stage("reading data")
+    display.stage("training", 2000)
+    for step in (1, 2, 3):
+        clock.now += 2
+        display.step(step, 2000, {"loss": 0.5, "rewards/margins": float("nan")}, {"tokens/s": 999.9, "rows/s": 2.0})
+    display.say("step 3: [bold]saved[/bold] [/nope]")
+    display.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n")
+    assert "reading data" in text
+    lines = text.splitlines()
+    assert "step 3: [bold]saved[/bold] [/nope]" in lines
+    bar, figures = next((a, b) for a, b in itertools.pairwise(lines) if "3/2000" in a)
+    assert re.fullmatch(r" *training ━*╺?╸?━* *3/2000 +1:06:34 left *", bar)
+    assert figures.rstrip() == "loss 0.5  margins nan  1k tokens/s  2 rows/s"
+    assert max(map(len, lines)) <= 80
+
+
+def test_quiet_shows_nothing() -> None:
+    for console in (plain(), terminal()):
+        with Display(quiet=True, console=console) as display:
+            display.stage("training", 3)
+            display.step(1, 3, {"loss": 1.0}, {"tokens/s": 1.0})
+            display.say("hello")
+            display.side_by_side("a", "b", "c")
+            display.final_table([{"a": 1}])
+        assert written(console) == ""
+
+
+def test_two_answers_stand_side_by_side_in_eighty_columns() -> None:
+    console = plain()
+    Display(console=console).side_by_side(
+        "How do I keep bread fresh [in summer]?",
+        "Keep it in a paper bag inside a box. Freeze what you will not eat within two days.\n\nThen toast it.",
+        "bread bread [red]bread[/red] " + "x" * 50,
+    )
+    lines = written(console).splitlines()
+    assert {len(line) for line in lines} == {80}
+    assert [line.rstrip() for line in lines] == [
+        " How do I keep bread fresh [in summer]?",
+        "",
+        " policy                                   reference",
+        " " + "─" * 78,
+        " Keep it in a paper bag inside a box.     bread bread [red]bread[/red]",
+        " Freeze what you will not eat within      " + "x" * 37,
+        " two days.                                " + "x" * 13,
+        "",
+        " Then toast it.",
+        "",
+    ]
+
+
+def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command() -> None:
+    console = plain()
+    display = Display(console=console)
+    display.side_by_side("\x1b]0;title\x07", "a\tb\r\nc\x00\x9b2J", "\u202eright\ud800")
+    display.say("\x1b[2J\N{FAMILY}ü")
+    text = written(console)
+    assert "\x1b" not in text
+    for shown in (r"\x1b]0;title\x07", "a    b", r"c\x00\x9b2J", r"\u202eright\ud800", r"\x1b[2J" + "\N{FAMILY}ü"):
+        assert shown in text
+
+
+def test_the_table_at_the_end() -> None:
+    console = plain()
+    Display(console=console).final_table(
+        [
+            {"step": 0, "eval/loss": 0.6931471, "note": "[i]start[/i]"},
+            {"step": 200, "eval/loss": 0.31, "rewards/accuracies": 1.0},
+        ],
+        title="dpo-tiny [x]",
+    )
+    assert [line.rstrip() for line in written(console).splitlines()] == [
+        "dpo-tiny [x]",
+        "",
+        "  step   eval/loss   note           rewards/accuracies",
+        " " + "─" * 54,
+        "     0      0.6931   [i]start[/i]",
+        "   200        0.31                                   1",
+        "",
+    ]
+
+
+def test_a_long_line_is_one_record_outside_a_terminal() -> None:
+    console = plain()
+    Display(console=console).say("word " * 40 + "end")
+    assert written(console) == "word " * 40 + "end\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (0.2, "0:01"), (59.5, "1:00"), (725, "12:05"), (11045, "3:04:05"), (183840, "2d 03:04")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_numbers() -> None:
+    assert [thousands(v) for v in (0.5, 12, 999.4, 999.6, 12345, 1.2e6, 5e9)] == [
+        "0.5", "12", "999", "1k", "12.3k", "1.2M", "5G",
+    ]  # fmt: skip
+    assert thousands(float("inf")) == "inf"
+    assert [number(v) for v in (0.693147, 1.5e-6, 3, float("nan"))] == ["0.6931", "1.5e-06", "3", "nan"]
+    assert clean("ok\n") == "ok\n"
+
+
+def test_stdout_stays_free() -> None:
+    code = """
+from nnxdsl.run.display import Display
+with Display() as display:
+    display.stage("training", 1)
+    display.step(1, 1, {"loss": 1.0}, {})
+    display.say("grün")
+    display.side_by_side("a", "b", "c")
+    display.final_table([{"step": 1}])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:backslashreplace"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout == ""
+    assert r"gr\xfcn" in done.stderr
+    assert "step 1/1  loss 1" in done.stderr
