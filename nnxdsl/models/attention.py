@@ -22,7 +22,7 @@ class Places(NamedTuple):
     Attributes:
         position: RoPE position and causal order, counted within the sequence.
         segment: 0 for padding, 1 and up for the sequences of a row.
-        branch: 0 for a shared prefix (or a plain sequence), 1 and up for continuations of it that must not see each other.
+        branch: 0 for a shared prefix (or a plain sequence), 1 and up for continuations that must not see each other.
     """
 
     position: jax.Array

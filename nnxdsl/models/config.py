@@ -1,4 +1,4 @@
-"""What a decoder of the Gemma 3 kind is, as numbers: the published sizes, and reading and writing the Hub's `config.json`; no jax."""
+"""A decoder of the Gemma 3 kind as numbers: the published sizes, and the Hub's `config.json` in and out; no jax."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class DecoderConfig:
 
 
 def _gemma3(
-    *, layers: int, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int = 256, window: int, scalar: int = 256,
-    rope_scale: float = 1.0, vocab: int, length: int,
+    *, layers: int, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int = 256, window: int,
+    scalar: int = 256, rope_scale: float = 1.0, vocab: int, length: int,
 ) -> DecoderConfig:  # fmt: skip
     return DecoderConfig(
         vocab_size=vocab,
@@ -139,12 +139,35 @@ _FIXED: dict[str, Any] = {
 # Fields that say nothing of the forward pass: how weights were stored and initialised, how text is generated,
 # token ids (the tokenizer's business), and what transformers writes about itself.
 _WITHOUT_EFFECT = frozenset(
-    """
-    _attn_implementation_autoset _name_or_path architectures bos_token_id cache_implementation chunk_size_feed_forward
-    dtype eos_token_id hidden_act id2label initializer_range is_decoder is_encoder_decoder label2id model_type
-    output_attentions output_hidden_states pad_token_id problem_type return_dict tokenizer_class torch_dtype
-    torchscript transformers_version unsloth_fixed unsloth_version use_cache
-    """.split()
+    [
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "hidden_act",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    ]
 )
 
 
@@ -260,7 +283,7 @@ def _from_text(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _pattern(config: Mapping[str, Any], layers: int, problems: list[str]) -> int:
-    """Layers in a period, from whichever spelling is there; where both are, `layer_types` decides, as in transformers."""
+    """Layers in a period, from whichever spelling is there; of both, `layer_types` decides, as in transformers."""
     named = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     if isinstance(named, bool) or not isinstance(named, int) or named < 1:
         problems.append(f"sliding_window_pattern: expected an integer above 0, got {named!r}")
@@ -283,9 +306,7 @@ def _rope(config: Mapping[str, Any], problems: list[str]) -> tuple[float, float,
     new = config.get("rope_parameters")
     if new is not None:
         if not isinstance(new, Mapping) or not set(new) <= {"sliding_attention", "full_attention"}:
-            problems.append(
-                f"rope_parameters: expected entries 'sliding_attention' and 'full_attention', got {new!r}"
-            )
+            problems.append(f"rope_parameters: expected entries 'sliding_attention' and 'full_attention', got {new!r}")
             return 1.0, 1.0, 1.0
         local, everything = dict(new.get("sliding_attention") or {}), dict(new.get("full_attention") or {})
         where = ("rope_parameters.sliding_attention", "rope_parameters.full_attention")

@@ -1,4 +1,4 @@
-"""The Gemma 3 decoder: blocks, the period that repeats, and the scan over periods; knows no mesh, no adapter and no loss."""
+"""The Gemma 3 decoder: blocks, the period that repeats, the scan over periods; knows no mesh, adapter or loss."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Cache(NamedTuple):
         layers: of the scanned layers, `[periods, window_pattern, B, length, kv_heads, head_dim]`; None without periods.
         tail: of the tail, `[tail_layers, B, length, kv_heads, head_dim]`; None without a tail.
         places: of the slots, `[B, length]`; a slot not written yet is padding.
-        index: int32 scalar, the slot that the next token goes to.
+        next_slot: int32 scalar, the slot that the next token goes to.
     """
 
     layers: KV | None
     tail: KV | None
     places: Places
-    index: jax.Array
+    next_slot: jax.Array
 
 
 class Context(NamedTuple):
@@ -48,14 +48,14 @@ class Context(NamedTuple):
         global_mask: `[B, T, S]` bool.
         local_rope: (sin, cos), each `[B, T, head_dim // 2]` float32.
         global_rope: the same for global layers.
-        index: the slot where this call's tokens begin in the cache; None without a cache.
+        first_slot: the slot where this call's tokens begin in the cache; None without a cache.
     """
 
     local_mask: jax.Array
     global_mask: jax.Array
     local_rope: tuple[jax.Array, jax.Array]
     global_rope: tuple[jax.Array, jax.Array]
-    index: jax.Array | None
+    first_slot: jax.Array | None
 
 
 def context(config: DecoderConfig, queries: Places, keys: Places, index: jax.Array | None = None) -> Context:
@@ -152,7 +152,7 @@ class Block(nnx.Module):
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is this layer's cache."""
         mask = context.global_mask if self.is_global else context.local_mask
         rope = context.global_rope if self.is_global else context.local_rope
-        mixed, new = self.attention(self.pre_attention_norm(x), mask, rope, past, context.index)
+        mixed, new = self.attention(self.pre_attention_norm(x), mask, rope, past, context.first_slot)
         x = x + self.post_attention_norm(mixed)
         return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x))), new
 
@@ -176,7 +176,7 @@ class Period(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, context: Context, past: KV | None = None) -> tuple[jax.Array, KV | None]:
-        """`[B, T, D]` to `[B, T, D]`; with `past` (leaves `[layers, B, S, K, H]`) also the new tokens' `[layers, B, T, K, H]`."""
+        """`[B, T, D]` to the same; with `past` (`[layers, B, S, K, H]`) also the new tokens' `[layers, B, T, K, H]`."""
         fresh = []
         for layer, block in enumerate(self.blocks):
             x, new = block(x, context, None if past is None else KV(past.key[layer], past.value[layer]))
@@ -208,7 +208,7 @@ class Decoder(nnx.Module):
 
     Attributes:
         embed: the tied embedding.
-        layers: a Period whose Variables carry a leading axis, named "layers", of `config.periods`; None without periods.
+        layers: a Period whose Variables have a leading axis "layers" of `config.periods`; None without periods.
         tail: a Period of the remaining layers; None without any.
         norm: the final norm.
     """
@@ -264,7 +264,7 @@ class Decoder(nnx.Module):
         length = tokens.shape[1]
         keys, index = places, None
         if cache is not None:
-            index = cache.index
+            index = cache.next_slot
             if length > cache.places.position.shape[1]:
                 raise ValueError(f"{length} tokens do not fit a cache of {cache.places.position.shape[1]} slots")
             keys = Places(*(_write(old, new, index, axis=1) for old, new in zip(cache.places, places, strict=True)))
@@ -302,12 +302,16 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
 
     slots = (jnp.zeros((batch, length), jnp.int32) for _ in range(3))
     return Cache(
-        empty(config.periods, config.window_pattern), empty(config.tail_layers), Places(*slots), jnp.zeros((), jnp.int32)
+        empty(config.periods, config.window_pattern),
+        empty(config.tail_layers),
+        Places(*slots),
+        jnp.zeros((), jnp.int32),
     )
 
 
-def _write(slots: jax.Array, new: jax.Array, index: jax.Array | None, axis: int) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), index, axis)
+def _write(slots: jax.Array, new: jax.Array, start: jax.Array | None, axis: int) -> jax.Array:
+    assert start is not None  # a cache and its slot come together
+    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), start, axis)
 
 
 def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -> Period:
@@ -330,7 +334,7 @@ def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -
 def _run_stack(
     layers: Period, x: jax.Array, context: Context, past: KV | None, periods: int, remat: Remat
 ) -> tuple[jax.Array, KV | None]:
-    """Runs the periods one after the other, as a scan over their weights, so that compile time does not grow with depth."""
+    """Runs the periods as a scan over their weights, so that compile time does not grow with depth."""
     graphdef, state = nnx.split(layers)
     run = _period_runner(graphdef, remat)
 
@@ -342,7 +346,8 @@ def _run_stack(
         # The cache is carried, not scanned over: so XLA writes the new tokens in place.
         mine = jax.tree.map(lambda part: jax.lax.dynamic_index_in_dim(part, number, keepdims=False), past)
         x, new = run(state, x, context, mine)
-        start = (number, 0, 0, context.index, 0, 0)
+        assert context.first_slot is not None  # a cache and its slot come together
+        start = (number, 0, 0, context.first_slot, 0, 0)
         past = jax.tree.map(
             lambda part, new: jax.lax.dynamic_update_slice(part, new[None].astype(part.dtype), start), past, new
         )
@@ -359,7 +364,7 @@ def _run_tail(
     x, new = _period_runner(graphdef, remat)(state, x, context, past)
     if past is None:
         return x, None
-    return x, jax.tree.map(lambda part, new: _write(part, new, context.index, axis=2), past, new)
+    return x, jax.tree.map(lambda part, new: _write(part, new, context.first_slot, axis=2), past, new)
 
 
 def _period_runner(graphdef: nnx.GraphDef, remat: Remat) -> Callable[..., tuple[jax.Array, KV | None]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import jax
 import numpy as np
-from jax.typing import ArrayLike
 
 from nnxdsl.models import safetensors
 from nnxdsl.models.config import DecoderConfig, from_hf, to_hf
@@ -162,7 +162,7 @@ class HubReader:
             template: of a decoder of `config`.
 
         Returns:
-            A Problem for each tensor that is missing, of another shape, of a dtype that is not understood, or left over.
+            A Problem for each tensor that is missing, mis-shaped, of a dtype that is not understood, or left over.
         """
         problems: list[Problem] = []
         for path, leaf in template.variables.items():
@@ -173,7 +173,9 @@ class HubReader:
             shape = source.part_shape(leaf.shape)
             if source.stacked and leaf.shape[0] != len(source.names):
                 problems.append(
-                    Problem(path, f"{self.directory / 'config.json'}: {len(source.names)} periods, expected {leaf.shape[0]}")
+                    Problem(
+                        path, f"{self.directory / 'config.json'}: {len(source.names)} periods, expected {leaf.shape[0]}"
+                    )
                 )
                 continue
             for name in source.names:
@@ -182,7 +184,9 @@ class HubReader:
                     problems.append(self._missing(path, name, shape))
                 elif tensor.shape != shape:
                     problems.append(
-                        Problem(path, f"{tensor.file}: {self._prefix}{name}: expected shape {shape}, got {tensor.shape}")
+                        Problem(
+                            path, f"{tensor.file}: {self._prefix}{name}: expected shape {shape}, got {tensor.shape}"
+                        )
                     )
                 elif not tensor.readable:
                     problems.append(self._unreadable(path, name))
@@ -201,7 +205,8 @@ class HubReader:
             same = head.shape == embedding.shape and head.dtype == embedding.dtype
             if not same or not np.array_equal(head.read().view(np.uint8), embedding.read().view(np.uint8)):
                 yield Problem(
-                    name, f"{head.file}: differs from {self._prefix}embed_tokens.weight; only tied heads are implemented"
+                    name,
+                    f"{head.file}: differs from {self._prefix}embed_tokens.weight; only tied heads are implemented",
                 )
 
     def _missing(self, path: str, name: str, shape: tuple[int, ...] | None) -> Problem:
@@ -216,7 +221,7 @@ class HubReader:
         )
 
 
-def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, ArrayLike]) -> None:
+def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, jax.Array | np.ndarray]) -> None:
     """Writes a directory that transformers loads as Gemma3ForCausalLM.
 
     Args:

@@ -1,4 +1,4 @@
-"""The parts of a decoder that hold weights, each naming its logical axes, and rotary positions; nothing here knows meshes or adapters."""
+"""The parts of a decoder that hold weights, each naming its logical axes, and rotary positions; knows no mesh."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm (Zhang & Sennrich, 2019) with a scale around zero, as Gemma has it: x / rms(x) * (1 + scale).
+    """Root-mean-square norm (arXiv:1910.07467) with a scale around zero, as Gemma has it: x / rms(x) * (1 + scale).
 
     Args:
         features: length of the last axis.

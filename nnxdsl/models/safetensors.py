@@ -1,4 +1,4 @@
-"""The safetensors file format, read memory-mapped and written in one pass; numpy only, and no idea of what the tensors are."""
+"""The safetensors file format, read memory-mapped and written in one pass; no idea of what the tensors are."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def index(file: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise WeightsError(f"{file}: damaged: its header is not that of a safetensors file") from None
-    last, end = max(((name, tensor.stop) for name, tensor in tensors.items()), key=lambda item: item[1], default=("", 0))
+    last, end = max(
+        ((name, tensor.stop) for name, tensor in tensors.items()), key=lambda item: item[1], default=("", 0)
+    )
     if end > size:
         raise WeightsError(
             f"{file}: damaged: {last} should end at byte {end}, the file has {size} bytes; get the file again"
@@ -118,7 +120,9 @@ def write(
     offset = 0
     for name, (shape, dtype) in tensors.items():
         if np.dtype(dtype) not in _NAMES:
-            raise WeightsError(f"{name}: dtype {np.dtype(dtype)} cannot be written; there are: {', '.join(map(str, _NAMES))}")
+            raise WeightsError(
+                f"{name}: dtype {np.dtype(dtype)} cannot be written; there are: {', '.join(map(str, _NAMES))}"
+            )
         stop = offset + int(np.prod(shape)) * np.dtype(dtype).itemsize
         header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [offset, stop]}
         offset = stop

@@ -38,9 +38,7 @@ class Template:
     def __init__(self, graphdef: nnx.GraphDef, flat: Iterable[tuple[tuple[Any, ...], nnx.Variable]]) -> None:
         self.graphdef = graphdef
         self._flat = {join(path): (path, variable) for path, variable in flat}
-        self.variables: dict[str, Leaf] = {
-            path: _leaf(path, variable) for path, (_, variable) in self._flat.items()
-        }
+        self.variables: dict[str, Leaf] = {path: _leaf(path, variable) for path, (_, variable) in self._flat.items()}
 
     def merge(self, leaves: Mapping[str, jax.Array]) -> nnx.Module:
         """The module with these arrays; may be called inside `jit`.

@@ -1,4 +1,4 @@
-"""A decoder small enough to compile quickly, with everything in it: two periods, a tail, groups of heads, a short window."""
+"""A decoder that compiles quickly, with everything in it: two periods, a tail, groups of heads, a short window."""
 
 from __future__ import annotations
 

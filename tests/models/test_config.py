@@ -139,8 +139,7 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "num_experts=8: not understood, and it could change the mathematics",
             "sliding_windows=12: not understood, and it could change the mathematics",
             "layer_types: expected 26 layers in periods of 1, the last of each 'full_attention' and the others "
-            "'sliding_attention', got "
-            + repr(["full_attention", "sliding_attention"] * 13),
+            "'sliding_attention', got " + repr(["full_attention", "sliding_attention"] * 13),
             "rope_scaling: only rope_type 'default' and 'linear' are implemented, got 'yarn'",
         ]
     )
@@ -158,11 +157,13 @@ def test_every_field_that_is_not_understood_is_named() -> None:
         ),
         (
             FOUR_BILLION | {"tie_word_embeddings": False},
-            "config.json is not a Gemma 3 that can be read:\n  tie_word_embeddings: only True is implemented, got False",
+            "config.json is not a Gemma 3 that can be read:\n"
+            "  tie_word_embeddings: only True is implemented, got False",
         ),
         (
             ONE_BILLION | {"rope_parameters": {"rope_theta": 1.0}},
-            "config.json is not a Gemma 3 that can be read:\n  rope_parameters: expected entries 'sliding_attention' and "
+            "config.json is not a Gemma 3 that can be read:\n"
+            "  rope_parameters: expected entries 'sliding_attention' and "
             "'full_attention', got {'rope_theta': 1.0}",
         ),
     ],

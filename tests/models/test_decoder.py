@@ -146,7 +146,7 @@ def test_decoding_with_a_cache_equals_the_whole_forward(
     got = jnp.concatenate(pieces, axis=1)
     for b, n in enumerate(lengths.tolist()):
         close(got[b, prompt_size - n :], whole[b, prompt_size - n :])
-    assert int(cache.index) == prompt_size + new
+    assert int(cache.next_slot) == prompt_size + new
     assert cache.places.segment[:, -2:].tolist() == [[0, 0]] * 3
     with pytest.raises(ValueError, match="8 tokens do not fit a cache of 4 slots"):
         template.merge(leaves)(
@@ -163,8 +163,9 @@ def test_remat_changes_no_gradient(template: tree.Template, leaves: Leaves) -> N
 
     plain, full = (jax.jit(jax.grad(loss), static_argnums=1)(leaves, remat) for remat in ("none", "full"))
     for path, gradient in plain.items():
-        assert float(jnp.abs(gradient).max()) > 0, path
-        np.testing.assert_allclose(full[path], gradient, atol=1e-5, err_msg=path)
+        largest = float(jnp.abs(gradient).max())
+        assert largest > 0, path
+        np.testing.assert_allclose(full[path], gradient, atol=1e-5 * largest, rtol=0, err_msg=path)
     primitives = str(jax.make_jaxpr(jax.grad(lambda leaves: loss(leaves, "full")))(leaves))
     assert "checkpoint" in primitives or "remat" in primitives
     with pytest.raises(ValueError, match="remat: expected 'none' or 'full', got 'all'"):
@@ -178,7 +179,9 @@ def test_program_does_not_grow_with_depth(config: DecoderConfig) -> None:
         values = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
 
         def run(values: Leaves) -> jax.Array:
-            return template.merge(values)(jnp.zeros((1, 4), jnp.int32), right_padded(jnp.array([4]), 4), dtype=jnp.float32)[0]
+            return template.merge(values)(
+                jnp.zeros((1, 4), jnp.int32), right_padded(jnp.array([4]), 4), dtype=jnp.float32
+            )[0]
 
         return len(str(jax.make_jaxpr(run)(values)).splitlines())
 
@@ -197,9 +200,11 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
     assert cache.layers is None
 
 
-def test_low_precision_keeps_its_dtype(template: tree.Template, leaves: Leaves, forward: Callable[..., jax.Array]) -> None:
+def test_low_precision_keeps_its_dtype(
+    template: tree.Template, leaves: Leaves, forward: Callable[..., jax.Array]
+) -> None:
     tokens, places = draw(8, 2, 8), right_padded(jnp.array([8, 5]), 8)
-    low, _ = template.merge(leaves)(tokens, places, dtype=jnp.bfloat16)
+    low = jax.jit(lambda leaves: template.merge(leaves)(tokens, places, dtype=jnp.bfloat16)[0])(leaves)
     assert low.dtype == jnp.bfloat16
     high = forward(leaves, tokens, places)
     assert float(jnp.abs(low[0] - high[0]).mean()) < 0.05  # a few steps of 2**-8 over seven layers

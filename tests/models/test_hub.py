@@ -1,4 +1,4 @@
-"""Logits against transformers' stored ones, writing and reading again, and what is said of directories that are not right."""
+"""Logits against transformers' stored ones, writing and reading again, and what is said of damaged directories."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_written_and_read_again_bit_for_bit(name: str, dtype: type, tmp_path: Pa
         assert np.array_equal(again.leaf(path), leaf)
     if dtype is np.float32:  # the very tensors that transformers wrote
         mine = safetensors.index(tmp_path / "new" / "copy" / "model.safetensors")
-        theirs = {k: t for f in sorted((REFERENCE / name).glob("*.safetensors")) for k, t in safetensors.index(f).items()}
+        theirs = {
+            k: t for f in sorted((REFERENCE / name).glob("*.safetensors")) for k, t in safetensors.index(f).items()
+        }
         assert mine.keys() == theirs.keys()
         assert all(np.array_equal(mine[key].read(), tensor.read()) for key, tensor in theirs.items())
 
@@ -127,8 +129,8 @@ def test_everything_wrong_is_said_at_once(plain: Path) -> None:
 
     edit(file, damage)
     assert problems(plain) == [
-        f"layers.blocks.2.attention.query.kernel: {file}: model.layers.2.self_attn.q_proj.weight: expected shape (32, 24), "
-        "got (32, 25)",
+        f"layers.blocks.2.attention.query.kernel: {file}: model.layers.2.self_attn.q_proj.weight: expected shape "
+        "(32, 24), got (32, 25)",
         f"tail.blocks.1.mlp.up.kernel: {file}: expected a tensor model.layers.7.mlp.up_proj.weight of shape (32, 24), "
         "there is none",
         f"model.layers.8.mlp.up_proj.weight: {file}: no part of a Gemma 3 text decoder of 8 layers",

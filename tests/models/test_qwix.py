@@ -1,0 +1,142 @@
+"""Adapters and quantised bases from outside: qwix on one period, stacked and scanned by the decoder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+from flax import nnx
+
+from nnxdsl.models import tree
+from nnxdsl.models.attention import right_padded
+from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.decoder import Decoder, Period, example_inputs
+
+# qwix 0.1.8 calls what flax deprecated; nothing of ours does.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:qwix"),
+    pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning"),
+]
+
+# Two periods and a tail. Matrices of this size are multiplied by XLA's library calls, whose sums do not depend on what
+# stands around them; smaller ones (16 columns) are fused and would be equal to rounding only.
+CONFIG = DecoderConfig(
+    vocab_size=50,
+    embed_dim=64,
+    mlp_dim=128,
+    num_layers=5,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    window=4,
+    window_pattern=2,
+    query_scale=0.25,
+    max_length=64,
+)
+LINEARS = r"blocks/\d+/(attention/(query|key|value|output)|mlp/(gate|up|down))"
+BASES: dict[str, dict[str, Any]] = {
+    "float": {},
+    "nf4": {"weight_qtype": "nf4", "tile_size": 16},
+    "int8": {"weight_qtype": "int8", "tile_size": 16},
+}
+
+
+def with_lora(base: dict[str, Any]) -> Callable[[Period], Period]:
+    def adapt(period: Period) -> Period:
+        provider = qwix.LoraProvider([qwix.LoraRule(module_path=LINEARS, rank=3, alpha=6.0, **base)])
+        return qwix.apply_lora_to_model(period, provider, *example_inputs(CONFIG), rngs=nnx.Rngs(1))
+
+    return adapt
+
+
+def with_base(base: dict[str, Any]) -> Callable[[Period], Period]:
+    def adapt(period: Period) -> Period:
+        if not base:
+            return period
+        provider = qwix.PtqProvider([qwix.QuantizationRule(module_path=LINEARS, **base)])
+        return qwix.quantize_model(period, provider, *example_inputs(CONFIG))
+
+    return adapt
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_adapters_on_every_period(name: str) -> None:
+    def template(adapt: Callable[[Period], Period]) -> tree.Template:
+        return tree.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0), adapt=adapt))
+
+    policy, base = template(with_lora(BASES[name])), template(with_base(BASES[name]))
+
+    # All seven weights of every block, in the stack and in the tail, have both adapters, and nothing else has.
+    adapters = {path: leaf for path, leaf in policy.variables.items() if "lora" in path}
+    linear = r"(attention\.(query|key|value|output)|mlp\.(gate|up|down))\.kernel_lora_[ab]"
+    assert all(re.fullmatch(rf"(layers|tail)\.blocks\.\d\.{linear}", path) for path in adapters)
+    assert len([path for path in adapters if path.startswith("layers.")]) == 2 * 7 * 2
+    assert len([path for path in adapters if path.startswith("tail.")]) == 1 * 7 * 2
+    for path, leaf in adapters.items():
+        assert issubclass(leaf.kind, nnx.LoRAParam)
+        assert leaf.shape[:-2] == ((2,) if path.startswith("layers.") else ())
+        assert leaf.shape[-1 if path.endswith("_a") else -2] == 3
+    for path, leaf in policy.variables.items():
+        assert (leaf.axes[0] == "layers") == path.startswith("layers."), path
+        assert "layers" not in leaf.axes[1:], path
+
+    # The frozen leaves are the same with and without adapters, so that one set of arrays serves both.
+    frozen = {path: leaf for path, leaf in policy.variables.items() if path not in adapters}
+    assert {p: (x.shape, x.dtype) for p, x in frozen.items()} == {
+        p: (x.shape, x.dtype) for p, x in base.variables.items()
+    }
+    assert any(path.endswith("kernel.array.qvalue") for path in frozen) == bool(BASES[name])
+
+    # A base with values, quantised as qwix does it: the tail's and each period's kernels.
+    values = jax.jit(lambda: tree.flatten(Decoder(CONFIG, rngs=nnx.Rngs(2), adapt=with_base(BASES[name]))))()
+    rng = np.random.default_rng(0)
+    for path in (path for path in values if path.endswith("norm.scale")):
+        values[path] = jnp.asarray(rng.normal(size=values[path].shape) * 0.3, jnp.float32)
+    zero_b = {
+        path: jnp.asarray(
+            rng.normal(size=leaf.shape) * 0.2 if path.endswith("_a") else np.zeros(leaf.shape), leaf.dtype
+        )
+        for path, leaf in adapters.items()
+    }
+    tokens, places = jax.random.randint(jax.random.key(0), (2, 9), 0, 50), right_padded(jnp.array([9, 6]), 9)
+
+    def run(template: tree.Template, dtype: Any) -> Callable[..., jax.Array]:
+        return jax.jit(lambda values: template.merge(values)(tokens, places, dtype=dtype, remat="full")[0])
+
+    reference = run(base, jnp.float32)(values)
+    assert bool((run(policy, jnp.float32)(values | zero_b) == reference).all())
+    low = run(policy, jnp.bfloat16)(values | zero_b)
+    assert low.dtype == jnp.bfloat16
+    assert bool((low == run(base, jnp.bfloat16)(values)).all())
+
+    @jax.jit
+    def gradient(trained: dict[str, jax.Array], values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def loss(trained: dict[str, jax.Array]) -> jax.Array:
+            hidden, _ = policy.merge(values | trained)(tokens, places, dtype=jnp.float32, remat="full")
+            return jnp.sum(jnp.sin(3 * hidden))
+
+        return jax.grad(loss)(trained)
+
+    for path, value in gradient(zero_b, values).items():
+        each = jnp.abs(value).reshape(-1, *value.shape[-2:]).max(axis=(1, 2))  # one figure per period
+        assert bool(jnp.isfinite(each).all()), path
+        assert bool((each > 0).all()) == path.endswith("_b"), path
+
+    if not BASES[name]:
+        # W + A B alpha / rank, per period: the adapters land in their own layers.
+        full_b = {
+            path: value if path.endswith("_a") else jnp.asarray(rng.normal(size=value.shape) * 0.1, value.dtype)
+            for path, value in zero_b.items()
+        }
+        merged = dict(values)
+        for path in (path.removesuffix("_lora_a") for path in adapters if path.endswith("_a")):
+            merged[path] = values[path] + full_b[path + "_lora_a"] @ full_b[path + "_lora_b"] * (6.0 / 3)
+        tuned = run(policy, jnp.float32)(values | full_b)
+        assert float(jnp.abs(tuned - reference).max()) > 0.1
+        np.testing.assert_allclose(tuned, run(base, jnp.float32)(merged), atol=2e-5, rtol=0)
