@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -470,7 +471,7 @@ def test_a_kill_at_any_moment_loses_no_committed_step(tmp_path: Path) -> None:
         assert reader.meta(good.step) == {"step": good.step}
         assert len(reader.steps()) <= 3
         step = good.step
-    assert step > 20
+    assert step >= 10  # at least one more each time
     assert left_overs > 0  # some of the kills did come in the middle of a save
 
 
@@ -484,7 +485,7 @@ left = int(sys.argv[2])
 def counted(real):
     def call(*args, **kwargs):
         global left
-        left -= 1
+        left -= "orbax" not in str(args[0])
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*args, **kwargs)
@@ -497,9 +498,9 @@ print(checkpoints.wait())
 """
 
 
-def test_a_kill_before_each_rename_of_a_commit_leaves_a_whole_step(tmp_path: Path) -> None:
+def test_a_kill_before_each_rename_of_ours_leaves_a_whole_step(tmp_path: Path) -> None:
     found: list[int | None] = []
-    for calls in range(12):
+    for calls in range(6):
         directory = tmp_path / str(calls)
         saved(directory, 1, keep=1)
         said = child(KILL_AT, str(directory), str(calls), str(Path(__file__).parent)).communicate()[0]
@@ -516,9 +517,7 @@ def test_a_kill_before_each_rename_of_a_commit_leaves_a_whole_step(tmp_path: Pat
             break
     else:
         pytest.fail("the save never came to its end")
-    assert found[0] == 1
-    assert found == sorted(found)
-    assert found[-2:] == [2, 2]  # killed in retention, after the commit; and not killed
+    assert found == [1, 1, 2, 2]  # killed before the manifest, the commit and the removal of step 1; not killed
 
 
 MESHES = """
@@ -557,3 +556,38 @@ def test_a_checkpoint_comes_back_bit_for_bit_on_another_mesh(tmp_path: Path) -> 
     target = {"trainable": {"w": jax.ShapeDtypeStruct((16, 8), jnp.float32)}}
     found = reader.restore(1, target)["trainable"]["w"]
     assert bits(found) == bits(jax.random.normal(jax.random.key(0), (16, 8)))
+
+
+RANK = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from nnxdsl.run.checkpoint import Checkpoints
+rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
+sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))
+value = np.arange(32, dtype=np.float32).reshape(8, 4) / 3
+checkpoints = Checkpoints(directory, keep=2)
+for step in (1, 2, 3):
+    array = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index] * step)
+    checkpoints.save(step, {"trainable": {"x": array}}, {"step": step})
+    assert checkpoints.wait() == step
+target = jax.ShapeDtypeStruct(value.shape, jnp.float32, sharding=sharding)
+found = checkpoints.restore(checkpoints.latest_good().step, {"trainable": {"x": target}})["trainable"]["x"]
+same = [np.array_equal(np.asarray(shard.data), (value * 3)[shard.index]) for shard in found.addressable_shards]
+print("rank", rank, checkpoints.steps(), same)
+"""
+
+
+def test_two_processes_save_one_checkpoint(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    ranks = [child(RANK, str(rank), port, str(tmp_path), devices=2) for rank in range(2)]
+    said = [output(rank).splitlines() for rank in ranks]  # gloo speaks on stdout too
+    assert [lines[-1] for lines in said] == [f"rank {rank} [2, 3] [True, True]" for rank in range(2)]
+    reader = Checkpoints.open(tmp_path)
+    target = {"trainable": {"x": jax.ShapeDtypeStruct((8, 4), jnp.float32)}}
+    wanted = np.arange(32, dtype=np.float32).reshape(8, 4) / 3 * 3
+    assert np.array_equal(np.asarray(reader.restore(3, target)["trainable"]["x"]), wanted)
