@@ -24,8 +24,10 @@ class Adapter(Spec):
 
 @attrs.frozen(kw_only=True)
 class LoRA(Adapter):
-    """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): `y = x W + (alpha / rank) x A B`, with A drawn He-uniform
-    and B zero, so that training starts at the model itself. A and B are float32.
+    """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685).
+
+    `y = x W + (alpha / rank) x A B`, with A drawn He-uniform and B zero, so that training starts at the model itself.
+    A and B are float32.
 
     Attributes:
         rank: Inner dimension of A and B.

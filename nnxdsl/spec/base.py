@@ -1,34 +1,39 @@
 """What every spec object is: a frozen attrs class that checks all its fields and says all that is wrong at once.
 
-Knows nothing of what the objects mean. A class below `Spec` is a family (`Objective`) or a single noun (`Mesh`); a class
-below a family is a member, reachable as `Objective.DPO`.
+Knows nothing of what the objects mean. A class below `Spec` is a family (`Objective`) or a single noun (`Mesh`); a
+class below a family is a member, reachable as `Objective.DPO`.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import operator
 import sys
-import types
-import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import attrs
 
 from nnxdsl.spec.errors import Problem, SpecError, suggest
+from nnxdsl.spec.kinds import check_annotation, check_value, resolve, show
 
 _HOME = "nnxdsl.spec."
+
 registry: dict[str, type[Spec]] = {}
-"""Every noun, family and built-in member by the name that Python code uses for it: `Mesh`, `Objective`, `Objective.DPO`."""
+"""Every noun, family and built-in member by the name that Python code uses for it: `Mesh`, `Objective.DPO`."""
+
+
+class UnsetError(AttributeError):
+    """A field was read that holds nothing, since what was given for it is wrong."""
 
 
 @attrs.frozen(kw_only=True)
 class Spec:
     """Base of every object that an experiment is made of.
 
-    Subclasses are decorated with `@attrs.frozen(kw_only=True)`. A class may override `problems` to check fields against
-    each other. Fields are strictly typed (only int widens to float), and hold numbers, text, tuples, None and other specs.
+    Subclasses are decorated with `@attrs.frozen(kw_only=True)`; one that is not, or that declares a field which could
+    not go through JSON and back, is a TypeError. A class may override `problems` to check fields against each other.
+    Fields are strictly typed (only int widens to float), and hold numbers, text, tuples, None and other specs.
     """
 
     family: ClassVar[type[Spec]]
@@ -36,7 +41,7 @@ class Spec:
 
     @classmethod
     def __attrs_init_subclass__(cls) -> None:
-        _require_frozen(cls)
+        _check_declaration(cls)
         parent = next(base for base in cls.__mro__[1:] if issubclass(base, Spec))
         cls.family = cls if parent is Spec else parent.family
         if cls.__module__.startswith(_HOME):
@@ -47,227 +52,233 @@ class Spec:
             registry[cls.__qualname__] = cls
         else:
             cls.tag = f"{cls.__module__}:{cls.__qualname__}"
-        _check_when_built(cls)
+        cls.__init__ = _checked_init(cls)  # type: ignore[method-assign]
 
     def problems(self) -> Iterable[Problem]:
-        """What is wrong between fields that are each right alone; paths relative to this object."""
+        """What is wrong between fields that are each right alone; paths relative to this object.
+
+        It may be called while some fields are wrong: reading one of those raises UnsetError, which ends the check.
+        Checks that read different fields belong in functions of their own, joined by `gather`.
+        """
         return ()
+
+    @classmethod
+    def instead_of(cls, value: object) -> str:
+        """What to write where `value` was given for this class, to end a message; empty where that is not known."""
+        if isinstance(value, type) and issubclass(value, cls) and not is_family(value):
+            return f"; write {value.__qualname__}(...)"
+        if is_family(cls) and not isinstance(value, Spec):
+            return f"; use one of its members: {members_hint(cls)}"
+        return ""
+
+    if not TYPE_CHECKING:  # a type checker is to complain of every name that is not declared
+
+        def __getattr__(self, name: str) -> Any:
+            kind = UnsetError if name in attrs.fields_dict(type(self)) else AttributeError
+            raise kind(f"'{type(self).__qualname__}' object has no attribute '{name}'", name=name, obj=self)
 
 
 Spec.family = Spec
 SpecT = TypeVar("SpecT", bound=Spec)
 
 
-def _require_frozen(cls: type[Spec]) -> None:
-    options = getattr(cls, "__attrs_props__", None)
-    frozen = options.is_frozen if options is not None else cls.__setattr__ is not object.__setattr__
-    if not frozen:
-        raise TypeError(f"{cls.__qualname__} must be declared with @attrs.frozen(kw_only=True)")
+class Field(NamedTuple):
+    """One declared field, its annotation resolved and its default as an object holds it."""
+
+    type: Any
+    default: object
+    check: Callable[..., Any] | None
+    positional: bool
 
 
-def _check_when_built(cls: type[Spec]) -> None:
-    """Replace the `__init__` that attrs wrote by one that checks first and reports everything together."""
-    plain = cls.__dict__.get("__init__")
-    if plain is None:  # a class without fields of its own and without the decorator
-        return
-
-    @functools.wraps(plain)
-    def __init__(self: Spec, *args: object, **values: object) -> None:
-        if type(self) is not cls:  # pragma: no cover - a subclass always has its own __init__
-            plain(self, *args, **values)
-            return
-        given, problems = _bind(cls, args, values)
-        clean, found = check_fields(cls, given)
-        problems += found
-        problems += [
-            Problem(field.name, f"{cls.__qualname__} needs it")
-            for field in attrs.fields(cls)
-            if field.default is attrs.NOTHING and field.name not in given
-        ]
-        if cls.family is cls and is_family(cls):
-            problems.append(Problem("", f"{cls.__name__} is a family; use one of its members{members_hint(cls)}"))
-        if not problems:
-            plain(self, **clean)
-            problems += self.problems()
-        if problems:
-            raise SpecError(problems, describe(cls, given))
-
-    cls.__init__ = __init__  # type: ignore[method-assign]
-    cls.__plain_init__ = plain  # type: ignore[attr-defined]
+class Broken:
+    """Stands for a value that could not be built and whose problem is already known: its field stays unset."""
 
 
-def _bind(
-    cls: type[Spec], args: tuple[object, ...], values: Mapping[str, object]
-) -> tuple[dict[str, object], list[Problem]]:
-    positional = [field.name for field in attrs.fields(cls) if not field.kw_only]
-    if len(args) > len(positional):
-        allowed = f"only {', '.join(positional)}" if positional else "no value"
-        raise SpecError([Problem("", f"takes {allowed} without its name, got {args!r}")], cls.__qualname__)
-    return {**dict(zip(positional, args, strict=False)), **values}, []
+BROKEN = Broken()
 
 
-def check_fields(cls: type[Spec], values: Mapping[str, object]) -> tuple[dict[str, object], list[Problem]]:
-    """The values that are right, as the class will hold them, and the problems of all others."""
-    clean: dict[str, object] = {}
-    problems: list[Problem] = []
-    hints = field_types(cls)
-    fields = attrs.fields_dict(cls)
-    for name, value in values.items():
-        field = fields.get(name)
-        if field is None:
-            problems.append(Problem(name, f"{cls.__name__} has no field '{name}'{suggest(name, fields)}"))
+def gather(*checks: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
+    """The problems of several checks, each ended (alone) by a field that is itself wrong."""
+    for check in checks:
+        try:
+            yield from check()
+        except UnsetError:
             continue
-        held, found = check_value(value, hints[name])
-        if not found and field.validator is not None:
-            try:
-                field.validator(None, field, held)
-            except ValueError as error:
-                found = [Problem("", str(error))]
-        if found:
-            problems += [problem.under(name) for problem in found]
-        else:
-            clean[name] = held
-    return clean, problems
 
 
-def assemble(cls: type[SpecT], values: Mapping[str, object], problems: list[Problem]) -> SpecT | None:
+def assemble(cls: type[SpecT], values: Mapping[str, object], problems: list[Problem]) -> SpecT:
     """Build `cls` as far as its values allow, adding what is wrong to `problems`.
 
-    What is wrong is left out or takes its default, so that checks between fields still run and a caller can show every
-    problem of a tree at once. The object must be used only if `problems` stayed empty; None if a needed field is missing.
+    Fields that are wrong or missing stay unset, so that the checks which do not read them still run and a caller can
+    show every problem of a tree at once. The object must be used only if `problems` stayed empty.
     """
-    clean, found = check_fields(cls, values)
-    problems += found
-    missing = [f.name for f in attrs.fields(cls) if f.default is attrs.NOTHING and f.name not in clean]
-    problems += [Problem(name, f"{cls.__name__} needs it") for name in missing if name not in values]
-    if missing:
-        return None
     built = object.__new__(cls)
-    cls.__plain_init__(built, **clean)  # type: ignore[attr-defined]
-    said = {problem.path for problem in problems}
-    problems += [problem for problem in built.problems() if problem.path not in said]
+    _fill(built, values, problems)
     return built
 
 
+def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> None:
+    cls = type(spec)
+    fields = declared(cls)
+    if is_family(cls):
+        problems.append(Problem("", f"{cls.__name__} is a family; use one of its members: {members_hint(cls)}"))
+    for name in values:
+        if name not in fields:
+            problems.append(Problem(name, f"{cls.__name__} has no field '{name}'{suggest(name, fields)}"))
+    for name, field in fields.items():
+        value = values.get(name, field.default)
+        if value is BROKEN:
+            continue
+        if value is attrs.NOTHING:
+            problems.append(Problem(name, f"{cls.__qualname__} needs it"))
+            continue
+        if value is not field.default:
+            value, found = _check_field(field, value)
+            problems += [problem.under(name) for problem in found]
+            if found:
+                continue
+        object.__setattr__(spec, name, value)
+    problems += gather(spec.problems)
+
+
+def _check_field(field: Field, value: object) -> tuple[object, list[Problem]]:
+    held, found = check_value(value, field.type)
+    if not found and field.check is not None:
+        try:
+            field.check(None, None, held)
+        except (ValueError, TypeError) as error:
+            found = [Problem("", str(error.args[0] if error.args else error))]
+    return held, found
+
+
+def _checked_init(cls: type[Spec]) -> Callable[..., None]:
+    """An `__init__` with the signature of the one that attrs wrote, which reports everything together."""
+
+    @functools.wraps(cls.__init__)
+    def init(self: Spec, *args: object, **values: object) -> None:
+        if type(self) is not cls:
+            raise TypeError(_declare_it(type(self)))
+        problems: list[Problem] = []
+        given = _bind(cls, args, values, problems)
+        _fill(self, given, problems)
+        if problems:
+            raise SpecError(problems, describe(cls, given))
+
+    return init
+
+
+def _bind(
+    cls: type[Spec], args: tuple[object, ...], values: Mapping[str, object], problems: list[Problem]
+) -> dict[str, object]:
+    if not args:
+        return dict(values)
+    positional = [name for name, field in declared(cls).items() if field.positional]
+    if len(args) > len(positional):
+        allowed = f"only {', '.join(positional)}" if positional else "no value"
+        extra = ", ".join(show(arg) for arg in args[len(positional) :])
+        message = f"takes {allowed} without a name, got {extra}; write name=value"
+        problems.append(Problem("", message))
+    bound = dict(zip(positional, args, strict=False))
+    problems += [Problem(name, "is given twice, without its name and with it") for name in bound if name in values]
+    return {**bound, **values}
+
+
+def _declare_it(cls: type[Spec]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__} must be declared with @attrs.frozen(kw_only=True)"
+
+
+def _check_declaration(cls: type[Spec]) -> None:
+    """What can be known while a class is being defined, before its annotations can be resolved."""
+    props = attrs.inspect(cls)
+    made = props.added_init and props.added_eq and props.added_repr and not hasattr(cls, "__attrs_post_init__")
+    if not (props.is_frozen and props.kw_only is attrs.ClassProps.KeywordOnly.YES and made):
+        detail = "" if made else ", with __init__, __eq__ and __repr__ left to attrs"
+        raise TypeError(_declare_it(cls) + detail)
+    for field in attrs.fields(cls):
+        where = f"{cls.__module__}.{cls.__qualname__}.{field.name}"
+        if field.name in ("type", "schema") or field.name.startswith("_"):
+            raise TypeError(f"{where}: a spec's field cannot have this name")
+        if not field.init or not field.eq or field.converter is not None or field.alias != field.name:
+            raise TypeError(f"{where}: of the options of attrs.field, a spec's field takes default and validator alone")
+        if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
+            raise TypeError(f"{where}: write the default itself; specs cannot change, so all may share it")
+
+
 @functools.cache
+def declared(cls: type[Spec]) -> dict[str, Field]:
+    """Every field of `cls` by name, in the order of the class.
+
+    Raises:
+        TypeError: if an annotation cannot be resolved or cannot go through JSON, or if a default is not of its type.
+    """
+    types: dict[str, Any] = {}
+    nouns = {name: noun for name, noun in registry.items() if "." not in name}
+    for base in reversed(cls.__mro__):
+        space = {**nouns, **vars(sys.modules.get(base.__module__, sys))}
+        types |= resolve(base, space, wanted=attrs.fields_dict(cls))
+    fields: dict[str, Field] = {}
+    for attribute in attrs.fields(cls):
+        where = f"{cls.__module__}.{cls.__qualname__}.{attribute.name}"
+        if attribute.name not in types:
+            raise TypeError(f"{where}: a spec's field needs an annotation")
+        check_annotation(types[attribute.name], where, Spec)
+        field = Field(types[attribute.name], attribute.default, attribute.validator, not attribute.kw_only)
+        if field.default is not attrs.NOTHING:
+            held, found = _check_field(field, field.default)
+            if found:
+                raise TypeError(f"{where}: wrong default: {found[0].message}")
+            field = field._replace(default=held)
+        fields[attribute.name] = field
+    return fields
+
+
 def field_types(cls: type[Spec]) -> dict[str, Any]:
     """The resolved annotation of every field of `cls`."""
-    nouns = {name: noun for name, noun in registry.items() if "." not in name}
-    hints: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        space = {**nouns, **vars(sys.modules.get(base.__module__, types))}
-        for name, annotation in vars(base).get("__annotations__", {}).items():
-            if name in attrs.fields_dict(cls):
-                hints[name] = eval(annotation, space) if isinstance(annotation, str) else annotation  # noqa: S307
-    return hints
-
-
-def check_value(value: object, annotation: Any) -> tuple[object, list[Problem]]:
-    """`value` as a field of this type holds it (an int becomes a float where one is asked for), or what is wrong."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return _check_union(value, typing.get_args(annotation))
-    if origin is typing.Literal:
-        choices = typing.get_args(annotation)
-        if any(value == choice and type(value) is type(choice) for choice in choices):
-            return value, []
-        hint = suggest(value, [str(choice) for choice in choices]) if isinstance(value, str) else ""
-        listed = ", ".join(repr(choice) for choice in choices)
-        return value, [Problem("", f"expected one of {listed}, got {value!r}{hint if 'mean' in hint else ''}")]
-    if origin is tuple:
-        return _check_tuple(value, typing.get_args(annotation))
-    if annotation is float:
-        if type(value) is int:
-            value = float(value)
-        if type(value) is float:
-            return value, [] if math.isfinite(value) else [Problem("", f"expected a finite number, got {value}")]
-    elif type(value) is annotation:
-        return value, []
-    if isinstance(annotation, type) and issubclass(annotation, Spec):
-        if isinstance(value, annotation):
-            return value, []
-        return value, [Problem("", f"expected {annotation.__name__}, got {show(value)}{_instead(value, annotation)}")]
-    return value, [Problem("", f"expected {type_name(annotation)}, got {show(value)}")]
-
-
-def _check_union(value: object, arms: tuple[Any, ...]) -> tuple[object, list[Problem]]:
-    if value is None and types.NoneType in arms:
-        return None, []
-    arms = tuple(arm for arm in arms if arm is not types.NoneType)
-    if len(arms) == 1:
-        return check_value(value, arms[0])
-    for arm in arms:
-        held, found = check_value(value, arm)
-        if not found:
-            return held, []
-    return value, [Problem("", f"expected {' or '.join(type_name(arm) for arm in arms)}, got {show(value)}")]
-
-
-def _check_tuple(value: object, arms: tuple[Any, ...]) -> tuple[object, list[Problem]]:
-    expected = type_name(tuple[arms])  # type: ignore[valid-type]
-    if not isinstance(value, tuple):
-        hint = f"; write {show(tuple(value))}" if isinstance(value, list) else ""
-        hint = hint or (f"; write ({value!r},)" if isinstance(value, str) else "")
-        return value, [Problem("", f"expected {expected}, got {show(value)}{hint}")]
-    items: tuple[object, ...] = value
-    endless = len(arms) == 2 and arms[1] is Ellipsis
-    if not endless and len(items) != len(arms):
-        return value, [Problem("", f"expected {expected}, got {show(value)}")]
-    held: list[object] = []
-    problems: list[Problem] = []
-    for index, item in enumerate(items):
-        kept, found = check_value(item, arms[0] if endless else arms[index])
-        held.append(kept)
-        problems += [problem.under(str(index)) for problem in found]
-    return tuple(held), problems
-
-
-def _instead(value: object, annotation: type[Spec]) -> str:
-    if isinstance(value, type) and issubclass(value, annotation):
-        return f"; write {value.__qualname__}(...)"
-    if isinstance(value, str):
-        return f"; use one of its members{members_hint(annotation)}" if is_family(annotation) else ""
-    return ""
+    return {name: field.type for name, field in declared(cls).items()}
 
 
 def is_family(cls: type[Spec]) -> bool:
     """Whether `cls` is a family whose members are used in its place."""
-    return cls.family is cls and bool(members(cls))
+    return cls.family is cls and (cls is Spec or bool(members(cls)))
 
 
 def members(family: type[Spec]) -> dict[str, type[Spec]]:
     """The built-in members of a family by short name."""
     prefix = f"{family.__name__}."
+    if registry.get(family.__name__) is not family:
+        return {}
     return {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
 
 
 def members_hint(family: type[Spec]) -> str:
-    """`: Objective.DPO, Objective.SFT`, for messages."""
-    return ": " + ", ".join(f"{family.__name__}.{name}" for name in members(family))
+    """`Objective.SFT, Objective.DPO`, for messages."""
+    return ", ".join(cls.__qualname__ for cls in members(family).values())
+
+
+def is_builtin(cls: type[Spec]) -> bool:
+    """Whether `cls` is one of nnxdsl's own."""
+    return registry.get(cls.__qualname__) is cls
+
+
+def require_importable(cls: type[Spec]) -> None:
+    """Refuse a class that another process could not import by its module and name.
+
+    Raises:
+        SpecError: saying where the class belongs.
+    """
+    if is_builtin(cls):
+        return
+    try:
+        found: object = operator.attrgetter(cls.__qualname__)(sys.modules[cls.__module__])
+    except (KeyError, AttributeError):
+        found = None
+    if found is not cls or cls.__module__ == "__main__":
+        where = f"{cls.__module__}.{cls.__qualname__}"
+        raise SpecError([Problem("", f"{where} cannot be imported again; put the class in a module of its own")])
 
 
 def describe(cls: type[Spec], values: Mapping[str, object]) -> str:
     """`Experiment 'dpo-gemma3-1b'`: the class, and the name if it has one."""
     called = values.get("name")
     return f"{cls.__qualname__} {called!r}" if isinstance(called, str) else cls.__qualname__
-
-
-def show(value: object) -> str:
-    """A value as messages show it: short, and specs by their name alone."""
-    if isinstance(value, Spec):
-        return type(value).__qualname__
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def type_name(annotation: Any) -> str:
-    """An annotation as a person writes it: `int`, `tuple[str, ...]`, `Weights or None`."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_name(arm) for arm in typing.get_args(annotation))
-    if origin is tuple:
-        return f"tuple[{', '.join('...' if a is Ellipsis else type_name(a) for a in typing.get_args(annotation))}]"
-    if annotation is types.NoneType:
-        return "None"
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
-

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from nnxdsl.spec.base import Spec
+from nnxdsl.spec.base import Spec, declared, gather
 from nnxdsl.spec.data import Data
 from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.limits import not_negative, positive
@@ -31,12 +31,22 @@ class Evaluation(Spec):
     temperature: float = attrs.field(default=0.0, validator=not_negative)
 
     def problems(self) -> Iterable[Problem]:
-        """There must be something to evaluate."""
+        """There must be something to evaluate, and no setting for answers without prompts."""
+        return gather(self._check_empty, self._check_prompts, self._check_unused)
+
+    def _check_empty(self) -> Iterable[Problem]:
         if self.data is None and not self.prompts:
             yield Problem("", "has neither data nor prompts; give one of them, or evaluation=None")
+
+    def _check_prompts(self) -> Iterable[Problem]:
         for index, prompt in enumerate(self.prompts):
             if not prompt.strip():
                 yield Problem(f"prompts.{index}", "is empty")
+
+    def _check_unused(self) -> Iterable[Problem]:
+        for name in ("max_new_tokens", "temperature"):
+            if not self.prompts and getattr(self, name) != declared(Evaluation)[name].default:
+                yield Problem(name, "has no effect without prompts")
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from nnxdsl.spec.base import Spec
-from nnxdsl.spec.limits import Limit, not_negative, positive
+from nnxdsl.spec.limits import Limit, filled, not_negative, positive
 
 if TYPE_CHECKING:
     from nnxdsl.spec import data as members
@@ -74,15 +74,17 @@ class Data(Spec):
     rows: ClassVar[str] = "rows"
     """What its rows are called in messages."""
 
-    path: str = attrs.field(validator=Limit(pattern=r".*\S.*"))
+    path: str = attrs.field(validator=filled)
     order: Order = Shuffled()
     bad_rows: BadRows = Stop()
 
 
 @attrs.frozen(kw_only=True)
 class Preferences(Data):
-    """Pairs of a better and a worse answer to one prompt: `prompt`, `chosen`, `rejected` as text or chat messages (an
-    implicit prompt is found), or `prompt_ids`, `chosen_ids`, `rejected_ids`.
+    """Pairs of a better and a worse answer to one prompt.
+
+    In each row `prompt`, `chosen`, `rejected` as text or chat messages (an implicit prompt is found), or
+    `prompt_ids`, `chosen_ids`, `rejected_ids`.
 
     Attributes:
         path: File, relative to the directory in which the command runs.
@@ -95,7 +97,7 @@ class Preferences(Data):
     yields: ClassVar[str] = "pairs"
     rows: ClassVar[str] = "preference pairs"
 
-    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    path: str = attrs.field(kw_only=False, validator=filled)
     max_prompt_length: int = attrs.field(default=512, validator=positive)
     max_response_length: int = attrs.field(default=512, validator=positive)
 
@@ -114,7 +116,7 @@ class Conversations(Data):
     yields: ClassVar[str] = "sequences"
     rows: ClassVar[str] = "conversations"
 
-    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    path: str = attrs.field(kw_only=False, validator=filled)
     max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
 
 
@@ -133,6 +135,6 @@ class Text(Data):
     yields: ClassVar[str] = "sequences"
     rows: ClassVar[str] = "texts"
 
-    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
-    field: str = attrs.field(default="text", validator=Limit(pattern=r".*\S.*"))
+    path: str = attrs.field(kw_only=False, validator=filled)
+    field: str = attrs.field(default="text", validator=filled)
     max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import attrs
 
@@ -64,12 +64,14 @@ def join(prefix: str, path: str) -> str:
     return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """`; did you mean 'beta'?` for the nearest candidate; nothing where none is near."""
+    near = difflib.get_close_matches(name, sorted(set(candidates)), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
 def suggest(name: str, candidates: Iterable[str]) -> str:
     """`; did you mean 'beta'?` for the nearest candidate, else the candidates themselves if they are few."""
-    names: Sequence[str] = sorted(set(candidates))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean '{near[0]}'?"
-    if not names:
-        return ""
-    return f"; there are: {', '.join(names)}"
+    names = sorted(set(candidates))
+    listed = f"; there are: {', '.join(names)}" if 0 < len(names) <= 20 else ""
+    return nearest(name, names) or listed

@@ -1,5 +1,7 @@
 """One post-training run as one object: the top of every tree."""
 
+# ruff: noqa: RUF009 - specs cannot change, so a default may be shared
+
 from __future__ import annotations
 
 import importlib
@@ -9,7 +11,7 @@ from typing import ClassVar
 import attrs
 
 from nnxdsl.spec.adapter import Adapter
-from nnxdsl.spec.base import Spec
+from nnxdsl.spec.base import Spec, gather
 from nnxdsl.spec.cadence import Checkpoint, Evaluation
 from nnxdsl.spec.data import Data, Text
 from nnxdsl.spec.errors import Problem
@@ -23,6 +25,12 @@ from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
 from nnxdsl.spec.tokenizer import Auto
 from nnxdsl.spec.weights import From, Random
+
+_READ = {
+    "pairs": ("preference pairs", "Data.Preferences"),
+    "sequences": ("conversations or texts", "Data.Conversations or Data.Text"),
+}
+"""What each kind of batch is made of, and the data that yields it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,47 +87,63 @@ class Experiment(Spec):
 
     def problems(self) -> Iterable[Problem]:
         """What is wrong between the parts."""
-        yield from self._data_problems()
-        yield from self._batch_problems()
+        return gather(
+            self._check_data,
+            self._check_held_out,
+            self._check_batch,
+            self._check_split,
+            self._check_quantized,
+            self._check_frozen,
+            self._check_earlier,
+        )
+
+    def _check_data(self) -> Iterable[Problem]:
+        return self._readable("data", self.data)
+
+    def _check_held_out(self) -> Iterable[Problem]:
+        if self.evaluation is not None and self.evaluation.data is not None:
+            yield from self._readable("evaluation.data", self.evaluation.data)
+
+    def _readable(self, path: str, data: Data) -> Iterable[Problem]:
+        reads, objective = self.objective.reads, type(self.objective).__qualname__
+        if data.yields != reads:
+            wanted, cure = _READ.get(reads, (reads, f"data that yields {reads}"))
+            yield Problem(path, f"{objective} reads {wanted}, {type(data).__qualname__} yields {data.rows}; use {cure}")
+        elif isinstance(data, Text) and isinstance(self.objective, SFT) and self.objective.loss_on == "assistant":
+            message = f"'assistant' has no meaning for {type(data).__qualname__} ({path}); use loss_on='all'"
+            yield Problem("objective.loss_on", message)
+
+    def _check_batch(self) -> Iterable[Problem]:
+        if self.microbatch_size is not None and self.batch_size % self.microbatch_size:
+            yield Problem("microbatch_size", f"{self.microbatch_size} does not divide batch_size={self.batch_size}")
+
+    def _check_split(self) -> Iterable[Problem]:
+        size, path = self.microbatch_size, "microbatch_size"
+        if size is None:
+            size, path = self.batch_size, "batch_size"
+        if size % (self.mesh.data * self.mesh.fsdp):
+            yield Problem(path, f"{size} rows cannot be split over mesh data={self.mesh.data} x fsdp={self.mesh.fsdp}")
+
+    def _check_quantized(self) -> Iterable[Problem]:
         if self.quantization is not None and self.adapter is None:
             yield Problem(
                 "quantization",
                 f"{type(self.quantization).__qualname__} freezes the base, so there is nothing to train without an "
                 "adapter; add adapter=Adapter.LoRA()",
             )
+
+    def _check_frozen(self) -> Iterable[Problem]:
+        if self.precision.frozen != "auto" and self.adapter is None and not self.objective.needs_reference:
+            yield Problem("precision.frozen", f"{self.precision.frozen!r} has no effect, since no weights are frozen")
+
+    def _check_earlier(self) -> Iterable[Problem]:
         if isinstance(self.model.weights, From):
             earlier = self.model.weights.experiment.model
             if _network(earlier) != _network(self.model):
                 yield Problem(
-                    "model", "is another network than that of model.weights.experiment; both must be of one family and size"
+                    "model",
+                    "is another network than that of model.weights.experiment; both must be of one family and size",
                 )
-
-    def _data_problems(self) -> Iterable[Problem]:
-        reads, objective = self.objective.reads, type(self.objective).__qualname__
-        sources = [("data", self.data)]
-        if self.evaluation is not None and self.evaluation.data is not None:
-            sources.append(("evaluation.data", self.evaluation.data))
-        wanted = {"pairs": "preference pairs", "sequences": "conversations or texts"}.get(reads, reads)
-        cure = {"pairs": "Data.Preferences", "sequences": "Data.Conversations or Data.Text"}.get(reads, f"{reads} data")
-        for path, data in sources:
-            if data.yields != reads:
-                yield Problem(path, f"{objective} reads {wanted}, {type(data).__qualname__} yields {data.rows}; use {cure}")
-            elif isinstance(data, Text) and isinstance(self.objective, SFT) and self.objective.loss_on == "assistant":
-                yield Problem(
-                    "objective.loss_on", f"'assistant' has no meaning for Data.Text ({path}); use loss_on='all'"
-                )
-
-    def _batch_problems(self) -> Iterable[Problem]:
-        size, path = self.batch_size, "batch_size"
-        if self.microbatch_size is not None:
-            size, path = self.microbatch_size, "microbatch_size"
-            if self.batch_size % self.microbatch_size:
-                yield Problem(
-                    path, f"{self.microbatch_size} does not divide batch_size={self.batch_size}"
-                )
-        shards = self.mesh.data * self.mesh.fsdp
-        if size % shards:
-            yield Problem(path, f"{size} rows cannot be split over mesh data={self.mesh.data} x fsdp={self.mesh.fsdp}")
 
     def main(self) -> None:
         """The command line of this experiment: `python FILE [run|show|plan|diff OTHER] [path=value ...]`."""

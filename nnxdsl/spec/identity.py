@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-import attrs
-
-from nnxdsl.spec.base import Spec
+from nnxdsl.spec.base import Spec, declared
 
 if TYPE_CHECKING:
     from nnxdsl.spec.experiment import Experiment
@@ -29,10 +27,10 @@ def identity(value: object) -> object:
     """
     if isinstance(value, Spec):
         outside: frozenset[str] = getattr(type(value), "outside_identity", frozenset())
-        inside = [field.name for field in attrs.fields(type(value)) if field.name not in outside]
+        inside = [name for name in declared(type(value)) if name not in outside]
         return {"type": value.tag, **{name: identity(getattr(value, name)) for name in inside}}
     if isinstance(value, tuple):
-        return [identity(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [identity(item) for item in cast("tuple[object, ...]", value)]
     return value
 
 

@@ -11,8 +11,13 @@ import attrs
 class Limit:
     """A closed or half-open range, or a pattern; called by attrs, and by `base` to collect all problems.
 
-    Raises:
-        ValueError: with the sentence that the user reads.
+    Attributes:
+        above: Values must be greater.
+        at_least: Values must be as great or greater.
+        below: Values must be smaller.
+        at_most: Values must be as small or smaller.
+        pattern: Regular expression that the whole text must match.
+        words: What the pattern means, for people.
     """
 
     above: float | None = None
@@ -20,30 +25,34 @@ class Limit:
     below: float | None = None
     at_most: float | None = None
     pattern: str | None = None
+    words: str = ""
 
     def __call__(self, _instance: object, _attribute: object, value: object) -> None:
-        if value is None:
-            return
+        """Check one value; None is always within the limit, since the field's type says whether it may be None.
+
+        Raises:
+            ValueError: with the sentence that the user reads.
+        """
+        if value is not None and not self._holds(value):
+            raise ValueError(f"expected {self.describe()}, got {value!r}")
+
+    def _holds(self, value: object) -> bool:
         if self.pattern is not None:
-            if not re.fullmatch(self.pattern, str(value)):
-                raise ValueError(f"expected {self.describe()}, got {value!r}")
-            return
+            return re.fullmatch(self.pattern, str(value), re.DOTALL) is not None
         assert isinstance(value, int | float)
-        inside = (
+        return (
             (self.above is None or value > self.above)
             and (self.at_least is None or value >= self.at_least)
             and (self.below is None or value < self.below)
             and (self.at_most is None or value <= self.at_most)
         )
-        if not inside:
-            raise ValueError(f"expected {self.describe()}, got {value!r}")
 
     def describe(self) -> str:
         """The range in words, such as `a value > 0 and <= 1`."""
         if self.pattern is not None:
-            return f"text that matches {self.pattern}"
+            return self.words or f"text that matches {self.pattern}"
         bounds = ((">", self.above), (">=", self.at_least), ("<", self.below), ("<=", self.at_most))
-        return "a value " + " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        return "a value " + " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
 
 
 positive = Limit(above=0)
@@ -58,5 +67,11 @@ fraction = Limit(at_least=0, at_most=1)
 probability = Limit(at_least=0, below=1)
 """Between 0 (included) and 1 (excluded)."""
 
-name = Limit(pattern=r"[a-z0-9][a-z0-9._-]{0,63}")
+filled = Limit(pattern=r".*\S.*", words="text that is not blank")
+"""Text with something in it."""
+
+name = Limit(
+    pattern=r"[a-z0-9][a-z0-9._-]{0,63}",
+    words="1 to 64 of a-z, 0-9, '.', '_' and '-', the first a letter or a digit",
+)
 """A name that is also safe as part of a directory name."""

@@ -1,5 +1,7 @@
 """Which network is trained, and from what. The networks themselves are in `nnxdsl/models/`."""
 
+# ruff: noqa: RUF009 - specs cannot change, so a default may be shared
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal

@@ -31,8 +31,8 @@ class SFT(Objective):
     """Supervised fine-tuning: mean negative log-likelihood of the target tokens of the whole batch.
 
     Attributes:
-        loss_on: Which tokens are targets: "assistant" for the assistant's turns of a conversation, "all" for every token
-            after the first.
+        loss_on: Which tokens are targets: "assistant" for the assistant's turns of a conversation, "all" for every
+            token after the first.
     """
 
     reads: ClassVar[str] = "sequences"

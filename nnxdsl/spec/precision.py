@@ -11,8 +11,10 @@ from nnxdsl.spec.base import Spec
 
 @attrs.frozen(kw_only=True)
 class Precision(Spec):
-    """Number formats. Trainable parameters, their gradients and optimizer states are always float32, and so are norms,
-    softmax, log-probabilities and sums.
+    """Number formats.
+
+    Trainable parameters, their gradients and optimizer states are always float32, and so are norms, softmax,
+    log-probabilities and sums.
 
     Attributes:
         compute: Format of activations and matrix products; "auto" is float32 on CPUs and bfloat16 elsewhere.

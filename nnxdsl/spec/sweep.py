@@ -19,7 +19,11 @@ def product(axes: Mapping[str, Sequence[object]]) -> list[Point]:
 
     >>> product({"a": [1, 2], "b": [3]})
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+
+    Raises:
+        SpecError: if a path has text in place of a list of values.
     """
+    _check_lists(axes)
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -27,11 +31,12 @@ def zipped(axes: Mapping[str, Sequence[object]]) -> list[Point]:
     """The first values of all paths, then the second ones, and so on.
 
     Raises:
-        SpecError: if the paths have different numbers of values.
+        SpecError: if the paths have different numbers of values, or text in place of a list of them.
 
     >>> zipped({"a": [1, 2], "b": [3, 4]})
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
     """
+    _check_lists(axes)
     lengths = {path: len(values) for path, values in axes.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{path} has {length}" for path, length in lengths.items())
@@ -52,6 +57,16 @@ def cross(*grids: Sequence[Point]) -> list[Point]:
     return [dict(itertools.chain.from_iterable(p.items() for p in points)) for points in itertools.product(*grids)]
 
 
+def _check_lists(axes: Mapping[str, Sequence[object]]) -> None:
+    problems = [
+        Problem(path, f"expected a list of values, got {values!r}; write [{values!r}]")
+        for path, values in axes.items()
+        if isinstance(values, str)
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
 @attrs.frozen
 class Sweep:
     """An experiment and the points at which it is tried.
@@ -70,7 +85,7 @@ class Sweep:
 
     def __attrs_post_init__(self) -> None:
         built: list[Experiment] = []
-        problems: list[Problem] = []
+        problems: list[Problem] = [] if self.points else [Problem("points", "there are none")]
         for index, point in enumerate(self.points):
             try:
                 built.append(evolve(self.base, point))

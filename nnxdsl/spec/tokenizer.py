@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from nnxdsl.spec.base import Spec
-from nnxdsl.spec.limits import Limit
+from nnxdsl.spec.limits import filled
 
 if TYPE_CHECKING:
     from nnxdsl.spec import tokenizer as members
@@ -41,5 +41,5 @@ class File(Tokenizer):
         chat_template: A jinja2 template in place of the one beside the tokenizer; None keeps that one.
     """
 
-    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    path: str = attrs.field(kw_only=False, validator=filled)
     chat_template: str | None = None

@@ -7,36 +7,41 @@ from __future__ import annotations
 
 import importlib
 import json
-import types
+import operator
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import attrs
-import cattrs
 
 from nnxdsl.spec.base import (
+    BROKEN,
     Spec,
     assemble,
+    declared,
     describe,
     field_types,
+    is_builtin,
     is_family,
     members,
     members_hint,
     registry,
-    show,
+    require_importable,
 )
-from nnxdsl.spec.errors import Problem, SpecError, suggest
+from nnxdsl.spec.errors import Problem, SpecError, join, suggest
 from nnxdsl.spec.identity import SCHEMA
+from nnxdsl.spec.kinds import arms, of_each, show
 
 SpecT = TypeVar("SpecT", bound=Spec)
-converter = cattrs.Converter()
-"""Where a third party may register hooks for field types of its own."""
 
 
 def to_dict(spec: Spec) -> dict[str, Any]:
-    """The tree as JSON values, every node with its `type`; an experiment carries the schema's number on top."""
-    tree = cast("dict[str, Any]", converter.unstructure(spec))
+    """The tree as JSON values, every node with its `type`; an experiment carries the schema's number on top.
+
+    Raises:
+        SpecError: if the class of a node could not be imported again by whoever reads the tree.
+    """
+    tree = cast("dict[str, Any]", _encode(spec))
     return {"schema": SCHEMA, **tree} if tree["type"] == "Experiment" else tree
 
 
@@ -46,27 +51,34 @@ def to_json(spec: Spec) -> str:
 
 
 def from_dict(tree: Mapping[str, Any], expected: type[SpecT] = Spec) -> SpecT:
-    """The object of a tree; `expected` says which class or family it is of, where the tag alone would not.
+    """The object of a tree.
+
+    Args:
+        tree: What `to_dict` gave, or the same read from JSON.
+        expected: The class or family that it must be of; needed where two families have a member of the same name.
 
     Raises:
         SpecError: with every problem of the whole tree, each with its path.
     """
     problems: list[Problem] = []
-    tree = dict(tree)
-    schema = tree.pop("schema", SCHEMA)
-    if schema != SCHEMA:
-        problems.append(Problem("schema", f"this nnxdsl reads schema {SCHEMA}, got {schema!r}"))
-    built = _decode(tree, expected, "", problems)
-    if problems or not isinstance(built, expected):
-        raise SpecError(problems, _heading(tree))
-    return built
+    nodes = dict(tree)
+    schema = nodes.pop("schema", SCHEMA)
+    if type(schema) is not int or schema != SCHEMA:
+        problems.append(Problem("schema", f"this nnxdsl reads schema {SCHEMA}, got {show(schema)}"))
+    try:
+        built = _decode_node(nodes, expected, problems)
+    except RecursionError:
+        raise SpecError([Problem("", "is nested too deeply")]) from None
+    if problems:
+        raise SpecError(problems, _heading(nodes, expected))
+    return cast("SpecT", built)
 
 
 def from_json(text: str, expected: type[SpecT] = Spec) -> SpecT:
-    """The object of a JSON text."""
+    """The object of a JSON text; arguments and errors as in `from_dict`."""
     try:
-        tree = json.loads(text)
-    except json.JSONDecodeError as error:
+        tree: object = json.loads(text, object_pairs_hook=_no_name_twice)
+    except (ValueError, RecursionError) as error:
         raise SpecError([Problem("", f"not JSON: {error}")]) from error
     if not isinstance(tree, dict):
         raise SpecError([Problem("", f"expected a JSON object, got {show(tree)}")])
@@ -85,15 +97,11 @@ def get(spec: Spec, path: str) -> object:
         SpecError: if there is none, with the nearest name.
     """
     value: object = spec
-    done: list[str] = []
     for part in path.split("."):
-        try:
-            value = _children(value)[part]
-        except KeyError:
-            where, at = ".".join(done) or type(spec).__name__, _children(value)
-            message = f"{show(value)} has no field '{part}'{suggest(part, at)}"
-            raise SpecError([Problem(path, message)], where) from None
-        done.append(part)
+        inside = _children(value)
+        if part not in inside:
+            raise SpecError([Problem(path, f"{_no_such(value, part)}{suggest(part, inside)}")], _called(spec))
+        value = inside[part]
     return value
 
 
@@ -104,161 +112,171 @@ def evolve(spec: SpecT, changes: Mapping[str, object]) -> SpecT:
         SpecError: with every problem of all changes together.
     """
     problems: list[Problem] = []
-    built = _rebuild(spec, _as_tree(changes), "", problems)
-    if problems or built is None:
-        raise SpecError(problems, describe(type(spec), {"name": getattr(spec, "name", None)}))
+    built = _rebuild(spec, _as_tree(changes, problems), problems)
+    if problems:
+        raise SpecError(problems, _called(spec))
     return cast("SpecT", built)
 
 
 def diff(old: Spec, new: Spec) -> dict[str, object]:
-    """The changes that make `old` equal to `new`: `evolve(old, diff(old, new)) == new`."""
+    """The changes that make the old object equal to the new one, which is what `evolve` then does.
+
+    Raises:
+        SpecError: if the two are of different classes.
+    """
     if type(old) is not type(new):
         raise SpecError([Problem("", f"{show(old)} and {show(new)} are of different types")])
     return dict(_changes(old, new, ""))
 
 
-def _unstructure(spec: Spec) -> dict[str, Any]:
-    fields = attrs.fields(type(spec))
-    return {"type": spec.tag, **{f.name: converter.unstructure(getattr(spec, f.name)) for f in fields}}
+def _called(spec: Spec) -> str:
+    return describe(type(spec), {"name": getattr(spec, "name", None)})
 
 
-def _structure_factory(cls: type[Spec]) -> Callable[[Any, Any], Spec]:
-    return lambda tree, _type: from_dict(tree, cls)
+def _encode(value: object) -> object:
+    if isinstance(value, Spec):
+        require_importable(type(value))
+        return {"type": value.tag, **{name: _encode(child) for name, child in _children(value).items()}}
+    if isinstance(value, tuple):
+        return [_encode(item) for item in cast("tuple[object, ...]", value)]
+    return value
 
 
-def _is_spec(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, Spec)
+def _no_name_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' stands twice in one object")
+    return tree
 
 
-converter.register_unstructure_hook_func(_is_spec, _unstructure)
-converter.register_unstructure_hook(tuple, lambda items: [converter.unstructure(item) for item in items])
-converter.register_structure_hook_factory(_is_spec)(_structure_factory)
+def _heading(tree: Mapping[str, Any], expected: type[Spec]) -> str:
+    found = _candidates(expected).get(cast("str", tree.get("type"))) if isinstance(tree.get("type"), str) else None
+    cls = found[0] if found and len(found) == 1 else expected
+    return "" if cls is Spec else describe(cls, tree)
 
 
-def _heading(tree: Mapping[str, Any]) -> str:
-    tag = tree.get("type")
-    cls = _by_tag().get(tag) if isinstance(tag, str) else None
-    return describe(cls, tree) if cls else ""
-
-
-def _decode(value: Any, annotation: Any, path: str, problems: list[Problem]) -> Any:
+def _decode(value: Any, annotation: Any, problems: list[Problem]) -> Any:
     """JSON values as the annotation holds them: lists become tuples, tagged objects become specs.
 
     Values of the wrong kind pass through unchanged: the class that holds them says what is wrong.
     """
     if isinstance(value, Mapping):
-        return _decode_node(cast("Mapping[str, Any]", value), annotation, path, problems)
+        nodes, expected = cast("Mapping[str, Any]", value), _spec_in(annotation)
+        return nodes if expected is None else _decode_node(nodes, expected, problems)
     if isinstance(value, list):
-        items = cast("list[Any]", value)
-        arms = _item_types(annotation, len(items))
-        return tuple(_decode(item, arm, f"{path}.{i}", problems) for i, (item, arm) in enumerate(zip(items, arms, strict=True)))
+        return _decode_list(cast("list[Any]", value), annotation, problems)
     return value
 
 
-def _decode_node(tree: Mapping[str, Any], annotation: Any, path: str, problems: list[Problem]) -> Any:
-    expected = next((arm for arm in _arms(annotation) if _is_spec(arm)), Spec)
-    cls = _lookup(tree.get("type"), expected, path, problems)
+def _spec_in(annotation: Any) -> type[Spec] | None:
+    """The class or family among the alternatives of an annotation."""
+    return next((arm for arm in arms(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
+
+
+def _decode_list(items: list[Any], annotation: Any, problems: list[Problem]) -> Any:
+    tuples = [typing.get_args(arm) for arm in arms(annotation) if typing.get_origin(arm) is tuple]
+    if not tuples:
+        return items
+    decoded: list[Any] = []
+    item_types = of_each(tuples[0], len(items)) or [Any] * len(items)
+    for index, (item, item_type) in enumerate(zip(items, item_types, strict=True)):
+        inner: list[Problem] = []
+        decoded.append(_decode(item, item_type, inner))
+        problems += [problem.under(str(index)) for problem in inner]
+    return BROKEN if any(item is BROKEN for item in decoded) else tuple(decoded)
+
+
+def _decode_node(tree: Mapping[str, Any], expected: type[Spec], problems: list[Problem]) -> Any:
+    if "type" not in tree:
+        choices = f"one of {', '.join(_candidates(expected))}" if is_family(expected) else f"{expected.tag!r}"
+        problems.append(Problem("", "needs a 'type'" + (f": {choices}" if expected is not Spec else "")))
+        return BROKEN
+    cls = _lookup(tree["type"], expected, problems)
     if cls is None:
-        return _broken
+        return BROKEN
     hints = field_types(cls)
-    inner: list[Problem] = []
-    values = {
-        name: _decode(item, hints.get(name, Any), name, inner) for name, item in tree.items() if name != "type"
-    }
-    built = _assemble(cls, values, inner)
-    problems += [problem.under(path) for problem in inner]
-    return built
+    values: dict[str, Any] = {}
+    for name, item in tree.items():
+        if name != "type":
+            inner: list[Problem] = []
+            values[name] = _decode(item, hints.get(name, Any), inner)
+            problems += [problem.under(name) for problem in inner]
+    return assemble(cls, values, problems)
 
 
-class _Broken:
-    """Stands for a node that could not be built; the reason is already among the problems."""
+def _candidates(expected: type[Spec]) -> dict[str, list[type[Spec]]]:
+    """The built-in classes that may stand where `expected` is asked for, by tag."""
+    usable = members(expected).values() if expected is not Spec else registry.values()
+    found: dict[str, list[type[Spec]]] = {}
+    for cls in [*usable] or [expected]:
+        if not is_family(cls):
+            found.setdefault(cls.tag, []).append(cls)
+    return found
 
 
-_broken = _Broken()
-
-
-def _assemble(cls: type[Spec], values: dict[str, Any], problems: list[Problem]) -> Any:
-    broken = {name for name, value in values.items() if value is _broken}
-    needed = {f.name for f in attrs.fields(cls) if f.default is attrs.NOTHING}
-    kept = {name: value for name, value in values.items() if name not in broken}
-    if broken & needed:  # nothing to stand in for it: check the fields that are there and stop
-        found: list[Problem] = []
-        assemble(cls, kept, found)
-        problems += [problem for problem in found if problem.path not in broken]
-        return _broken
-    built = assemble(cls, kept, problems)
-    return _broken if built is None else built
-
-
-def _lookup(tag: object, expected: type[Spec], path: str, problems: list[Problem]) -> type[Spec] | None:
+def _lookup(tag: object, expected: type[Spec], problems: list[Problem]) -> type[Spec] | None:
     """The class of a `type` tag, looked up when it is read, so that classes defined later are found."""
-    found: type[Spec] | None = None
     if not isinstance(tag, str):
-        problems.append(Problem(path, f"expected an object with a 'type', got 'type': {tag!r}"))
-    elif ":" in tag:
-        found = _third_party(tag, path, problems)
-    else:
-        candidates = members(expected) if is_family(expected) else _by_tag()
-        found = candidates.get(tag)
-        if found is None:
-            problems.append(Problem(path, f"{expected.__name__} has no member '{tag}'{suggest(tag, candidates)}"))
-    if found is not None and not issubclass(found, expected):
-        problems.append(Problem(path, f"expected {expected.__name__}, got {found.__qualname__}"))
+        problems.append(Problem("type", f"expected str, got {show(tag)}"))
+        return None
+    try:
+        found = _imported(tag) if ":" in tag else _among(tag, expected)
+    except ValueError as error:
+        problems.append(Problem("", str(error)))
+        return None
+    if not issubclass(found, expected):
+        problems.append(Problem("", f"expected {expected.__qualname__}, got {found.__qualname__}"))
         return None
     return found
 
 
-def _by_tag() -> dict[str, type[Spec]]:
-    """Every class that can be built, by tag; where a noun and a member share one, the noun is meant."""
-    usable = [cls for cls in registry.values() if not is_family(cls)]
-    return {cls.tag: cls for cls in sorted(usable, key=lambda cls: cls.family is cls)}
+def _among(tag: str, expected: type[Spec]) -> type[Spec]:
+    candidates = _candidates(expected)
+    if tag not in candidates:
+        what = "there is no type" if expected is Spec else f"{expected.__qualname__} has no member"
+        if expected is not Spec and not is_family(expected):
+            raise ValueError(f"expected type '{expected.tag}', got '{tag}'")
+        raise ValueError(f"{what} '{tag}'{suggest(tag, candidates)}")
+    if len(candidates[tag]) > 1:
+        names = " or ".join(cls.__qualname__ for cls in candidates[tag])
+        raise ValueError(f"type '{tag}' alone may be {names}; say which family is expected")
+    return candidates[tag][0]
 
 
-def _third_party(tag: str, path: str, problems: list[Problem]) -> type[Spec] | None:
+def _imported(tag: str) -> type[Spec]:
     module, _, name = tag.partition(":")
     try:
-        found: object = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        problems.append(Problem(path, f"type '{tag}' cannot be imported: {error}; is its package installed?"))
-        return None
+        found: object = operator.attrgetter(name)(importlib.import_module(module))
+    except Exception as error:  # whatever a module of somebody else's does when it is imported
+        detail = "; put the class in a module of its own" if module == "__main__" else "; is its package installed?"
+        raise ValueError(f"type '{tag}' cannot be imported: {error}{detail}") from error
     if not (isinstance(found, type) and issubclass(found, Spec)):
-        problems.append(Problem(path, f"type '{tag}' is not a spec class"))
-        return None
+        raise ValueError(f"type '{tag}' is not a spec class")
+    if is_builtin(found):
+        raise ValueError(f"type '{tag}' is written '{found.tag}'")
     return found
-
-
-def _arms(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
-
-
-def _item_types(annotation: Any, count: int) -> list[Any]:
-    for arm in _arms(annotation):
-        if typing.get_origin(arm) is tuple:
-            args = typing.get_args(arm)
-            if len(args) == 2 and args[1] is Ellipsis:
-                return [args[0]] * count
-            if len(args) == count:
-                return list(args)
-    return [Any] * count
 
 
 def _children(value: object) -> dict[str, object]:
     if isinstance(value, Spec):
-        return {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
+        return {name: getattr(value, name) for name in declared(type(value))}
     if isinstance(value, tuple):
         return {str(index): item for index, item in enumerate(cast("tuple[object, ...]", value))}
     return {}
 
 
+def _holds_specs(value: object) -> bool:
+    """Whether it is a tuple whose items have paths of their own in flattened trees and diffs."""
+    return isinstance(value, tuple) and any(isinstance(item, Spec) for item in cast("tuple[object, ...]", value))
+
+
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, Spec):
-        yield (f"{path}.type" if path else "type"), value.tag
+        yield join(path, "type"), value.tag
+    if isinstance(value, Spec) or _holds_specs(value):
         for name, child in _children(value).items():
-            yield from _leaves(child, f"{path}.{name}" if path else name)
+            yield from _leaves(child, join(path, name))
     else:
         yield path, value
 
@@ -266,28 +284,13 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 def _changes(old: object, new: object, path: str) -> Iterator[tuple[str, object]]:
     if old == new:
         return
-    if isinstance(old, Spec) and type(old) is type(new):
-        theirs = _children(new)
-        for name, child in _children(old).items():
-            yield from _changes(child, theirs[name], f"{path}.{name}" if path else name)
+    left, right = _children(old), _children(new)
+    alike = type(old) is type(new) and left.keys() == right.keys()
+    if alike and (isinstance(old, Spec) or _holds_specs(old)):
+        for name, child in left.items():
+            yield from _changes(child, right[name], join(path, name))
     else:
         yield path, new
-
-
-def _as_tree(changes: Mapping[str, object]) -> dict[str, Any]:
-    """`{"a.b": 1, "a.c": 2}` as `{"a": {"b": leaf, "c": leaf}}`."""
-    tree: dict[str, Any] = {}
-    for path, value in changes.items():
-        node: dict[str, Any] = tree
-        *parents, last = path.split(".")
-        for part in parents:
-            node = node.setdefault(part, {})
-            if isinstance(node, _Leaf):
-                raise SpecError([Problem(path, f"'{part}' is replaced as a whole by another change")])
-        if last in node:
-            raise SpecError([Problem(path, "is changed twice, or in part and as a whole")])
-        node[last] = _Leaf(value)
-    return tree
 
 
 @attrs.frozen
@@ -295,48 +298,71 @@ class _Leaf:
     value: object
 
 
-def _rebuild(old: object, changes: dict[str, Any], path: str, problems: list[Problem]) -> Any:
-    if isinstance(old, tuple):
-        return _rebuild_tuple(cast("tuple[object, ...]", old), changes, path, problems)
-    if not isinstance(old, Spec):
-        named = ", ".join(sorted(changes))
-        held = show(old)
-        problems.append(Problem(path, f"is {held}, which has no field {named}; set it to a whole object first"))
-        return _broken
-    values = {name: value for name, value in _children(old).items() if name not in changes}
-    inner: list[Problem] = []
+def _as_tree(changes: Mapping[str, object], problems: list[Problem]) -> dict[str, Any]:
+    """`{"a.b": 1, "a.c": 2}` as `{"a": {"b": leaf, "c": leaf}}`."""
+    tree: dict[str, Any] = {}
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        prefixes = [".".join(parents[:count]) for count in range(1, len(parents) + 1)]
+        whole = next((prefix for prefix in prefixes if prefix in changes), None)
+        if whole is not None:
+            problems.append(Problem(path, f"is changed, and so is '{whole}' as a whole; put both into one value"))
+            continue
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = _Leaf(value)
+    return tree
+
+
+def _rebuild(old: object, changes: dict[str, Any], problems: list[Problem], held_by: Any = None) -> Any:
+    """`old` with changes inside it; `held_by` is the annotation of the field that holds it."""
+    if not changes:
+        return old
+    inside = _children(old)
+    values = dict(inside)
     for name, change in changes.items():
+        inner: list[Problem] = []
         if isinstance(change, _Leaf):
             values[name] = change.value
-        elif name in _children(old):
-            values[name] = _rebuild(getattr(old, name), change, name, inner)
+        elif name in inside:
+            annotation = field_types(type(old)).get(name) if isinstance(old, Spec) else None
+            values[name] = _rebuild(inside[name], change, inner, annotation)
         else:
-            values[name] = None  # the class itself says that it has no such field
-    built = _assemble(type(old), values, inner)
-    problems += [problem.under(path) for problem in inner]
-    return built
+            values[name] = BROKEN
+        problems += [problem.under(name) for problem in inner]
+    if isinstance(old, Spec):
+        return assemble(type(old), values, problems)
+    if inside and values.keys() == inside.keys():
+        return BROKEN if BROKEN in values.values() else tuple(values.values())
+    cure = _whole(held_by) if old is None else ""
+    problems += [Problem(name, f"{_no_such(old, name)}{cure}") for name in changes if name not in inside]
+    return BROKEN
 
 
-def _rebuild_tuple(old: tuple[object, ...], changes: dict[str, Any], path: str, problems: list[Problem]) -> Any:
-    items = list(old)
-    for name, change in changes.items():
-        if not name.isdigit() or int(name) >= len(items):
-            problems.append(Problem(path, f"has {len(items)} items, none is '{name}'"))
-            return _broken
-        at = int(name)
-        items[at] = change.value if isinstance(change, _Leaf) else _rebuild(items[at], change, f"{path}.{name}", problems)
-    return _broken if any(item is _broken for item in items) else tuple(items)
+def _no_such(value: object, name: str) -> str:
+    items = _children(value)
+    if items and not isinstance(value, Spec):
+        return f"there is no item '{name}' among {len(items)}"
+    return f"{show(value)} has no field '{name}'"
+
+
+def _whole(annotation: Any) -> str:
+    """What to set a field to first, where a change goes into a field that is None."""
+    spec = _spec_in(annotation)
+    if spec is None:
+        return ""
+    written = members_hint(spec) if is_family(spec) else spec.__qualname__
+    return f"; set the whole object first: {written}"
 
 
 __all__ = [
-    "converter",
     "diff",
     "evolve",
     "flatten",
     "from_dict",
     "from_json",
     "get",
-    "members_hint",
     "to_dict",
     "to_json",
 ]

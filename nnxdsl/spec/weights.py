@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from nnxdsl.spec.base import Spec
-from nnxdsl.spec.limits import Limit
+from nnxdsl.spec.limits import filled
 
 if TYPE_CHECKING:
     from nnxdsl.spec import weights as members
@@ -37,7 +37,7 @@ class HF(Weights):
         path: The directory, or a repository's name on the Hub (`google/gemma-3-1b-it`), which is downloaded.
     """
 
-    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    path: str = attrs.field(kw_only=False, validator=filled)
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +49,7 @@ class Checkpoint(Weights):
             `runs/NAME-ID/checkpoints/STEP`.
     """
 
-    path: str = attrs.field(kw_only=False, validator=Limit(pattern=r".*\S.*"))
+    path: str = attrs.field(kw_only=False, validator=filled)
 
 
 @attrs.frozen(kw_only=True)
