@@ -192,6 +192,9 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
             found.append(Problem(f"{where}.max_prompt_length", message))
         elif isinstance(data, Conversations | Text) and data.max_length > limit:
             found.append(Problem(f"{where}.max_length", f"{data.max_length} tokens, {size} reads at most {limit}"))
+    if experiment.evaluation is not None and experiment.evaluation.max_new_tokens >= limit:
+        message = f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"
+        found.append(Problem("evaluation.max_new_tokens", message))
     return found
 
 

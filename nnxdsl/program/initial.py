@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.hub import HubReader
+from nnxdsl.models.hub_download import locate
 from nnxdsl.models.tree import flatten
 from nnxdsl.program import adapters
 from nnxdsl.program.blueprint import Blueprint
@@ -60,7 +61,7 @@ def open_source(blueprint: Blueprint) -> Source:
         case Random():
             return RandomSource(blueprint.config, blueprint.experiment.seed)
         case HF(path=path):
-            reader = HubReader(path)
+            reader = HubReader(locate(path))
             problems = reader.check(blueprint.base_template)
             if problems:
                 raise PlanError(problems, f"Weights.HF({path!r})")

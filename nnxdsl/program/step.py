@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.tree import Template
+from nnxdsl.program import adapters
 from nnxdsl.program.forward import Forward, token_count
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import PairLoss, Pairs, Ratio, SequenceLoss, Terms
@@ -64,19 +66,15 @@ class Computation:
             batch.
         """
 
-        def loss(trainable: Leaves, part: Batch) -> tuple[jax.Array, Terms]:
-            terms = self.terms(trainable, frozen, reference, part)
-            return terms.loss.total, terms
+        def part_of(part: Batch) -> tuple[Leaves, Terms]:
+            return self.gradients(moving.trainable, frozen, reference, part)
 
-        def body(carry: tuple[Leaves, Terms], part: Batch) -> tuple[tuple[Leaves, Terms], None]:
-            gradients, terms = jax.grad(loss, has_aux=True)(moving.trainable, part)
-            return jax.tree.map(jnp.add, carry, (gradients, terms)), None
+        def add(total: tuple[Leaves, Terms], part: Batch) -> tuple[tuple[Leaves, Terms], None]:
+            return jax.tree.map(jnp.add, total, part_of(part)), None
 
         parts = jax.tree.map(self._split, batch)
         first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
-        shapes = (moving.trainable, jax.eval_shape(loss, moving.trainable, first)[1])
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        (gradients, terms), _ = jax.lax.scan(body, zeros, parts)
+        (gradients, terms), _ = jax.lax.scan(add, _zeros(jax.eval_shape(part_of, first)), parts)
         gradients = jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients)
         updates, optimizer = self.optimizer.update(gradients, moving.optimizer, moving.trainable)
         metrics = {
@@ -90,35 +88,90 @@ class Computation:
 
     def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, Ratio]:
         """Sums and counts of the loss and every metric of one batch, to be added up over batches before they are divided."""
-        terms = self.terms(trainable, frozen, reference, batch)
+        read = self._reader(frozen, batch)
+        leaves = self.cast(trainable)
+        compared = None
+        if self.has_reference:
+            # One piece of code for both models, so that equal models give equal bits: see `gradients`.
+            sides = jax.tree.map(lambda *pair: jnp.stack(pair), self._off(leaves, reference), leaves)
+            compared, out = (jax.tree.map(lambda x, side=side: x[side], jax.lax.map(read, sides)) for side in (0, 1))
+        else:
+            out = read(leaves)
+        terms = self._terms(out, compared, batch.weight)
         return {"loss": terms.loss, **terms.metrics}
 
-    def terms(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> Terms:
-        """The loss's sums over one micro-batch."""
-        model = self.policy.merge({**frozen, **self.cast(trainable)})
-        if isinstance(batch, PairBatch):
-            policy, stats = self.forward.pairs(model, batch)
-            terms = self.loss(policy, self._reference_pairs(frozen, reference, batch), batch.weight)
-            logps = {"logps/chosen": policy.chosen, "logps/rejected": policy.rejected}
-            count = jnp.sum(batch.weight)
-            extra = {name: Ratio(jnp.sum(value * batch.weight), count) for name, value in logps.items()}
+    def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
+        """Gradients of the loss's sum over one micro-batch (float32), and its terms.
+
+        With a reference, both models go through one loop of two turns: first the reference, forward only, then the
+        policy, forward and backward. Two separate passes would be compiled into different kernels that round differently,
+        and the margin of two equal models would be noise instead of exactly zero.
+        """
+        read = self._reader(frozen, batch)
+
+        def pull(leaves: Leaves, compared: Any) -> tuple[Any, Callable[[], tuple[Leaves, Terms]]]:
+            out, back = jax.vjp(read, leaves)
+
+            def gradient() -> tuple[Leaves, Terms]:
+                toward, terms = jax.grad(lambda out: _total(self._terms(out, compared, batch.weight)), has_aux=True)(out)
+                return jax.tree.map(lambda g: g.astype(jnp.float32), back(toward)[0]), terms
+
+            return out, gradient
+
+        leaves = self.cast(trainable)
+        if not self.has_reference:
+            return pull(leaves, None)[1]()
+        off = self._off(leaves, reference)
+        out_zeros = _zeros(jax.eval_shape(read, leaves))
+        zeros = _zeros(jax.eval_shape(lambda: pull(leaves, out_zeros)[1]()))
+
+        def turn(carry: tuple[Any, Any], is_policy: jax.Array) -> tuple[tuple[Any, Any], None]:
+            compared, _ = carry
+            mine = jax.tree.map(lambda policy, other: jnp.where(is_policy, policy, other), leaves, off)
+            out, gradient = pull(mine, compared)
+            return (out, jax.lax.cond(is_policy, gradient, lambda: zeros)), None
+
+        (_, found), _ = jax.lax.scan(turn, (out_zeros, zeros), jnp.array([False, True]))
+        return found
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss compares the policy with another model."""
+        return self.reference is not None
+
+    def _reader(self, frozen: Leaves, batch: Batch) -> Callable[[Leaves], Any]:
+        """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch."""
+
+        def read(leaves: Leaves) -> Any:
+            model = self.policy.merge({**frozen, **leaves})
+            assert isinstance(model, Decoder)
+            if isinstance(batch, PairBatch):
+                return self.forward.pairs(model, batch)
+            return None, self.forward.sequences(model, batch)
+
+        return read
+
+    def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
+        """Leaves that make the policy's graph the reference: its own copy of them, or the adapter with B = 0."""
+        if reference:
+            return {path: reference[path].astype(leaf.dtype) for path, leaf in leaves.items()}
+        return {path: jnp.zeros_like(leaf) if path.endswith(adapters.B) else leaf for path, leaf in leaves.items()}
+
+    def _terms(self, out: tuple[Pairs | None, TokenStats], compared: Any, weight: jax.Array) -> Terms:
+        pairs, stats = out
+        reference = None if compared is None else compared[0 if pairs is not None else 1]
+        if pairs is None:
+            terms, extra = self.loss(stats, reference, weight), {}  # pyright: ignore[reportArgumentType]
         else:
-            stats = self.forward.sequences(model, batch)
-            terms, extra = self.loss(stats, None, batch.weight), {}
-        return Terms(terms.loss, {**terms.metrics, **extra, **_token_metrics(stats, batch.weight)})
+            terms = self.loss(pairs, reference, weight)  # pyright: ignore[reportArgumentType]
+            count = jnp.sum(weight)
+            logps = {"logps/chosen": pairs.chosen, "logps/rejected": pairs.rejected}
+            extra = {name: Ratio(jnp.sum(value * weight), count) for name, value in logps.items()}
+        return Terms(terms.loss, {**terms.metrics, **extra, **_token_metrics(stats, weight)})
 
     def cast(self, trainable: Mapping[str, jax.Array]) -> Leaves:
         """Trainable leaves in the format that is computed in; their gradients come back as float32."""
         return {path: leaf.astype(self.forward.dtype) for path, leaf in trainable.items()}
-
-    def _reference_pairs(self, frozen: Leaves, reference: Leaves, batch: PairBatch) -> Pairs | None:
-        if self.reference is None:
-            return None
-        paths = self.reference.variables
-        # Under an adapter the reference is the same frozen base without it: no second copy. Else it is a copy of its own.
-        leaves = reference or {path: frozen[path] for path in paths}
-        pairs, _ = self.forward.pairs(self.reference.merge(leaves), batch)
-        return jax.lax.stop_gradient(pairs)
 
     def _split(self, x: jax.Array) -> jax.Array:
         """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""
@@ -132,6 +185,14 @@ def _token_metrics(stats: TokenStats, weight: jax.Array) -> dict[str, Ratio]:
         "entropy": Ratio(jnp.sum(stats.entropy * counted), count),
         "mean_token_accuracy": Ratio(jnp.sum(stats.correct * counted), count),
     }
+
+
+def _total(terms: Terms) -> tuple[jax.Array, Terms]:
+    return terms.loss.total, terms
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _divide(total: jax.Array, count: jax.Array) -> jax.Array:

@@ -1,0 +1,25 @@
+"""Direct preference optimisation with LoRA: the tiny Gemma 3 of `sft_gemma.py` learns which of its manners is liked."""
+
+from sft_gemma import experiment as sft
+
+from nnxdsl import Adapter, Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, Weights
+
+experiment = Experiment(
+    name="dpo-gemma3-tiny",
+    model=Model.Gemma3("tiny", weights=Weights.From(sft)),
+    adapter=Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
+    objective=Objective.DPO(beta=0.1),
+    data=Data.Preferences("experiments/data/preferences.jsonl", max_prompt_length=128, max_response_length=128),
+    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=1e-3, warmup_ratio=0.1)),
+    batch_size=16,
+    steps=100,
+    evaluation=Evaluation(
+        every_steps=50,
+        data=Data.Preferences("experiments/data/preferences_held_out.jsonl", max_prompt_length=128, max_response_length=128),
+        prompts=("What is the capital of France?", "What is 3 plus 4?"),
+        max_new_tokens=96,
+    ),
+)
+
+if __name__ == "__main__":
+    experiment.main()

@@ -1,0 +1,112 @@
+"""Where a run's first weights and its tokenizer are: Hub directories, checkpoints, and what earlier experiments end with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import jax
+import jax.numpy as jnp
+
+from nnxdsl.models.hub_download import locate
+from nnxdsl.program import adapters, initial
+from nnxdsl.program.blueprint import Blueprint, draw
+from nnxdsl.program.initial import ArrayLike, Source
+from nnxdsl.run.checkpoint import Checkpoints, find
+from nnxdsl.run.jsonl import read_json
+from nnxdsl.spec.adapter import LoRA
+from nnxdsl.spec.errors import WeightsError
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.tokenizer import Auto
+from nnxdsl.spec.tree import from_dict
+from nnxdsl.spec.weights import HF, Checkpoint, From
+
+
+def tokenizer_directory(experiment: Experiment, home: Path) -> Path | None:
+    """The directory in which `Tokenizer.Auto` finds the tokenizer of an experiment's weights; None for random ones."""
+    match experiment.model.weights:
+        case HF(path=path):
+            return locate(path)
+        case From(experiment=earlier):
+            return tokenizer_directory(earlier, home)
+        case Checkpoint(path=path):
+            return tokenizer_directory(saved_experiment(Path(path)), home)
+        case _:
+            return None
+
+
+def tokenizer_owner(experiment: Experiment) -> Experiment:
+    """The experiment whose `model.tokenizer` counts: with `Auto` over a checkpoint, that of the run it came from."""
+    match experiment.model.weights:
+        case From(experiment=earlier) if isinstance(experiment.model.tokenizer, Auto):
+            return tokenizer_owner(earlier)
+        case Checkpoint(path=path) if isinstance(experiment.model.tokenizer, Auto):
+            return tokenizer_owner(saved_experiment(Path(path)))
+        case _:
+            return experiment
+
+
+def open_source(blueprint: Blueprint, home: Path) -> Source:
+    """The source of an experiment's base weights, runs included.
+
+    Args:
+        blueprint: Of the experiment.
+        home: The directory of all runs, where those of earlier experiments are.
+
+    Raises:
+        WeightsError: there is no such run, or it is of another network.
+        PlanError: tensors of a Hub directory are missing or of another shape.
+    """
+    match blueprint.experiment.model.weights:
+        case Checkpoint(path=path):
+            return CheckpointSource(blueprint, Path(path), home)
+        case From(experiment=earlier):
+            return CheckpointSource(blueprint, home / earlier.id, home)
+        case _:
+            return initial.open_source(blueprint)
+
+
+def saved_experiment(path: Path) -> Experiment:
+    """The experiment that a run directory, or one of its checkpoints, belongs to."""
+    directory, _ = find(path)
+    file = directory.parent / "experiment.json"
+    if not file.is_file():
+        raise WeightsError(f"{path}: {file} is missing, so it is not known which experiment saved it")
+    return from_dict(read_json(file), Experiment)
+
+
+class CheckpointSource:
+    """The weights that a run saved, as weights of the published network: an adapter is merged into its base.
+
+    Nothing in the run's directory is written or swept.
+    """
+
+    def __init__(self, blueprint: Blueprint, path: Path, home: Path) -> None:
+        self.experiment = saved_experiment(path)
+        earlier = draw(attrs.evolve(self.experiment, mesh=type(self.experiment.mesh)()))
+        if earlier.config != blueprint.config:
+            raise WeightsError(
+                f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
+            )
+        directory, step = find(path)
+        with Checkpoints.open(directory) as checkpoints:
+            step = checkpoints.latest_good().step if step is None else step
+            if step is None:
+                raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
+            targets = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in earlier.trainable.items()}
+            self._saved: Mapping[str, jax.Array] = checkpoints.restore(step, {"trainable": targets})["trainable"]
+        self.step = step
+        self._adapter = self.experiment.adapter
+        self._base = open_source(earlier, home) if self._adapter is not None else None
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of one path; float32 where it was trained."""
+        if self._base is None:
+            return self._saved[path]
+        weight = self._base.leaf(path)
+        if path + adapters.A not in self._saved:
+            return weight
+        assert isinstance(self._adapter, LoRA)
+        a, b = (self._saved[path + end] for end in (adapters.A, adapters.B))
+        return adapters.merge(self._adapter, jnp.asarray(weight), a, b)
