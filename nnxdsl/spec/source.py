@@ -7,6 +7,7 @@ Nothing here executes text: literals are read through a whitelist on the syntax 
 from __future__ import annotations
 
 import ast
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import cast
@@ -44,6 +45,8 @@ def render(value: object, names: Names | None = None) -> str:
     if isinstance(value, tuple):
         items = [render(item, names) for item in cast("tuple[object, ...]", value)]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(value, float):
+        return repr(value).replace("e+", "e")
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 
@@ -115,8 +118,6 @@ def _arguments(spec: Spec) -> Iterator[tuple[str, object]]:
 def _layout(value: object, names: Names, *, indent: int, before: int, after: int, explode: bool = False) -> str:
     """`value` on the line that it starts, if it fits beside what stands before and after it; else one item a line."""
     flat = render(value, names)
-    # A character outside ASCII may take two columns; a wrapped form with trailing commas is stable in any case.
-    columns = sum(1 if character.isascii() else 2 for character in flat)
     if isinstance(value, Spec):
         called, _, _ = flat.partition("(")
         items = list(_arguments(value))
@@ -124,13 +125,21 @@ def _layout(value: object, names: Names, *, indent: int, before: int, after: int
         called, items = "", [("", item) for item in cast("tuple[object, ...]", value)]
     else:
         return flat
-    if not items or (not explode and indent + before + columns + after <= WIDTH):
+    if not items or (not explode and indent + before + _columns(flat) + after <= WIDTH):
         return flat
     pad = " " * (indent + 4)
     lines = [
         f"{pad}{name}{_layout(item, names, indent=indent + 4, before=len(name), after=1)},\n" for name, item in items
     ]
     return f"{called}(\n{''.join(lines)}{' ' * indent})"
+
+
+def _columns(text: str) -> int:
+    """How wide a terminal shows a text: ideographs take two columns, combining marks none."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(character) in ("W", "F") for character in text)
+    return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me", "Cf") for character in text)
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,223 @@
+"""Random valid experiments, as hypothesis strategies made from the declared fields, so that no field can be forgotten.
+
+`st.from_type(Experiment)`, and that of any family or noun, is registered here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import strategies as st
+
+from nnxdsl import (
+    Adapter,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Experiment,
+    Mesh,
+    Model,
+    Objective,
+    Optimizer,
+    Quantization,
+    Schedule,
+    Spec,
+    Weights,
+)
+from nnxdsl.spec.base import Field, declared, is_family, members, registry
+from nnxdsl.spec.limits import Limit
+from nnxdsl.spec.placement import MESH_AXES
+
+PACKAGES = Path(__file__).parent / "packages"
+sys.path.insert(0, str(PACKAGES))
+simpo = importlib.import_module("my_lab.simpo")
+THIRD_PARTIES: tuple[type[Spec], ...] = (simpo.SimPO, simpo.Mixture)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+NAME = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,10}", fullmatch=True)
+TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min_size=1, unique=True).map(
+    tuple
+)
+RULES = st.lists(
+    st.tuples(
+        TEXT,
+        st.none() | st.sampled_from(MESH_AXES) | st.lists(st.sampled_from(MESH_AXES), max_size=2).map(tuple),
+    ),
+    max_size=2,
+).map(tuple)
+
+
+def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any]:
+    """Every value that a field of this type and limit may hold."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([st.none() if arm is types.NoneType else values(arm, limit) for arm in args])
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        if args[-1] is Ellipsis:
+            return st.lists(values(args[0]), max_size=3).map(tuple)
+        return st.tuples(*(values(arg) for arg in args))
+    low, high = None, None
+    if limit is not None:
+        low = limit.above if limit.above is not None else limit.at_least
+        high = limit.below if limit.below is not None else limit.at_most
+    if annotation is int:
+        found: st.SearchStrategy[Any] = st.integers(0 if low is None else int(low), 10_000)
+    elif annotation is float:
+        found = st.floats(low, high, allow_nan=False, allow_infinity=False) | st.sampled_from(
+            [0, -0.0, 1, 5e-6, 1e16]
+        )
+    elif annotation is str:
+        found = NAME if limit is not None and limit.describe().startswith("1 to 64") else TEXT
+    else:
+        return st.deferred(lambda: st.from_type(annotation))
+    return found.filter(lambda value: limit is None or limit._holds(value))
+
+
+def of_field(field: Field) -> st.SearchStrategy[Any]:
+    """Every value of one declared field."""
+    return values(field.type, typing.cast("Limit | None", field.check))
+
+
+def of_class(cls: type[Spec], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Objects of one class, some fields given and the rest at their defaults or anything that they may hold."""
+
+    def build(drawn: dict[str, Any]) -> Spec:
+        positional = [drawn.pop(name) for name, field in declared(cls).items() if field.positional]
+        return cls(*positional, **drawn)
+
+    fields = {name: given.get(name, of_field(field)) for name, field in declared(cls).items()}
+    needed = {n: s for n, s in fields.items() if declared(cls)[n].default is attrs.NOTHING}
+    rest = {n: s for n, s in fields.items() if n not in needed}
+    return st.fixed_dictionaries(needed, optional=rest).map(build)
+
+
+def members_of(family: type[Spec]) -> list[type[Spec]]:
+    return [*members(family).values(), *(cls for cls in THIRD_PARTIES if cls.family is family)]
+
+
+def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
+    """Objects of a class that stands alone or is one member of a family."""
+    if cls is Evaluation:
+        return evaluations(st.none() | st.from_type(Data))
+    if cls is Mesh:
+        return of_class(cls, rules=RULES)
+    if cls is simpo.Mixture:
+        return of_class(cls, sources=st.lists(of_class(Data.Preferences), min_size=1, max_size=2).map(tuple))
+    return of_class(cls, **({"targets": TARGETS} if "targets" in declared(cls) else {}))
+
+
+def of_family(family: type[Spec]) -> st.SearchStrategy[Any]:
+    """Objects of every member of a family, third parties' too."""
+    found = [of_noun(cls) for cls in members_of(family) if cls is not Weights.From]
+    if family is Weights:
+        found.append(st.deferred(lambda: st.from_type(Experiment)).map(Weights.From))
+    return st.one_of(found)
+
+
+@st.composite
+def evaluations(draw: st.DrawFn, data: st.SearchStrategy[Any]) -> Evaluation:
+    prompts = tuple(draw(st.lists(TEXT.filter(str.strip), max_size=3)))
+    fields = {n: draw(of_field(f)) for n, f in declared(Evaluation).items() if n not in ("data", "prompts")}
+    if not prompts:
+        held = draw(data.filter(lambda source: source is not None))
+        return Evaluation(every_steps=fields["every_steps"], data=held)
+    return Evaluation(**fields, prompts=prompts, data=draw(data))
+
+
+@st.composite
+def experiments(draw: st.DrawFn) -> Experiment:
+    """Valid experiments: what is checked between fields is made to fit, everything else is anything."""
+    objective = draw(st.from_type(Objective))
+    sources = [cls for cls in members_of(Data) if cls.yields == objective.reads]
+    if getattr(objective, "loss_on", None) == "assistant":
+        sources.remove(Data.Text)
+    data = st.one_of([of_noun(cls) for cls in sources])
+    fitted = {
+        "objective",
+        "data",
+        "mesh",
+        "microbatch_size",
+        "batch_size",
+        "evaluation",
+        "quantization",
+        "model",
+    }
+    fields = {
+        n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}
+    }
+    mesh = draw(of_noun(Mesh).filter(lambda mesh: mesh.device_count < 1000))
+    micro = mesh.data * mesh.fsdp * draw(st.integers(1, 3))
+    adapter = fields["adapter"]
+    frozen = {} if adapter is not None or objective.needs_reference else {"frozen": st.just("auto")}
+    model = draw(of_noun(draw(st.sampled_from(members_of(Model)))))
+    if isinstance(model.weights, Weights.From):
+        model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
+    return Experiment(
+        **fields,
+        objective=objective,
+        data=draw(data),
+        mesh=mesh,
+        microbatch_size=draw(st.sampled_from([None, micro])),
+        batch_size=micro * draw(st.integers(1, 3)),
+        evaluation=draw(st.none() | evaluations(st.none() | data)),
+        quantization=None if adapter is None else draw(st.none() | st.from_type(Quantization)),
+        precision=draw(of_class(registry["Precision"], **frozen)),
+        model=model,
+    )
+
+
+for noun in registry.values():
+    if noun is Experiment:
+        st.register_type_strategy(noun, experiments())
+    elif noun.family is noun:
+        st.register_type_strategy(noun, of_family(noun) if is_family(noun) else of_noun(noun))
+
+
+def design_experiment(**changes: Any) -> Experiment:
+    """The first example of the documentation."""
+    fields: dict[str, Any] = {
+        "name": "dpo-gemma3-1b",
+        "model": Model.Gemma3("1b", weights=Weights.HF("google/gemma-3-1b-it")),
+        "adapter": Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
+        "quantization": Quantization.NF4(block_size=64),
+        "objective": Objective.DPO(beta=0.1),
+        "data": Data.Preferences("data/ultrafeedback.jsonl", max_prompt_length=512, max_response_length=512),
+        "optimizer": Optimizer.AdamW(
+            schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1), max_grad_norm=1.0
+        ),
+        "batch_size": 64,
+        "steps": 2_000,
+        "seed": 0,
+        "mesh": Mesh(fsdp=4, tensor=2),
+        "microbatch_size": 8,
+        "evaluation": Evaluation(every_steps=200, prompts=("Explain DPO to a child.",)),
+        "checkpoint": Checkpoint(every_steps=500, keep=2),
+    }
+    return Experiment(**{**fields, **changes})
+
+
+@pytest.fixture(scope="session")
+def design() -> Any:
+    """A function that builds the first example of the documentation, some fields changed."""
+    return design_experiment
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    """The directory that holds the package of a third party; also on this process's path."""
+    return PACKAGES
+
+
+@pytest.fixture(scope="session")
+def field_values() -> Any:
+    """A function that gives the strategy of a declared field's values."""
+    return of_field

@@ -1,0 +1,62 @@
+"""Every public field is described where the class is, and what docstrings show is true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+
+import attrs
+import pytest
+
+import nnxdsl.spec
+from nnxdsl import Objective, Spec
+from nnxdsl.spec.base import declared, registry
+from nnxdsl.spec.docs import field_docs, summary
+
+MODULES = [f"nnxdsl.spec.{module.name}" for module in pkgutil.iter_modules(nnxdsl.spec.__path__)]
+SHOWN = {"nnxdsl.spec.docs", "nnxdsl.spec.sweep"}
+
+
+@pytest.mark.parametrize("name", registry)
+def test_every_field_is_described(name: str) -> None:
+    cls = registry[name]
+    docs = field_docs(cls)
+    assert list(docs) == list(declared(cls))
+    assert all(text.endswith((".", ")", "`")) and not text[0].islower() for text in docs.values())
+    assert summary(cls).endswith(".")
+
+
+@pytest.mark.parametrize("name", registry)
+def test_nothing_is_described_that_is_not_there(name: str) -> None:
+    documented = inspect.getdoc(registry[name]) or ""
+    _, _, section = documented.partition("Attributes:\n")
+    items = [line for line in section.splitlines() if line.startswith("    ") and line[4:5].strip()]
+    assert {item.strip().partition(":")[0] for item in items} <= set(declared(registry[name]))
+
+
+def test_inherited_fields_have_the_text_of_the_nearest_class() -> None:
+    @attrs.frozen(kw_only=True)
+    class Twice(type(Objective.DPO())):  # type: ignore[misc]
+        """A member below a member.
+
+        Attributes:
+            beta: Another text
+                over two lines.
+        """
+
+        gamma: float = 1.0
+
+    assert field_docs(Twice) == {
+        "beta": "Another text over two lines.",
+        "label_smoothing": "Assumed fraction of pairs whose labels are swapped.",
+    }
+    assert field_docs(Spec) == {}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_doctests(module: str) -> None:
+    done = doctest.testmod(importlib.import_module(module), raise_on_error=False)
+    assert done.failed == 0
+    assert (done.attempted > 0) == (module in SHOWN)

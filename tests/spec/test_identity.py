@@ -1,0 +1,165 @@
+"""What belongs to a run's identity, for every field of every class, and that it does not depend on the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, settings
+
+from nnxdsl import (
+    BadRows,
+    Data,
+    Evaluation,
+    Experiment,
+    Model,
+    Objective,
+    Optimizer,
+    Order,
+    Quantization,
+    Schedule,
+    SpecError,
+    Tokenizer,
+    Weights,
+    evolve,
+    flatten,
+    from_json,
+    get,
+    to_json,
+)
+from nnxdsl.spec.base import declared, is_family, registry
+from nnxdsl.spec.identity import canonical, fingerprint
+
+OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "memory"}
+
+
+def samples(design: Any) -> dict[str, Experiment]:
+    """Experiments that together hold every built-in class."""
+    sft = design(
+        name="sft",
+        model=Model.Gemma3("1b", tokenizer=Tokenizer.Bytes()),
+        objective=Objective.SFT(),
+        data=Data.Conversations("chats.jsonl", bad_rows=BadRows.Skip(), order=Order.AsInFile()),
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+        quantization=Quantization.Int8(),
+    )
+    return {
+        "design": design(),
+        "sft": sft,
+        "text": design(
+            model=Model.Gemma3(
+                "1b", weights=Weights.Checkpoint("runs/a"), tokenizer=Tokenizer.File("t.json")
+            ),
+            objective=Objective.SFT(loss_on="all"),
+            data=Data.Text("text.jsonl"),
+            optimizer=Optimizer.AdamW(schedule=Schedule.WarmupLinear(peak_lr=0.1)),
+            evaluation=Evaluation(every_steps=1, data=Data.Text("held_out.jsonl"), prompts=("Hello?",)),
+        ),
+        "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
+    }
+
+
+def places(experiments: dict[str, Experiment]) -> dict[tuple[str, str], tuple[Experiment, str]]:
+    """Every (class, field) with one experiment and the path at which it stands there."""
+    found: dict[tuple[str, str], tuple[Experiment, str]] = {}
+    for experiment in experiments.values():
+        for path in flatten(experiment):
+            if path.rpartition(".")[2] == "type":
+                node = path.removesuffix("type")
+                spec = get(experiment, node.rstrip(".")) if node else experiment
+                for name in declared(type(spec)):
+                    found.setdefault((type(spec).__qualname__, name), (experiment, node + name))
+    return found
+
+
+FIELDS = [
+    (cls.__qualname__, name) for cls in registry.values() if not is_family(cls) for name in declared(cls)
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), FIELDS, ids=lambda part: part)
+def test_every_field_counts_or_not(owner: str, name: str, design: Any, field_values: Any) -> None:
+    experiment, path = places(samples(design))[owner, name]
+
+    def another(value: object) -> bool:
+        if value == get(experiment, path):
+            return False
+        try:
+            evolve(experiment, {path: value})
+        except SpecError:
+            return False
+        return True
+
+    quick = settings(max_examples=3000, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    changed = evolve(
+        experiment, {path: find(field_values(declared(registry[owner])[name]), another, settings=quick)}
+    )
+    outside = path.replace("model.weights.experiment.", "").split(".")[0] in OUTSIDE
+    assert (fingerprint(changed) == fingerprint(experiment)) == outside
+
+
+def test_the_samples_hold_every_class(design: Any) -> None:
+    held = {owner for owner, _ in places(samples(design))}
+    fieldless = {cls.__qualname__ for cls in registry.values() if not is_family(cls) and not declared(cls)}
+    assert held | fieldless == {cls.__qualname__ for cls in registry.values() if not is_family(cls)}
+
+
+def test_the_earlier_stage_counts_by_its_own_mathematics(design: Any) -> None:
+    staged = samples(design)["staged"]
+    for path, value in (("name", "other"), ("mesh.fsdp", 1), ("notes", "!"), ("checkpoint.keep", 9)):
+        assert evolve(staged, {f"model.weights.experiment.{path}": value}).id == staged.id
+    longer = evolve(staged, {"model.weights.experiment.steps": 3})
+    assert get(longer, "model.weights.experiment.steps") == 3
+    assert longer.id != staged.id
+
+
+def test_the_id_is_the_name_and_eight_digits(design: Any) -> None:
+    assert design().id == f"dpo-gemma3-1b-{fingerprint(design())[:8]}"
+    assert design().id.rpartition("-")[2] == "b8ccaeb5"
+
+
+def test_the_canonical_text_writes_defaults_out(design: Any) -> None:
+    small = design(model=Model.Gemma3("tiny"), adapter=None, quantization=None)
+    assert canonical(small) == (
+        '{"adapter":null,"batch_size":64,'
+        '"data":{"bad_rows":{"type":"Stop"},"max_prompt_length":512,"max_response_length":512,'
+        '"order":{"type":"Shuffled"},"path":"data/ultrafeedback.jsonl","type":"Preferences"},'
+        '"model":{"size":"tiny","tokenizer":{"type":"Auto"},"type":"Gemma3","weights":{"type":"Random"}},'
+        '"objective":{"beta":0.1,"label_smoothing":0.0,"type":"DPO"},'
+        '"optimizer":{"b1":0.9,"b2":0.999,"eps":1e-08,"max_grad_norm":1.0,'
+        '"schedule":{"final_ratio":0.0,"peak_lr":5e-06,"type":"WarmupCosine","warmup_ratio":0.1},'
+        '"type":"AdamW","weight_decay":0.0},'
+        '"precision":{"compute":"auto","frozen":"auto","type":"Precision"},"quantization":null,"seed":0,"steps":2000,'
+        '"type":"Experiment"}'
+    )
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
+def test_another_process_finds_the_same_identity(
+    hash_seed: str, design: Any, packages: Path, tmp_path: Path
+) -> None:
+    experiments = samples(design)
+    for name, experiment in experiments.items():
+        (tmp_path / f"{name}.json").write_text(to_json(experiment))
+    code = (
+        "import pathlib, sys\n"
+        "from nnxdsl import from_json, to_json\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.json')):\n"
+        "    experiment = from_json(path.read_text())\n"
+        "    assert to_json(experiment) == path.read_text()\n"
+        "    print(experiment.id)\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [experiments[name].id for name in sorted(experiments)]
+    assert all(from_json(to_json(experiment)) == experiment for experiment in experiments.values())

@@ -1,0 +1,451 @@
+"""Whole messages: each says where, what, and what would be right, and all problems come at once."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nnxdsl import (
+    Adapter,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Mesh,
+    Model,
+    Objective,
+    Precision,
+    Schedule,
+    SpecError,
+    Sweep,
+    Weights,
+    cross,
+    diff,
+    evolve,
+    from_dict,
+    from_json,
+    get,
+    product,
+    to_dict,
+    zipped,
+)
+
+
+def refused(build: Callable[[], object]) -> str:
+    """The message of the SpecError that `build` raises."""
+    with pytest.raises(SpecError) as caught:
+        build()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problems, again.where) == (
+        str(caught.value),
+        caught.value.problems,
+        caught.value.where,
+    )
+    return str(caught.value)
+
+
+ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
+    "unknown field": (
+        lambda: Objective.DPO(bta=0.1),  # type: ignore[call-arg]
+        "1 problem in Objective.DPO\n  bta: DPO has no field 'bta'; did you mean 'beta'?",
+    ),
+    "unknown field, none near": (
+        lambda: Objective.DPO(clip=0.1),  # type: ignore[call-arg]
+        "1 problem in Objective.DPO\n  clip: DPO has no field 'clip'; there are: beta, label_smoothing",
+    ),
+    "text for int": (lambda: Mesh(tensor="3"), "1 problem in Mesh\n  tensor: expected int, got '3'"),
+    "float for int": (lambda: Mesh(tensor=2.0), "1 problem in Mesh\n  tensor: expected int, got 2.0"),
+    "bool for int": (lambda: Mesh(tensor=True), "1 problem in Mesh\n  tensor: expected int, got True"),
+    "bool for float": (
+        lambda: Objective.DPO(beta=True),
+        "1 problem in Objective.DPO\n  beta: expected float, got True",
+    ),
+    "int for text": (lambda: Weights.HF(3), "1 problem in Weights.HF\n  path: expected str, got 3"),
+    "None": (
+        lambda: Objective.DPO(beta=None),
+        "1 problem in Objective.DPO\n  beta: expected float, got None",
+    ),
+    "nan": (
+        lambda: Objective.DPO(beta=math.nan),
+        "1 problem in Objective.DPO\n  beta: expected a finite number, got nan",
+    ),
+    "too great for a float": (
+        lambda: Objective.DPO(beta=10**400),
+        f"1 problem in Objective.DPO\n  beta: expected a finite number, got 1{'0' * 56}...",
+    ),
+    "half a character": (
+        lambda: Weights.HF("\ud800"),
+        "1 problem in Weights.HF\n  path: expected text that UTF-8 can hold, got '\\ud800'",
+    ),
+    "blank": (
+        lambda: Weights.HF(" \n"),
+        "1 problem in Weights.HF\n  path: expected text that is not blank, got ' \\n'",
+    ),
+    "below the limit": (
+        lambda: Objective.DPO(beta=0, label_smoothing=0.5),
+        "2 problems in Objective.DPO\n  beta: expected a value > 0, got 0.0\n"
+        "  label_smoothing: expected a value >= 0 and < 0.5, got 0.5",
+    ),
+    "another choice": (
+        lambda: Objective.SFT(loss_on="assistent"),
+        "1 problem in Objective.SFT\n"
+        "  loss_on: expected one of 'assistant', 'all', got 'assistent'; did you mean 'assistant'?",
+    ),
+    "list for tuple": (
+        lambda: Adapter.LoRA(targets=["attention", "mlp"]),
+        "1 problem in Adapter.LoRA\n"
+        "  targets: expected tuple[str, ...], got ['attention', 'mlp']; write ('attention', 'mlp')",
+    ),
+    "text for tuple": (
+        lambda: Adapter.LoRA(targets="mlp"),
+        "1 problem in Adapter.LoRA\n  targets: expected tuple[str, ...], got 'mlp'; write ('mlp',)",
+    ),
+    "one item of a tuple": (
+        lambda: Adapter.LoRA(targets=("mlp", 3)),
+        "1 problem in Adapter.LoRA\n  targets.1: expected str, got 3",
+    ),
+    "targets": (
+        lambda: Adapter.LoRA(targets=("mlp", "mlp", "")),
+        "2 problems in Adapter.LoRA\n  targets.1: 'mlp' is named twice\n  targets.2: is empty",
+    ),
+    "no targets": (
+        lambda: Adapter.LoRA(targets=()),
+        "1 problem in Adapter.LoRA\n  targets: names no module; the usual choice is ('attention', 'mlp')",
+    ),
+    "needed": (
+        lambda: Schedule.WarmupCosine(),  # type: ignore[call-arg]
+        "1 problem in Schedule.WarmupCosine\n  peak_lr: Schedule.WarmupCosine needs it",
+    ),
+    "without a name": (
+        lambda: Objective.DPO(0.1),  # type: ignore[misc]
+        "1 problem in Objective.DPO\n  takes no value without a name, got 0.1; write name=value",
+    ),
+    "two without a name": (
+        lambda: Model.Gemma3("1b", Weights.Random()),  # type: ignore[misc]
+        "1 problem in Model.Gemma3\n  takes only size without a name, got Weights.Random; write name=value",
+    ),
+    "twice": (
+        lambda: Weights.HF("a", path="b"),  # type: ignore[misc]
+        "1 problem in Weights.HF\n  path: is given twice, without its name and with it",
+    ),
+    "the family": (
+        lambda: Objective(),
+        "1 problem in Objective\n  Objective is a family; use one of its members: Objective.SFT, Objective.DPO",
+    ),
+    "rule of a mesh": (
+        lambda: Mesh(rules=(("mlp", "tensr"),)),
+        "1 problem in Mesh\n  rules.0: ('mlp', 'tensr') names no mesh axis; did you mean 'tensor'?",
+    ),
+    "malformed rule": (
+        lambda: Mesh(rules=(("mlp", "tensor", "fsdp"),)),
+        "1 problem in Mesh\n"
+        "  rules.0: expected tuple[str, str or tuple[str, ...] or None], got ('mlp', 'tensor', 'fsdp')",
+    ),
+    "evaluation of nothing": (
+        lambda: Evaluation(every_steps=10),
+        "1 problem in Evaluation\n  has neither data nor prompts; give one of them, or evaluation=None",
+    ),
+    "answers without prompts": (
+        lambda: Evaluation(every_steps=0, data=Data.Text("a"), max_new_tokens=8),
+        "2 problems in Evaluation\n  every_steps: expected a value > 0, got 0\n"
+        "  max_new_tokens: has no effect without prompts",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ONE_OBJECT)
+def test_one_object(case: str) -> None:
+    build, message = ONE_OBJECT[case]
+    assert refused(build) == message
+
+
+def wrong(message: str) -> str:
+    return f"1 problem in Experiment 'dpo-gemma3-1b'\n  {message}"
+
+
+IN_EXPERIMENT: dict[str, tuple[dict[str, object], str]] = {
+    "another family": ({"objective": Mesh()}, "objective: expected Objective, got Mesh"),
+    "class for object": (
+        {"objective": Objective.DPO},
+        "objective: expected Objective, got the class Objective.DPO; write Objective.DPO(...)",
+    ),
+    "family for object": (
+        {"objective": Objective},
+        "objective: expected Objective, got the class Objective; use one of its members: Objective.SFT, Objective.DPO",
+    ),
+    "text for object": (
+        {"objective": "dpo"},
+        "objective: expected Objective, got 'dpo'; use one of its members: Objective.SFT, Objective.DPO",
+    ),
+    "optional": (
+        {"evaluation": 10},
+        "evaluation: expected Evaluation, got 10",
+    ),
+    "name": (
+        {"seed": 2**32},
+        "seed: expected a value >= 0 and < 4294967296, got 4294967296",
+    ),
+    "data of another kind": (
+        {"data": Data.Conversations("chats.jsonl")},
+        "data: Objective.DPO reads preference pairs, Data.Conversations yields conversations; use Data.Preferences",
+    ),
+    "held-out data of another kind": (
+        {"evaluation": Evaluation(every_steps=9, data=Data.Text("held_out.jsonl"))},
+        "evaluation.data: Objective.DPO reads preference pairs, Data.Text yields texts; use Data.Preferences",
+    ),
+    "pairs for supervised fine-tuning": (
+        {"objective": Objective.SFT()},
+        "data: Objective.SFT reads conversations or texts, Data.Preferences yields preference pairs; "
+        "use Data.Conversations or Data.Text",
+    ),
+    "text has no assistant": (
+        {"objective": Objective.SFT(), "data": Data.Text("text.jsonl")},
+        "objective.loss_on: 'assistant' has no meaning for Data.Text (data); use loss_on='all'",
+    ),
+    "nothing to train": (
+        {"adapter": None},
+        "quantization: Quantization.NF4 freezes the base, so there is nothing to train without an adapter; "
+        "add adapter=Adapter.LoRA()",
+    ),
+    "nothing is frozen": (
+        {
+            "objective": Objective.SFT(),
+            "data": Data.Conversations("chats.jsonl"),
+            "adapter": None,
+            "quantization": None,
+            "precision": Precision(frozen="bfloat16"),
+        },
+        "precision.frozen: 'bfloat16' has no effect, since no weights are frozen",
+    ),
+    "micro-batches": ({"microbatch_size": 12}, "microbatch_size: 12 does not divide batch_size=64"),
+    "micro-batch over devices": (
+        {"microbatch_size": 2},
+        "microbatch_size: 2 rows cannot be split over mesh data=1 x fsdp=4",
+    ),
+    "batch over devices": (
+        {"microbatch_size": None, "mesh": Mesh(data=3, fsdp=2)},
+        "batch_size: 64 rows cannot be split over mesh data=3 x fsdp=2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_EXPERIMENT)
+def test_in_an_experiment(case: str, design: Any) -> None:
+    changes, message = IN_EXPERIMENT[case]
+    assert refused(lambda: design(**changes)) == wrong(message)
+    assert refused(lambda: evolve(design(), changes)) == wrong(message)
+
+
+def test_the_name_of_a_run(design: Any) -> None:
+    assert refused(lambda: design(name="Mine: 1")) == (
+        "1 problem in Experiment 'Mine: 1'\n"
+        "  name: expected 1 to 64 of a-z, 0-9, '.', '_' and '-', the first a letter or a digit, got 'Mine: 1'"
+    )
+
+
+def test_another_network_than_the_earlier_stage(design: Any) -> None:
+    assert refused(lambda: design(model=Model.Gemma3("4b", weights=Weights.From(design())))) == wrong(
+        "model: is another network than that of model.weights.experiment; both must be of one family and size"
+    )
+
+
+ALL_AT_ONCE = (
+    "3 problems in Experiment 'dpo-gemma3-1b'\n"
+    "  objective.bta: DPO has no field 'bta'; did you mean 'beta'?\n"
+    "  mesh.tensor: expected int, got '2'\n"
+    "  data: Objective.DPO reads preference pairs, Data.Conversations yields conversations; use Data.Preferences"
+)
+
+
+def test_all_problems_at_once(design: Any) -> None:
+    changes = {"objective.bta": 0.1, "mesh.tensor": "2", "data": Data.Conversations("chats.jsonl")}
+    assert refused(lambda: evolve(design(), changes)) == ALL_AT_ONCE
+    tree = to_dict(design())
+    tree["objective"]["bta"] = 0.1
+    tree["mesh"]["tensor"] = "2"
+    tree["data"] = to_dict(Data.Conversations("chats.jsonl"))
+    assert refused(lambda: from_dict(tree)) == ALL_AT_ONCE
+
+
+def test_checks_between_fields_go_on_past_wrong_fields_and_do_not_guess(design: Any) -> None:
+    assert refused(
+        lambda: design(
+            objective="dpo", adapter="lora", batch_size=63, steps=0, data=Data.Conversations("chats.jsonl")
+        )
+    ) == (
+        "4 problems in Experiment 'dpo-gemma3-1b'\n"
+        "  objective: expected Objective, got 'dpo'; use one of its members: Objective.SFT, Objective.DPO\n"
+        "  steps: expected a value > 0, got 0\n"
+        "  adapter: expected Adapter, got 'lora'; use one of its members: Adapter.LoRA\n"
+        "  microbatch_size: 8 does not divide batch_size=63"
+    )
+
+
+IN_JSON: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown member": (
+        {"objective": {"type": "DPOO", "beta": 0.1}},
+        "objective: Objective has no member 'DPOO'; did you mean 'DPO'?",
+    ),
+    "member of another family": (
+        {"objective": {"type": "AdamW"}},
+        "objective: Objective has no member 'AdamW'; there are: DPO, SFT",
+    ),
+    "another noun": ({"mesh": {"type": "Memory"}}, "mesh: expected type 'Mesh', got 'Memory'"),
+    "no type": ({"objective": {"beta": 0.1}}, "objective: needs a 'type': one of SFT, DPO"),
+    "no type of a noun": ({"mesh": {"fsdp": 2}}, "mesh: needs a 'type': 'Mesh'"),
+    "type is no text": ({"mesh": {"type": 3}}, "mesh.type: expected str, got 3"),
+    "unknown module": (
+        {"objective": {"type": "her_lab.simpo:SimPO"}},
+        "objective: type 'her_lab.simpo:SimPO' cannot be imported: No module named 'her_lab'; "
+        "is its package installed?",
+    ),
+    "unknown class": (
+        {"objective": {"type": "my_lab.simpo:SimPOO"}},
+        "objective: type 'my_lab.simpo:SimPOO' cannot be imported: module 'my_lab.simpo' has no attribute 'SimPOO'; "
+        "is its package installed?",
+    ),
+    "no spec class": ({"objective": {"type": "os:path"}}, "objective: type 'os:path' is not a spec class"),
+    "third party of another family": (
+        {"objective": {"type": "my_lab.simpo:Mixture"}},
+        "objective: expected Objective, got Mixture",
+    ),
+    "built-in as third party": (
+        {"objective": {"type": "nnxdsl.spec.objective:DPO"}},
+        "objective: type 'nnxdsl.spec.objective:DPO' is written 'DPO'",
+    ),
+    "object for a number": ({"steps": {"type": "DPO"}}, "steps: expected int, got {'type': 'DPO'}"),
+    "list for a number": ({"steps": [3]}, "steps: expected int, got [3]"),
+    "deep inside": (
+        {"mesh": {"type": "Mesh", "fsdp": 4, "rules": [["mlp", ["data", 3]]]}},
+        "mesh.rules.0.1.1: expected str, got 3",
+    ),
+    "schema": ({"schema": 2}, "schema: this nnxdsl reads schema 1, got 2"),
+    "schema is no number": ({"schema": True}, "schema: this nnxdsl reads schema 1, got True"),
+}
+
+
+@pytest.mark.parametrize("case", IN_JSON)
+def test_in_json(case: str, design: Any) -> None:
+    changes, message = IN_JSON[case]
+    assert refused(lambda: from_dict({**to_dict(design()), **changes})) == wrong(message)
+
+
+def test_json_that_is_none() -> None:
+    assert refused(lambda: from_json("{")) == (
+        "1 problem\n  not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+    )
+    assert refused(lambda: from_json("[1]")) == "1 problem\n  expected a JSON object, got [1]"
+    assert refused(lambda: from_json('{"type": "Mesh", "fsdp": 1, "fsdp": 2}')) == (
+        "1 problem\n  not JSON: 'fsdp' stands twice in one object"
+    )
+    assert refused(lambda: from_json('{"type": "DPO", "beta": NaN}')) == (
+        "1 problem in Objective.DPO\n  beta: expected a finite number, got nan"
+    )
+    deep = '{"type": "Mesh", "rules": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    assert refused(lambda: from_json(deep)).startswith(
+        "1 problem\n  not JSON: maximum recursion depth exceeded"
+    )
+
+
+def test_a_type_that_says_too_little() -> None:
+    tree = to_dict(Weights.Checkpoint("runs/a"))
+    assert refused(lambda: from_dict(tree)) == (
+        "1 problem\n  type 'Checkpoint' alone may be Checkpoint or Weights.Checkpoint; say which family is expected"
+    )
+    assert from_dict(tree, Weights) == Weights.Checkpoint("runs/a")
+    assert from_dict(to_dict(Checkpoint()), Checkpoint) == Checkpoint()
+
+
+AT_PATHS: dict[str, tuple[dict[str, object], str]] = {
+    "through None": (
+        {"evaluation.data.path": "a"},
+        "evaluation.data.path: None has no field 'path'; set the whole object first: "
+        "Data.Preferences, Data.Conversations, Data.Text",
+    ),
+    "through a number": ({"steps.most": 3}, "steps.most: 2000 has no field 'most'"),
+    "unknown part": (
+        {"optimiser.eps": 1e-8},
+        "optimiser: Experiment has no field 'optimiser'; did you mean 'optimizer'?",
+    ),
+    "unknown item": ({"adapter.targets.2": "x"}, "adapter.targets.2: there is no item '2' among 2"),
+    "in part and as a whole": (
+        {"adapter.rank": 8, "adapter": Adapter.LoRA()},
+        "adapter.rank: is changed, and so is 'adapter' as a whole; put both into one value",
+    ),
+    "as a whole and in part": (
+        {"adapter": Adapter.LoRA(), "adapter.rank": 8},
+        "adapter.rank: is changed, and so is 'adapter' as a whole; put both into one value",
+    ),
+    "empty": ({"objective.": 3}, "objective: DPO has no field ''; there are: beta, label_smoothing"),
+}
+
+
+@pytest.mark.parametrize("case", AT_PATHS)
+def test_at_paths(case: str, design: Any) -> None:
+    changes, message = AT_PATHS[case]
+    assert refused(lambda: evolve(design(), changes)) == wrong(message)
+
+
+def test_rank_of_no_adapter(design: Any) -> None:
+    full = design(adapter=None, quantization=None)
+    assert refused(lambda: evolve(full, {"adapter.rank": 8})) == wrong(
+        "adapter.rank: None has no field 'rank'; set the whole object first: Adapter.LoRA"
+    )
+
+
+def test_reading_and_comparing(design: Any) -> None:
+    assert refused(lambda: get(design(), "objective.bta")) == wrong(
+        "objective.bta: Objective.DPO has no field 'bta'; did you mean 'beta'?"
+    )
+    assert refused(lambda: get(design(), "steps.most")) == wrong("steps.most: 2000 has no field 'most'")
+    assert (
+        refused(lambda: diff(Mesh(), Precision())) == "1 problem\n  Mesh and Precision are of different types"
+    )
+
+
+def test_sweeps(design: Any) -> None:
+    points = product({"objective.bta": [0.1], "steps": [1, "2"]})
+    assert refused(lambda: Sweep(design(), points)) == (
+        "3 problems in Sweep of 'dpo-gemma3-1b'\n"
+        "  points.0.objective.bta: DPO has no field 'bta'; did you mean 'beta'?\n"
+        "  points.1.objective.bta: DPO has no field 'bta'; did you mean 'beta'?\n"
+        "  points.1.steps: expected int, got '2'"
+    )
+    assert (
+        refused(lambda: Sweep(design(), []))
+        == "1 problem in Sweep of 'dpo-gemma3-1b'\n  points: there are none"
+    )
+    assert refused(lambda: zipped({"steps": [1, 2], "seed": [0]})) == (
+        "1 problem\n  zipped paths need as many values each: steps has 2, seed has 1"
+    )
+    assert refused(lambda: product({"objective.loss_on": "all"})) == (
+        "1 problem\n  objective.loss_on: expected a list of values, got 'all'; write ['all']"
+    )
+    assert refused(lambda: cross(product({"steps": [1]}), product({"steps": [2]}))) == (
+        "1 problem\n  steps: is changed by two of the crossed grids"
+    )
+
+
+def test_a_sweep_is_its_experiments(design: Any) -> None:
+    grid = cross(
+        product({"objective": [Objective.DPO(beta=0.05), Objective.DPO(beta=0.2)]}),
+        zipped({"adapter.rank": [8, 64], "adapter.alpha": [16.0, 128.0]}),
+    )
+    sweep = Sweep(design(), grid)
+    assert len(sweep) == 4
+    assert [(e.objective, e.adapter) for e in sweep] == [
+        (Objective.DPO(beta=beta), Adapter.LoRA(rank=rank, alpha=alpha))
+        for beta in (0.05, 0.2)
+        for rank, alpha in ((8, 16.0), (64, 128.0))
+    ]
+    assert all(e.optimizer is sweep.base.optimizer for e in sweep)
+
+
+def test_objects_cannot_change(design: Any) -> None:
+    with pytest.raises(AttributeError):
+        design().steps = 3
+    with pytest.raises(AttributeError, match="'Experiment' object has no attribute 'stepz'"):
+        getattr(design(), "stepz")  # noqa: B009
