@@ -10,14 +10,21 @@ experiment = Experiment(
     adapter=Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
     objective=Objective.DPO(beta=0.1),
     data=Data.Preferences("experiments/data/preferences.jsonl", max_prompt_length=128, max_response_length=128),
-    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=1e-3, warmup_ratio=0.1)),
+    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=2e-4, warmup_ratio=0.1)),
     batch_size=16,
-    steps=100,
+    steps=60,
     evaluation=Evaluation(
-        every_steps=50,
-        data=Data.Preferences("experiments/data/preferences_held_out.jsonl", max_prompt_length=128, max_response_length=128),
-        prompts=("What is the capital of France?", "What is 3 plus 4?"),
-        max_new_tokens=96,
+        every_steps=20,
+        data=Data.Preferences(
+            "experiments/data/preferences_held_out.jsonl", max_prompt_length=128, max_response_length=128
+        ),
+        prompts=(
+            "What is the capital of Germany?",
+            "What is the opposite of hot?",
+            "What sound does a cow make?",
+            "What comes after Thursday?",
+        ),
+        max_new_tokens=64,
     ),
 )
 

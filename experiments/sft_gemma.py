@@ -13,8 +13,8 @@ experiment = Experiment(
     evaluation=Evaluation(
         every_steps=200,
         data=Data.Conversations("experiments/data/instructions_held_out.jsonl", max_length=256),
-        prompts=("What is the capital of France?", "What is 3 plus 4?"),
-        max_new_tokens=96,
+        prompts=("What is the capital of Germany?", "What sound does a cow make?"),
+        max_new_tokens=64,
     ),
 )
 
