@@ -449,3 +449,8 @@ def test_objects_cannot_change(design: Any) -> None:
         design().steps = 3
     with pytest.raises(AttributeError, match="'Experiment' object has no attribute 'stepz'"):
         getattr(design(), "stepz")  # noqa: B009
+
+
+def test_text_that_is_odd_but_not_blank() -> None:
+    for path in ("a\nb", "\n.", "-", "日本"):
+        assert Weights.HF(path).path == path

@@ -21,6 +21,7 @@ from nnxdsl import (
     Spec,
     SpecError,
     Weights,
+    diff,
     evolve,
     from_dict,
     to_dict,
@@ -60,6 +61,7 @@ def test_specs_in_tuples_have_paths(design: Any) -> None:
     mixed = design(data=simpo.Mixture(path="both", sources=(Data.Preferences("a"), Data.Preferences("b"))))
     changed = evolve(mixed, {"data.sources.1.max_prompt_length": 8})
     assert changed.data.sources == (Data.Preferences("a"), Data.Preferences("b", max_prompt_length=8))
+    assert diff(mixed, changed) == {"data.sources.1.max_prompt_length": 8}
     with pytest.raises(SpecError) as caught:
         evolve(mixed, {"data.sources.1.max_prompt": 8})
     assert str(caught.value) == (
