@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
+import pickle  # noqa: TID251 - of objects that this test made itself
 import sys
 
 from hypothesis import HealthCheck, given, settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import pickle
+import pickle  # noqa: TID251 - of objects that this test made itself
 from collections.abc import Callable
 from typing import Any
 
