@@ -143,6 +143,20 @@ def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, 
     return one(weight)
 
 
+def rounded(weight: jax.Array, quantization: Quantization) -> jax.Array:
+    """The weight `[..., in, out]` that its few bits stand for."""
+
+    def one(matrix: jax.Array) -> jax.Array:
+        array = qwix.quantize(
+            matrix, qtype(quantization), channelwise_axes=(1,), tiled_axes={0: quantization.block_size}
+        )
+        return qwix.dequantize(array)
+
+    for _ in range(weight.ndim - 2):
+        one = jax.vmap(one)
+    return one(weight)
+
+
 def initial(path: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     """First value of an adapter's leaf, float32: A is He-uniform over its inputs (He et al. 2015), B is zero."""
     if path.endswith(B):

@@ -53,13 +53,14 @@ class Pairs(NamedTuple):
     rejected_tokens: Array
 
 
-PairLoss = Callable[[Pairs, Pairs | None, Float[Array, "B"]], Terms]
-SequenceLoss = Callable[[TokenStats, TokenStats | None, Float[Array, "B"]], Terms]
+Loss = Callable[[Any, Any, jax.Array], Terms]
+"""From what policy and reference (None where there is none) say of a micro-batch, and the weight of each row `[B]`, to the
+terms. Both are `Pairs` where the objective reads pairs, and `TokenStats` where it reads sequences."""
 
 
 @singledispatch
-def build(objective: Objective) -> Any:
-    """The loss of an objective: a `PairLoss` or a `SequenceLoss`, by what the objective reads."""
+def build(objective: Objective) -> Loss:
+    """The loss of an objective; register an `Objective` of your own here."""
     name = type(objective).__name__
     raise NotImplementedError(
         f"no loss is registered for {type(objective).__qualname__}; write\n"
@@ -70,7 +71,7 @@ def build(objective: Objective) -> Any:
 
 
 @build.register
-def _(objective: SFT) -> SequenceLoss:
+def _(objective: SFT) -> Loss:
     def loss(policy: TokenStats, reference: TokenStats | None, weight: jax.Array) -> Terms:
         counted = policy.mask * weight[:, None]  # [B, N]
         return Terms(Ratio(-jnp.sum(policy.logp * counted), jnp.sum(counted)), {})
@@ -79,7 +80,7 @@ def _(objective: SFT) -> SequenceLoss:
 
 
 @build.register
-def _(objective: DPO) -> PairLoss:
+def _(objective: DPO) -> Loss:
     beta, smoothing = objective.beta, objective.label_smoothing
 
     def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
@@ -99,11 +100,11 @@ def _(objective: DPO) -> PairLoss:
     return loss
 
 
-def per_row(loss: jax.Array, metrics: Mapping[str, jax.Array], weight: jax.Array) -> Terms:
-    """Terms of a loss that is a mean over rows; all arrays float32 `[B]`."""
-    count = jnp.sum(weight)
+def per_row(loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]], weight: Float[Array, " B"]) -> Terms:
+    """Terms of a loss that is a mean over rows."""
+    return Terms(row_mean(loss, weight), {name: row_mean(value, weight) for name, value in metrics.items()})
 
-    def ratio(x: jax.Array) -> Ratio:
-        return Ratio(jnp.sum(jnp.where(weight > 0, x, 0.0) * weight), count)
 
-    return Terms(ratio(loss), {name: ratio(value) for name, value in metrics.items()})
+def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> Ratio:
+    """A mean over rows, not divided yet; what a row of weight 0 holds does not matter."""
+    return Ratio(jnp.sum(jnp.where(weight > 0, value, 0.0) * weight), jnp.sum(weight))

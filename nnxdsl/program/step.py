@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from nnxdsl.data.batch import PairBatch, SequenceBatch
@@ -16,10 +17,23 @@ from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
 from nnxdsl.program.forward import Forward, token_count
 from nnxdsl.program.logprobs import TokenStats
-from nnxdsl.program.losses import PairLoss, Pairs, Ratio, SequenceLoss, Terms
+from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, row_mean
 
 Leaves = dict[str, jax.Array]
 Batch = PairBatch | SequenceBatch
+_TURNS = np.array([False, True])  # whether it is the policy's turn
+
+
+class Read(NamedTuple):
+    """What one model says of a micro-batch.
+
+    Attributes:
+        scored: What the loss reads: of pairs, or of the tokens of sequences.
+        stats: Of every target token.
+    """
+
+    scored: Pairs | TokenStats
+    stats: TokenStats
 
 
 class Moving(NamedTuple):
@@ -44,7 +58,7 @@ class Computation:
         policy: The model that is trained.
         reference: The model that it is compared with, or None.
         forward: How a forward pass is computed.
-        loss: A `PairLoss` or a `SequenceLoss`.
+        loss: What is minimised.
         optimizer: The update rule.
         curve: The learning rate by step.
         microbatches: In how many parts a batch is computed.
@@ -53,7 +67,7 @@ class Computation:
     policy: Template
     reference: Template | None
     forward: Forward
-    loss: PairLoss | SequenceLoss
+    loss: Loss
     optimizer: optax.GradientTransformation
     curve: Callable[[Any], Any]
     microbatches: int
@@ -79,7 +93,7 @@ class Computation:
         updates, optimizer = self.optimizer.update(gradients, moving.optimizer, moving.trainable)
         metrics = {
             "loss": _divide(*terms.loss),
-            "grad_norm": optax.global_norm(gradients),
+            "grad_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(self.curve(moving.step), jnp.float32),
             **{name: _divide(*ratio) for name, ratio in terms.metrics.items()},
             "num_tokens": token_count(batch),
@@ -90,13 +104,13 @@ class Computation:
         """Sums and counts of the loss and every metric of one batch, to be added up over batches before they are divided."""
         read = self._reader(frozen, batch)
         leaves = self.cast(trainable)
-        compared = None
-        if self.has_reference:
-            # One piece of code for both models, so that equal models give equal bits: see `gradients`.
-            sides = jax.tree.map(lambda *pair: jnp.stack(pair), self._off(leaves, reference), leaves)
-            compared, out = (jax.tree.map(lambda x, side=side: x[side], jax.lax.map(read, sides)) for side in (0, 1))
+        if self.reference is None:
+            compared, out = None, read(leaves)
         else:
-            out = read(leaves)
+            # One piece of code for both models, so that equal models give equal bits: see `gradients`.
+            off = self._off(leaves, reference)
+            _, both = jax.lax.scan(lambda _, is_policy: (None, read(_either(is_policy, leaves, off))), None, _TURNS)
+            compared, out = (jax.tree.map(lambda x, side=side: x[side], both) for side in (0, 1))
         terms = self._terms(out, compared, batch.weight)
         return {"loss": terms.loss, **terms.metrics}
 
@@ -109,7 +123,7 @@ class Computation:
         """
         read = self._reader(frozen, batch)
 
-        def pull(leaves: Leaves, compared: Any) -> tuple[Any, Callable[[], tuple[Leaves, Terms]]]:
+        def pull(leaves: Leaves, compared: Read | None) -> tuple[Read, Callable[[], tuple[Leaves, Terms]]]:
             out, back = jax.vjp(read, leaves)
 
             def gradient() -> tuple[Leaves, Terms]:
@@ -119,35 +133,34 @@ class Computation:
             return out, gradient
 
         leaves = self.cast(trainable)
-        if not self.has_reference:
+        if self.reference is None:
             return pull(leaves, None)[1]()
         off = self._off(leaves, reference)
-        out_zeros = _zeros(jax.eval_shape(read, leaves))
-        zeros = _zeros(jax.eval_shape(lambda: pull(leaves, out_zeros)[1]()))
+        nothing = _zeros(jax.eval_shape(read, leaves))
+        zeros = _zeros(jax.eval_shape(lambda: pull(leaves, nothing)[1]()))
 
-        def turn(carry: tuple[Any, Any], is_policy: jax.Array) -> tuple[tuple[Any, Any], None]:
+        def turn(carry: tuple[Read, Any], is_policy: jax.Array) -> tuple[tuple[Read, Any], None]:
             compared, _ = carry
-            mine = jax.tree.map(lambda policy, other: jnp.where(is_policy, policy, other), leaves, off)
-            out, gradient = pull(mine, compared)
+            out, gradient = pull(_either(is_policy, leaves, off), compared)
             return (out, jax.lax.cond(is_policy, gradient, lambda: zeros)), None
 
-        (_, found), _ = jax.lax.scan(turn, (out_zeros, zeros), jnp.array([False, True]))
+        (_, found), _ = jax.lax.scan(turn, (nothing, zeros), _TURNS)
         return found
 
-    @property
-    def has_reference(self) -> bool:
-        """Whether the loss compares the policy with another model."""
-        return self.reference is not None
+    def cast(self, trainable: Mapping[str, jax.Array]) -> Leaves:
+        """Trainable leaves in the format that is computed in; their gradients come back as float32."""
+        return {path: leaf.astype(self.forward.dtype) for path, leaf in trainable.items()}
 
-    def _reader(self, frozen: Leaves, batch: Batch) -> Callable[[Leaves], Any]:
+    def _reader(self, frozen: Leaves, batch: Batch) -> Callable[[Leaves], Read]:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch."""
 
-        def read(leaves: Leaves) -> Any:
+        def read(leaves: Leaves) -> Read:
             model = self.policy.merge({**frozen, **leaves})
             assert isinstance(model, Decoder)
             if isinstance(batch, PairBatch):
-                return self.forward.pairs(model, batch)
-            return None, self.forward.sequences(model, batch)
+                return Read(*self.forward.pairs(model, batch))
+            stats = self.forward.sequences(model, batch)
+            return Read(stats, stats)
 
         return read
 
@@ -157,21 +170,13 @@ class Computation:
             return {path: reference[path].astype(leaf.dtype) for path, leaf in leaves.items()}
         return {path: jnp.zeros_like(leaf) if path.endswith(adapters.B) else leaf for path, leaf in leaves.items()}
 
-    def _terms(self, out: tuple[Pairs | None, TokenStats], compared: Any, weight: jax.Array) -> Terms:
-        pairs, stats = out
-        reference = None if compared is None else compared[0 if pairs is not None else 1]
-        if pairs is None:
-            terms, extra = self.loss(stats, reference, weight), {}  # pyright: ignore[reportArgumentType]
-        else:
-            terms = self.loss(pairs, reference, weight)  # pyright: ignore[reportArgumentType]
-            count = jnp.sum(weight)
-            logps = {"logps/chosen": pairs.chosen, "logps/rejected": pairs.rejected}
-            extra = {name: Ratio(jnp.sum(value * weight), count) for name, value in logps.items()}
-        return Terms(terms.loss, {**terms.metrics, **extra, **_token_metrics(stats, weight)})
-
-    def cast(self, trainable: Mapping[str, jax.Array]) -> Leaves:
-        """Trainable leaves in the format that is computed in; their gradients come back as float32."""
-        return {path: leaf.astype(self.forward.dtype) for path, leaf in trainable.items()}
+    def _terms(self, out: Read, compared: Read | None, weight: jax.Array) -> Terms:
+        terms = self.loss(out.scored, None if compared is None else compared.scored, weight)
+        extra = {}
+        if isinstance(out.scored, Pairs):
+            logps = {"logps/chosen": out.scored.chosen, "logps/rejected": out.scored.rejected}
+            extra = {name: row_mean(value, weight) for name, value in logps.items()}
+        return Terms(terms.loss, {**terms.metrics, **extra, **_token_metrics(out.stats, weight)})
 
     def _split(self, x: jax.Array) -> jax.Array:
         """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""
@@ -185,6 +190,10 @@ def _token_metrics(stats: TokenStats, weight: jax.Array) -> dict[str, Ratio]:
         "entropy": Ratio(jnp.sum(stats.entropy * counted), count),
         "mean_token_accuracy": Ratio(jnp.sum(stats.correct * counted), count),
     }
+
+
+def _either(is_policy: jax.Array, policy: Leaves, other: Leaves) -> Leaves:
+    return jax.tree.map(lambda mine, theirs: jnp.where(is_policy, mine, theirs), policy, other)
 
 
 def _total(terms: Terms) -> tuple[jax.Array, Terms]:

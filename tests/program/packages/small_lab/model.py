@@ -1,0 +1,56 @@
+"""A Gemma 3 of any small size, so that tests compile quickly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from nnxdsl import Model, Weights
+from nnxdsl.models import hub
+from nnxdsl.models.config import DecoderConfig
+from nnxdsl.program import blueprint
+
+
+@attrs.frozen(kw_only=True)
+class Small(Model):
+    """A small decoder: by default one period of two layers and a tail of one.
+
+    Attributes:
+        vocab_size: Rows of the embedding.
+        embed_dim: Width.
+        mlp_dim: Width of the MLP.
+        layers: How many.
+        heads: Query heads; there are half as many key heads, at least one.
+        head_dim: Width of a head.
+        pattern: Layers of a period.
+        window: Of local layers.
+    """
+
+    vocab_size: int = 48
+    embed_dim: int = 16
+    mlp_dim: int = 32
+    layers: int = 3
+    heads: int = 2
+    head_dim: int = 8
+    pattern: int = 2
+    window: int = 5
+
+
+@blueprint.architecture.register
+def _(model: Small) -> DecoderConfig:
+    if isinstance(model.weights, Weights.HF) and Path(model.weights.path).is_dir():
+        return hub.read_config(model.weights.path)
+    return DecoderConfig(
+        vocab_size=model.vocab_size,
+        embed_dim=model.embed_dim,
+        mlp_dim=model.mlp_dim,
+        num_layers=model.layers,
+        num_heads=model.heads,
+        num_kv_heads=max(1, model.heads // 2),
+        head_dim=model.head_dim,
+        window=model.window,
+        window_pattern=model.pattern,
+        query_scale=model.head_dim**-0.5,
+        max_length=64,
+    )

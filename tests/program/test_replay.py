@@ -1,0 +1,82 @@
+"""Real runs against an independent replay in torch, step by step; the figures are made by tests/reference/make_replay.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Data, Experiment, Objective, Optimizer, Order, Precision, Schedule, Tokenizer, Weights
+from nnxdsl.run.display import Display
+from nnxdsl.run.loop import run
+
+REPLAY = Path(__file__).parents[1] / "reference" / "replay"
+EXPECTED: dict[str, list[dict[str, float]]] = json.loads((REPLAY / "expected.json").read_text())
+ADAMW = Optimizer.AdamW(
+    schedule=Schedule.WarmupCosine(peak_lr=4e-3, warmup_ratio=0.2, final_ratio=0.1), weight_decay=0.1, max_grad_norm=1.0
+)
+SGD = Optimizer.SGD(schedule=Schedule.Constant(lr=0.01), momentum=0.9, max_grad_norm=None)
+LORA = Adapter.LoRA(rank=3, alpha=6.0)
+DPO = Objective.DPO(beta=0.1)
+RUNS: dict[str, dict[str, Any]] = {
+    "dpo-full-adamw": {"objective": DPO, "optimizer": ADAMW},
+    "dpo-full-sgd": {"objective": DPO, "optimizer": SGD},
+    "dpo-lora-adamw": {"objective": DPO, "optimizer": ADAMW, "adapter": LORA},
+    "dpo-lora-sgd": {"objective": DPO, "optimizer": SGD, "adapter": LORA},
+    "dpo-lora-smoothed": {
+        "objective": Objective.DPO(beta=0.25, label_smoothing=0.3),
+        "optimizer": ADAMW,
+        "adapter": LORA,
+        "microbatch_size": 2,
+    },
+    "sft-full-adamw": {"objective": Objective.SFT(loss_on="all"), "optimizer": ADAMW, "microbatch_size": 2},
+}
+
+
+def test_every_run_is_compared() -> None:
+    assert RUNS.keys() == EXPECTED.keys()
+    rates = [row["learning_rate"] for row in EXPECTED["dpo-full-adamw"]]
+    assert rates[0] == 0.0
+    assert max(rates) == rates[2] == 4e-3
+    # Clipping must have taken place somewhere, and somewhere not.
+    norms = [row["grad_norm"] for name, rows in EXPECTED.items() if "adamw" in name for row in rows]
+    assert min(norms) < 1.0 < max(norms)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
+    fields = RUNS[name]
+    if name.startswith("dpo"):
+        data = Data.Preferences(
+            str(REPLAY / "pairs.jsonl"), max_prompt_length=16, max_response_length=16, order=Order.AsInFile()
+        )
+    else:
+        data = Data.Text(str(REPLAY / "texts.jsonl"), max_length=64, order=Order.AsInFile())
+    experiment = Experiment(
+        name=name,
+        model=Small(weights=Weights.HF(str(REPLAY / "model")), tokenizer=Tokenizer.Bytes()),
+        data=data,
+        batch_size=4,
+        steps=10,
+        precision=Precision(compute="float32"),
+        **fields,
+    )
+    outcome = run(experiment, tmp_path, Display(quiet=True))
+    assert outcome.state == "finished"
+    found = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found] == list(range(10))
+    for row, expected in zip(found, EXPECTED[name], strict=True):
+        assert expected.keys() <= row.keys()
+        for key, value in expected.items():
+            # Rewards are small differences of log-probabilities of about 50: those have the rounding of the latter.
+            atol = 2e-6 if key.startswith("rewards/") else 1e-8
+            assert row[key] == pytest.approx(value, rel=1e-4, abs=atol), (row["step"], key)
+    if name.startswith("dpo"):
+        first = found[0]
+        assert abs(first["loss"] - math.log(2)) < 1e-7
+        assert first["rewards/chosen"] == first["rewards/rejected"] == first["rewards/margins"] == 0.0
+        assert first["rewards/accuracies"] == 0.0
