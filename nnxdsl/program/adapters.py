@@ -131,26 +131,23 @@ def unadapted(adapter: Adapter | None, template: Template, base: Mapping[str, Le
 
 def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, jax.Array]:
     """Values and scales of a weight `[..., in, out]`: a scale for each block of inputs and each output."""
-
-    def one(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-        array = qwix.quantize(
-            matrix, qtype(quantization), channelwise_axes=(1,), tiled_axes={0: quantization.block_size}
-        )
-        return array.qvalue, array.scale
-
-    for _ in range(weight.ndim - 2):
-        one = jax.vmap(one)
-    return one(weight)
+    array = _in_few_bits(weight, quantization)
+    return array.qvalue, array.scale
 
 
 def rounded(weight: jax.Array, quantization: Quantization) -> jax.Array:
     """The weight `[..., in, out]` that its few bits stand for."""
+    array, restore = _in_few_bits(weight, quantization), qwix.dequantize
+    for _ in range(weight.ndim - 2):
+        restore = jax.vmap(restore)
+    return restore(array)
 
-    def one(matrix: jax.Array) -> jax.Array:
-        array = qwix.quantize(
+
+def _in_few_bits(weight: jax.Array, quantization: Quantization) -> Any:
+    def one(matrix: jax.Array) -> Any:
+        return qwix.quantize(
             matrix, qtype(quantization), channelwise_axes=(1,), tiled_axes={0: quantization.block_size}
         )
-        return qwix.dequantize(array)
 
     for _ in range(weight.ndim - 2):
         one = jax.vmap(one)

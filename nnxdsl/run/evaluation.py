@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -15,9 +15,14 @@ from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.encode import Encoder, stop_ids
 from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.data.rows import RowError
+from nnxdsl.models.tree import Template
 from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.losses import Ratio
+from nnxdsl.program.step import Leaves
 from nnxdsl.run.generate import Sampler, Sampling
 from nnxdsl.spec.cadence import Evaluation
+from nnxdsl.spec.errors import DataError, PlanError, Problem
 
 
 class Sample(NamedTuple):
@@ -38,6 +43,9 @@ class Evaluator:
         dataset: Its held-out rows, or None.
         tokenizer: Of prompts and answers.
         is_chat: Whether prompts are a user's turn in the chat template.
+
+    Raises:
+        PlanError: Prompts that the model cannot read, all at once.
     """
 
     program: Program
@@ -45,19 +53,35 @@ class Evaluator:
     dataset: Dataset | None
     tokenizer: TokenizerBase
     is_chat: bool
+    _prompts: list[list[int]] = attrs.field(init=False)
     _samplers: dict[str, Sampler] = attrs.field(factory=dict, init=False)
     _reference_answers: list[str] | None = attrs.field(default=None, init=False)
 
-    def metrics(self, state: State) -> dict[str, float]:
-        """Means over all held-out rows, each sum divided once; names begin with `eval/`. Empty without held-out data."""
-        if self.dataset is None:
-            return {}
+    def __attrs_post_init__(self) -> None:
+        self._prompts = _encoded(self)
+
+    def metrics(self, state: State, is_to_end: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        """Means over all held-out rows, each sum divided once; names begin with `eval/`. Empty without held-out data.
+
+        Args:
+            state: What is evaluated.
+            is_to_end: Asked before each batch; once it says so, the rest is left out and the result is None.
+        """
         totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        pending = [self.program.evaluate(state, batch) for batch in self._batches(self.dataset)]
-        for ratios in pending:
+
+        def add(ratios: dict[str, Ratio]) -> None:
             for name, ratio in jax.device_get(ratios).items():
                 totals[name][0] += float(ratio.total)
                 totals[name][1] += float(ratio.count)
+
+        computing: dict[str, Ratio] = {}
+        for batch in self._batches():
+            if is_to_end():
+                return None
+            following = self.program.evaluate(state, batch)
+            add(computing)  # read while the next one is computed
+            computing = following
+        add(computing)
         return {f"eval/{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
 
     def samples(self, state: State) -> list[Sample]:
@@ -72,20 +96,42 @@ class Evaluator:
         answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
         return [Sample(*texts) for texts in zip(prompts, policy, answers, strict=True)]
 
-    def _answers(self, name: str, template: object, leaves: dict[str, jax.Array]) -> list[str]:
+    def _answers(self, name: str, template: Template, leaves: Leaves) -> list[str]:
         blueprint = self.program.blueprint
         if name not in self._samplers:
             stops = stop_ids(self.tokenizer)
-            self._samplers[name] = Sampler(template, blueprint.config, blueprint.compute, stops)  # pyright: ignore[reportArgumentType]
-        encoder = Encoder(self.tokenizer)
-        prompts = [
-            encoder.prompt([{"role": "user", "content": text}] if self.is_chat else text)
-            for text in self.evaluation.prompts
-        ]
+            self._samplers[name] = Sampler(template, blueprint.config, blueprint.compute, stops)
         sampling = Sampling(self.evaluation.max_new_tokens, self.evaluation.temperature, self.program.experiment.seed)
-        return [self.tokenizer.decode(ids) for ids in self._samplers[name](leaves, prompts, sampling)]
+        return [self.tokenizer.decode(ids) for ids in self._samplers[name](leaves, self._prompts, sampling)]
 
-    def _batches(self, dataset: Dataset) -> Iterator[PairBatch | SequenceBatch]:
+    def _batches(self) -> Iterator[PairBatch | SequenceBatch]:
+        """All held-out rows as in the file, a micro-batch at a time, which every mesh of the experiment can split."""
         size = self.program.experiment.microbatch_size or self.program.experiment.batch_size
-        for start in range(0, len(dataset), size):
-            yield dataset.batch(np.arange(start, min(start + size, len(dataset))), size)
+        rows = 0 if self.dataset is None else len(self.dataset)
+        for start in range(0, rows, size):
+            assert self.dataset is not None
+            yield self.dataset.batch(np.arange(start, min(start + size, rows)), size)
+
+
+def _encoded(evaluator: Evaluator) -> list[list[int]]:
+    """The prompts as ids, each with room for its answer."""
+    encoder, evaluation = Encoder(evaluator.tokenizer), evaluator.evaluation
+    limit = evaluator.program.blueprint.config.max_length
+    found: list[list[int]] = []
+    problems: list[Problem] = []
+    for index, text in enumerate(evaluation.prompts):
+        try:
+            ids = encoder.prompt([{"role": "user", "content": text}] if evaluator.is_chat else text)
+        except (RowError, DataError) as error:
+            problems.append(Problem(f"evaluation.prompts.{index}", str(error)))
+            continue
+        if len(ids) + evaluation.max_new_tokens > limit:
+            message = (
+                f"{len(ids):,} tokens and {evaluation.max_new_tokens:,} new ones are more than the model's {limit:,} "
+                f"positions; shorten it, or lower evaluation.max_new_tokens"
+            )
+            problems.append(Problem(f"evaluation.prompts.{index}", message))
+        found.append(ids)
+    if problems:
+        raise PlanError(problems, f"Experiment '{evaluator.program.experiment.name}'")
+    return found

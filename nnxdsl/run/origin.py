@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxdsl.models.hub_download import locate
 from nnxdsl.program import adapters, initial
@@ -60,9 +61,9 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
     """
     match blueprint.experiment.model.weights:
         case Checkpoint(path=path):
-            return CheckpointSource(blueprint, Path(path), home)
+            return CheckpointSource(blueprint, Path(path).expanduser())
         case From(experiment=earlier):
-            return CheckpointSource(blueprint, home / earlier.id, home)
+            return CheckpointSource(blueprint, home / earlier.id)
         case _:
             return initial.open_source(blueprint)
 
@@ -79,10 +80,12 @@ def saved_experiment(path: Path) -> Experiment:
 class CheckpointSource:
     """The weights that a run saved, as weights of the published network: an adapter is merged into its base.
 
-    Nothing in the run's directory is written or swept.
+    What comes out is the model that the run ended with: where it kept its base in few bits, the adapter is merged into
+    that base, errors of rounding included, since that is what it was trained on. Nothing in the run's directory is
+    written or swept.
     """
 
-    def __init__(self, blueprint: Blueprint, path: Path, home: Path) -> None:
+    def __init__(self, blueprint: Blueprint, path: Path) -> None:
         self.experiment = saved_experiment(path)
         earlier = draw(attrs.evolve(self.experiment, mesh=type(self.experiment.mesh)()))
         if earlier.config != blueprint.config:
@@ -90,23 +93,41 @@ class CheckpointSource:
                 f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
             )
         directory, step = find(path)
+        here = _host()
         with Checkpoints.open(directory) as checkpoints:
             step = checkpoints.latest_good().step if step is None else step
             if step is None:
                 raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
-            targets = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in earlier.trainable.items()}
+            targets = {
+                p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here) for p, leaf in earlier.trainable.items()
+            }
             self._saved: Mapping[str, jax.Array] = checkpoints.restore(step, {"trainable": targets})["trainable"]
         self.step = step
-        self._adapter = self.experiment.adapter
-        self._base = open_source(earlier, home) if self._adapter is not None else None
+        self._earlier = earlier
+        # The earlier run's own earlier runs are beside it, which need not be where this one is.
+        self._base = open_source(earlier, directory.parent.parent) if self.experiment.adapter is not None else None
 
     def leaf(self, path: str) -> ArrayLike:
         """The weight of one path; float32 where it was trained."""
         if self._base is None:
-            return self._saved[path]
+            return np.asarray(self._saved[path])
         weight = self._base.leaf(path)
+        quantization = self.experiment.quantization
+        if quantization is not None and path not in self._earlier.frozen:
+            kept = self._earlier.base[path].dtype
+            weight = adapters.rounded(jnp.asarray(weight, kept), quantization)
         if path + adapters.A not in self._saved:
             return weight
-        assert isinstance(self._adapter, LoRA)
-        a, b = (self._saved[path + end] for end in (adapters.A, adapters.B))
-        return adapters.merge(self._adapter, jnp.asarray(weight), a, b)
+        adapter = self.experiment.adapter
+        assert isinstance(adapter, LoRA)
+        a, b = (np.asarray(self._saved[path + end]) for end in (adapters.A, adapters.B))
+        return adapters.merge(adapter, jnp.asarray(weight), jnp.asarray(a), jnp.asarray(b))
+
+
+def _host() -> jax.sharding.Sharding:
+    """The host's memory, where it is a device of its own; else the first device."""
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves no other device
+        device = jax.local_devices()[0]
+    return jax.sharding.SingleDeviceSharding(device)

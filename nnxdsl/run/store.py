@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
@@ -82,6 +83,16 @@ class RunDirectory:
         self._samples = JsonLines(self.path / "samples.jsonl")
         self._attempts = JsonLines(self.path / "attempts.jsonl")
         self._last_beat = -float("inf")
+        self._writing = threading.RLock()  # a heartbeat may come from another thread than the rest of the status
+
+    @classmethod
+    def find(cls, path: Path, *, identity: str) -> RunDirectory | None:
+        """Opens the run at `path`; None if there is nothing yet.
+
+        Raises:
+            RunError: The id or path will not do, or the directory holds something else; says what to do.
+        """
+        return None if _is_vacant(checked_path(path)) else cls._existing(path, identity)
 
     @classmethod
     def create(cls, path: Path, *, identity: str, experiment_json: dict[str, Any], experiment_py: str) -> RunDirectory:
@@ -98,7 +109,10 @@ class RunDirectory:
         Raises:
             RunError: The id or path will not do, or the directory holds something else; says what to do.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{path.parent}: the directory of runs cannot be made: {error.strerror}") from error
         target = checked_path(path)
         if not _is_vacant(target):
             return cls._existing(path, identity)
@@ -199,14 +213,20 @@ class RunDirectory:
         if unknown:
             names = ", ".join(sorted(_STATUS_NAMES))
             raise TypeError(f"status has no field {', '.join(unknown)}; there are: {names}")
-        try:
-            status = self.status()
-        except RunError:
-            status = Status(state="queued")
-        status.update(fields)
-        status["heartbeat"] = process.clock()
-        write_json(self.path / "status.json", status)
-        self._last_beat = time.monotonic()
+        with self._writing:
+            try:
+                status = self.status()
+            except RunError:
+                status = Status(state="queued")
+            status.update(fields)
+            status["heartbeat"] = process.clock()
+            write_json(self.path / "status.json", status)
+            self._last_beat = time.monotonic()
+
+    def put_back(self, status: Status) -> None:
+        """Makes `status.json` what it was before `take_over`, for an attempt that was refused."""
+        with self._writing:
+            write_json(self.path / "status.json", status)
 
     def take_over(self, **fields: Unpack[Status]) -> None:
         """`write_status` with this process as the writer, and what the last attempt ended with forgotten."""
@@ -347,7 +367,12 @@ def list_runs(home: Path) -> list[RunSummary]:
     """All runs under `home`, newest first; a damaged one is listed with its problem. A missing home has none.
 
     Directories without a `run.json` are no runs; directories whose name begins with a dot are passed over.
+
+    Raises:
+        RunError: `home` is no directory.
     """
+    if home.exists() and not home.is_dir():
+        raise RunError(f"{home}: is no directory; give the directory of all runs with --home")
     if not home.is_dir():
         return []
     found = [

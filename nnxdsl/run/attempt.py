@@ -1,0 +1,396 @@
+"""One attempt at a run: from its first or its last saved step to its end, or to the next stop or failure."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+
+from nnxdsl.data.dataset import Dataset
+from nnxdsl.data.order import Batches
+from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.initial import Source
+from nnxdsl.run import process
+from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.run.digest import digest
+from nnxdsl.run.display import Display, duration, number
+from nnxdsl.run.evaluation import Evaluator, Sample
+from nnxdsl.run.heartbeat import beating
+from nnxdsl.run.log import Log
+from nnxdsl.run.stop import StopRequest
+from nnxdsl.run.store import RunDirectory, Status
+from nnxdsl.spec.errors import NnxdslError, RunError
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.tree import to_dict
+
+SHOWN = ("rewards/accuracies", "rewards/margins", "mean_token_accuracy")
+"""Metrics beside the loss that the progress bar has room for."""
+
+LOG_SECONDS = 10.0
+"""Least time between two steps that are written to the log."""
+
+_IDENTITY = {
+    "tokenizer": "the tokenizer has changed (fingerprint)",
+    "compute": "the dtype that is computed in has changed (it goes by the device, unless precision.compute is set)",
+    "frozen": "the frozen weights or the reference have changed (digest of what model.weights gives)",
+}
+"""What must be the same after a resume beside the data, and how a change is told."""
+
+
+class TrainingError(RunError):
+    """A run that had begun and cannot go on: the step, and what was saved last."""
+
+
+@attrs.frozen
+class Parts:
+    """What an attempt needs and what can be refused before a run directory is touched."""
+
+    program: Program
+    tokenizer: TokenizerBase
+    dataset: Dataset
+    evaluator: Evaluator | None
+
+
+@attrs.frozen
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        directory: Its files.
+        state: "finished", or "stopped" with everything saved.
+        step: Optimizer steps done.
+        signal: The signal that stopped it, or None.
+        evaluations: Held-out metrics by step.
+        samples: Answers after the last step.
+    """
+
+    directory: Path
+    state: str
+    step: int
+    signal: int | None
+    evaluations: dict[int, dict[str, float]]
+    samples: list[Sample]
+
+
+@attrs.frozen
+class _Pending:
+    """A step whose metrics are still on the device."""
+
+    step: int
+    metrics: Mapping[str, jax.Array]
+    began: float
+
+
+@attrs.define(init=False)
+class Attempt:
+    """One start of a run."""
+
+    experiment: Experiment
+    display: Display
+    parts: Parts
+    source: Source | None
+    directory: RunDirectory
+    stop: StopRequest
+    log: Log
+    checkpoints: Checkpoints
+    batches: Batches
+    identity: dict[str, str]
+    committed: int | None
+    number: int
+    tokens: int
+    pending: _Pending | None
+    samples: list[Sample]
+    last_read: float
+    last_logged: float
+
+    def __init__(self, experiment: Experiment, display: Display, parts: Parts, source: Source) -> None:
+        """Begins nothing yet.
+
+        Args:
+            experiment: What is run.
+            display: What people see.
+            parts: What was prepared for it.
+            source: Its first weights; given up once they are on the devices.
+        """
+        self.experiment, self.display, self.parts, self.source = experiment, display, parts, source
+        self.batches = Batches(
+            parts.dataset, batch_size=experiment.batch_size, seed=experiment.seed, order=experiment.data.order
+        )
+        self.identity, self.samples, self.pending, self.committed = {}, [], None, None
+        self.number, self.tokens, self.last_read, self.last_logged = 0, 0, 0.0, -math.inf
+
+    def run(self, directory: RunDirectory, stop: StopRequest) -> Outcome:
+        """Goes on where the directory stands.
+
+        Args:
+            directory: The run's files, whose lock this process holds.
+            stop: Says whether to stop at the next step boundary.
+
+        Raises:
+            NnxdslError: what was saved does not go with the experiment, data or weights; the directory is as it was.
+            TrainingError: it cannot go on.
+        """
+        self.directory, self.stop = directory, stop
+        before = _status_of(directory)
+        directory.clear_requests()
+        directory.take_over(state="starting", total=self.experiment.steps, stage="placing weights")
+        keep = self.experiment.checkpoint.keep
+        with contextlib.ExitStack() as held:
+            held.callback(directory.close)
+            self.log = held.enter_context(Log(directory.log))
+            held.enter_context(beating(directory))
+            try:
+                self.checkpoints = Checkpoints(directory.checkpoints, keep=keep)
+                state, start = self._begin()
+            except NnxdslError as error:
+                self.log.write(f"refused: {error}")
+                directory.put_back(before)
+                raise
+            except BaseException as error:
+                self._fail(error)
+                raise
+            try:
+                with self.checkpoints:
+                    return self._train(state, start)
+            except NnxdslError as error:
+                self._fail(error)
+                raise TrainingError(str(error)) from error
+            except BaseException as error:
+                self._fail(error)
+                raise
+
+    def _begin(self) -> tuple[State, int]:
+        """The state from which this attempt goes on, and how many steps it has behind it."""
+        self.display.stage("placing weights")
+        program, step = self.parts.program, self._newest_step()
+        saved = None if step is None else self.checkpoints.meta(step)
+        if saved is not None:
+            self.batches.check(saved["batches"])
+        self._identify(saved, tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
+        assert self.source is not None
+        state = program.init(self.source)
+        self.source = None  # its arrays are on the devices now; the host's copy is not needed any more
+        reference = {f"reference.{path}": leaf for path, leaf in state.reference.items()}
+        self._identify(saved, frozen=digest({**state.frozen, **reference}))
+        if step is None or saved is None:
+            return state, 0
+        self.tokens = saved["tokens"]
+        return program.restored(state, step, self.checkpoints.restore(step, program.targets())), step
+
+    def _newest_step(self) -> int | None:
+        good = self.checkpoints.latest_good()
+        for damage in good.damaged:
+            self._tell(f"{damage}; going back to step {good.step}")
+        return good.step
+
+    def _identify(self, saved: Mapping[str, Any] | None, **identity: str) -> None:
+        """Notes what this run is made of, and refuses to go on from a checkpoint that was made of something else."""
+        self.identity |= identity
+        if saved is None:
+            return
+        then = saved["identity"]
+        changed = [
+            f"{_IDENTITY[name]}: the checkpoint has {_short(then.get(name))}, this run {_short(value)}"
+            for name, value in identity.items()
+            if then.get(name) != value
+        ]
+        if changed:
+            path, step = self.directory.path, saved["batches"]["position"]
+            raise RunError(
+                f"{path}: cannot go on from step {step}: {'; '.join(changed)}; "
+                f"put back what it was, or begin again with --restart"
+            )
+
+    def _train(self, state: State, start: int) -> Outcome:
+        total, every = self.experiment.steps, self.experiment.checkpoint.every_steps
+        self._announce(start)
+        for step in range(start, total + 1):
+            if step > start and (step == total or step % every == 0):
+                self._save(step, state)
+            evaluated = self._evaluate(step, state) if self._is_due(step) else True
+            if step == total and evaluated:
+                break
+            if self._is_asked_to_stop():
+                return self._stop(step, state)
+            state = self._step(step, state)
+        return self._finish(total)
+
+    def _announce(self, start: int) -> None:
+        """Writes down what is about to begin, and takes back what went beyond the step it begins at."""
+        directory, program, evaluator = self.directory, self.parts.program, self.parts.evaluator
+        directory.truncate_metrics(start - 1)
+        devices = [f"{device.platform}:{device.device_kind}" for device in program.mesh.devices.flat]
+        record = {**process.environment(sys.argv, Path.cwd()), "experiment": to_dict(self.experiment), "devices": devices}
+        self.number = directory.append_attempt({**record, "start": start})
+        self._log(f"attempt {self.number}: {' '.join(record['argv'])}")
+        for name, dataset in (("data", self.parts.dataset), ("held-out data", evaluator.dataset if evaluator else None)):
+            if dataset is not None:
+                directory.append_event({"event": name, **dataset.report.to_dict()})
+                self._log("\n".join(dataset.report.lines()))
+        self._tell(f"resuming {directory.path} at step {start}" if start else f"starting {directory.path}")
+        directory.write_layout([_described(placed) for placed in program.layout])
+        checkpoint = start or None
+        directory.write_status(
+            state="compiling", attempt=self.number, step=start, checkpoint=checkpoint, stage="compiling the first step"
+        )
+        self.display.stage("training", self.experiment.steps)
+
+    def _step(self, step: int, state: State) -> State:
+        """Starts one step, and reads the metrics of the one before while it is computed."""
+        began = time.perf_counter()
+        state, metrics = self.parts.program.step(state, self.batches.at(step))
+        self._settle()
+        self.pending = _Pending(step, metrics, began)
+        self._note_committed(self.checkpoints.poll())
+        return state
+
+    def _settle(self) -> None:
+        """Waits for the metrics of the last step and writes them."""
+        if self.pending is None:
+            return
+        step, began = self.pending.step, self.pending.began
+        values = {name: value.item() for name, value in jax.device_get(self.pending.metrics).items()}
+        self.pending = None
+        now = time.perf_counter()
+        seconds, self.last_read = now - max(began, self.last_read), now
+        self.tokens += values["num_tokens"]
+        rates = {"tokens/s": values["num_tokens"] / seconds, "rows/s": self.experiment.batch_size / seconds}
+        row = {"step": step, "attempt": self.number, **values, "num_tokens": self.tokens, **rates}
+        self.directory.append_metrics(row)
+        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+            self._refuse_nan(step, values)
+        self._show_step(step + 1, values, rates)
+
+    def _show_step(self, done: int, values: Mapping[str, float], rates: Mapping[str, float]) -> None:
+        total = self.experiment.steps
+        shown = {"loss": values["loss"], **{name: values[name] for name in SHOWN if name in values}}
+        self.display.step(done, total, shown, rates)
+        eta = self.display.eta_seconds
+        state = "stopping" if self._is_asked_to_stop() else "running"
+        self.directory.beat(state=state, step=done, stage="training", eta_seconds=None if eta is None else round(eta, 1))
+        if done == total or time.monotonic() - self.last_logged >= LOG_SECONDS:
+            self.last_logged = time.monotonic()
+            figures = [f"{name} {number(value)}" for name, value in {**shown, **rates}.items()]
+            left = [] if eta is None else [f"{duration(eta)} left"]
+            self._log(", ".join([f"step {done}/{total}", *figures, *left]))
+
+    def _is_due(self, step: int) -> bool:
+        evaluation = self.experiment.evaluation
+        return evaluation is not None and (step % evaluation.every_steps == 0 or step == self.experiment.steps)
+
+    def _evaluate(self, step: int, state: State) -> bool:
+        """Writes held-out metrics and samples of a step; False if it was asked to stop before they were complete."""
+        assert self.parts.evaluator is not None
+        self._settle()
+        self.directory.write_status(stage="evaluating", step=step)
+        metrics = self.parts.evaluator.metrics(state, self._is_asked_to_stop)
+        if metrics is None:
+            return False
+        self.samples = self.parts.evaluator.samples(state)
+        if metrics:
+            self.directory.append_evaluation({"step": step, "attempt": self.number, **metrics})
+            shown = [f"{name} {metrics[f'eval/{name}']:.4g}" for name in ("loss", *SHOWN) if f"eval/{name}" in metrics]
+            self._say(f"step {step}, held out: {', '.join(shown)}")
+        for sample in self.samples:
+            self.directory.append_sample({"step": step, "attempt": self.number, **sample._asdict()})
+        return True
+
+    def _save(self, step: int, state: State) -> None:
+        """Starts to save a step; it counts once the checkpoints say that it is committed."""
+        self._settle()
+        self.directory.sync()
+        meta = {"batches": self.batches.state(step), "identity": self.identity, "tokens": self.tokens}
+        self.checkpoints.save(step, self.parts.program.saved(state), meta)
+
+    def _note_committed(self, step: int | None) -> None:
+        if step != self.committed:
+            self.committed = step
+            self.directory.write_status(checkpoint=step)
+            self._log(f"checkpoint step {step} saved")
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.stop.signal is not None or self.directory.stop_requested()
+
+    def _stop(self, step: int, state: State) -> Outcome:
+        self._settle()
+        self.directory.write_status(state="stopping", step=step, stage="saving")
+        if step > 0:
+            self._save(step, state)
+            self._note_committed(self.checkpoints.wait())
+        code = 0 if self.stop.signal is None else 128 + self.stop.signal
+        self._tell(f"stopped at step {step}, everything saved; run it again to go on")
+        self.directory.write_status(state="stopped", step=step, exit_code=code, stage=None, eta_seconds=None)
+        return self._outcome("stopped", step)
+
+    def _finish(self, step: int) -> Outcome:
+        self._note_committed(self.checkpoints.wait())
+        self._log(f"finished at step {step}")
+        self.directory.append_event({"event": "finished", "step": step})
+        self.directory.write_status(state="finished", step=step, exit_code=0, eta_seconds=0.0, stage=None)
+        return self._outcome("finished", step)
+
+    def _refuse_nan(self, step: int, values: Mapping[str, float]) -> None:
+        rows = ", ".join(self.parts.dataset.row_ids[index] for index in self.batches.indices(step)[:8])
+        self.checkpoints.wait()
+        steps = self.checkpoints.steps()
+        last = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
+        raise RunError(
+            f"step {step}: loss is {values['loss']:.4g}, grad_norm {values['grad_norm']:.4g}; its rows begin with {rows}; "
+            f"{last}; lower the learning rate, or look at those rows"
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Writes down why it cannot go on; never hides the error itself, should the disk be full as well."""
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        self.log.write("".join(traceback.format_exception(error)))
+        with contextlib.suppress(RunError):
+            self.directory.append_event({"event": "failed", "error": what})
+        with contextlib.suppress(RunError):
+            self.directory.write_status(state="failed", error=what, exit_code=1, eta_seconds=None)
+
+    def _tell(self, text: str) -> None:
+        """To people, to the log, and to the events."""
+        self.directory.append_event({"event": text})
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        """To people and to the log."""
+        self.display.say(text)
+        self._log(text)
+
+    def _log(self, text: str) -> None:
+        self.log.write(text)
+
+    def _outcome(self, state: str, step: int) -> Outcome:
+        return Outcome(self.directory.path, state, step, self.stop.signal, by_step(self.directory), self.samples)
+
+
+def by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
+    """Held-out metrics of all evaluations."""
+    return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in directory.evaluations()}
+
+
+def _status_of(directory: RunDirectory) -> Status:
+    try:
+        return directory.status()
+    except RunError:  # damaged; it is about to be written anew
+        return Status(state="queued")
+
+
+def _described(placed: Any) -> dict[str, Any]:
+    """One array of the layout as plain JSON values."""
+    plain = attrs.asdict(placed, filter=lambda attribute, _: attribute.name != "resolved")
+    return {**plain, "spec": list(placed.resolved.spec)}
+
+
+def _short(value: object) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else str(value)
