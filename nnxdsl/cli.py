@@ -8,88 +8,148 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from nnxdsl.run.store import RunDirectory, list_runs
-from nnxdsl.spec.errors import NnxdslError, Problem, RunError, SpecError, suggest
+from nnxdsl.spec.base import declared
+from nnxdsl.spec.errors import NnxdslError, Problem, RunError, SpecError, nearest
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.source import parse_value, render, to_python
-from nnxdsl.spec.tree import diff, evolve, flatten, from_json, get, to_json
+from nnxdsl.spec.tree import diff, evolve, flatten, from_dict, from_json, get, to_json
 
 VERBS = ("run", "show", "plan", "diff", "runs", "resume")
 REFUSED = 2
 """Exit code when something was refused; the message says what."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+_SERVES = {"python": ("show",), "quiet": ("run", "resume"), "restart": ("run",)}
+"""The verbs on which a flag has an effect."""
+
+_HELP = """\
+verbs:
+  run FILE        train, or go on where the run's directory stands
+  show FILE       every path and its value; what differs from the file is marked
+  plan FILE       steps, tokens, parameters, memory and shardings, before a device is touched
+  diff FILE OTHER what differs, and whether it is the same run
+  runs            all runs and how they stand
+  resume RUN      go on with a run; only placement and cadence may change
+
+FILE is a Python file with an `experiment`, a JSON file, a run's directory or its id.
+path=value sets a field: steps=10  objective.beta=0.2  "objective=Objective.DPO(beta=0.2)"
+Values are Python literals or objects; anything else is text.
+
+exit codes: 0 done, or stopped by RUN/control/stop; 1 failed while training; 2 refused;
+  130, 143 stopped by SIGINT (Ctrl-C), SIGTERM with everything saved
+"""
+
+
+class UsageError(NnxdslError):
+    """Words that make no command."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+class _Options(argparse.Namespace):
+    words: list[str]
+    home: Path
+    json: bool
+    python: bool
+    quiet: bool
+    restart: bool
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`nnxdsl VERB FILE-or-RUN [path=value ...]`."""
-    parser = _parser("nnxdsl", "run, resume and inspect post-training experiments")
-    parser.add_argument("verb", choices=VERBS)
-    parser.add_argument("words", nargs="*", metavar="FILE-or-RUN [OTHER] [path=value ...]")
-    options = parser.parse_intermixed_args(argv)
-    return _guarded(lambda: _dispatch(options, list(options.words)))
+    parser = _parser("nnxdsl", "VERB [FILE-or-RUN] [path=value ...]", "Run, resume and inspect post-training experiments.")
+
+    def command() -> int:
+        options = _parsed(parser, argv)
+        if not options.words:
+            parser.print_help(sys.stderr)
+            return REFUSED
+        return _dispatch(options.words[0], options, options.words[1:])
+
+    return _guarded(command)
 
 
 def main_of(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     """`python FILE [run|show|plan|diff OTHER] [path=value ...]`."""
-    parser = _parser(None, f"the experiment '{experiment.name}'")
-    parser.add_argument("words", nargs="*", metavar="[run|show|plan|diff OTHER] [path=value ...]")
-    options = parser.parse_intermixed_args(argv)
-    words = list(options.words)
-    options.verb = words.pop(0) if words and "=" not in words[0] else "run"
-    return _guarded(lambda: _dispatch(options, words, experiment))
+    parser = _parser(None, "[run|show|plan|diff OTHER] [path=value ...]", f"The experiment '{experiment.name}'.")
+
+    def command() -> int:
+        options = _parsed(parser, argv)
+        words = list(options.words)
+        verb = words.pop(0) if words and "=" not in words[0] else "run"
+        return _dispatch(verb, options, words, experiment)
+
+    return _guarded(command)
 
 
-def _parser(prog: str | None, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(prog: str | None, usage: str, description: str) -> argparse.ArgumentParser:
+    parser = _Parser(
         prog=prog,
-        description=f"Config-as-code post-training: {description}.",
-        epilog="verbs: run (the default) trains, or goes on where the run stands; show prints every path and value; plan "
-        "says steps, parameters, memory and shardings; diff compares with another file or run; runs lists runs; resume "
-        "goes on with a run directory. Values are Python literals or objects such as \"Objective.DPO(beta=0.2)\"; "
-        "anything else is text.",
+        usage=f"%(prog)s {usage} [flags]",
+        description=description,
+        epilog=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, default=Path("runs"), help="directory of all runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print for machines, on standard output")
-    parser.add_argument("--python", action="store_true", help="show: print a Python file that builds the experiment")
+    parser.add_argument("--python", action="store_true", help="show: a Python file that builds the experiment")
     parser.add_argument("--quiet", action="store_true", help="run, resume: no progress")
-    parser.add_argument("--restart", action="store_true", help="run: move what the run's directory holds away and begin again")
+    parser.add_argument("--restart", action="store_true", help="run: move away what the run's directory holds, begin again")
     return parser
 
 
-def _guarded(command: Any) -> int:
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> _Options:
+    options, unknown = parser.parse_known_intermixed_args(argv, _Options())
+    if unknown:
+        flag, _, value = unknown[0].partition("=")
+        path = flag.lstrip("-").replace("-", "_")
+        if path.partition(".")[0] in declared(Experiment):
+            raise UsageError(f"{unknown[0]}: there is no such flag; fields are set as path=value: {path}={value or '...'}")
+        known = [name for action in parser._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+        raise UsageError(f"{unknown[0]}: there is no such flag{nearest(flag, known) or f'; see {parser.prog} --help'}")
+    return options
+
+
+def _guarded(command: Callable[[], int]) -> int:
     try:
         return command()
     except NnxdslError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return REFUSED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted before a run began; nothing was changed\n")
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _dispatch(options: argparse.Namespace, words: list[str], experiment: Experiment | None = None) -> int:
-    verb, home = options.verb, options.home
-    _refuse_idle_flags(options)
+def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experiment | None = None) -> int:
     if verb not in VERBS:
-        raise SpecError([Problem(verb, f"is neither a verb nor path=value{suggest(verb, VERBS)}")])
+        raise UsageError(_no_verb(verb, words))
+    _refuse_idle_flags(verb, options)
     if verb == "runs":
         if words:
-            raise SpecError([Problem(words[0], "runs takes no argument but --home")])
-        return _runs(home, as_json=options.json)
-    if experiment is None or verb == "resume":
-        if not words or "=" in words[0]:
-            raise SpecError([Problem("", f"{verb} needs a file or a run")])
-        target = words.pop(0)
-        if verb == "resume":
-            return _resume(options, target, words)
-        experiment = load(target, home)
+            raise UsageError(f"{words[0]}: runs takes no words; name another directory of runs with --home")
+        return _runs(options.home, as_json=options.json)
+    if verb == "resume":
+        return _resume(options, _taken(words, "resume needs a run: its directory or its id"), words)
+    if experiment is None:
+        experiment = load(_taken(words, f"{verb} needs a file or a run"), options.home)
     if verb == "diff":
-        if not words or "=" in words[0]:
-            raise SpecError([Problem("", "diff needs another file or run to compare with")])
-        other = load(words.pop(0), home)
+        other = load(_taken(words, "diff needs another file or run to compare with"), options.home)
         return _diff(override(experiment, words), other, as_json=options.json)
     changed = override(experiment, words)
     if verb == "show":
@@ -97,14 +157,31 @@ def _dispatch(options: argparse.Namespace, words: list[str], experiment: Experim
     command = importlib.import_module("nnxdsl.run.command")
     if verb == "plan":
         return command.plan_command(changed, as_json=options.json)
-    return command.run_command(changed, home, quiet=options.quiet, restart=options.restart, as_json=options.json)
+    return command.run_command(changed, options.home, quiet=options.quiet, restart=options.restart, as_json=options.json)
 
 
-def _refuse_idle_flags(options: argparse.Namespace) -> None:
-    serves = {"python": ("show",), "quiet": ("run", "resume"), "restart": ("run",)}
-    idle = [flag for flag, verbs in serves.items() if getattr(options, flag) and options.verb not in verbs]
+def _no_verb(word: str, words: Sequence[str]) -> str:
+    if words and words[0].startswith("="):
+        value = "".join(words[:2]).lstrip("=") or "..."
+        return f"{word}: write path=value without blanks: {word}={value}"
+    if Path(word).is_file() or "=" in word:
+        return f"{word}: a verb comes first: {', '.join(VERBS)}"
+    return f"{word}: there is no such verb{nearest(word, VERBS) or '; there are: ' + ', '.join(VERBS)}"
+
+
+def _refuse_idle_flags(verb: str, options: _Options) -> None:
+    idle = [flag for flag, verbs in _SERVES.items() if getattr(options, flag) and verb not in verbs]
     if idle:
-        raise SpecError([Problem(f"--{flag}", f"has no effect on {options.verb}") for flag in idle])
+        raise UsageError("; ".join(f"--{flag} has no effect on {verb}" for flag in idle))
+    if options.json and options.python:
+        raise UsageError("--json and --python exclude each other")
+
+
+def _taken(words: list[str], complaint: str) -> str:
+    """The first word, which must be a file or a run."""
+    if not words or "=" in words[0]:
+        raise UsageError(complaint)
+    return words.pop(0)
 
 
 def override(experiment: Experiment, words: Sequence[str]) -> Experiment:
@@ -117,13 +194,16 @@ def override(experiment: Experiment, words: Sequence[str]) -> Experiment:
     problems: list[Problem] = []
     for word in words:
         path, equals, text = word.partition("=")
-        if not equals:
-            problems.append(Problem(word, "expected path=value"))
-            continue
-        try:
-            changes[path] = parse_value(text)
-        except SpecError as error:
-            problems += [problem.under(path) for problem in error.problems]
+        if not equals or not path:
+            problems.append(Problem(word, "expected path=value, without blanks around '='"))
+        elif path in changes:
+            problems.append(Problem(path, "is set twice"))
+        else:
+            try:
+                changes[path] = parse_value(text)
+            except SpecError as error:
+                changes[path] = None
+                problems += [problem.under(path) for problem in error.problems]
     if problems:
         raise SpecError(problems, f"Experiment '{experiment.name}'")
     return evolve(experiment, changes) if changes else experiment
@@ -134,23 +214,40 @@ def load(target: str, home: Path) -> Experiment:
 
     Raises:
         RunError: there is no such thing, or the file has no `experiment`.
+        SpecError: what is there is no experiment.
     """
     path = Path(target)
     if path.suffix == ".py" and path.is_file():
         return _load_python(path)
-    if path.suffix == ".json" and path.is_file():
-        return from_json(path.read_text(encoding="utf-8"), Experiment)
-    directory = run_directory(target, home)
-    return from_json((directory / "experiment.json").read_text(encoding="utf-8"), Experiment)
+    if path.is_file():
+        return _load_json(path)
+    return _load_json(run_directory(target, home) / "experiment.json")
 
 
 def run_directory(target: str, home: Path) -> Path:
-    """The run directory that a path or an id means."""
+    """The run directory that a path or an id means.
+
+    Raises:
+        RunError: there is none; says where it was looked for, and what is near.
+    """
     for candidate in (Path(target), home / target):
         if (candidate / "experiment.json").is_file():
             return candidate
-    known = suggest(target, [run.id for run in list_runs(home)][:20])
-    raise RunError(f"{target}: no such file or run (in {home}, relative to {Path.cwd()}){known}")
+    if Path(target).is_file():
+        raise RunError(f"{target}: is a file; name a run, or run the file again to go on with its run")
+    if Path(target).is_dir():
+        raise RunError(f"{target}: is a directory, but no run: it has no experiment.json")
+    known = nearest(target, [run.id for run in list_runs(home)])
+    raise RunError(f"{target}: no such file or run (relative to {Path.cwd()}; runs are looked for in {home}){known}")
+
+
+def _load_json(path: Path) -> Experiment:
+    try:
+        return from_json(path.read_text(encoding="utf-8"), Experiment)
+    except SpecError as error:
+        raise SpecError(error.problems, str(path)) from error
+    except (OSError, UnicodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
 
 
 def _load_python(path: Path) -> Experiment:
@@ -161,6 +258,13 @@ def _load_python(path: Path) -> Experiment:
     sys.path.insert(0, str(path.parent.resolve()))  # so that recipes can import their neighbours, as when run directly
     try:
         spec.loader.exec_module(module)
+    except NnxdslError:
+        raise
+    except SystemExit as error:
+        message = "ends the process when it is read; put experiment.main() under `if __name__ == \"__main__\":`"
+        raise RunError(f"{path}: {message}") from error
+    except Exception as error:
+        raise RunError(f"{_line_of(error, path)}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
     found: object = getattr(module, "experiment", None)
@@ -169,7 +273,15 @@ def _load_python(path: Path) -> Experiment:
     return found
 
 
-def _show(original: Experiment, changed: Experiment, options: argparse.Namespace) -> int:
+def _line_of(error: Exception, path: Path) -> str:
+    """`file:line` of what a user's file did wrong."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _show(original: Experiment, changed: Experiment, options: _Options) -> int:
     if options.json:
         sys.stdout.write(to_json(changed))
     elif options.python:
@@ -195,8 +307,9 @@ def _diff(left: Experiment, right: Experiment, *, as_json: bool) -> int:
         return 0
     for path, (old, new) in changes.items():
         sys.stdout.write(f"{path}: {render(old)} -> {render(new)}\n")
-    verdict = "the same run" if left.id == right.id else f"different runs: {left.id}, {right.id}"
-    sys.stdout.write(f"# {len(changes)} differences; {verdict}\n")
+    count = f"{len(changes)} difference{'' if len(changes) == 1 else 's'}" if changes else "no differences"
+    verdict = f"the same run: {left.id}" if left.id == right.id else f"different runs: {left.id}, {right.id}"
+    sys.stdout.write(f"# {count}; {verdict}\n")
     return 0
 
 
@@ -211,21 +324,27 @@ def _runs(home: Path, *, as_json: bool) -> int:
         return 0
     if not found:
         sys.stdout.write(f"no runs in {home}\n")
+    width = max((len(run.id) for run in found), default=0)
     for run in found:
-        progress = f"{run.step}/{run.total}" if run.total else "-"
-        sys.stdout.write(f"{run.id:<40} {run.state or 'damaged':<10} {progress:>12}  {run.created or ''} {run.problem or ''}".rstrip() + "\n")
+        progress = "-" if run.total is None else f"{run.step or 0}/{run.total}"
+        line = f"{run.id:<{width}}  {run.state or 'damaged':<8}  {progress:>12}  {run.created or ''}  {run.problem or ''}"
+        sys.stdout.write(line.rstrip() + "\n")
     return 0
 
 
-def _resume(options: argparse.Namespace, target: str, words: list[str]) -> int:
+def _resume(options: _Options, target: str, words: list[str]) -> int:
     directory = run_directory(target, options.home)
-    asked = from_json((directory / "experiment.json").read_text(encoding="utf-8"), Experiment)
+    asked = _load_json(directory / "experiment.json")
+    if directory.resolve().name != asked.id:
+        raise RunError(f"{directory} holds the run {asked.id}; name the directory so, or it would begin anew")
+    attempts = RunDirectory(directory).attempts()
+    if attempts:  # with the placement and cadence of the last attempt
+        asked = from_dict(attempts[-1]["experiment"], Experiment)
     changed = override(asked, words)
     if changed.id != asked.id:
-        changes = ", ".join(diff(asked, changed))
-        message = f"changes what {asked.id} computes ({changes}); only placement and cadence may change on a resume"
-        raise SpecError([Problem("", message)], f"Experiment '{asked.name}'")
-    attempts = RunDirectory(directory).attempts()
+        may = ", ".join(sorted(Experiment.outside_identity - {"name"}))
+        message = f"would make it another run than {asked.id}; on a resume only {may} may change"
+        raise SpecError([Problem(path, message) for path in diff(asked, changed)], f"Experiment '{asked.name}'")
     started = Path(str(attempts[-1].get("cwd", "."))) if attempts else Path()
     home = directory.parent.resolve()
     if started.is_dir():

@@ -9,6 +9,9 @@ from pathlib import Path
 from nnxdsl.spec.errors import WeightsError
 
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_SECONDS = 5.0
+"""For the Hub's first answer; without a network a run is refused about so soon."""
+
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -28,7 +31,7 @@ def locate(path: str) -> Path:
     except ImportError:
         raise WeightsError(f"{path}: no such directory; to download it, pip install 'nnxdsl[hub]'") from None
     try:
-        return Path(hub.snapshot_download(path, allow_patterns=_FILES))
+        return Path(hub.snapshot_download(path, allow_patterns=_FILES, etag_timeout=_SECONDS))
     except Exception as error:  # the library raises many kinds: no network, no such repository, no licence accepted
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise WeightsError(

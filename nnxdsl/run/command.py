@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from nnxdsl.program.plan import plan
+from nnxdsl.run.attempt import Outcome, TrainingError
 from nnxdsl.run.display import Display
-from nnxdsl.run.loop import Outcome, run
+from nnxdsl.run.loop import run
 from nnxdsl.spec.experiment import Experiment
+
+FAILED = 1
+"""Exit code when training failed; what was saved last is whole."""
+
+WIDE = 160
+"""Columns of a plan where there is no terminal to fold it for."""
 
 FIRST_ROWS = ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected")
 
@@ -22,10 +31,16 @@ FIRST_ROWS = ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen",
 def run_command(experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_json: bool) -> int:
     """Run an experiment, show how it ended, and return the process's exit code.
 
-    0: finished, or stopped on request through the run directory. 130 and 143: stopped by SIGINT and SIGTERM, all saved.
+    0: finished, or stopped on request through the run directory. 1: training failed. 130 and 143: stopped by SIGINT and
+    SIGTERM, all saved.
     """
-    with Display(quiet=quiet) as display:
-        outcome = run(experiment, home, display, restart=restart)
+    display = Display(quiet=quiet)
+    try:
+        with display:
+            outcome = run(experiment, home, display, restart=restart)
+    except TrainingError as error:
+        sys.stderr.write(f"TrainingError: {error}\n")
+        return FAILED
     show_outcome(outcome, display)
     if as_json:
         json.dump({**_plain(outcome), "id": experiment.id}, sys.stdout, indent=2)
@@ -54,19 +69,21 @@ def show_outcome(outcome: Outcome, display: Display) -> None:
 
 def plan_command(experiment: Experiment, *, as_json: bool) -> int:
     """Print the plan of an experiment."""
-    found = plan(experiment, jax.default_backend())
+    platform = _platform()
+    jax.config.update("jax_platforms", "cpu")  # a plan must not take memory from a run on the same machine
+    found = plan(experiment, platform)
     if as_json:
         json.dump(found, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return 0
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     total, trained = found["parameters"]["total"], found["parameters"]["trainable"]
     facts = Table.grid(padding=(0, 2))
     for name, value in (
         ("steps", f"{found['steps']:,} of {experiment.batch_size:,} rows in {found['microbatches']} micro-batch(es)"),
         ("tokens", f"at most {found['tokens_at_most']:,}"),
         ("parameters", f"{total:,}, trained {trained:,} ({trained / total:.2%})"),
-        ("computed in", found["compute"]),
+        ("computed in", f"{found['compute']}, on {platform}"),
         ("reference", found["reference"]),
         ("mesh", " x ".join(f"{axis}={size}" for axis, size in found["mesh"].items())),
     ):
@@ -76,6 +93,17 @@ def plan_command(experiment: Experiment, *, as_json: bool) -> int:
     console.print(_memory_table(found))
     console.print(_array_table(found))
     return 0
+
+
+def _platform() -> str:
+    """Where this machine would run: "cpu", "gpu" or "tpu"; found without starting a device."""
+    asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if asked:
+        return {"cuda": "gpu", "rocm": "gpu"}.get(asked, asked)
+    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin")
+    if any(map(importlib.util.find_spec, plugins)) and any(map(os.path.exists, ("/dev/nvidia0", "/dev/kfd"))):
+        return "gpu"
+    return "tpu" if importlib.util.find_spec("libtpu") and any(Path("/dev").glob("accel*")) else "cpu"
 
 
 def _memory_table(found: dict[str, Any]) -> Table:
