@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import attrs
+import cattrs
 
 from nnxdsl.spec.base import (
     BROKEN,
@@ -33,6 +34,8 @@ from nnxdsl.spec.identity import SCHEMA
 from nnxdsl.spec.kinds import arms, of_each, show
 
 SpecT = TypeVar("SpecT", bound=Spec)
+converter = cattrs.Converter()
+"""For attrs classes of other packages that hold specs: `converter.unstructure(x)`, `converter.structure(tree, X)`."""
 
 
 def to_dict(spec: Spec) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def to_dict(spec: Spec) -> dict[str, Any]:
     Raises:
         SpecError: if the class of a node could not be imported again by whoever reads the tree.
     """
-    tree = cast("dict[str, Any]", _encode(spec))
+    tree = cast("dict[str, Any]", converter.unstructure(spec))
     return {"schema": SCHEMA, **tree} if tree["type"] == "Experiment" else tree
 
 
@@ -133,13 +136,19 @@ def _called(spec: Spec) -> str:
     return describe(type(spec), {"name": getattr(spec, "name", None)})
 
 
-def _encode(value: object) -> object:
-    if isinstance(value, Spec):
-        require_importable(type(value))
-        return {"type": value.tag, **{name: _encode(child) for name, child in _children(value).items()}}
-    if isinstance(value, tuple):
-        return [_encode(item) for item in cast("tuple[object, ...]", value)]
-    return value
+def _encode(spec: Spec) -> dict[str, Any]:
+    require_importable(type(spec))
+    return {"type": spec.tag, **{name: converter.unstructure(child) for name, child in _children(spec).items()}}
+
+
+def _is_spec(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, Spec)
+
+
+converter.register_unstructure_hook_func(_is_spec, _encode)
+converter.register_unstructure_hook(tuple, lambda items: [converter.unstructure(item) for item in items])
+# One reader for whole trees and for specs inside other classes: it knows tags and says all that is wrong.
+converter.register_structure_hook_func(_is_spec, lambda tree, cls: from_dict(tree, cls))
 
 
 def _no_name_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -171,7 +180,7 @@ def _decode(value: Any, annotation: Any, problems: list[Problem]) -> Any:
 
 def _spec_in(annotation: Any) -> type[Spec] | None:
     """The class or family among the alternatives of an annotation."""
-    return next((arm for arm in arms(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
+    return next((arm for arm in arms(annotation) if _is_spec(arm)), None)
 
 
 def _decode_list(items: list[Any], annotation: Any, problems: list[Problem]) -> Any:
