@@ -113,7 +113,10 @@ def _parser(prog: str | None, usage: str, description: str) -> argparse.Argument
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> _Options:
     options, unknown = parser.parse_known_intermixed_args(argv, _Options())
     if unknown:
-        flag, _, value = unknown[0].partition("=")
+        words = list(sys.argv[1:] if argv is None else argv)
+        flag, equals, value = unknown[0].partition("=")
+        if not equals:  # `--steps 10`
+            value = next((word for word in words[words.index(flag) + 1 :][:1] if not word.startswith("-")), "")
         path = flag.lstrip("-").replace("-", "_")
         if path.partition(".")[0] in declared(Experiment):
             raise UsageError(f"{unknown[0]}: there is no such flag; fields are set as path=value: {path}={value or '...'}")
