@@ -15,6 +15,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Period, example_inputs
 from nnxdsl.models.layers import Linear
 from nnxdsl.models.tree import Leaf, Template
+from nnxdsl.program.layout import starred
 from nnxdsl.spec.adapter import Adapter, LoRA
 from nnxdsl.spec.errors import Problem, suggest
 from nnxdsl.spec.quantization import NF4, Int8, Quantization
@@ -39,7 +40,9 @@ def matches(target: str, path: str) -> bool:
     return f".{target}." in f".{path}."
 
 
-def adapt(adapter: Adapter | None, quantization: Quantization | None, config: DecoderConfig) -> Callable[[Period], Period]:
+def adapt(
+    adapter: Adapter | None, quantization: Quantization | None, config: DecoderConfig
+) -> Callable[[Period], Period]:
     """The function that a `Decoder` applies to one period before it stacks it.
 
     Args:
@@ -69,10 +72,10 @@ def adapt(adapter: Adapter | None, quantization: Quantization | None, config: De
 
 def _rule(path: str, adapter: Adapter | None, quantization: Quantization | None) -> Any:
     frozen: dict[str, Any] = {}
-    if quantization is not None and any(matches(target, path) for target in quantization.targets):
+    if quantization is not None and _targeted(path, quantization):
         frozen = {"weight_qtype": qtype(quantization), "tile_size": quantization.block_size}
     module_path = re.escape(path.replace(".", "/"))
-    if isinstance(adapter, LoRA) and any(matches(target, path) for target in adapter.targets):
+    if isinstance(adapter, LoRA) and _targeted(path, adapter):
         return qwix.LoraRule(module_path=module_path, rank=adapter.rank, alpha=adapter.alpha, **frozen)
     return qwix.QuantizationRule(module_path=module_path, **frozen) if frozen else None
 
@@ -95,38 +98,52 @@ def is_adapter(path: str) -> bool:
     return path.endswith((A, B))
 
 
-def problems(
-    adapter: Adapter | None, quantization: Quantization | None, base: Mapping[str, Leaf]
-) -> list[Problem]:
+def problems(adapter: Adapter | None, quantization: Quantization | None, base: Mapping[str, Leaf]) -> list[Problem]:
     """Targets that match no linear layer of the model, and weights that blocks do not divide."""
-    linears = sorted({path.removesuffix(".kernel") for path in base if path.endswith(".kernel")})
+    linears = {
+        _in_period(path).removesuffix(".kernel"): leaf for path, leaf in base.items() if path.endswith(".kernel")
+    }
+    names = {part for path in linears for part in path.split(".")[2:]}
     found: list[Problem] = []
     for where, spec in (("adapter", adapter), ("quantization", quantization)):
         for index, target in enumerate(getattr(spec, "targets", ())):
             if not any(matches(target, path) for path in linears):
-                names = {part for path in linears for part in path.split(".") if not part.isdigit()}
-                hint = suggest(target, names - {"layers", "tail", "blocks"})
-                found.append(Problem(f"{where}.targets.{index}", f"'{target}' matches no linear layer{hint}"))
+                message = f"'{target}' matches no linear layer{suggest(target, names)}"
+                found.append(Problem(f"{where}.targets.{index}", message))
     if quantization is not None:
-        for path in linears:
-            size = base[f"{path}.kernel"].shape[-2]
-            if any(matches(target, path) for target in quantization.targets) and size % quantization.block_size:
-                message = f"{size} inputs of {path} are not divisible by blocks of {quantization.block_size}"
-                found.append(Problem("quantization.block_size", message))
+        block = quantization.block_size
+        sizes = {starred(path): leaf.shape[-2] for path, leaf in linears.items() if _targeted(path, quantization)}
+        found += [
+            Problem("quantization.block_size", f"{size} inputs of {path} are not divisible by blocks of {block}")
+            for path, size in sizes.items()
+            if size % block
+        ]
     return found
 
 
-def unadapted(adapter: Adapter | None, template: Template, base: Mapping[str, Leaf]) -> list[Problem]:
-    """Targeted layers that got no adapter: qwix passes over what it does not recognise without a word."""
-    if not isinstance(adapter, LoRA):
-        return []
-    return [
-        Problem("adapter.targets", f"{path} was targeted but got no adapter")
-        for path in base
-        if path.endswith(".kernel")
-        and any(matches(target, path) for target in adapter.targets)
-        and path + A not in template.variables
-    ]
+def missed(
+    adapter: Adapter | None, quantization: Quantization | None, template: Template, base: Mapping[str, Leaf]
+) -> list[Problem]:
+    """Targeted layers that were left as they were: qwix passes over what it does not recognise without a word."""
+    found: list[Problem] = []
+    for where, spec, ending in (("adapter", adapter, A), ("quantization", quantization, QVALUE)):
+        found += [
+            Problem(f"{where}.targets", f"{path} was targeted but is unchanged")
+            for path in base
+            if path.endswith(".kernel")
+            and _targeted(_in_period(path), spec)
+            and path + ending not in template.variables
+        ]
+    return found
+
+
+def _targeted(path: str, spec: Adapter | Quantization | None) -> bool:
+    return any(matches(target, path) for target in getattr(spec, "targets", ()))
+
+
+def _in_period(path: str) -> str:
+    """The path of a layer's leaf within its period, which is what targets are matched with."""
+    return path.removeprefix("layers.").removeprefix("tail.")
 
 
 def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, jax.Array]:

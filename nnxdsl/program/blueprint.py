@@ -42,7 +42,10 @@ def _(model: Gemma3) -> DecoderConfig:
     stored = hub.read_config(model.weights.path)
     asked = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
     problems = [
-        Problem("model.size", f"{model.size!r} has {name}={getattr(asked, name)}, but {model.weights.path}/config.json says {value}")
+        Problem(
+            "model.size",
+            f"{model.size!r} has {name}={getattr(asked, name)}, but {model.weights.path}/config.json says {value}",
+        )
         for name, value in attrs.asdict(stored).items()
         if value != getattr(asked, name)
     ]
@@ -115,22 +118,24 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(adapter, quantization) if adapter or quantization else base
-    problems = adapters.unadapted(adapter, policy, base.variables)
+    problems = adapters.missed(adapter, quantization, policy, base.variables)
     trained = {path for path in policy.variables if adapter is None or adapters.is_adapter(path)}
-    trainable = {p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained}
+    trainable = {
+        p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
+    }
     frozen = {path: leaf for path, leaf in policy.variables.items() if path not in trained}
     reference = None
     if experiment.objective.needs_reference:
         reference = template(None, quantization) if quantization else base
-    copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()} if reference and not frozen else {}
+    copied = (
+        {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()} if reference and not frozen else {}
+    )
     update = _update(experiment, trainable)
     layout = _layout(experiment, frozen, trainable, copied, update)
-    problems += layout.problems()
+    problems += layout.problems() + layout.batch_problems(experiment.microbatch_size or experiment.batch_size)
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
-    return Blueprint(
-        experiment, config, compute, base, policy, reference, trainable, frozen, copied, update, layout
-    )
+    return Blueprint(experiment, config, compute, base, policy, reference, trainable, frozen, copied, update, layout)
 
 
 def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]:
@@ -193,7 +198,9 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
         elif isinstance(data, Conversations | Text) and data.max_length > limit:
             found.append(Problem(f"{where}.max_length", f"{data.max_length} tokens, {size} reads at most {limit}"))
     if experiment.evaluation is not None and experiment.evaluation.max_new_tokens >= limit:
-        message = f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"
+        message = (
+            f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"
+        )
         found.append(Problem("evaluation.max_new_tokens", message))
     return found
 

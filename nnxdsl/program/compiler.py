@@ -122,7 +122,9 @@ class Program:
         def abstract(part: str) -> dict[str, jax.ShapeDtypeStruct]:
             placed = self.layout.arrays.get(part, {})
             return {
-                path: jax.ShapeDtypeStruct(p.shape, jnp.dtype(p.dtype), sharding=self.layout.sharding(part, path, self.mesh))
+                path: jax.ShapeDtypeStruct(
+                    p.shape, jnp.dtype(p.dtype), sharding=self.layout.sharding(part, path, self.mesh)
+                )
                 for path, p in placed.items()
             }
 
@@ -143,7 +145,11 @@ class Program:
         optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in kept])
         done = jax.device_put(jnp.asarray(step, jnp.int32), NamedSharding(self.mesh, PartitionSpec()))
         return State(
-            done, initial.order(groups["trainable"], self.blueprint.trainable), optimizer_state, state.frozen, state.reference
+            done,
+            initial.order(groups["trainable"], self.blueprint.trainable),
+            optimizer_state,
+            state.frozen,
+            state.reference,
         )
 
     def memory_compiled(self, state: State, batch: Batch) -> Any:

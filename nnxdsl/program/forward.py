@@ -11,6 +11,7 @@ from typing import Any, Literal
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.models.attention import Places, right_padded
@@ -73,7 +74,7 @@ def pair_places(batch: PairBatch) -> Places:
         [in_prompt >= 0, after < batch.chosen_length[:, None], after < batch.rejected_length[:, None]], axis=1
     )
     position = jnp.concatenate([in_prompt, start + after, start + after], axis=1)
-    branch = jnp.repeat(jnp.arange(3), jnp.array([prompt, response, response]), total_repeat_length=prompt + 2 * response)
+    branch = np.repeat(np.arange(3), [prompt, response, response])  # [P + 2R]
     return Places(
         jnp.where(real, position, 0).astype(jnp.int32),
         real.astype(jnp.int32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax
@@ -35,18 +35,21 @@ class Source(Protocol):
 
 
 class RandomSource:
-    """Weights drawn from a seed; the same on every mesh."""
+    """Weights drawn from a seed; the same on every mesh.
+
+    All are drawn at once on one device, and each is let go when it is read.
+    """
 
     def __init__(self, config: DecoderConfig, seed: int) -> None:
         self._draw = jax.jit(lambda key: flatten(Decoder(config, rngs=nnx.Rngs(params=key))))
         self._seed = seed
-        self._leaves: dict[str, jax.Array] | None = None
+        self._leaves: dict[str, jax.Array] = {}
 
     def leaf(self, path: str) -> ArrayLike:
         """The weight of one path, float32."""
-        if self._leaves is None:
+        if path not in self._leaves:
             self._leaves = self._draw(jax.random.key(self._seed))
-        return self._leaves[path]
+        return self._leaves.pop(path)
 
 
 def open_source(blueprint: Blueprint) -> Source:
@@ -97,11 +100,10 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             assert quantization is not None
             names = (path + adapters.QVALUE, path + adapters.SCALE)
             where = tuple(shardings["frozen"][name] for name in names)
-            quantise: Callable[..., tuple[jax.Array, jax.Array]] = jax.jit(
-                lambda weight: adapters.quantise(weight, quantization), out_shardings=where
-            )
-            values = quantise(jnp.asarray(weight, leaf.dtype))
-            frozen |= dict(zip(names, values, strict=True))
+            quantise = jax.jit(adapters.quantise, static_argnums=1, out_shardings=where)
+            # Spread before it is quantised, so that no device ever holds the whole of it.
+            spread = place(weight, leaf.dtype, where[0])
+            frozen |= dict(zip(names, quantise(spread, quantization), strict=True))
         if path in blueprint.copied:
             reference[path] = place(weight, blueprint.copied[path].dtype, shardings["reference"][path])
     key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
@@ -115,11 +117,15 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
 def place(weight: ArrayLike, dtype: object, sharding: NamedSharding) -> jax.Array:
     """One weight on its devices, each of which is given only its own part; always a buffer of its own."""
     if isinstance(weight, jax.Array):
-        return jax.jit(lambda x: jnp.copy(x.astype(dtype)), out_shardings=sharding)(weight)
+        return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))
     host = weight
     return jax.make_array_from_callback(
         host.shape, sharding, lambda index: np.asarray(host[index]).astype(jnp.dtype(dtype), copy=True)
     )
+
+
+def _copy(weight: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return jnp.copy(weight.astype(dtype))
 
 
 def order(leaves: Mapping[str, jax.Array], like: Mapping[str, object]) -> Leaves:

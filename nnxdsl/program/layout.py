@@ -7,7 +7,8 @@ none of its mesh axes is taken already, and a rule of None claims its dimension 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import jax
@@ -105,7 +106,7 @@ def resolve(axes: Axes, rules: Rules, mesh: Mapping[str, int]) -> Resolved:
         if logical not in axes:
             continue
         dimension = axes.index(logical)
-        wanted = (target,) if isinstance(target, str) else tuple(target or ())
+        wanted = _names(target)
         busy = [axis for axis in wanted if axis in used]
         if dimension in taken:
             outcome = "not reached: the dimension is placed already"
@@ -123,9 +124,7 @@ def resolve(axes: Axes, rules: Rules, mesh: Mapping[str, int]) -> Resolved:
 
 
 def _drop(target: Target, mesh: Mapping[str, int]) -> Target:
-    if target is None:
-        return None
-    kept = tuple(axis for axis in ((target,) if isinstance(target, str) else target) if mesh.get(axis, 1) > 1)
+    kept = tuple(axis for axis in _names(target) if mesh.get(axis, 1) > 1)
     if len(kept) > 1:
         return kept
     return kept[0] if kept else None
@@ -190,16 +189,20 @@ class Layout:
         self.arrays.setdefault(part, {})[path] = placed
 
     def problems(self) -> list[Problem]:
-        """Every dimension that does not divide over its mesh axes, and every rule of a user that nothing matches."""
+        """Every dimension that does not divide over its mesh axes, and every rule of a user that nothing matches.
+
+        The blocks of a period are named once, with a star for their number.
+        """
         found: list[Problem] = []
-        for placed in self:
+        # The optimizer's arrays lie as their parameters do, so they have no problems of their own.
+        for placed in (
+            placed for part, leaves in self.arrays.items() if part != "optimizer" for placed in leaves.values()
+        ):
             for dimension, (size, shards) in enumerate(zip(placed.shape, placed.shards, strict=True)):
                 if size % shards:
-                    target = placed.resolved.spec[dimension]
-                    names = (target,) if isinstance(target, str) else target or ()
-                    over = " x ".join(f"{axis}={self.mesh.sizes[axis]}" for axis in names)
+                    over = self._sizes(placed.resolved.spec[dimension])
                     message = f"axis {dimension} has {size} rows, not divisible by {over}"
-                    found.append(Problem(placed.path, message))
+                    found.append(Problem(starred(placed.path), message))
         known = {axis for placed in self for axis in placed.axes} | {"batch"}
         found += [
             Problem(f"mesh.rules.{index}", f"no array has an axis '{logical}'")
@@ -207,6 +210,13 @@ class Layout:
             if logical not in known
         ]
         return list(dict.fromkeys(found))
+
+    def batch_problems(self, rows: int) -> list[Problem]:
+        """Rows of a micro-batch that cannot be split as the rules ask."""
+        (target,) = self.batch_spec()
+        if rows % self._shards(target) == 0:
+            return []
+        return [Problem("microbatch_size", f"{rows} rows at a time cannot be split over {self._sizes(target)}")]
 
     def sharding(self, part: str, path: str, mesh: jax.sharding.Mesh) -> NamedSharding:
         """The sharding of one array on real or abstract devices."""
@@ -232,9 +242,20 @@ class Layout:
         ]
         return "\n".join(lines) + "\n"
 
-    def __iter__(self):  # noqa: ANN204 - an iterator of Placed
+    def __iter__(self) -> Iterator[Placed]:
         return (placed for part in self.arrays.values() for placed in part.values())
 
     def _shards(self, target: Target) -> int:
-        names = (target,) if isinstance(target, str) else target or ()
-        return math.prod(self.mesh.sizes.get(name, 1) for name in names)
+        return math.prod(self.mesh.sizes[name] for name in _names(target))
+
+    def _sizes(self, target: Target) -> str:
+        return " x ".join(f"{axis}={self.mesh.sizes[axis]}" for axis in _names(target))
+
+
+def starred(path: str) -> str:
+    """A path with a star for the number of its block: the blocks of a period are alike."""
+    return re.sub(r"\bblocks\.\d+\.", "blocks.*.", path)
+
+
+def _names(target: Target) -> tuple[str, ...]:
+    return (target,) if isinstance(target, str) else tuple(target or ())

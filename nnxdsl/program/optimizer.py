@@ -44,7 +44,9 @@ def _(schedule: WarmupCosine, steps: int) -> Curve:
 def _(schedule: WarmupLinear, steps: int) -> Curve:
     warmup = round(schedule.warmup_ratio * steps)
     final = schedule.peak_lr * schedule.final_ratio
-    return _after_warmup(schedule.peak_lr, warmup, optax.linear_schedule(schedule.peak_lr, final, max(steps - warmup, 1)))
+    return _after_warmup(
+        schedule.peak_lr, warmup, optax.linear_schedule(schedule.peak_lr, final, max(steps - warmup, 1))
+    )
 
 
 def _after_warmup(peak: float, warmup: int, then: Curve) -> Curve:

@@ -30,12 +30,10 @@ class Lengths:
     Attributes:
         trunk: Tokens of one row that go through the layers.
         head: Tokens of one row that need a log-probability.
-        known: Whether they come from the data itself; else they are the limits that the experiment sets.
     """
 
     trunk: int
     head: int
-    known: bool = False
 
 
 def lengths(data: Data) -> Lengths:
@@ -65,7 +63,14 @@ def memory(blueprint: Blueprint, longest: Lengths) -> list[Part]:
     parts.append(Part("activations", activations, "estimated", how))
     chunk = min(experiment.memory.logprob_tokens, math.ceil(rows) * max(longest.head, 1))
     logits = 3 * 4 * chunk * -(-config.vocab_size // experiment.mesh.tensor)
-    parts.append(Part("log-probabilities", logits, "estimated", f"{chunk} tokens x {config.vocab_size} logits, float32, three copies"))
+    parts.append(
+        Part(
+            "log-probabilities",
+            logits,
+            "estimated",
+            f"{chunk} tokens x {config.vocab_size} logits, float32, three copies",
+        )
+    )
     return [part for part in parts if part.bytes]
 
 

@@ -72,7 +72,9 @@ class Computation:
     curve: Callable[[Any], Any]
     microbatches: int
 
-    def step(self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Moving, dict[str, jax.Array]]:
+    def step(
+        self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
+    ) -> tuple[Moving, dict[str, jax.Array]]:
         """One optimizer step.
 
         Returns:
@@ -127,7 +129,9 @@ class Computation:
             out, back = jax.vjp(read, leaves)
 
             def gradient() -> tuple[Leaves, Terms]:
-                toward, terms = jax.grad(lambda out: _total(self._terms(out, compared, batch.weight)), has_aux=True)(out)
+                toward, terms = jax.grad(lambda out: _total(self._terms(out, compared, batch.weight)), has_aux=True)(
+                    out
+                )
                 return jax.tree.map(lambda g: g.astype(jnp.float32), back(toward)[0]), terms
 
             return out, gradient

@@ -46,10 +46,14 @@ def pairs() -> Callable[..., PairBatch]:
 
     def make(rows: int, *, seed: int = 0, prompt: int = 8, response: int = 8, fill: int = 0) -> PairBatch:
         draw = np.random.default_rng(seed)
-        lengths = {name: draw.integers(1, size + 1, rows).astype(np.int32) for name, size in
-                   (("prompt", prompt), ("chosen", response), ("rejected", response))}
-        ids = {name: draw.integers(1, VOCAB, (rows, size)).astype(np.int32) for name, size in
-               (("prompt", prompt), ("chosen", response), ("rejected", response))}
+        lengths = {
+            name: draw.integers(1, size + 1, rows).astype(np.int32)
+            for name, size in (("prompt", prompt), ("chosen", response), ("rejected", response))
+        }
+        ids = {
+            name: draw.integers(1, VOCAB, (rows, size)).astype(np.int32)
+            for name, size in (("prompt", prompt), ("chosen", response), ("rejected", response))
+        }
         slots = {name: np.arange(array.shape[1]) for name, array in ids.items()}
         return PairBatch(
             prompt=np.where(slots["prompt"] >= prompt - lengths["prompt"][:, None], ids["prompt"], 0),

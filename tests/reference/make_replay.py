@@ -50,7 +50,11 @@ TEXTS = (
     "Seven texts for batches of four",
 )
 BATCH, STEPS = 4, 10
-LORA = {"rank": 3, "alpha": 6.0, "targets": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")}
+LORA = {
+    "rank": 3,
+    "alpha": 6.0,
+    "targets": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+}
 ADAMW = {"rule": "adamw", "peak": 4e-3, "warmup": 2, "final_ratio": 0.1, "decay": 0.1, "clip": 1.0}
 SGD = {"rule": "sgd", "lr": 0.01, "momentum": 0.9, "clip": None}
 RUNS = {
@@ -77,9 +81,16 @@ def inputs() -> None:
     draw = np.random.default_rng(7)
     with (HERE / "pairs.jsonl").open("w") as file:
         for _ in range(PAIRS):
-            lengths = {"prompt_ids": draw.integers(1, 14), "chosen_ids": draw.integers(1, 12), "rejected_ids": draw.integers(1, 12)}
+            lengths = {
+                "prompt_ids": draw.integers(1, 14),
+                "chosen_ids": draw.integers(1, 12),
+                "rejected_ids": draw.integers(1, 12),
+            }
             # Many tokens twice in a row: a random model with a tied head likes to repeat, so some are predicted right.
-            row = {name: np.repeat(draw.integers(0, 320, size), draw.integers(1, 3, size))[:size] for name, size in lengths.items()}
+            row = {
+                name: np.repeat(draw.integers(0, 320, size), draw.integers(1, 3, size))[:size]
+                for name, size in lengths.items()
+            }
             file.write(json.dumps({name: ids.tolist() for name, ids in row.items()}) + "\n")
     with (HERE / "texts.jsonl").open("w") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in TEXTS)
@@ -102,6 +113,8 @@ class LoRALinear(torch.nn.Module):
 def load(lora: bool) -> tuple[torch.nn.Module, list[tuple[torch.nn.Parameter, bool]]]:
     """The model, and what is trained: each parameter with whether weight decay holds for it."""
     model = Gemma3ForCausalLM.from_pretrained(HERE / "model", attn_implementation="eager", dtype=torch.float64).eval()
+    # torch gives a padding id no gradient, and transformers takes 0 for it; here 0 is a token like any other.
+    model.model.embed_tokens.padding_idx = None
     if not lora:
         return model, [(parameter, parameter.ndim > 1) for parameter in model.parameters()]
     for parameter in model.parameters():
@@ -129,7 +142,9 @@ def targets(model: torch.nn.Module, ids: list[int], first: int) -> dict[str, tor
     }
 
 
-def dpo_step(run: dict, model: torch.nn.Module, reference: torch.nn.Module, rows: list[dict]) -> dict[str, torch.Tensor]:
+def dpo_step(
+    run: dict, model: torch.nn.Module, reference: torch.nn.Module, rows: list[dict]
+) -> dict[str, torch.Tensor]:
     """Means over pairs, and means over all completion tokens."""
     beta, smoothing = run["beta"], run["smoothing"]
     losses, chosen_rewards, rejected_rewards, logps, tokens = [], [], [], {"chosen": [], "rejected": []}, []
@@ -216,7 +231,8 @@ def replay(run: dict) -> list[dict[str, float]]:
 def figures() -> None:
     """All runs, as JSON with ten significant digits."""
     stored = {
-        name: [{key: float(f"{value:.10g}") for key, value in row.items()} for row in replay(run)] for name, run in RUNS.items()
+        name: [{key: float(f"{value:.10g}") for key, value in row.items()} for row in replay(run)]
+        for name, run in RUNS.items()
     }
     text = ",\n".join(f'"{name}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for name, rows in stored.items())
     (HERE / "expected.json").write_text("{\n" + text + "\n}\n")

@@ -14,7 +14,7 @@ from nnxdsl.program import blueprint
 
 @attrs.frozen(kw_only=True)
 class Small(Model):
-    """A small decoder: by default one period of two layers and a tail of one.
+    """A small decoder: by default two periods of two layers.
 
     Attributes:
         vocab_size: Rows of the embedding.
@@ -30,7 +30,7 @@ class Small(Model):
     vocab_size: int = 48
     embed_dim: int = 16
     mlp_dim: int = 32
-    layers: int = 3
+    layers: int = 4
     heads: int = 2
     head_dim: int = 8
     pattern: int = 2
