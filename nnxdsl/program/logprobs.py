@@ -60,8 +60,9 @@ def token_stats(
         log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, c]
         logp = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - log_z
         still = jax.lax.stop_gradient(logits)
-        probability = jnp.exp(still - jax.lax.stop_gradient(log_z)[..., None])
-        entropy = jax.lax.stop_gradient(log_z) - jnp.sum(probability * still, axis=-1)
+        # Of log-probabilities and not of logits: those of a sure model are near zero, where nothing is lost to rounding.
+        log_p = still - jax.lax.stop_gradient(log_z)[..., None]
+        entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
         return logp, entropy, (jnp.argmax(still, axis=-1) == targets).astype(jnp.float32)
 
     def body(head: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
