@@ -267,7 +267,8 @@ def _load_python(path: Path) -> Experiment:
         message = "ends the process when it is read; put experiment.main() under `if __name__ == \"__main__\":`"
         raise RunError(f"{path}: {message}") from error
     except Exception as error:
-        raise RunError(f"{_line_of(error, path)}: {type(error).__name__}: {error}") from error
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise RunError(f"{_line_of(error, path)}: {type(error).__name__}: {what}") from error
     finally:
         sys.path.pop(0)
     found: object = getattr(module, "experiment", None)
@@ -277,10 +278,13 @@ def _load_python(path: Path) -> Experiment:
 
 
 def _line_of(error: Exception, path: Path) -> str:
-    """`file:line` of what a user's file did wrong."""
+    """`file:line` of what went wrong in a user's file, or in one that it imports and that does not parse."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        places.append((str(error.filename), error.lineno))
+        file, line = places[-1]
+        return f"{path if Path(file) == path.resolve() else file}:{line}"
+    lines = [line for file, line in places if Path(file) == path.resolve()]
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 

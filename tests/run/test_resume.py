@@ -209,7 +209,7 @@ def test_a_changed_tokenizer_is_refused(stopped: tuple[Any, Path]) -> None:
     lab, run = stopped
     with Checkpoints.open(run / "checkpoints") as checkpoints:
         fingerprint = checkpoints.meta(36)["identity"]["tokenizer"]
-    code = "import nnxdsl.data.chat as c; c.TURNS += ' '; import sft, dpo; dpo.experiment.main()"
+    code = "import nnxdsl.data.tokenizer as t; t.TURNS += ' '; import sft, dpo; dpo.experiment.main()"
     status, _, err = lab.python("-c", code)
     assert status == 2
     assert (

@@ -1,0 +1,72 @@
+"""Held-out metrics are means over all rows, however these are split."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+import pytest
+
+from nnxdsl import Experiment, PlanError, Program, compile, evolve, from_json
+from nnxdsl.data.dataset import load
+from nnxdsl.data.tokenizer import BytesTokenizer
+from nnxdsl.run.evaluation import Evaluator
+from nnxdsl.run.store import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def program(finished: Any) -> Program:
+    """The first stage's program, whose batch takes all 7 held-out rows at once."""
+    found = from_json((finished.run("sft") / "experiment.json").read_text(encoding="utf-8"), Experiment)
+    held_out = str(finished.lab.place / "chats_held_out.jsonl")
+    return compile(evolve(found, {"batch_size": 7, "evaluation.data.path": held_out}))
+
+
+@pytest.fixture(scope="module")
+def evaluator(program: Program) -> Evaluator:
+    evaluation = program.experiment.evaluation
+    assert evaluation is not None
+    assert evaluation.data is not None
+    tokenizer = BytesTokenizer()
+    return Evaluator(program, evaluation, load(evaluation.data, tokenizer, max_position=1024), tokenizer, is_chat=True)
+
+
+def test_batches_with_a_partial_last_one_equal_one_batch(finished: Any, program: Program, evaluator: Evaluator) -> None:
+    dataset = evaluator.dataset
+    assert dataset is not None
+    state = program.init()
+    ratios = jax.device_get(program.evaluate(state, dataset.batch(np.arange(7), 7)))
+    at_once = {f"eval/{name}": float(ratio.total) / float(ratio.count) for name, ratio in ratios.items()}
+    (first, *_) = RunDirectory(finished.run("sft")).evaluations()  # by batches of 4 and 3
+    assert {name: first[name] for name in at_once} == pytest.approx(at_once, rel=1e-6)
+    assert evaluator.metrics(state) == pytest.approx(at_once, rel=1e-6)
+
+
+def test_asked_to_end_it_gives_nothing(program: Program, evaluator: Evaluator) -> None:
+    assert evaluator.metrics(program.init(), lambda: True) is None
+
+
+def test_meshes_that_do_not_divide_the_last_batch(finished: Any, lab: Any) -> None:
+    lab.environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    code, out, err = lab.python("sft.py", "run", "steps=1", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "--json")
+    assert code == 0, err
+    (first, *_) = RunDirectory(finished.run("sft")).evaluations()
+    found = json.loads(out)["evaluations"]["0"]
+    assert found == pytest.approx({name: first[name] for name in found}, rel=1e-5)
+    (sample, *_) = RunDirectory(finished.run("sft")).samples()
+    (mine, *_) = RunDirectory(next((lab.place / "runs").glob("sft-*"))).samples()
+    assert mine["policy"] == sample["policy"]
+
+
+def test_prompts_that_the_model_cannot_read(evaluator: Evaluator) -> None:
+    prompts = ("short", "x" * 2000)
+    with pytest.raises(PlanError) as raised:
+        attrs.evolve(evaluator, evaluation=evolve(evaluator.evaluation, {"prompts": prompts}))
+    assert str(raised.value) == (
+        "1 problem in Experiment 'sft'\n"
+        "  evaluation.prompts.1: 2,016 tokens and 6 new ones are more than the model's 1,024 positions; "
+        "shorten it, or lower evaluation.max_new_tokens"
+    )
