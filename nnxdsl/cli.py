@@ -67,7 +67,9 @@ class _Options(argparse.Namespace):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`nnxdsl VERB FILE-or-RUN [path=value ...]`."""
-    parser = _parser("nnxdsl", "VERB [FILE-or-RUN] [path=value ...]", "Run, resume and inspect post-training experiments.")
+    parser = _parser(
+        "nnxdsl", "VERB [FILE-or-RUN] [path=value ...]", "Run, resume and inspect post-training experiments."
+    )
 
     def command() -> int:
         options = _parsed(parser, argv)
@@ -106,7 +108,9 @@ def _parser(prog: str | None, usage: str, description: str) -> argparse.Argument
     parser.add_argument("--json", action="store_true", help="print for machines, on standard output")
     parser.add_argument("--python", action="store_true", help="show: a Python file that builds the experiment")
     parser.add_argument("--quiet", action="store_true", help="run, resume: no progress")
-    parser.add_argument("--restart", action="store_true", help="run: move away what the run's directory holds, begin again")
+    parser.add_argument(
+        "--restart", action="store_true", help="run: move away what the run's directory holds, begin again"
+    )
     return parser
 
 
@@ -119,7 +123,9 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> _Opt
             value = next((word for word in words[words.index(flag) + 1 :][:1] if not word.startswith("-")), "")
         path = flag.lstrip("-").replace("-", "_")
         if path.partition(".")[0] in declared(Experiment):
-            raise UsageError(f"{unknown[0]}: there is no such flag; fields are set as path=value: {path}={value or '...'}")
+            raise UsageError(
+                f"{unknown[0]}: there is no such flag; fields are set as path=value: {path}={value or '...'}"
+            )
         known = [name for action in parser._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
         raise UsageError(f"{unknown[0]}: there is no such flag{nearest(flag, known) or f'; see {parser.prog} --help'}")
     return options
@@ -160,7 +166,9 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
     command = importlib.import_module("nnxdsl.run.command")
     if verb == "plan":
         return command.plan_command(changed, as_json=options.json)
-    return command.run_command(changed, options.home, quiet=options.quiet, restart=options.restart, as_json=options.json)
+    return command.run_command(
+        changed, options.home, quiet=options.quiet, restart=options.restart, as_json=options.json
+    )
 
 
 def _no_verb(word: str, words: Sequence[str]) -> str:
@@ -264,7 +272,7 @@ def _load_python(path: Path) -> Experiment:
     except NnxdslError:
         raise
     except SystemExit as error:
-        message = "ends the process when it is read; put experiment.main() under `if __name__ == \"__main__\":`"
+        message = 'ends the process when it is read; put experiment.main() under `if __name__ == "__main__":`'
         raise RunError(f"{path}: {message}") from error
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -334,7 +342,9 @@ def _runs(home: Path, *, as_json: bool) -> int:
     width = max((len(run.id) for run in found), default=0)
     for run in found:
         progress = "-" if run.total is None else f"{run.step or 0}/{run.total}"
-        line = f"{run.id:<{width}}  {run.state or 'damaged':<8}  {progress:>12}  {run.created or ''}  {run.problem or ''}"
+        line = (
+            f"{run.id:<{width}}  {run.state or 'damaged':<8}  {progress:>12}  {run.created or ''}  {run.problem or ''}"
+        )
         sys.stdout.write(line.rstrip() + "\n")
     return 0
 
@@ -349,9 +359,10 @@ def _resume(options: _Options, target: str, words: list[str]) -> int:
         asked = from_dict(attempts[-1]["experiment"], Experiment)
     changed = override(asked, words)
     if changed.id != asked.id:
-        may = ", ".join(sorted(Experiment.outside_identity - {"name"}))
-        message = f"would make it another run than {asked.id}; on a resume only {may} may change"
-        raise SpecError([Problem(path, message) for path in diff(asked, changed)], f"Experiment '{asked.name}'")
+        may = Experiment.outside_identity - {"name"}
+        message = f"would make it another run than {asked.id}; on a resume only {', '.join(sorted(may))} may change"
+        wrong = [path for path in diff(asked, changed) if path.partition(".")[0] not in may]
+        raise SpecError([Problem(path, message) for path in wrong], f"Experiment '{asked.name}'")
     started = Path(str(attempts[-1].get("cwd", "."))) if attempts else Path()
     home = directory.parent.resolve()
     if started.is_dir():

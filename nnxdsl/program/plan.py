@@ -75,7 +75,7 @@ def memory(blueprint: Blueprint, longest: Lengths) -> list[Part]:
 
 
 def _activations(config: DecoderConfig, rows: float, length: int, size: int, remat: str) -> tuple[int, str]:
-    """Bytes kept for the backward pass: what one layer keeps, for all layers or for one period and the layers' inputs."""
+    """Bytes kept for the backward pass: of a layer, for all of them or for one period and the layers' inputs."""
     tokens = rows * length
     width = 6 * config.embed_dim + 3 * config.num_heads * config.head_dim + 3 * config.mlp_dim
     layer = tokens * width * size + 2 * rows * config.num_heads * length**2 * 4

@@ -32,8 +32,8 @@ from nnxdsl.spec.errors import NnxdslError, RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.tree import to_dict
 
-SHOWN = ("rewards/accuracies", "rewards/margins", "mean_token_accuracy")
-"""Metrics beside the loss that the progress bar has room for."""
+SHOWN = (("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
+"""Metrics beside the loss that there is room for in a line: the first group of which there is any."""
 
 LOG_SECONDS = 10.0
 """Least time between two steps that are written to the log."""
@@ -229,10 +229,17 @@ class Attempt:
         directory, program, evaluator = self.directory, self.parts.program, self.parts.evaluator
         directory.truncate_metrics(start - 1)
         devices = [f"{device.platform}:{device.device_kind}" for device in program.mesh.devices.flat]
-        record = {**process.environment(sys.argv, Path.cwd()), "experiment": to_dict(self.experiment), "devices": devices}
+        record = {
+            **process.environment(sys.argv, Path.cwd()),
+            "experiment": to_dict(self.experiment),
+            "devices": devices,
+        }
         self.number = directory.append_attempt({**record, "start": start})
         self._log(f"attempt {self.number}: {' '.join(record['argv'])}")
-        for name, dataset in (("data", self.parts.dataset), ("held-out data", evaluator.dataset if evaluator else None)):
+        for name, dataset in (
+            ("data", self.parts.dataset),
+            ("held-out data", evaluator.dataset if evaluator else None),
+        ):
             if dataset is not None:
                 directory.append_event({"event": name, **dataset.report.to_dict()})
                 self._log("\n".join(dataset.report.lines()))
@@ -242,10 +249,12 @@ class Attempt:
         directory.write_status(
             state="compiling", attempt=self.number, step=start, checkpoint=checkpoint, stage="compiling the first step"
         )
-        self.display.stage("training", self.experiment.steps)
+        self.display.stage(f"training {self.experiment.name}", self.experiment.steps)
 
     def _step(self, step: int, state: State) -> State:
         """Starts one step, and reads the metrics of the one before while it is computed."""
+        if not self.last_read:
+            self.display.note("compiling the step ...")
         began = time.perf_counter()
         state, metrics = self.parts.program.step(state, self.batches.at(step))
         self._settle()
@@ -272,11 +281,13 @@ class Attempt:
 
     def _show_step(self, done: int, values: Mapping[str, float], rates: Mapping[str, float]) -> None:
         total = self.experiment.steps
-        shown = {"loss": values["loss"], **{name: values[name] for name in SHOWN if name in values}}
+        shown = _headline(values)
         self.display.step(done, total, shown, rates)
         eta = self.display.eta_seconds
         state = "stopping" if self._is_asked_to_stop() else "running"
-        self.directory.beat(state=state, step=done, stage="training", eta_seconds=None if eta is None else round(eta, 1))
+        self.directory.beat(
+            state=state, step=done, stage="training", eta_seconds=None if eta is None else round(eta, 1)
+        )
         if done == total or time.monotonic() - self.last_logged >= LOG_SECONDS:
             self.last_logged = time.monotonic()
             figures = [f"{name} {number(value)}" for name, value in {**shown, **rates}.items()]
@@ -292,14 +303,15 @@ class Attempt:
         assert self.parts.evaluator is not None
         self._settle()
         self.directory.write_status(stage="evaluating", step=step)
+        self.display.note("evaluating ...")
         metrics = self.parts.evaluator.metrics(state, self._is_asked_to_stop)
         if metrics is None:
             return False
         self.samples = self.parts.evaluator.samples(state)
         if metrics:
             self.directory.append_evaluation({"step": step, "attempt": self.number, **metrics})
-            shown = [f"{name} {metrics[f'eval/{name}']:.4g}" for name in ("loss", *SHOWN) if f"eval/{name}" in metrics]
-            self._say(f"step {step}, held out: {', '.join(shown)}")
+            shown = _headline({name.removeprefix("eval/"): value for name, value in metrics.items()})
+            self._say(f"step {step}, held out: {', '.join(f'{name} {number(value)}' for name, value in shown.items())}")
         for sample in self.samples:
             self.directory.append_sample({"step": step, "attempt": self.number, **sample._asdict()})
         return True
@@ -344,8 +356,8 @@ class Attempt:
         steps = self.checkpoints.steps()
         last = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
         raise RunError(
-            f"step {step}: loss is {values['loss']:.4g}, grad_norm {values['grad_norm']:.4g}; its rows begin with {rows}; "
-            f"{last}; lower the learning rate, or look at those rows"
+            f"step {step}: loss is {values['loss']:.4g}, grad_norm {values['grad_norm']:.4g}; "
+            f"its rows begin with {rows}; {last}; lower the learning rate, or look at those rows"
         )
 
     def _fail(self, error: BaseException) -> None:
@@ -377,6 +389,12 @@ class Attempt:
 def by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
     """Held-out metrics of all evaluations."""
     return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in directory.evaluations()}
+
+
+def _headline(values: Mapping[str, float]) -> dict[str, float]:
+    """The few figures by which people follow a run."""
+    group = next((names for names in SHOWN if any(name in values for name in names)), ())
+    return {name: values[name] for name in ("loss", *group) if name in values}
 
 
 def _status_of(directory: RunDirectory) -> Status:

@@ -60,7 +60,10 @@ def show_outcome(outcome: Outcome, display: Display) -> None:
         names = [f"eval/{name}" for name in FIRST_ROWS if f"eval/{name}" in outcome.evaluations[last]]
         names += sorted(set(outcome.evaluations[last]) - set(names))
         rows = [
-            {"held out": name, **{f"step {step}": outcome.evaluations[step].get(name) for step in dict.fromkeys((first, last))}}
+            {
+                "held out": name,
+                **{f"step {step}": outcome.evaluations[step].get(name) for step in dict.fromkeys((first, last))},
+            }
             for name in names
         ]
         display.final_table(rows)
@@ -124,7 +127,9 @@ def _array_table(found: dict[str, Any]) -> Table:
     for array in found["arrays"]:
         spec = ", ".join("-" if a is None else a if isinstance(a, str) else "+".join(a) for a in array["spec"])
         shape, device = ("x".join(map(str, array[name])) or "scalar" for name in ("shape", "device_shape"))
-        table.add_row(array["part"], array["path"], shape, array["dtype"], spec or "-", f"{device}, {array['device_bytes']:,} B")
+        table.add_row(
+            array["part"], array["path"], shape, array["dtype"], spec or "-", f"{device}, {array['device_bytes']:,} B"
+        )
     return table
 
 

@@ -15,8 +15,8 @@ _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 def digest(leaves: Mapping[str, jax.Array]) -> str:
     """64 hex digits over names, shapes, dtypes and bits of arrays; the same on every mesh.
 
-    Each array is summed up on its devices (one pass over it, nothing gathered), so that billions of weights cost no more
-    than reading them once. A change of one value is always seen, any other with a probability of 1 - 2**-32.
+    Each array is summed up on its devices, in one pass and with nothing gathered: billions of weights cost no more than
+    reading them once. A change of one value is always seen; of many at once, nearly always (32 bits for each array).
     """
     hashed = hashlib.sha256()
     sums = jax.device_get(_bit_sums(dict(leaves)))

@@ -94,6 +94,7 @@ class Display:
             self._bars = _Bars(self.console)
             self._bars.start()
         self._leave_stage(self._bars)
+        self._bars.figures = ""
         self._task = self._bars.add_task(self._stage, total=total)
 
     def step(self, step: int, total: int, metrics: Mapping[str, float], rates: Mapping[str, float]) -> None:
@@ -112,6 +113,11 @@ class Display:
             self._last_line = now
             left = [f"{duration(self.eta_seconds)} left"] if self.eta_seconds is not None and step < total else []
             self._print(Text("  ".join([f"step {step}/{total}", *figures, *left])))
+
+    def note(self, text: str) -> None:
+        """Says under the bar what is done while no step is, until the next step; nothing where there is no bar."""
+        if self._bars is not None:
+            self._bars.figures = clean(text)
 
     def say(self, text: str) -> None:
         """Prints a text, above the bar if there is one."""

@@ -14,8 +14,8 @@ import numpy as np
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.encode import Encoder, stop_ids
-from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.data.rows import RowError
+from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.models.tree import Template
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.losses import Ratio

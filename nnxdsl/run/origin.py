@@ -1,4 +1,4 @@
-"""Where a run's first weights and its tokenizer are: Hub directories, checkpoints, and what earlier experiments end with."""
+"""Where a run's first weights and its tokenizer are: Hub directories, checkpoints, earlier experiments."""
 
 from __future__ import annotations
 

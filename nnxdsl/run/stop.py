@@ -1,4 +1,4 @@
-"""Asking a run to stop: the first SIGINT or SIGTERM waits for the step boundary, a second one ends the process at once."""
+"""Asking a run to stop: the first SIGINT or SIGTERM waits for the step boundary, a second one ends the process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SHOW_CURSOR = b"\x1b[?25h"
 class StopRequest:
     """Catches signals while it is entered; does nothing outside the main thread, where Python delivers none.
 
-    A thread of its own hears of them through a pipe: Python's handlers wait until the main thread is back from XLA, which
-    may be compiling for minutes.
+    A thread of its own hears of them through a pipe: Python's handlers wait until the main thread is back from XLA,
+    which may be compiling for minutes.
 
     Attributes:
         signal: The first signal that came, or None.
@@ -47,7 +47,9 @@ class StopRequest:
             self._before = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._listener is not None:

@@ -28,7 +28,10 @@ experiment = Experiment(
     batch_size=4,
     steps={SFT_STEPS},
     evaluation=Evaluation(
-        every_steps=30, data=Data.Conversations("chats_held_out.jsonl", max_length=64), prompts=("Hi 1",), max_new_tokens=6
+        every_steps=30,
+        data=Data.Conversations("chats_held_out.jsonl", max_length=64),
+        prompts=("Hi 1",),
+        max_new_tokens=6,
     ),
     checkpoint=Checkpoint(every_steps=9, keep=2),
 )
@@ -76,7 +79,11 @@ def write_recipes(place: Path) -> Path:
         return [{"role": "user", "content": f"Hi {number}"}, {"role": "assistant", "content": answer}]
 
     def pair(number: int) -> dict[str, object]:
-        return {"prompt": f"Say {number}: ", "chosen": "good " + "x" * (number % 4), "rejected": "bad " + "y" * (number % 3)}
+        return {
+            "prompt": f"Say {number}: ",
+            "chosen": "good " + "x" * (number % 4),
+            "rejected": "bad " + "y" * (number % 3),
+        }
 
     chats = [{"messages": chat(n, "good" if n % 2 else "bad")} for n in range(50)]
     write_rows(place / "chats.jsonl", chats[:-7])

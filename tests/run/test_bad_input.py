@@ -1,5 +1,7 @@
 """What is wrong is refused before anything is written: whole messages, exit code 2, no directory of runs."""
 
+# ruff: noqa: E501 - whole messages stand as they are printed
+
 from __future__ import annotations
 
 import json
@@ -125,7 +127,9 @@ def test_an_empty_data_file(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert refused(capsys, "run", "dpo.py") == "DataError: pairs.jsonl: no row is left to learn from, of 0 read\n"
 
 
-def test_data_of_the_second_stage_are_read_before_the_first_is_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_of_the_second_stage_are_read_before_the_first_is_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place / "pairs_held_out.jsonl").unlink()
     assert refused(capsys, "run", "dpo.py").splitlines()[-1] == (
         f"DataError: pairs_held_out.jsonl: no such file (looked in the current directory, {place})"
@@ -178,9 +182,7 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
     (place / "home" / run).mkdir(parents=True)
     (place / "home" / run / "thesis").write_text("mine")
     said = refused(capsys, "run", "sft.py", "--home", "home", "--restart")
-    assert said == (
-        f"RunError: home/{run} is no run directory, so --restart leaves it alone; give another --home\n"
-    )
+    assert said == (f"RunError: home/{run} is no run directory, so --restart leaves it alone; give another --home\n")
     assert (place / "home" / run / "thesis").read_text() == "mine"
 
 
@@ -207,7 +209,9 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
         (["show", "."], "RunError: .: is a directory, but no run: it has no experiment.json\n"),
     ],
 )  # fmt: skip
-def test_words_that_make_no_command(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+def test_words_that_make_no_command(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
     (place / "none.py").write_text("experimnt = 1\n")
     (place / "broken.py").write_text("import nnxdsl\nexperiment = (1,\n")
     (place / "raises.py").write_text("import json\n\njson.loads('1') / 0\n")
@@ -235,11 +239,18 @@ def test_missing_weights(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
     said = refused(capsys, "run", "sft.py", "evaluation=None", "model.weights=Weights.HF('no/such/dir')")
     assert said == f"WeightsError: no/such/dir: no such directory (relative to {place}), nor the name of a repository\n"
     said = refused(
-        capsys, "run", "sft.py", "evaluation=None", "model.weights=Weights.HF('empty')", "model.tokenizer=Tokenizer.Bytes()"
+        capsys,
+        "run",
+        "sft.py",
+        "evaluation=None",
+        "model.weights=Weights.HF('empty')",
+        "model.tokenizer=Tokenizer.Bytes()",
     )
     assert "config.json" in said
     assert said.startswith("WeightsError: empty")
-    said = refused(capsys, "run", "sft.py", "model.weights=Weights.Checkpoint('empty')", "model.tokenizer=Tokenizer.Bytes()")
+    said = refused(
+        capsys, "run", "sft.py", "model.weights=Weights.Checkpoint('empty')", "model.tokenizer=Tokenizer.Bytes()"
+    )
     assert said.splitlines()[-1] == (
         "CheckpointError: empty holds no checkpoints; expected a run directory, its 'checkpoints', or one step in there"
     )

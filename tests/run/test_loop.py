@@ -1,4 +1,4 @@
-"""Two stages by one command, in a real process: what the run directories hold, and what a second command does with them."""
+"""Two stages by one command, in a real process: what the run directories hold, and what a second command does."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_both_stages_run_by_one_command(finished: Any) -> None:
     lines = finished.err.splitlines()
     first, inner, last = (
         lines.index(line)
-        for line in ("dpo: reading data ...", f"{dpo} starts from {sft}, which is run first", "training: 40 steps")
+        for line in ("dpo: reading data ...", f"{dpo} starts from {sft}, which is run first", "training dpo: 40 steps")
     )
-    assert first < inner < lines.index("training: 60 steps") < last
+    assert first < inner < lines.index("training sft: 60 steps") < last
     assert lines[-1] == f"finished at step 40: runs/{dpo}"
     for noise in ("Warning", "WARNING", "Traceback", "absl", "orbax"):
         assert noise not in finished.err
@@ -79,7 +79,15 @@ def test_the_attempt_says_where_it_ran(finished: Any) -> None:
 
 def test_the_status_says_that_it_finished(finished: Any) -> None:
     status = RunDirectory(finished.run("dpo")).status()
-    wanted = {"state": "finished", "step": 40, "total": 40, "checkpoint": 40, "exit_code": 0, "error": None, "attempt": 1}
+    wanted = {
+        "state": "finished",
+        "step": 40,
+        "total": 40,
+        "checkpoint": 40,
+        "exit_code": 0,
+        "error": None,
+        "attempt": 1,
+    }
     assert {name: status.get(name) for name in wanted} == wanted
     assert status.get("eta_seconds") == 0.0
 
@@ -135,7 +143,9 @@ def test_events_and_log_tell_the_story(finished: Any) -> None:
 
 def test_the_earlier_run_is_used_again(finished: Any) -> None:
     before = {file: file.stat().st_mtime_ns for file in finished.run("sft").rglob("*") if file.is_file()}
-    code, out, err = finished.lab.python("dpo.py", "run", "seed=7", "steps=2", "evaluation=None", "name=again", "--json")
+    code, out, err = finished.lab.python(
+        "dpo.py", "run", "seed=7", "steps=2", "evaluation=None", "name=again", "--json"
+    )
     assert code == 0, err
     assert f"starts from {finished.run('sft').name}, which has been run" in err
     assert json.loads(out)["state"] == "finished"

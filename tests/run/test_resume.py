@@ -1,4 +1,4 @@
-"""Killed or stopped at any moment and run again, a run ends bit-equal to one that nothing disturbed; or says why not."""
+"""Killed or stopped at any moment and run again, a run ends bit-equal to an undisturbed one; or says why not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def after_sft(lab: Any, finished: Any) -> tuple[Any, Path]:
     return lab, lab.place / "runs" / finished.run("dpo").name
 
 
-def test_killed_twice_it_ends_bit_equal(after_sft: tuple[Any, Path], finished: Any, wait_until: Callable[..., None]) -> None:
+def test_killed_twice_it_ends_bit_equal(
+    after_sft: tuple[Any, Path], finished: Any, wait_until: Callable[..., None]
+) -> None:
     lab, run = after_sft
     seeded = random.Random(20)
     for least, most in ((2, 12), (13, 30)):
@@ -128,7 +130,8 @@ def test_a_second_signal_leaves_at_once_even_while_xla_compiles(lab: Any, wait_u
         assert child.returncode == 143
         err = child.communicate()[1]
         assert err.endswith(
-            "stopping after this step, with everything saved; a second signal leaves at once, with what was saved last\n"
+            "stopping after this step, with everything saved; "
+            "a second signal leaves at once, with what was saved last\n"
         )
     finally:
         child.kill()
