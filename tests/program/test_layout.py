@@ -27,7 +27,9 @@ axes = st.lists(st.sampled_from((*LOGICAL, "unknown")), max_size=4, unique=True)
 
 
 @settings(max_examples=400, deadline=None)
-@given(axes=axes.map(tuple), rules=rules, sizes=st.fixed_dictionaries({}, optional=dict.fromkeys(MESH, st.integers(1, 3))))
+@given(
+    axes=axes.map(tuple), rules=rules, sizes=st.fixed_dictionaries({}, optional=dict.fromkeys(MESH, st.integers(1, 3)))
+)
 def test_resolution_is_that_of_linen(axes: Any, rules: Any, sizes: dict[str, int]) -> None:
     found = resolve(axes, rules, sizes)
     oracle = spmd.logical_to_mesh_axes(axes, rules)

@@ -158,6 +158,8 @@ def test_targets_of_sequences_are_predicted_from_the_token_before(
     batch = sequences(4)
     found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).sequences(decoder, batch))(batch)
     hidden, _ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(batch.tokens, batch.length)
-    expected = naive(np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), batch.tokens[:, 1:], batch.loss_mask[:, 1:])
+    expected = naive(
+        np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), batch.tokens[:, 1:], batch.loss_mask[:, 1:]
+    )
     np.testing.assert_allclose(found.logp, expected["logp"], rtol=1e-5, atol=1e-5)
     assert float(found.mask.sum()) == batch.loss_mask.sum()

@@ -1,0 +1,110 @@
+"""Run by test_meshes.py in a process with eight CPU devices: the same steps on one device and on meshes, as JSON on stdout."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+HERE = Path(__file__).parent
+spec = importlib.util.spec_from_file_location("small_fixtures", HERE / "conftest.py")
+assert spec is not None
+assert spec.loader is not None
+fixtures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fixtures)
+
+from small_lab.model import Small  # noqa: E402
+
+from nnxdsl import Adapter, Data, Experiment, Mesh, Objective, Optimizer, Quantization, Schedule, compile  # noqa: E402
+from nnxdsl.program.compiler import Program, State  # noqa: E402
+
+MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2)}
+RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "qlora": ({"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}, tuple(MESHES)),
+    "full": ({}, tuple(MESHES)[:2]),
+}
+
+
+def misplaced(program: Program, state: State) -> list[str]:
+    """Arrays whose sharding, shape or dtype is not that of the layout."""
+    groups = {
+        "trainable": state.trainable,
+        "frozen": state.frozen,
+        "reference": state.reference,
+        "optimizer": program.saved(state)["optimizer"],
+    }
+    assert {part: set(leaves) for part, leaves in groups.items() if leaves} == {
+        part: set(leaves) for part, leaves in program.layout.arrays.items()
+    }
+    wrong = []
+    for part, leaves in groups.items():
+        for path, leaf in leaves.items():
+            placed = program.layout.arrays[part][path]
+            wanted = NamedSharding(program.mesh, placed.resolved.spec)
+            pieces = {shard.data.shape for shard in leaf.addressable_shards}
+            if (
+                not leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+                or pieces != {placed.device_shape}
+                or (leaf.shape, leaf.dtype.name) != (placed.shape, placed.dtype)
+                or leaf.sharding.device_set != set(program.mesh.devices.flat)
+            ):
+                wrong.append(f"{part} {path}: {leaf.sharding} {pieces} {leaf.dtype}, expected {wanted} {placed}")
+    return wrong
+
+
+def difference(found: State, expected: State) -> float:
+    """Largest difference of a trained parameter."""
+    values = zip(jax.device_get(list(found.trainable.values())), expected.trainable.values(), strict=True)
+    return max(float(np.abs(ours - np.asarray(theirs)).max()) for ours, theirs in values)
+
+
+def main() -> None:
+    """One entry for each run and mesh."""
+    batches = [fixtures.pairs._get_wrapped_function()()(8, seed=seed) for seed in range(2)]
+    report: dict[str, dict[str, Any]] = {}
+    for name, (fields, meshes) in RUNS.items():
+        alone: dict[str, Any] = {}
+        for where in meshes:
+            experiment = Experiment(
+                name="meshes",
+                model=Small(layers=2, pattern=1, heads=4),
+                objective=Objective.DPO(beta=0.5),
+                data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+                optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3), weight_decay=0.1, eps=1e-4),
+                batch_size=8,
+                microbatch_size=4 if where != "data2-fsdp2-tensor2" else 8,
+                steps=10,
+                mesh=MESHES[where],
+                **fields,
+            )
+            program = compile(experiment)
+            state = program.init()
+            drawn = jax.device_get((state.trainable, state.frozen, state.reference))
+            wrong = misplaced(program, state)
+            state = fixtures.trained._get_wrapped_function()()(program)
+            evaluated = {key: float(r.total / r.count) for key, r in program.evaluate(state, batches[0]).items()}
+            metrics = []
+            for batch in batches:
+                state, found = program.step(state, batch)
+                metrics.append({key: float(value) for key, value in found.items()})
+            wrong += misplaced(program, state)
+            alone = alone or {"drawn": drawn, "state": state}
+            report[f"{name} {where}"] = {
+                "devices": len(program.mesh.devices.flat),
+                "misplaced": wrong,
+                "same draw": jax.tree.all(jax.tree.map(np.array_equal, drawn, alone["drawn"])),
+                "metrics": metrics,
+                "evaluated": evaluated,
+                "difference": difference(state, alone["state"]),
+            }
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

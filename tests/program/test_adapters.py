@@ -1,0 +1,169 @@
+"""Adapters and quantised bases: where they are put, what they hold, and what is refused, by its whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+from flax import nnx
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Experiment, PlanError, Quantization, compile
+from nnxdsl.models.attention import right_padded
+from nnxdsl.models.decoder import Period, example_inputs
+from nnxdsl.models.tree import flatten
+from nnxdsl.program import adapters
+from nnxdsl.program.blueprint import draw
+from nnxdsl.program.compiler import Program, State
+
+ATTENTION = {"attention.query", "attention.key", "attention.value", "attention.output"}
+MLP = {"mlp.gate", "mlp.up", "mlp.down"}
+SUBSETS: dict[tuple[str, ...], set[str]] = {
+    ("attention", "mlp"): ATTENTION | MLP,
+    ("attention",): ATTENTION,
+    ("mlp",): MLP,
+    ("query", "value"): {"attention.query", "attention.value"},
+    ("mlp.up", "key"): {"mlp.up", "attention.key"},
+    ("blocks.0",): ATTENTION | MLP,
+}
+
+
+@pytest.mark.parametrize("targets", SUBSETS)
+def test_adapters_are_exactly_at_the_targets(targets: tuple[str, ...], experiment: Callable[..., Experiment]) -> None:
+    model = Small(layers=3)  # one period of two blocks, a tail of one
+    blueprint = draw(
+        experiment(
+            model=model,
+            adapter=Adapter.LoRA(rank=2, targets=targets),
+            quantization=Quantization.Int8(block_size=4, targets=targets),
+        )
+    )
+    blocks = ("layers.blocks.0", "tail.blocks.0") + (() if targets == ("blocks.0",) else ("layers.blocks.1",))
+    kernels = {f"{block}.{layer}.kernel" for block in blocks for layer in SUBSETS[targets]}
+    assert set(blueprint.trainable) == {kernel + end for kernel in kernels for end in (adapters.A, adapters.B)}
+    assert {
+        path.removesuffix(adapters.QVALUE) for path in blueprint.frozen if path.endswith(adapters.QVALUE)
+    } == kernels
+    for path, leaf in blueprint.trainable.items():
+        base = blueprint.base[path[: path.rindex("_lora")]]
+        rank_axis = -1 if path.endswith(adapters.A) else -2
+        assert leaf.axes[rank_axis] == "rank"
+        assert leaf.shape[rank_axis] == 2
+        assert leaf.axes[-3 - rank_axis] == base.axes[-3 - rank_axis]
+        assert leaf.axes[:-2] == base.axes[:-2]
+        assert issubclass(leaf.kind, nnx.LoRAParam)
+    # All optimizer state is for these, or a scalar.
+    for path, placed in blueprint.layout.arrays["optimizer"].items():
+        assert placed.shape == () or any(path.endswith(name) for name in blueprint.trainable)
+
+
+def refusal(experiment: Experiment) -> str:
+    with pytest.raises(PlanError) as caught:
+        draw(experiment)
+    return str(caught.value)
+
+
+def test_targets_that_match_nothing_and_blocks_that_do_not_divide(experiment: Callable[..., Experiment]) -> None:
+    asked = experiment(
+        adapter=Adapter.LoRA(targets=("atention", "mlp", "embed_tokens")),
+        quantization=Quantization.NF4(block_size=32, targets=("mlp", "layers")),
+    )
+    candidates = "there are: attention, down, gate, key, mlp, output, query, up, value"
+    assert refusal(asked) == (
+        "4 problems in Experiment 'small'\n"
+        "  adapter.targets.0: 'atention' matches no linear layer; did you mean 'attention'?\n"
+        f"  adapter.targets.2: 'embed_tokens' matches no linear layer; {candidates}\n"
+        f"  quantization.targets.1: 'layers' matches no linear layer; {candidates}\n"
+        "  quantization.block_size: 16 inputs of blocks.*.mlp.gate are not divisible by blocks of 32\n"
+        "  quantization.block_size: 16 inputs of blocks.*.mlp.up are not divisible by blocks of 32"
+    ).replace("4 problems", "5 problems")
+
+
+@pytest.mark.parametrize(
+    "quantization", [Quantization.NF4(block_size=8), Quantization.Int8(block_size=4)], ids=["nf4", "int8"]
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_quantise_is_what_qwix_does(
+    quantization: Quantization, dtype: Any, experiment: Callable[..., Experiment]
+) -> None:
+    config = draw(experiment(model=Small(layers=2))).config
+    period = Period(config, 2, rngs=nnx.Rngs(0), param_dtype=dtype)
+    rule = qwix.QuantizationRule(
+        module_path=r".*", weight_qtype=adapters.qtype(quantization), tile_size=quantization.block_size
+    )
+    theirs = flatten(qwix.quantize_model(period, qwix.PtqProvider([rule]), *example_inputs(config, dtype)))
+    for path, weight in flatten(period).items():
+        if path.endswith(".kernel"):
+            for stacked in (weight, jnp.stack([weight, -2 * weight])):
+                values, scales = adapters.quantise(stacked, quantization)
+                first = (values, scales) if stacked.ndim == 2 else (values[0], scales[0])
+                np.testing.assert_array_equal(first[0], theirs[path + adapters.QVALUE])
+                np.testing.assert_array_equal(first[1], theirs[path + adapters.SCALE])
+                assert (values.dtype, scales.dtype) == (
+                    theirs[path + adapters.QVALUE].dtype,
+                    theirs[path + adapters.SCALE].dtype,
+                )
+
+
+def logits(program: Program, leaves: dict[str, jax.Array]) -> jax.Array:
+    tokens = np.random.default_rng(0).integers(0, 48, (2, 9))
+    length = jnp.array([9, 6])
+
+    @jax.jit
+    def run(leaves: dict[str, jax.Array]) -> jax.Array:
+        model: Any = (
+            program.blueprint.policy.merge(leaves) if adapted(leaves) else program.blueprint.base_template.merge(leaves)
+        )
+        return model(tokens, right_padded(length, 9), dtype=jnp.float32)[0] @ model.head().T
+
+    return run(leaves)
+
+
+def adapted(leaves: dict[str, jax.Array]) -> bool:
+    return any(map(adapters.is_adapter, leaves))
+
+
+def test_the_merged_weights_are_the_adapted_model(
+    experiment: Callable[..., Experiment], trained: Callable[..., State], with_b: Callable[[State], State]
+) -> None:
+    lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention", "mlp.down"))
+    program = compile(experiment(adapter=lora, model=Small(layers=3)))
+    fresh = trained(program)
+    base = logits(program, fresh.frozen)
+    # B is zero at first: the identity, whatever A is.
+    np.testing.assert_allclose(logits(program, fresh.frozen | fresh.trainable), base, rtol=0, atol=1e-6)
+    state = with_b(fresh)
+    merged = {
+        path: adapters.merge(lora, leaf, state.trainable[path + adapters.A], state.trainable[path + adapters.B])
+        if path + adapters.A in state.trainable
+        else leaf
+        for path, leaf in state.frozen.items()
+    }
+    found = logits(program, state.frozen | state.trainable)
+    assert float(jnp.abs(found - base).max()) > 0.5
+    np.testing.assert_allclose(logits(program, merged), found, rtol=1e-5, atol=2e-5)
+
+
+def test_first_values_of_a_are_he_uniform_and_its_own_for_each_path_and_seed(
+    experiment: Callable[..., Experiment],
+) -> None:
+    lora = Adapter.LoRA(rank=8, targets=("mlp",))
+    first, again, other = (compile(experiment(adapter=lora, seed=seed)).init().trainable for seed in (0, 0, 1))
+    seen = set()
+    for path, leaf in first.items():
+        np.testing.assert_array_equal(leaf, again[path])
+        if path.endswith(adapters.B):
+            assert not leaf.any()
+            continue
+        assert not np.array_equal(leaf, other[path])
+        bound = (6 / leaf.shape[-2]) ** 0.5
+        assert 0.9 * bound < float(jnp.abs(leaf).max()) < bound
+        assert float(jnp.std(leaf)) == pytest.approx(bound / 3**0.5, rel=0.1)
+        for part in leaf:  # the layers of a stack differ
+            seen.add(float(part[0, 0]))
+    assert len(seen) == 2 * len(first) / 2

@@ -1,0 +1,39 @@
+"""Eight virtual devices in a process of their own: meshes change nothing but where arrays live."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_meshes_and_one_device_agree() -> None:
+    script = Path(__file__).with_name("on_meshes.py")
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(script.parent / "packages"), str(script.parents[2])]),
+    }
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [entry["devices"] for entry in report.values()] == [1, 8, 8, 1, 8]
+    for name, entry in report.items():
+        alone = report[f"{name.split()[0]} one"]
+        assert entry["misplaced"] == []
+        assert entry["same draw"], name
+        for metrics in (entry["evaluated"], entry["metrics"][0]):
+            assert metrics["rewards/margins"] == metrics["rewards/chosen"] == metrics["rewards/rejected"] == 0.0, name
+            assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-7)
+        for found, expected in zip(entry["metrics"], alone["metrics"], strict=True):
+            for key, value in expected.items():
+                atol = 2e-6 if key.startswith("rewards/") else 1e-7
+                assert found[key] == pytest.approx(value, rel=5e-6, abs=atol), (name, key)
+        # Two steps of AdamW move a parameter by 2e-3; a gradient near zero may differ in its rounding.
+        assert entry["difference"] < 2e-5, name
