@@ -30,7 +30,12 @@ from nnxdsl.spec.weights import HF
 def architecture(model: Model) -> DecoderConfig:
     """The network of a model; register a `Model` of your own here."""
     name = type(model).__name__
-    raise NotImplementedError(f"no network for {name}; write @blueprint.architecture.register({name})")
+    raise NotImplementedError(
+        f"no network is registered for {type(model).__qualname__}; write\n"
+        f"  from nnxdsl.program import blueprint\n"
+        f"  @blueprint.architecture.register({name})\n"
+        f"  def _(model): return DecoderConfig(...)"
+    )
 
 
 @architecture.register

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import singledispatch
+from typing import Any
 
-import jax
 import optax
 
 from nnxdsl.spec.optimizer import SGD, AdamW, Optimizer
 from nnxdsl.spec.schedule import Constant, Schedule, WarmupCosine, WarmupLinear
 
-Curve = Callable[[jax.typing.ArrayLike], jax.Array | float]
+Curve = Callable[[Any], Any]
+"""From a zero-based step (an int or a traced array) to a learning rate."""
 
 
 @singledispatch
@@ -22,9 +23,12 @@ def learning_rate(schedule: Schedule, steps: int) -> Curve:
         schedule: What was asked for.
         steps: Optimizer steps of the whole run.
     """
+    name = type(schedule).__name__
     raise NotImplementedError(
-        f"no learning rate for {type(schedule).__qualname__}; "
-        f"write @learning_rate.register({type(schedule).__name__}) in nnxdsl.program.optimizer's manner"
+        f"no learning rate is registered for {type(schedule).__qualname__}; write\n"
+        f"  from nnxdsl.program import optimizer\n"
+        f"  @optimizer.learning_rate.register({name})\n"
+        f"  def _(schedule, steps): return lambda step: ..."
     )
 
 
@@ -67,7 +71,12 @@ def build(optimizer: Optimizer, curve: Curve, matrices: Mapping[str, bool]) -> o
             layers are stacked in it.
     """
     name = type(optimizer).__name__
-    raise NotImplementedError(f"no update rule for {name}; write @optimizer.build.register({name})")
+    raise NotImplementedError(
+        f"no update rule is registered for {type(optimizer).__qualname__}; write\n"
+        f"  from nnxdsl.program import optimizer\n"
+        f"  @optimizer.build.register({name})\n"
+        f"  def _(spec, curve, matrices): return optax.GradientTransformation(...)"
+    )
 
 
 @build.register
