@@ -36,7 +36,7 @@ def qtype(quantization: Quantization) -> Any:
 
 
 def matches(target: str, path: str) -> bool:
-    """Whether a target such as "attention" or "mlp.up" names the module at a dotted path, or a part of it that holds it."""
+    """Whether a target such as "attention" or "mlp.up" names the module at a dotted path, or a module around it."""
     return f".{target}." in f".{path}."
 
 
@@ -63,6 +63,7 @@ def adapt(
         # The example has the weights' dtype: a cast between weight and product would hide the weight from qwix.
         inputs = example_inputs(config, dtype)
         changed = qwix.apply_lora_to_model(period, qwix.LoraProvider(rules), *inputs, rngs=nnx.Rngs(0))
+        assert isinstance(changed, Period)
         for path, variable in nnx.to_flat_state(nnx.state(changed)):
             _name_axes(".".join(map(str, path)), variable)
         return changed

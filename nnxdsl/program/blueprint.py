@@ -1,4 +1,4 @@
-"""Everything that is known of a program before a device is touched: templates, layout, dtypes, and what does not fit."""
+"""What is known of a program before a device is touched: templates, layout, dtypes, and what does not fit."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _layout(
 def optimizer_leaves(
     update: optax.GradientTransformation, trainable: Mapping[str, Leaf]
 ) -> list[tuple[str, jax.ShapeDtypeStruct, Axes]]:
-    """Every array of the optimizer's state: its path, shape and logical axes (those of the parameter that it belongs to)."""
+    """Every array of the optimizer's state: its path, its shape, and the logical axes of its parameter."""
     params = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trainable.items()}
     leaves, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(update.init, params))
     found: list[tuple[str, jax.ShapeDtypeStruct, Axes]] = []

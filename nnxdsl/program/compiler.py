@@ -95,7 +95,7 @@ class Program:
         """
         moving = Moving(state.step, state.trainable, state.optimizer)
         moved, metrics = self._step(moving, state.frozen, state.reference, self.put(batch))
-        return State(*moved, state.frozen, state.reference), metrics
+        return State(moved.step, moved.trainable, moved.optimizer, state.frozen, state.reference), metrics
 
     def evaluate(self, state: State, batch: Batch) -> dict[str, Ratio]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
@@ -153,7 +153,7 @@ class Program:
         )
 
     def memory_compiled(self, state: State, batch: Batch) -> Any:
-        """XLA's own report of the compiled step (`arguments`, `outputs`, `temporaries` in bytes per device)."""
+        """XLA's own report of the compiled step (`argument_size_in_bytes`, `temp_size_in_bytes`, ..., per device)."""
         moving = Moving(state.step, state.trainable, state.optimizer)
         lowered = self._step.lower(moving, state.frozen, state.reference, self.put(batch))
         return lowered.compile().memory_analysis()
@@ -164,7 +164,10 @@ class Program:
         return jax.tree.unflatten(structure, list(self.layout.shardings("optimizer", self.mesh).values()))
 
 
-def compile(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Program:  # noqa: A001
+def compile(
+    experiment: Experiment,
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+) -> Program:
     """Compile an experiment into a program on devices; XLA compiles at the first step.
 
     Args:
@@ -195,6 +198,6 @@ def compile(experiment: Experiment, devices: Sequence[jax.Device] | None = None)
     )
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation, None, None)
-    moving = Moving(scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings())
+    moving = Moving._make([scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings()])
     step = jax.jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar))
     return attrs.evolve(program, step=step, evaluate=jax.jit(computation.evaluate, out_shardings=scalar))

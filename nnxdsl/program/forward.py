@@ -1,7 +1,7 @@
-"""From a batch to the log-probabilities that a loss reads: the prompt of a pair is computed once, its completions after it.
+"""From a batch to the log-probabilities that a loss reads: a pair's prompt is computed once, its completions after it.
 
-A pair is laid out as one row `[prompt | chosen | rejected]`. Everything position-wise runs on that row; in attention both
-completions see the prompt and themselves, and not each other. Both start at the position after the prompt's end.
+A pair is laid out as one row `[prompt | chosen | rejected]`. Everything position-wise runs on that row; in attention
+both completions see the prompt and themselves, and not each other. Both start at the position after the prompt's end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Forward:
 
 
 def pair_places(batch: PairBatch) -> Places:
-    """Where the tokens of `[prompt | chosen | rejected]` stand; prompts are padded on their left, completions on their right."""
+    """Where the tokens of `[prompt | chosen | rejected]` stand: prompts end at their last slot, completions do not."""
     prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
     start = batch.prompt_length[:, None]  # [B, 1]
     in_prompt = jnp.arange(prompt)[None, :] - (prompt - start)  # [B, P], negative in the padding

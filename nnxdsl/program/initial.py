@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
@@ -114,7 +115,7 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
     return trainable, frozen, reference
 
 
-def place(weight: ArrayLike, dtype: object, sharding: NamedSharding) -> jax.Array:
+def place(weight: ArrayLike, dtype: DTypeLike, sharding: NamedSharding) -> jax.Array:
     """One weight on its devices, each of which is given only its own part; always a buffer of its own."""
     if isinstance(weight, jax.Array):
         return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))

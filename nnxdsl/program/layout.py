@@ -1,7 +1,7 @@
 """Why every array lives where it lives: logical axes to mesh axes, with the reasons; needs no devices.
 
-Resolution follows Flax Linen's `logical_to_mesh_axes`: rules are walked in their order, a rule takes its dimension only if
-none of its mesh axes is taken already, and a rule of None claims its dimension as replicated.
+Resolution follows Flax Linen's `logical_to_mesh_axes`: rules are walked in their order, a rule takes its dimension
+only if none of its mesh axes is taken already, and a rule of None claims its dimension as replicated.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.placement import Mesh as MeshSpec
@@ -181,7 +182,7 @@ class Layout:
         self.rules = with_user_rules(mesh.rules)
         self.arrays: dict[str, dict[str, Placed]] = {}
 
-    def add(self, part: str, path: str, shape: Sequence[int], dtype: object, axes: Axes) -> None:
+    def add(self, part: str, path: str, shape: Sequence[int], dtype: DTypeLike, axes: Axes) -> None:
         """Place one array."""
         resolved = resolve(axes, self.rules, self.mesh.sizes)
         shards = tuple(self._shards(target) for target in resolved.spec)
@@ -236,10 +237,10 @@ class Layout:
 
     def dump(self) -> str:
         """One line an array: `path shape dtype spec bytes/device`; the text of goldens and of `layout diff`s."""
-        lines = [
-            f"{p.part} {p.path} {'x'.join(map(str, p.shape)) or 'scalar'} {p.dtype} {tuple(p.resolved.spec)} {p.device_bytes}"
-            for p in self
-        ]
+        lines: list[str] = []
+        for p in self:
+            shape = "x".join(map(str, p.shape)) or "scalar"
+            lines.append(f"{p.part} {p.path} {shape} {p.dtype} {tuple(p.resolved.spec)} {p.device_bytes}")
         return "\n".join(lines) + "\n"
 
     def __iter__(self) -> Iterator[Placed]:

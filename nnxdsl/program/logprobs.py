@@ -1,5 +1,7 @@
 """Log-probabilities of given tokens from hidden states, in chunks, so that the logits of a whole batch never exist."""
 
+# ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -39,8 +41,8 @@ def token_stats(
         head: Output embedding.
         targets: Token ids.
         mask: Which targets count. Masked positions may hold anything.
-        chunk_tokens: About how many tokens' logits (float32 `[tokens, V]`) exist at one time, in the forward pass and, as
-            they are computed again there, in the backward pass.
+        chunk_tokens: About how many tokens' logits (float32 `[tokens, V]`) exist at one time, in the forward pass and,
+            as they are computed again there, in the backward pass.
 
     Returns:
         Statistics, computed in float32 from products accumulated in float32.
@@ -60,7 +62,7 @@ def token_stats(
         log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, c]
         logp = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - log_z
         still = jax.lax.stop_gradient(logits)
-        # Of log-probabilities and not of logits: those of a sure model are near zero, where nothing is lost to rounding.
+        # From log-probabilities and not from logits: a sure model's are near zero, where nothing is lost to rounding.
         log_p = still - jax.lax.stop_gradient(log_z)[..., None]
         entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
         return logp, entropy, (jnp.argmax(still, axis=-1) == targets).astype(jnp.float32)
@@ -69,6 +71,7 @@ def token_stats(
         return head, one(head, *xs)
 
     _, stats = jax.lax.scan(body, head, (split(hidden), split(targets)))
-    joined = [jnp.moveaxis(x, 0, 1).reshape(batch, chunks * chunk)[:, :length] for x in stats]
-    kept = mask.astype(jnp.float32)
-    return TokenStats(*(jnp.where(mask, x, 0.0) for x in joined), kept)
+    logp, entropy, correct = (
+        jnp.where(mask, jnp.moveaxis(x, 0, 1).reshape(batch, chunks * chunk)[:, :length], 0.0) for x in stats
+    )
+    return TokenStats(logp, entropy, correct, mask.astype(jnp.float32))

@@ -4,6 +4,8 @@ A third party adds one in a file of its own: a frozen subclass of `Objective`, a
 `@losses.build.register(MyObjective)`.
 """
 
+# ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -22,7 +24,7 @@ class Ratio(NamedTuple):
     """A sum and what it is to be divided by, kept apart until everything has been added up."""
 
     total: jax.Array
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - nobody counts the items of a Ratio
 
 
 class Terms(NamedTuple):
@@ -54,8 +56,8 @@ class Pairs(NamedTuple):
 
 
 Loss = Callable[[Any, Any, jax.Array], Terms]
-"""From what policy and reference (None where there is none) say of a micro-batch, and the weight of each row `[B]`, to the
-terms. Both are `Pairs` where the objective reads pairs, and `TokenStats` where it reads sequences."""
+"""From what policy and reference (None where there is none) say of a micro-batch, and the weight of each row `[B]`,
+to the terms. Both are `Pairs` where the objective reads pairs, and `TokenStats` where it reads sequences."""
 
 
 @singledispatch

@@ -67,8 +67,8 @@ def build(optimizer: Optimizer, curve: Curve, matrices: Mapping[str, bool]) -> o
     Args:
         optimizer: What was asked for.
         curve: Learning rate by step.
-        matrices: For each trainable path, whether it is a matrix (and not a norm's scale or another vector), however many
-            layers are stacked in it.
+        matrices: For each trainable path, whether it is a matrix (and not a norm's scale or another vector), however
+            many layers are stacked in it.
     """
     name = type(optimizer).__name__
     raise NotImplementedError(

@@ -78,8 +78,8 @@ class Computation:
         """One optimizer step.
 
         Returns:
-            What moves, moved, and float32 scalars under the names that TRL gives them, with `num_tokens` (int32) of this
-            batch.
+            What moves, moved, and float32 scalars under the names that TRL gives them, with `num_tokens` (int32) of
+            this batch.
         """
 
         def part_of(part: Batch) -> tuple[Leaves, Terms]:
@@ -100,10 +100,11 @@ class Computation:
             **{name: _divide(*ratio) for name, ratio in terms.metrics.items()},
             "num_tokens": token_count(batch),
         }
-        return Moving(moving.step + 1, optax.apply_updates(moving.trainable, updates), optimizer), metrics
+        trainable: Any = optax.apply_updates(moving.trainable, updates)
+        return Moving(moving.step + 1, trainable, optimizer), metrics
 
     def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, Ratio]:
-        """Sums and counts of the loss and every metric of one batch, to be added up over batches before they are divided."""
+        """Sums and counts of the loss and every metric of one batch; add them up over batches, then divide."""
         read = self._reader(frozen, batch)
         leaves = self.cast(trainable)
         if self.reference is None:
@@ -111,7 +112,11 @@ class Computation:
         else:
             # One piece of code for both models, so that equal models give equal bits: see `gradients`.
             off = self._off(leaves, reference)
-            _, both = jax.lax.scan(lambda _, is_policy: (None, read(_either(is_policy, leaves, off))), None, _TURNS)
+
+            def turn(_: None, is_policy: jax.Array) -> tuple[None, Read]:
+                return None, read(_either(is_policy, leaves, off))
+
+            _, both = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
             compared, out = (jax.tree.map(lambda x, side=side: x[side], both) for side in (0, 1))
         terms = self._terms(out, compared, batch.weight)
         return {"loss": terms.loss, **terms.metrics}
@@ -120,8 +125,8 @@ class Computation:
         """Gradients of the loss's sum over one micro-batch (float32), and its terms.
 
         With a reference, both models go through one loop of two turns: first the reference, forward only, then the
-        policy, forward and backward. Two separate passes would be compiled into different kernels that round differently,
-        and the margin of two equal models would be noise instead of exactly zero.
+        policy, forward and backward. Two separate passes would be compiled into different kernels that round
+        differently, and the margin of two equal models would be noise instead of exactly zero.
         """
         read = self._reader(frozen, batch)
 
@@ -148,7 +153,7 @@ class Computation:
             out, gradient = pull(_either(is_policy, leaves, off), compared)
             return (out, jax.lax.cond(is_policy, gradient, lambda: zeros)), None
 
-        (_, found), _ = jax.lax.scan(turn, (nothing, zeros), _TURNS)
+        (_, found), _ = jax.lax.scan(turn, (nothing, zeros), jnp.asarray(_TURNS))
         return found
 
     def cast(self, trainable: Mapping[str, jax.Array]) -> Leaves:

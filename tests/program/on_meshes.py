@@ -1,4 +1,4 @@
-"""Run by test_meshes.py in a process with eight CPU devices: the same steps on one device and on meshes, as JSON on stdout."""
+"""Run by test_meshes.py in a process with eight CPU devices: the same steps on one device and on meshes, as JSON."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_resolution_is_that_of_linen(axes: Any, rules: Any, sizes: dict[str, int
 
 
 def test_a_name_twice_is_an_error_as_in_linen() -> None:
-    with pytest.raises(ValueError, match="names 'embed' twice|'embed' twice"):
+    with pytest.raises(ValueError, match="name 'embed' twice"):
         resolve(("embed", "embed"), DEFAULT_RULES, {})
     with pytest.raises(ValueError, match="embed"):
         spmd.logical_to_mesh_axes(("embed", "embed"), DEFAULT_RULES)

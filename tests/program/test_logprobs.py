@@ -1,4 +1,4 @@
-"""Log-probabilities in chunks against a naive float64 reckoning, and the packed layout of pairs against ordinary rows."""
+"""Log-probabilities in chunks against naive float64 figures, and the packed layout of pairs against ordinary rows."""
 
 from __future__ import annotations
 

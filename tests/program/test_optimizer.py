@@ -89,7 +89,7 @@ def test_sgd(momentum: float | None) -> None:
     update = optimizer.build(spec, optimizer.learning_rate(spec.schedule, STEPS), MATRICES)
     params = leaves()
     state = update.init(params)
-    velocity, expected = {path: 0.0 for path in params}, dict(params)
+    velocity, expected = dict.fromkeys(params, 0.0), dict(params)
     for _ in range(3):
         updates, state = update.update(leaves(), state, params)
         params = {path: value + updates[path] for path, value in params.items()}

@@ -1,4 +1,4 @@
-"""Real runs against an independent replay in torch, step by step; the figures are made by tests/reference/make_replay.py."""
+"""Real runs against an independent replay in torch, step by step; tests/reference/make_replay.py makes its figures."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ Three commands, from the repository's root (figures stored here: torch 2.13, tra
     python tests/reference/make_replay_adapters.py          # with nnxdsl: the first values of LoRA's A
     python tests/reference/make_replay.py figures           # with torch: expected.json
 
-Nothing of nnxdsl is imported here. The first values of A are drawn by jax's own generator, which torch has not, so they
-are stored by the second command. Everything else is written down again: LoRA (Hu et al. 2021), DPO (Rafailov et al. 2023,
-with the label smoothing of Mitchell 2023), cross entropy, AdamW (Loshchilov & Hutter 2019), SGD with momentum, warm-up and
-cosine, and clipping by the global norm. Rows are computed one at a time, chosen and rejected apart and without padding;
+Nothing of nnxdsl is imported here. The first values of A are drawn by jax's own generator, which torch has not, so
+they are stored by the second command. Everything else is written down again: LoRA (Hu et al. 2021), DPO (Rafailov et
+al. 2023, with the label smoothing of Mitchell 2023), cross entropy, AdamW (Loshchilov & Hutter 2019), SGD with
+momentum, warm-up and cosine, and clipping by the global norm. Rows are computed one at a time, chosen and rejected apart and without padding;
 weights and everything outside of transformers' norms and softmax are float64.
 """
 
@@ -131,7 +131,7 @@ def load(lora: bool) -> tuple[torch.nn.Module, list[tuple[torch.nn.Parameter, bo
 
 
 def targets(model: torch.nn.Module, ids: list[int], first: int) -> dict[str, torch.Tensor]:
-    """Log-probability, entropy and correctness of the tokens from position `first` on, each predicted from what is before."""
+    """Log-probability, entropy and correctness of the tokens from position `first` on, each given those before it."""
     logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double()
     log_p = torch.log_softmax(logits, dim=-1)[first - 1 : -1]
     wanted = torch.tensor(ids[first:])
