@@ -138,7 +138,7 @@ def _guarded(command: Callable[[], int]) -> int:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return REFUSED
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted before a run began; nothing was changed\n")
+        sys.stderr.write("interrupted while no run was going on\n")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,13 +11,13 @@ from nnxdsl.data.dataset import load
 from nnxdsl.data.tokenizer import open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
 from nnxdsl.run import origin
-from nnxdsl.run.attempt import Attempt, Outcome, Parts, by_step
+from nnxdsl.run.attempt import Attempt, Outcome, Parts, TrainingError, by_step
 from nnxdsl.run.display import Display
 from nnxdsl.run.evaluation import Evaluator, Sample
 from nnxdsl.run.lock import RunLock
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, checked_path
-from nnxdsl.spec.errors import PlanError, Problem, RunError
+from nnxdsl.spec.errors import NnxdslError, PlanError, Problem, RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.identity import canonical
 from nnxdsl.spec.objective import SFT
@@ -58,6 +58,7 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
         attempt = Attempt(experiment, display, parts, origin.open_source(parts.program.blueprint, home))
         if restart:
             _move_away(directory, display)
+        is_new = not directory.exists()
         opened = RunDirectory.create(
             directory,
             identity=canonical(experiment),
@@ -70,9 +71,12 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
         stop = held.enter_context(StopRequest(lambda: display.say(STOPPING)))
         try:
             return attempt.run(opened, stop)
-        finally:
-            if not opened.attempts():  # refused while it was new: nothing to keep
+        except TrainingError:
+            raise
+        except NnxdslError:
+            if is_new:  # refused before it began: nothing to keep
                 shutil.rmtree(directory, ignore_errors=True)
+            raise
 
 
 def is_finished(experiment: Experiment, home: Path) -> bool:
