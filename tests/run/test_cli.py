@@ -127,13 +127,13 @@ def test_resume_from_elsewhere_with_another_placement(broken_off: tuple[Any, Pat
     lab, run = broken_off
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    code, out, err = lab.cli("resume", f"../runs/{run.name}", "microbatch_size=2", "--json", "--quiet", cwd=elsewhere)
+    code, out, err = lab.cli("resume", f"../runs/{run.name}", "microbatch_size=4", "--json", "--quiet", cwd=elsewhere)
     assert (code, err) == (0, "")
     assert json.loads(out)["state"] == "finished"
     directory = RunDirectory(run)
     assert [row["step"] for row in directory.metrics()] == list(range(40))
     second = directory.attempts()[1]
-    assert (second["start"], second["experiment"]["microbatch_size"]) == (36, 2)
+    assert (second["start"], second["experiment"]["microbatch_size"]) == (36, 4)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -151,9 +151,9 @@ def test_resume_refuses_what_makes_it_another_run(
     assert capsys.readouterr().err == (
         f"SpecError: 2 problems in Experiment 'dpo'\n  objective.beta: {message}\n  steps: {message}\n"
     )
-    assert cli.main(["resume", "dpo-00000000"]) == 2
+    assert cli.main(["resume", f"{run.name}0"]) == 2
     assert capsys.readouterr().err == (
-        f"RunError: dpo-00000000: no such file or run (relative to {lab.place}; runs are looked for in runs); "
+        f"RunError: {run.name}0: no such file or run (relative to {lab.place}; runs are looked for in runs); "
         f"did you mean '{run.name}'?\n"
     )
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before

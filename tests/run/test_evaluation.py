@@ -49,6 +49,7 @@ def test_asked_to_end_it_gives_nothing(program: Program, evaluator: Evaluator) -
     assert evaluator.metrics(program.init(), lambda: True) is None
 
 
+@pytest.mark.slow
 def test_meshes_that_do_not_divide_the_last_batch(finished: Any, lab: Any) -> None:
     lab.environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     code, out, err = lab.python("sft.py", "run", "steps=1", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "--json")

@@ -143,9 +143,7 @@ def test_events_and_log_tell_the_story(finished: Any) -> None:
 
 def test_the_earlier_run_is_used_again(finished: Any) -> None:
     before = {file: file.stat().st_mtime_ns for file in finished.run("sft").rglob("*") if file.is_file()}
-    code, out, err = finished.lab.python(
-        "dpo.py", "run", "seed=7", "steps=2", "evaluation=None", "name=again", "--json"
-    )
+    code, out, err = finished.lab.python("dpo.py", "seed=7", "steps=2", "evaluation=None", "name=again", "--json")
     assert code == 0, err
     assert f"starts from {finished.run('sft').name}, which has been run" in err
     assert json.loads(out)["state"] == "finished"

@@ -75,6 +75,7 @@ def test_a_run_and_each_of_its_steps_give_the_adapted_model(finished: Any, tmp_p
     assert np.abs(newest - earlier).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_an_adapter_on_few_bits_is_merged_into_these(lab: Any, tmp_path: Path) -> None:
     words = (
         "steps=3",
