@@ -205,3 +205,18 @@ with Display() as display:
     assert done.stdout == ""
     assert r"gr\xfcn" in done.stderr
     assert "step 1/1  loss 1" in done.stderr
+
+
+def test_a_note_stands_under_the_bar_until_the_next_step_and_no_figure_outlives_its_stage() -> None:
+    console = terminal()
+    with Display(console=console) as display:
+        display.stage("training one", 10)
+        display.step(1, 10, {"loss": 0.5}, {})
+        assert display._bars is not None
+        assert display._bars.figures == "loss 0.5"
+        display.note("evaluating \x1b ...")
+        assert display._bars.figures == "evaluating \\x1b ..."
+        display.stage("training two", 10)
+        assert display._bars.figures == ""
+    assert "training two" in written(console)
+    Display(console=plain()).note("nothing without a bar")

@@ -136,8 +136,15 @@ def test_events_and_log_tell_the_story(finished: Any) -> None:
     assert [event["event"] for event in events] == ["data", "held-out data", f"starting runs/{path.name}", "finished"]
     assert (events[0]["source"], events[0]["rows"], events[0]["kept"]) == ("pairs.jsonl", 40, 40)
     log = (path / "log.txt").read_text(encoding="utf-8")
-    for part in ("  attempt 1: dpo.py", "pairs.jsonl: 40 rows, 40 kept", "step 20, held out: loss", "  step 40/40, loss",
-                 "  checkpoint step 40 saved", "  finished at step 40"):  # fmt: skip
+    parts = (
+        "  attempt 1: dpo.py\n",
+        "pairs.jsonl: 40 rows, 40 kept\n",
+        "step 20, held out: loss",
+        "  step 40/40, loss",
+        "  checkpoint step 40 saved\n",
+        "  finished at step 40\n",
+    )
+    for part in parts:
         assert part in log
 
 
