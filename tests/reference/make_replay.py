@@ -9,8 +9,8 @@ Three commands, from the repository's root (figures stored here: torch 2.13, tra
 Nothing of nnxdsl is imported here. The first values of A are drawn by jax's own generator, which torch has not, so
 they are stored by the second command. Everything else is written down again: LoRA (Hu et al. 2021), DPO (Rafailov et
 al. 2023, with the label smoothing of Mitchell 2023), cross entropy, AdamW (Loshchilov & Hutter 2019), SGD with
-momentum, warm-up and cosine, and clipping by the global norm. Rows are computed one at a time, chosen and rejected apart and without padding;
-weights and everything outside of transformers' norms and softmax are float64.
+momentum, warm-up and cosine, and clipping by the global norm. Rows are computed one at a time, chosen and rejected
+apart and without padding; weights and everything outside of transformers' norms and softmax are float64.
 """
 
 from __future__ import annotations
