@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,6 @@ def test_events_and_log_tell_the_story(finished: Any) -> None:
         assert part in log
 
 
-def test_the_earlier_run_is_used_again(finished: Any) -> None:
-    before = {file: file.stat().st_mtime_ns for file in finished.run("sft").rglob("*") if file.is_file()}
-    code, out, err = finished.lab.python("dpo.py", "seed=7", "steps=2", "evaluation=None", "name=again", "--json")
-    assert code == 0, err
-    assert f"starts from {finished.run('sft').name}, which has been run" in err
-    assert json.loads(out)["state"] == "finished"
-    assert {file: file.stat().st_mtime_ns for file in finished.run("sft").rglob("*") if file.is_file()} == before
-
-
 def test_a_finished_run_is_shown_and_not_run_again(finished: Any) -> None:
     path = finished.run("dpo")
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
@@ -167,38 +159,42 @@ def test_a_finished_run_is_shown_and_not_run_again(finished: Any) -> None:
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
 
 
-def test_restart_moves_away_and_begins_again(lab: Any) -> None:
-    words = ("sft.py", "run", "steps=2", "evaluation=None")
-    assert lab.python(*words)[0] == 0
-    code, _, err = lab.python(*words, "--restart")
-    assert code == 0
-    (run,) = (lab.place / "runs").glob("sft-*")
+def test_restart_moves_away_and_begins_again(lab: Any, finished: Any) -> None:
+    run = lab.place / "runs" / finished.run("sft").name
+    shutil.copytree(finished.run("sft"), run)
+    code, _, err = lab.python("sft.py", "evaluation=None", "--restart")
+    assert code == 0, err
     assert f"moved what runs/{run.name} held to runs/.trash/{run.name}-" in err
-    assert [row["attempt"] for row in rows(run / "attempts.jsonl")] == [1]
     (moved,) = (lab.place / "runs" / ".trash").iterdir()
-    assert RunDirectory(moved).status().get("state") == "finished"
+    assert RunDirectory(moved).evaluations() == RunDirectory(finished.run("sft")).evaluations()
+    assert RunDirectory(run).evaluations() == []
+    assert [row["attempt"] for row in rows(run / "attempts.jsonl")] == [1]
+    losses, again = ([row["loss"] for row in RunDirectory(at).metrics()] for at in (moved, run))
+    assert losses == again
 
 
-def test_a_run_in_use_is_refused(lab: Any, wait_until: Callable[..., None]) -> None:
-    words = ("sft.py", "run", "steps=100000", "evaluation=None")
-    first = lab.start(*words)
-    try:
-        runs = lab.place / "runs"
-        wait_until(lambda: any(file.stat().st_size for file in runs.glob("sft-*/metrics.jsonl")), first)
-        (run,) = runs.glob("sft-*")
-        code, out, err = lab.python(*words)
-        assert (code, out) == (2, "")
-        since = json.loads((run / "lock").read_text())["since"]
-        host = RunDirectory(run).status().get("host")
-        assert err == (
-            f"RunError: runs/{run.name} is in use by process {first.pid} on {host} since {since}; "
-            f"wait until it ends, or stop it with `kill -TERM {first.pid}` (it saves first)\n"
+def test_a_run_in_use_is_refused(lab: Any, finished: Any) -> None:
+    run = lab.place / "runs" / finished.run("sft").name
+    shutil.copytree(finished.run("sft"), run)
+    RunDirectory(run).write_status(state="running")
+    hold = (
+        "import sys, pathlib; from nnxdsl.run.lock import RunLock; lock = RunLock(pathlib.Path(sys.argv[1])); input()"
+    )
+    command = [sys.executable, "-c", hold, str(run)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=lab.environment) as holder:
+        while not (run / "lock").read_text().endswith("\n"):
+            assert holder.poll() is None
+            time.sleep(0.01)
+        record = json.loads((run / "lock").read_text())
+        before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+        assert lab.python("sft.py") == (
+            2,
+            "",
+            f"RunError: runs/{run.name} is in use by process {holder.pid} on {record['host']} since {record['since']}; "
+            f"wait until it ends, or stop it with `kill -TERM {holder.pid}` (it saves first)\n",
         )
-        assert RunDirectory(run).liveness() == "running"
-    finally:
-        first.kill()
-        first.communicate()
-    assert RunDirectory(run).liveness() == "lost"
+        assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+        holder.communicate(b"\n")
 
 
 def test_importing_the_command_line_loads_no_jax() -> None:

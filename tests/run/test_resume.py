@@ -86,6 +86,8 @@ def test_killed_twice_it_ends_bit_equal(
     assert directory.attempts()[2]["start"] >= 6
     resumed = directory.attempts()[2]["start"]
     assert f"resuming runs/{run.name} at step {resumed}" in err
+    assert f"{run.name} starts from {finished.run('sft').name}, which has been run" in err
+    assert len(RunDirectory(lab.place / "runs" / finished.run("sft").name).attempts()) == 1
 
 
 def test_stopped_by_signals_and_by_a_file_it_ends_bit_equal(
