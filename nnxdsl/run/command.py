@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,15 +122,22 @@ def _memory_table(found: dict[str, Any]) -> Table:
 
 
 def _array_table(found: dict[str, Any]) -> Table:
-    table = Table(title="arrays", title_justify="left")
-    for name in ("part", "path", "shape", "dtype", "partition", "on each device"):
-        table.add_column(name, overflow="fold")
+    """Arrays that differ only in the number of their block stand in one row."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for array in found["arrays"]:
         spec = ", ".join("-" if a is None else a if isinstance(a, str) else "+".join(a) for a in array["spec"])
         shape, device = ("x".join(map(str, array[name])) or "scalar" for name in ("shape", "device_shape"))
-        table.add_row(
-            array["part"], array["path"], shape, array["dtype"], spec or "-", f"{device}, {array['device_bytes']:,} B"
-        )
+        path = re.sub(r"\bblocks\.\d+\.", "blocks.*.", array["path"])
+        alike.setdefault((array["part"], path, shape, array["dtype"], spec or "-", device), []).append(array)
+    table = Table(title=f"{len(found['arrays'])} arrays", title_justify="left")
+    for name in ("part", "path", "shape", "dtype", "partition", "on each device"):
+        table.add_column(name, overflow="fold")
+    table.add_column("arrays", justify="right")
+    table.add_column("MiB", justify="right")
+    for row, arrays in alike.items():
+        path = arrays[0]["path"] if len(arrays) == 1 else row[1]
+        size = sum(array["device_bytes"] for array in arrays) / 2**20
+        table.add_row(row[0], path, *row[2:], str(len(arrays)), f"{size:,.3f}")
     return table
 
 

@@ -43,12 +43,14 @@ class Mesh(Spec):
         return math.prod(self.sizes.values())
 
     def problems(self) -> Iterable[Problem]:
-        """Rules must name mesh axes that exist."""
-        for index, (logical, axes) in enumerate(self.rules):
-            for axis in (axes,) if isinstance(axes, str) else axes or ():
+        """Rules must name mesh axes that exist, each once."""
+        for index, (logical, target) in enumerate(self.rules):
+            rule, axes = f"({logical!r}, {target!r})", (target,) if isinstance(target, str) else target or ()
+            for axis in dict.fromkeys(axes):
                 if axis not in MESH_AXES:
-                    rule = f"({logical!r}, {axes!r})"
                     yield Problem(f"rules.{index}", f"{rule} names no mesh axis{suggest(axis, MESH_AXES)}")
+                elif axes.count(axis) > 1:
+                    yield Problem(f"rules.{index}", f"{rule} names the mesh axis '{axis}' twice")
 
 
 @attrs.frozen(kw_only=True)

@@ -40,7 +40,7 @@ class WarmupCosine(Schedule):
     Attributes:
         peak_lr: Learning rate at the end of the warm-up.
         warmup_ratio: Part of all steps that the warm-up takes.
-        final_ratio: Rate at the last step, as a part of the peak.
+        final_ratio: Rate that is reached as the run ends, as a part of the peak.
     """
 
     peak_lr: float = attrs.field(validator=positive)
@@ -55,7 +55,7 @@ class WarmupLinear(Schedule):
     Attributes:
         peak_lr: Learning rate at the end of the warm-up.
         warmup_ratio: Part of all steps that the warm-up takes.
-        final_ratio: Rate at the last step, as a part of the peak.
+        final_ratio: Rate that is reached as the run ends, as a part of the peak.
     """
 
     peak_lr: float = attrs.field(validator=positive)
