@@ -28,7 +28,8 @@ from nnxdsl.spec.tree import diff, evolve, flatten, from_dict, from_json, get, t
 from nnxdsl.spec.weights import Weights
 
 if TYPE_CHECKING:
-    from nnxdsl.program.compiler import Program, compile
+    from nnxdsl.program.compiler import Program as Program
+    from nnxdsl.program.compiler import compile as compile
 
 _NEEDS_JAX = {"Program": "nnxdsl.program.compiler", "compile": "nnxdsl.program.compiler"}
 
