@@ -68,5 +68,11 @@ def test_the_plan_for_people(lab: Any) -> None:
     assert lines[0].startswith("dpo-")
     assert "computed in  float32, on cpu" in lines
     assert "reference    the frozen base with the adapter off: no copy" in lines
-    for title in ("memory on each device", "arrays"):
-        assert title in lines
+    assert "memory on each device" in lines
+    found = plan(load(str(lab.place / "dpo.py"), Path("runs")))
+    assert f"{len(found['arrays'])} arrays" in lines
+    row = next(line for line in lines if "layers.blocks.*.mlp.up.kernel " in line)
+    assert [cell.strip() for cell in row.split("│")[1:7]] == [
+        "frozen", "layers.blocks.*.mlp.up.kernel", "1x128x384", "float32", "-, -, -", "1x128x384",
+    ]  # fmt: skip
+    assert row.split("│")[7].strip() == "6"

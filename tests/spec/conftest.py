@@ -48,7 +48,7 @@ TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min
 RULES = st.lists(
     st.tuples(
         TEXT,
-        st.none() | st.sampled_from(MESH_AXES) | st.lists(st.sampled_from(MESH_AXES), max_size=2).map(tuple),
+        st.none() | st.sampled_from(MESH_AXES) | st.lists(st.sampled_from(MESH_AXES), max_size=2, unique=True).map(tuple),
     ),
     max_size=2,
 ).map(tuple)

@@ -139,6 +139,10 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Mesh(rules=(("mlp", "tensr"),)),
         "1 problem in Mesh\n  rules.0: ('mlp', 'tensr') names no mesh axis; did you mean 'tensor'?",
     ),
+    "rule that names an axis twice": (
+        lambda: Mesh(rules=(("mlp", ("fsdp", "fsdp")),)),
+        "1 problem in Mesh\n  rules.0: ('mlp', ('fsdp', 'fsdp')) names the mesh axis 'fsdp' twice",
+    ),
     "malformed rule": (
         lambda: Mesh(rules=(("mlp", "tensor", "fsdp"),)),
         "1 problem in Mesh\n"
