@@ -69,9 +69,7 @@ def main() -> None:
         "their 1,000 ids": [each[1] for each in sweeps],
         "to JSON and back": [each[2] for each in sweeps],
     }
-    print(
-        f"python {platform.python_version()}, {os.cpu_count()} cores, {options.repeat} processes for each figure"
-    )
+    print(f"python {platform.python_version()}, {os.cpu_count()} cores, {options.repeat} processes for each figure")
     for name, values in figures.items():
         print(f"{name:36} min {min(values):.3f} s   median {statistics.median(values):.3f} s")
     if options.json:

@@ -43,4 +43,3 @@ def test_every_file_that_it_names_is_there() -> None:
         for name in re.findall(r"\b\w+\.py\b", line):
             places = (ROOT / "nnxdsl" / floor / name, ROOT / "nnxdsl" / name, ROOT / "experiments" / name)
             assert any(place.is_file() for place in places), name
-

@@ -42,13 +42,13 @@ THIRD_PARTIES: tuple[type[Spec], ...] = (simpo.SimPO, simpo.Mixture)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,10}", fullmatch=True)
-TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min_size=1, unique=True).map(
-    tuple
-)
+TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min_size=1, unique=True).map(tuple)
 RULES = st.lists(
     st.tuples(
         TEXT,
-        st.none() | st.sampled_from(MESH_AXES) | st.lists(st.sampled_from(MESH_AXES), max_size=2, unique=True).map(tuple),
+        st.none()
+        | st.sampled_from(MESH_AXES)
+        | st.lists(st.sampled_from(MESH_AXES), max_size=2, unique=True).map(tuple),
     ),
     max_size=2,
 ).map(tuple)
@@ -72,9 +72,7 @@ def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any
     if annotation is int:
         found: st.SearchStrategy[Any] = st.integers(0 if low is None else int(low), 10_000)
     elif annotation is float:
-        found = st.floats(low, high, allow_nan=False, allow_infinity=False) | st.sampled_from(
-            [0, -0.0, 1, 5e-6, 1e16]
-        )
+        found = st.floats(low, high, allow_nan=False, allow_infinity=False) | st.sampled_from([0, -0.0, 1, 5e-6, 1e16])
     elif annotation is str:
         found = NAME if limit is not None and limit.describe().startswith("1 to 64") else TEXT
     else:
@@ -151,9 +149,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "quantization",
         "model",
     }
-    fields = {
-        n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}
-    }
+    fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
     mesh = draw(of_noun(Mesh).filter(lambda mesh: mesh.device_count < 1000))
     micro = mesh.data * mesh.fsdp * draw(st.integers(1, 3))
     adapter = fields["adapter"]
@@ -191,9 +187,7 @@ def design_experiment(**changes: Any) -> Experiment:
         "quantization": Quantization.NF4(block_size=64),
         "objective": Objective.DPO(beta=0.1),
         "data": Data.Preferences("data/ultrafeedback.jsonl", max_prompt_length=512, max_response_length=512),
-        "optimizer": Optimizer.AdamW(
-            schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1), max_grad_norm=1.0
-        ),
+        "optimizer": Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1), max_grad_norm=1.0),
         "batch_size": 64,
         "steps": 2_000,
         "seed": 0,

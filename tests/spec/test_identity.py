@@ -51,9 +51,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         "design": design(),
         "sft": sft,
         "text": design(
-            model=Model.Gemma3(
-                "1b", weights=Weights.Checkpoint("runs/a"), tokenizer=Tokenizer.File("t.json")
-            ),
+            model=Model.Gemma3("1b", weights=Weights.Checkpoint("runs/a"), tokenizer=Tokenizer.File("t.json")),
             objective=Objective.SFT(loss_on="all"),
             data=Data.Text("text.jsonl"),
             optimizer=Optimizer.AdamW(schedule=Schedule.WarmupLinear(peak_lr=0.1)),
@@ -76,9 +74,7 @@ def places(experiments: dict[str, Experiment]) -> dict[tuple[str, str], tuple[Ex
     return found
 
 
-FIELDS = [
-    (cls.__qualname__, name) for cls in registry.values() if not is_family(cls) for name in declared(cls)
-]
+FIELDS = [(cls.__qualname__, name) for cls in registry.values() if not is_family(cls) for name in declared(cls)]
 
 
 @pytest.mark.parametrize(("owner", "name"), FIELDS, ids=lambda part: part)
@@ -95,9 +91,7 @@ def test_every_field_counts_or_not(owner: str, name: str, design: Any, field_val
         return True
 
     quick = settings(max_examples=3000, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    changed = evolve(
-        experiment, {path: find(field_values(declared(registry[owner])[name]), another, settings=quick)}
-    )
+    changed = evolve(experiment, {path: find(field_values(declared(registry[owner])[name]), another, settings=quick)})
     outside = path.replace("model.weights.experiment.", "").split(".")[0] in OUTSIDE
     assert (fingerprint(changed) == fingerprint(experiment)) == outside
 
@@ -139,9 +133,7 @@ def test_the_canonical_text_writes_defaults_out(design: Any) -> None:
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
-def test_another_process_finds_the_same_identity(
-    hash_seed: str, design: Any, packages: Path, tmp_path: Path
-) -> None:
+def test_another_process_finds_the_same_identity(hash_seed: str, design: Any, packages: Path, tmp_path: Path) -> None:
     experiments = samples(design)
     for name, experiment in experiments.items():
         (tmp_path / f"{name}.json").write_text(to_json(experiment))

@@ -55,7 +55,5 @@ def test_no_file_of_the_language_names_another_floor() -> None:
         for line in path.read_text().splitlines():
             if line.lstrip().startswith(("import ", "from ")):
                 module = line.split()[1]
-                assert not module.startswith("nnxdsl.") or module.startswith("nnxdsl.spec"), (
-                    f"{path.name}: {line}"
-                )
+                assert not module.startswith("nnxdsl.") or module.startswith("nnxdsl.spec"), f"{path.name}: {line}"
                 assert module.partition(".")[0] not in HEAVY, f"{path.name}: {line}"

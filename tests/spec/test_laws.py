@@ -54,9 +54,7 @@ def test_parts_alone_give_the_same_object_back(data: st.DataObject) -> None:
     assert from_dict(json.loads(json.dumps(to_dict(part))), expected=family) == part
     assert eval(repr(part), dict(SPECS)) == part
     assert eval(render(part), dict(SPECS)) == part
-    if "SimPO" not in repr(part) and "Mixture" not in repr(
-        part
-    ):  # the command line knows built-in names alone
+    if "SimPO" not in repr(part) and "Mixture" not in repr(part):  # the command line knows built-in names alone
         assert parse_value(render(part)) == part
 
 
@@ -81,9 +79,7 @@ def test_equal_if_and_only_if_same_json(left: Experiment, right: Experiment) -> 
 @LAW
 @given(ANY, ANY)
 def test_same_identity_if_and_only_if_same_mathematics(left: Experiment, right: Experiment) -> None:
-    placed = evolve(
-        left, {path: value for path, value in diff(left, right).items() if path in ("name", "notes")}
-    )
+    placed = evolve(left, {path: value for path, value in diff(left, right).items() if path in ("name", "notes")})
     for one, other in ((left, right), (left, placed)):
         before, after = flatten(one), flatten(other)
         changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}

@@ -276,9 +276,7 @@ def test_all_problems_at_once(design: Any) -> None:
 
 def test_checks_between_fields_go_on_past_wrong_fields_and_do_not_guess(design: Any) -> None:
     assert refused(
-        lambda: design(
-            objective="dpo", adapter="lora", batch_size=63, steps=0, data=Data.Conversations("chats.jsonl")
-        )
+        lambda: design(objective="dpo", adapter="lora", batch_size=63, steps=0, data=Data.Conversations("chats.jsonl"))
     ) == (
         "4 problems in Experiment 'dpo-gemma3-1b'\n"
         "  objective: expected Objective, got 'dpo'; use one of its members: Objective.SFT, Objective.DPO\n"
@@ -349,9 +347,7 @@ def test_json_that_is_none() -> None:
         "1 problem in Objective.DPO\n  beta: expected a finite number, got nan"
     )
     deep = '{"type": "Mesh", "rules": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    assert refused(lambda: from_json(deep)).startswith(
-        "1 problem\n  not JSON: maximum recursion depth exceeded"
-    )
+    assert refused(lambda: from_json(deep)).startswith("1 problem\n  not JSON: maximum recursion depth exceeded")
 
 
 def test_a_type_that_says_too_little() -> None:
@@ -405,9 +401,7 @@ def test_reading_and_comparing(design: Any) -> None:
         "objective.bta: Objective.DPO has no field 'bta'; did you mean 'beta'?"
     )
     assert refused(lambda: get(design(), "steps.most")) == wrong("steps.most: 2000 has no field 'most'")
-    assert (
-        refused(lambda: diff(Mesh(), Precision())) == "1 problem\n  Mesh and Precision are of different types"
-    )
+    assert refused(lambda: diff(Mesh(), Precision())) == "1 problem\n  Mesh and Precision are of different types"
 
 
 def test_sweeps(design: Any) -> None:
@@ -418,10 +412,7 @@ def test_sweeps(design: Any) -> None:
         "  points.1.objective.bta: DPO has no field 'bta'; did you mean 'beta'?\n"
         "  points.1.steps: expected int, got '2'"
     )
-    assert (
-        refused(lambda: Sweep(design(), []))
-        == "1 problem in Sweep of 'dpo-gemma3-1b'\n  points: there are none"
-    )
+    assert refused(lambda: Sweep(design(), [])) == "1 problem in Sweep of 'dpo-gemma3-1b'\n  points: there are none"
     assert refused(lambda: zipped({"steps": [1, 2], "seed": [0]})) == (
         "1 problem\n  zipped paths need as many values each: steps has 2, seed has 1"
     )

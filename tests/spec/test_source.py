@@ -234,7 +234,5 @@ def test_calls_that_are_refused(case: str) -> None:
 
 def test_the_tree_decides_what_a_value_may_be(design: Any) -> None:
     assert evolve(design(), {"adapter.targets": parse_value("('mlp',)")}).adapter.targets == ("mlp",)
-    with pytest.raises(
-        SpecError, match=r"targets: expected tuple\[str, \.\.\.\], got \['mlp'\]; write \('mlp',\)"
-    ):
+    with pytest.raises(SpecError, match=r"targets: expected tuple\[str, \.\.\.\], got \['mlp'\]; write \('mlp',\)"):
         evolve(design(), {"adapter.targets": parse_value("['mlp']")})

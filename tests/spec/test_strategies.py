@@ -10,8 +10,7 @@ from nnxdsl import Experiment, Spec, to_json
 from nnxdsl.spec.base import is_family, registry
 
 TAGS = sorted(
-    {cls.tag for cls in registry.values() if not is_family(cls)}
-    | {"my_lab.simpo:SimPO", "my_lab.simpo:Mixture"}
+    {cls.tag for cls in registry.values() if not is_family(cls)} | {"my_lab.simpo:SimPO", "my_lab.simpo:Mixture"}
 )
 
 

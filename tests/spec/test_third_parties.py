@@ -74,9 +74,7 @@ def test_a_fresh_process_loads_it(design: Any, packages: Path, tmp_path: Path) -
     experiment = design(objective=simpo.SimPO(gamma=1.5))
     (tmp_path / "experiment.json").write_text(to_json(experiment))
     (tmp_path / "experiment.py").write_text(to_python(experiment))
-    assert to_python(experiment).startswith(
-        "from my_lab.simpo import SimPO\nfrom nnxdsl import (\n    Adapter,\n"
-    )
+    assert to_python(experiment).startswith("from my_lab.simpo import SimPO\nfrom nnxdsl import (\n    Adapter,\n")
     code = (
         "import sys\n"
         "from nnxdsl import from_json\n"
