@@ -13,7 +13,7 @@ import numpy as np
 
 from nnxdsl.spec.errors import WeightsError
 
-# https://huggingface.co/docs/safetensors: 8 bytes of header length (little endian), a JSON header, then the data.
+# The safetensors format: 8 bytes of header length (little endian), a JSON header, then the data.
 _DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
