@@ -6,6 +6,7 @@ from nnxdsl.data.chat import Message, read_messages
 from nnxdsl.data.dataset import Example, Sequences, gather, load, require_fit
 from nnxdsl.data.encode import Encoder
 from nnxdsl.data.fields import Fields, read_text_or_chat, require
+from nnxdsl.data.markers import Markers
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.spec.data import Conversations
@@ -16,24 +17,30 @@ READS = "Data.Conversations reads messages (or conversations), or prompt/complet
 
 @load.register(Conversations)
 def load_conversations(
-    data: Conversations, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+    data: Conversations,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None = None,
+    loss_on: str = "assistant",
+    vocabulary: int | None = None,
 ) -> Sequences:
     """Conversations of a file; see `load`.
 
     A row has `messages` (or `conversations`), or `prompt` and `completion` as text or as messages. Targets are the
     assistant's turns with their ends, or the completion; with `loss_on="all"` every token after the first. A row that
-    is too long is cut on its right.
+    is too long is cut on its right. Markers of the tokenizer in the row's own text are refused; plain text may begin
+    with BOS and end with EOS.
     """
     if loss_on not in ("assistant", "all"):
         raise DataError(f"loss_on: expected 'assistant' or 'all', got {loss_on!r}")
-    encoder = Encoder(tokenizer)
+    encoder, markers = Encoder(tokenizer), Markers(tokenizer)
 
     def convert(row: Fields) -> Example:
-        ids, said, merged, chat = _encode(row, encoder)
+        ids, said, merged, chat = _encode(row, encoder, markers)
         targets = said if loss_on == "assistant" else [True] * len(ids)
         return sequence(ids, targets, data.max_length, merged=merged, chat=chat)
 
-    kept = gather(data, convert, ("tokens", "target"))
+    kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary)
     require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
     return Sequences(kept)
 
@@ -53,20 +60,21 @@ def sequence(ids: list[int], targets: list[bool], longest: int, *, merged: bool 
     return Example(parts, cut, ("merged border",) if merged else (), chat)
 
 
-def _encode(row: Fields, encoder: Encoder) -> tuple[list[int], list[bool], bool, bool]:
+def _encode(row: Fields, encoder: Encoder, markers: Markers) -> tuple[list[int], list[bool], bool, bool]:
     """Ids, which of them are the assistant's, whether a border was merged, whether the row is a chat."""
     name = next((name for name in ("messages", "conversations") if name in row), None)
     if name is not None:
         messages, first = read_messages(row[name], name), 0
+        markers.messages(messages, name)
     else:
         if "prompt" not in row and "completion" not in row:
             require(row, ("messages",), READS)
         require(row, ("prompt", "completion"), READS)
         prompt, completion = (read_text_or_chat(row, part) for part in ("prompt", "completion"))
         if isinstance(prompt, str) and isinstance(completion, str):
-            return (*_encode_text(prompt, completion, encoder), False)
-        context = _messages(prompt, "prompt", "user")
-        messages, first = [*context, *_messages(completion, "completion", "assistant")], len(context)
+            return (*_encode_text(prompt, completion, encoder, markers), False)
+        context = _messages(prompt, "prompt", "user", markers)
+        messages, first = [*context, *_messages(completion, "completion", "assistant", markers)], len(context)
     answers = [message for message in messages[first:] if message["role"] == "assistant"]
     if not answers:
         raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
@@ -75,13 +83,22 @@ def _encode(row: Fields, encoder: Encoder) -> tuple[list[int], list[bool], bool,
     return (*encoder.conversation(messages, first), True)
 
 
-def _encode_text(prompt: str, completion: str, encoder: Encoder) -> tuple[list[int], list[bool], bool]:
+def _encode_text(
+    prompt: str, completion: str, encoder: Encoder, markers: Markers
+) -> tuple[list[int], list[bool], bool]:
+    prompt = markers.text(prompt, "prompt", opens=True)
+    completion = markers.text(completion, "completion", ends=True)
     if not completion.strip():
         raise RowError("empty completion", "the completion is empty")
     split = encoder.split_text(prompt, (completion,))
     said = split.completions[0]
+    markers.ids(said[:-1], prompt + completion, "fields 'prompt' and 'completion' together")
     return split.prompt + said, [False] * len(split.prompt) + [True] * len(said), split.merged
 
 
-def _messages(value: str | list[object], name: str, role: str) -> list[Message]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else read_messages(value, name)
+def _messages(value: str | list[object], name: str, role: str, markers: Markers) -> list[Message]:
+    if isinstance(value, str):
+        return [{"role": role, "content": markers.text(value, name, ends=role == "assistant")}]
+    messages = read_messages(value, name)
+    markers.messages(messages, name)
+    return messages

@@ -135,7 +135,12 @@ class Sequences(Dataset):
 
 @functools.singledispatch
 def load(
-    data: Data, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+    data: Data,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None = None,
+    loss_on: str = "assistant",
+    vocabulary: int | None = None,
 ) -> Dataset:
     """Reads, tokenises and checks the whole file of `data`.
 
@@ -146,6 +151,8 @@ def load(
         tokenizer: What turns text into ids.
         max_position: Longest sequence that the model can take; None does not check.
         loss_on: Targets of conversations: "assistant" for the assistant's turns, "all" for every token but the first.
+        vocabulary: Ids that the model has rows for; a row with one beyond is bad. A tokenizer may have more than its
+            model. None does not check.
 
     Raises:
         DataError: The file cannot be read, rows are bad and `bad_rows` does not let them pass, no row is left, or a row
@@ -155,13 +162,22 @@ def load(
     raise DataError(f"{name}: nothing is registered to load it; add @nnxdsl.data.load.register({name})")
 
 
-def gather(data: Data, convert: Callable[[Mapping[str, Any]], Example], parts: Sequence[str]) -> Kept:
+def gather(
+    data: Data,
+    convert: Callable[[Mapping[str, Any]], Example],
+    parts: Sequence[str],
+    *,
+    tokenizer: TokenizerBase | None = None,
+    vocabulary: int | None = None,
+) -> Kept:
     """All rows of the file of `data` that `convert` turns into examples; bad ones go by `data.bad_rows`.
 
     Args:
         data: The file and its policy.
         convert: One row's fields to an example; raises RowError for what cannot be learnt from.
-        parts: Names of the parts of every example.
+        parts: Names of the parts of every example; all are ids, but for "target".
+        tokenizer: Gives the text of an id in messages; None leaves it out.
+        vocabulary: Ids that the model has rows for; a row with one beyond is bad. None does not check.
 
     Raises:
         DataError: Rows are bad and the policy does not let them pass, or no row is left.
@@ -179,6 +195,8 @@ def gather(data: Data, convert: Callable[[Mapping[str, Any]], Example], parts: S
             if isinstance(value, RowError):
                 raise value
             example = convert(value)
+            if vocabulary is not None:
+                _require_known(example, tokenizer, vocabulary)
         except RowError as error:
             bad.add(where, error)
             continue
@@ -206,6 +224,14 @@ def gather(data: Data, convert: Callable[[Mapping[str, Any]], Example], parts: S
         lengths={n: Length(total=r.total, longest=r.longest) for n, r in ragged.items() if n != "target"},
     )
     return Kept(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids))
+
+
+def _require_known(example: Example, tokenizer: TokenizerBase | None, vocabulary: int) -> None:
+    token = max((max(ids, default=0) for name, ids in example.parts.items() if name != "target"), default=0)
+    if token >= vocabulary:
+        text = "" if tokenizer is None else tokenizer.decode([token], skip_special=False)
+        named = f" ({text!r})" if text else ""
+        raise RowError("unknown id", f"token {token}{named} is beyond the model's vocabulary of {vocabulary:,}")
 
 
 class _Bad:

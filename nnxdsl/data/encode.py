@@ -33,7 +33,6 @@ class Encoder:
     def __init__(self, tokenizer: TokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._chat: ChatTemplate | None = None
-        self._ends = tokenizer.special_ids | tokenizer.stop_ids
         self._blank: dict[int, bool] = {}
 
     @property
@@ -87,7 +86,7 @@ class Encoder:
         texts = [self.template.render([*prompt, answer]) for answer in answers]
         for text in texts:
             _require_prefix(opening, text)
-        return self._split(self.rendered(opening), [self.rendered(text) for text in texts])
+        return self._split(self.rendered(opening), [self.rendered(text) for text in texts], of_template=True)
 
     def split_common(self, chosen: str, rejected: str) -> Split:
         """Two texts with an implicit prompt: the tokens that they share at their beginning, BOS included."""
@@ -122,29 +121,36 @@ class Encoder:
             start = common_prefix(opening, ids)
             merged |= start < len(opening)
             stop = common_prefix(self.rendered(after), ids)
-            length = self._end_of(ids[start:stop])
+            length = self._end_of(ids[start:stop], of_template=True)
             if turn + 1 < len(messages):
                 mask[start : start + (length or stop - start)] = [True] * (length or stop - start)
                 continue
-            said = self.ended(ids[start:])
+            said = self.ended(ids[start:], of_template=True)
             ids, mask = ids[:start] + said, mask[:start] + [True] * len(said)
         return ids, mask, merged
 
-    def ended(self, completion: list[int]) -> list[int]:
-        """The completion with exactly one end: its own (whatever follows that is dropped), or EOS."""
-        length = self._end_of(completion)
+    def ended(self, completion: list[int], *, of_template: bool = False) -> list[int]:
+        """The completion with exactly one end: its own (whatever follows that is dropped), or EOS.
+
+        Args:
+            completion: Ids.
+            of_template: A chat template wrote the tail, so that any special token there may be its end. In plain text
+                only a token that stops generation is one.
+        """
+        length = self._end_of(completion, of_template)
         return completion[:length] if length else [*completion, self.tokenizer.eos_id]
 
-    def _end_of(self, ids: Sequence[int]) -> int:
+    def _end_of(self, ids: Sequence[int], of_template: bool) -> int:
         """Length up to and including the end token that a template or text wrote itself; 0 if it wrote none.
 
         Looks at the tail of blanks and special tokens. A token that stops generation is preferred, so that a special
         token of the answer's own (the end of a tool call) is not taken for its end.
         """
+        stops, special = self.tokenizer.stop_ids, self.tokenizer.special_ids
         found = {False: 0, True: 0}  # by "stops generation"; walking backwards leaves the earliest of each
         for place in range(len(ids) - 1, -1, -1):
-            if ids[place] in self._ends:
-                found[ids[place] in self.tokenizer.stop_ids] = place + 1
+            if ids[place] in stops or (of_template and ids[place] in special):
+                found[ids[place] in stops] = place + 1
             elif not self._is_blank(ids[place]):
                 break
         return found[True] or found[False]
@@ -154,9 +160,9 @@ class Encoder:
             self._blank[token] = not self.tokenizer.decode([token]).strip()
         return self._blank[token]
 
-    def _split(self, prompt: list[int], wholes: list[list[int]]) -> Split:
+    def _split(self, prompt: list[int], wholes: list[list[int]], *, of_template: bool = False) -> Split:
         border = min(common_prefix(prompt, whole) for whole in wholes)
-        completions = [self.ended(whole[border:]) for whole in wholes]
+        completions = [self.ended(whole[border:], of_template=of_template) for whole in wholes]
         return Split(prompt[:border], completions, merged=border < len(prompt))
 
 

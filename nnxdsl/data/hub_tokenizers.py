@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import tokenizers
 
+from nnxdsl.data.rows import kind_of
 from nnxdsl.spec.errors import DataError
 
 _ENDS_OF_TURN = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
@@ -160,47 +161,91 @@ def _read(file: Path) -> bytes:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from error
 
 
+def _read_text(file: Path) -> str:
+    source = _read(file)
+    try:
+        return source.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file}: expected a chat template in UTF-8, got byte 0x{source[error.start]:02x} at position "
+            f"{error.start + 1}"
+        ) from error
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file, {} where there is no file."""
     if not file.is_file():
         return {}
     try:
         value = json.loads(_read(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: bad JSON: {error}") from error
     if not isinstance(value, dict):
-        raise DataError(f"{file}: expected an object, got {type(value).__name__}")
+        raise DataError(f"{file}: expected an object, got {kind_of(value)}")
     return value
 
 
 def _read_beside(directory: Path, template: str | None) -> _Beside:
-    config = _read_json(directory / "tokenizer_config.json")
-    special = _read_json(directory / "special_tokens_map.json")
-    generation = _read_json(directory / "generation_config.json")
-    model = _read_json(directory / "config.json")
-    ends = generation.get("eos_token_id", model.get("eos_token_id"))
+    config, special = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
+    generation, model = directory / "generation_config.json", directory / "config.json"
+    add_bos = _read_json(config).get("add_bos_token")
+    if not isinstance(add_bos, bool | None):
+        raise DataError(f"{config}: add_bos_token: expected true or false, got {kind_of(add_bos)}")
     return _Beside(
-        bos_token=_token_text(config.get("bos_token")) or _token_text(special.get("bos_token")),
-        eos_token=_token_text(config.get("eos_token")) or _token_text(special.get("eos_token")),
-        add_bos=config.get("add_bos_token"),
-        end_ids=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
-        chat_template=_template(directory, config) if template is None else _given_template(template),
+        bos_token=_token_text(config, "bos_token") or _token_text(special, "bos_token"),
+        eos_token=_token_text(config, "eos_token") or _token_text(special, "eos_token"),
+        add_bos=add_bos,
+        end_ids=_end_ids(generation if "eos_token_id" in _read_json(generation) else model),
+        chat_template=_template(directory) if template is None else _given_template(template),
     )
 
 
-def _token_text(token: str | dict[str, Any] | None) -> str | None:
+def _token_text(file: Path, name: str) -> str | None:
     """A token as the JSON files write it: plain, or an object with its content."""
-    return token.get("content") if isinstance(token, dict) else token
+    value = _read_json(file).get(name)
+    token = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(token, str | None):
+        raise DataError(f"{file}: {name}: expected a token's text, or an object with it as 'content', got {value!r}")
+    return token
 
 
-def _template(directory: Path, config: dict[str, Any]) -> str | None:
+def _end_ids(file: Path) -> tuple[int, ...]:
+    """`eos_token_id` of a JSON file: one id, several, or none."""
+    value = _read_json(file).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise DataError(f"{file}: eos_token_id: expected a token id or a list of them, got {value!r}")
+    return tuple(ids)
+
+
+def _template(directory: Path) -> str | None:
     alone = directory / "chat_template.jinja"
     if alone.is_file():
-        return _read(alone).decode("utf-8")
-    template = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several by name, for tools or retrieval; "default" is the one for chats
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+        return _read_text(alone)
+    for file in (directory / "tokenizer_config.json", directory / "chat_template.json"):
+        template = _read_json(file).get("chat_template")
+        if isinstance(template, list):
+            template = _named(file, template).get("default")  # others are for tools or retrieval
+            if template is None:
+                return None
+        if not isinstance(template, str | None):
+            raise DataError(f"{file}: chat_template: expected text or a list of templates, got {kind_of(template)}")
+        if template:
+            return template
+    return None
+
+
+def _named(file: Path, templates: list[Any]) -> dict[str, str]:
+    """Several templates of a file by name."""
+    named: dict[str, str] = {}
+    for number, entry in enumerate(templates, start=1):
+        name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise DataError(
+                f"{file}: chat_template, entry {number}: expected an object with 'name' and 'template' as text"
+            )
+        named[name] = template
+    return named
 
 
 def _given_template(template: str) -> str:
@@ -210,7 +255,7 @@ def _given_template(template: str) -> str:
     file = Path(template).expanduser()
     if not file.is_file():
         raise DataError(f"chat_template: {template!r} is neither jinja2 source nor a file")
-    return _read(file).decode("utf-8")
+    return _read_text(file)
 
 
 def _find_ends(
@@ -239,5 +284,14 @@ def _find_ends(
 
 
 def _fingerprint(tokenizer: HFTokenizer | SentencePieceTokenizer, source: bytes) -> str:
-    about = json.dumps([tokenizer.bos_id, tokenizer.bos_token, tokenizer.eos_id, tokenizer.chat_template])
+    about = json.dumps(
+        [
+            tokenizer.bos_id,
+            tokenizer.bos_token,
+            tokenizer.eos_id,
+            tokenizer.eos_token,
+            sorted(tokenizer.stop_ids),
+            tokenizer.chat_template,
+        ]
+    )
     return hashlib.sha256(hashlib.sha256(source).digest() + about.encode()).hexdigest()

@@ -6,6 +6,7 @@ from nnxdsl.data.chat import Message, read_messages
 from nnxdsl.data.dataset import Example, Pairs, gather, load, require_fit
 from nnxdsl.data.encode import Encoder, Split
 from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
+from nnxdsl.data.markers import Markers
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.spec.data import Preferences
@@ -17,7 +18,12 @@ IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 @load.register(Preferences)
 def load_preferences(
-    data: Preferences, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+    data: Preferences,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None = None,
+    loss_on: str = "assistant",
+    vocabulary: int | None = None,
 ) -> Pairs:
     """Preference pairs of a file; see `load`. `loss_on` has no meaning here: completions are always the targets.
 
@@ -30,27 +36,30 @@ def load_preferences(
     - without `prompt`: what chosen and rejected share at their beginning, by message for chats, by token for text.
     - `prompt_ids`, `chosen_ids`, `rejected_ids`: used as they are, with no BOS or EOS added.
 
+    Markers of the tokenizer in the text of a row are refused; plain text may begin with BOS, a completion end with EOS.
+
     A prompt that is too long is cut on its left, after BOS if it opens with one; both sides keep the same prompt. A
     completion that is too long is cut on its right and then has no end token.
     """
-    encoder = Encoder(tokenizer)
+    encoder, markers = Encoder(tokenizer), Markers(tokenizer, cure="take it out, or give token ids")
+    known = tokenizer.vocab_size if vocabulary is None else vocabulary
 
     def convert(row: Fields) -> Example:
-        return _example(row, encoder, data)
+        return _example(row, encoder, markers, data, known)
 
-    kept = gather(data, convert, ("prompt", *SIDES))
+    kept = gather(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary)
     prompt, chosen, rejected = (kept.parts[name].lengths for name in ("prompt", *SIDES))
     longest = chosen.clip(min=rejected)
     require_fit(prompt + longest, kept, max_position, "lower data.max_prompt_length or data.max_response_length")
     return Pairs(kept)
 
 
-def _example(row: Fields, encoder: Encoder, data: Preferences) -> Example:
+def _example(row: Fields, encoder: Encoder, markers: Markers, data: Preferences, known: int) -> Example:
     is_ids = any(name in row for name in IDS)
     if is_ids:
-        split, chat = _split_ids(row, encoder.tokenizer.vocab_size), False
+        split, chat = _split_ids(row, known), False
     else:
-        split, chat = _split_row(row, encoder)
+        split, chat = _split_row(row, encoder, markers)
     prompt, (chosen, rejected) = split.prompt, split.completions
     if not prompt:
         raise RowError("empty prompt", "the prompt is empty")
@@ -82,21 +91,26 @@ def _split_ids(row: Fields, vocab_size: int) -> Split:
     return Split(prompt, completions, merged=False)
 
 
-def _split_row(row: Fields, encoder: Encoder) -> tuple[Split, bool]:
+def _split_row(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool]:
     """A row of text or chats as ids, and whether it is a chat."""
     require(row, SIDES, READS)
     sides = [read_text_or_chat(row, name) for name in SIDES]
     prompt = read_text_or_chat(row, "prompt") if "prompt" in row else None
     if any(isinstance(part, list) for part in (prompt, *sides)):
-        return _split_chat(row, prompt, encoder), True
-    chosen, rejected = (str(side) for side in sides)
+        return _split_chat(row, prompt, encoder, markers), True
+    opens = prompt is None
+    chosen, rejected = (markers.text(str(s), n, opens=opens, ends=True) for n, s in zip(SIDES, sides, strict=True))
     for name, side in zip(SIDES, (chosen, rejected), strict=True):
         if not side.strip():
             raise RowError("empty completion", f"{name} is empty")
     if isinstance(prompt, str):
         if not prompt:
             raise RowError("empty prompt", "the prompt is empty")
-        return encoder.split_text(prompt, (chosen, rejected)), False
+        prompt = markers.text(prompt, "prompt", opens=True)
+        split = encoder.split_text(prompt, (chosen, rejected))
+        for name, side, ids in zip(SIDES, (chosen, rejected), split.completions, strict=True):
+            markers.ids(ids[:-1], prompt + side, f"fields 'prompt' and '{name}' together")
+        return split, False
     return _split_implicit_text(chosen, rejected, encoder), False
 
 
@@ -121,8 +135,8 @@ def _split_implicit_text(chosen: str, rejected: str, encoder: Encoder) -> Split:
     return split
 
 
-def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder) -> Split:
-    sides = [_chat_side(row, name) for name in SIDES]
+def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder, markers: Markers) -> Split:
+    sides = [_chat_side(row, name, markers) for name in SIDES]
     if prompt is None:
         context = _shared_turns(*sides)
         if not context:
@@ -131,16 +145,21 @@ def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder
             )
     elif isinstance(prompt, list):
         context = read_messages(prompt, "prompt")
+        markers.messages(context, "prompt")
     else:
-        context = _text_prompt(prompt, sides)
+        context = _text_prompt(markers.text(prompt, "prompt"), sides)
     if not any(message["content"].strip() for message in context):
         raise RowError("empty prompt", "the prompt is empty")
     return encoder.split_chat(context, [_answer(n, s, context) for n, s in zip(SIDES, sides, strict=True)])
 
 
-def _chat_side(row: Fields, name: str) -> list[Message]:
+def _chat_side(row: Fields, name: str, markers: Markers) -> list[Message]:
     value = row[name]
-    return [{"role": "assistant", "content": value}] if isinstance(value, str) else read_messages(value, name)
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": markers.text(value, name, ends=True)}]
+    messages = read_messages(value, name)
+    markers.messages(messages, name)
+    return messages
 
 
 def _shared_turns(chosen: list[Message], rejected: list[Message]) -> list[Message]:

@@ -6,6 +6,7 @@ from nnxdsl.data.conversations import sequence
 from nnxdsl.data.dataset import Example, Sequences, gather, load, require_fit
 from nnxdsl.data.encode import Encoder
 from nnxdsl.data.fields import Fields, read_text, require
+from nnxdsl.data.markers import Markers
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.spec.data import Text
@@ -13,19 +14,24 @@ from nnxdsl.spec.data import Text
 
 @load.register(Text)
 def load_text(
-    data: Text, tokenizer: TokenizerBase, *, max_position: int | None = None, loss_on: str = "assistant"
+    data: Text,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None = None,
+    loss_on: str = "assistant",
+    vocabulary: int | None = None,
 ) -> Sequences:
     """Texts of a file; see `load`. Each is BOS + text + EOS, cut on its right; `loss_on` has no meaning here."""
-    encoder = Encoder(tokenizer)
+    encoder, markers = Encoder(tokenizer), Markers(tokenizer)
 
     def convert(row: Fields) -> Example:
         require(row, (data.field,), f"Data.Text reads '{data.field}' (set by field=...)")
-        text = read_text(row, data.field)
+        text = markers.text(read_text(row, data.field), data.field, opens=True, ends=True)
         if not text.strip():
             raise RowError("empty text", f"field '{data.field}' is empty")
         ids = encoder.ended(encoder.text(text))
         return sequence(ids, [True] * len(ids), data.max_length)
 
-    kept = gather(data, convert, ("tokens", "target"))
+    kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary)
     require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
     return Sequences(kept)

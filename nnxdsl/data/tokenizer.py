@@ -26,7 +26,7 @@ class TokenizerBase(Protocol):
         special_ids: Ids that are markers and no text (`decode` leaves them out).
         stop_ids: Ids at which generation stops: `eos_id`, those of `generation_config.json`, known ends of turn.
         chat_template: jinja2 source, None if there is none.
-        fingerprint: sha256 hex over everything that decides the ids; equal if and only if the same ids come out.
+        fingerprint: sha256 hex over everything that decides the ids of text, of chats and of where they end.
     """
 
     vocab_size: int
