@@ -17,7 +17,7 @@ from nnxdsl.models.layers import Linear
 from nnxdsl.models.tree import Leaf, Template
 from nnxdsl.program.layout import starred
 from nnxdsl.spec.adapter import Adapter, LoRA
-from nnxdsl.spec.errors import Problem, suggest
+from nnxdsl.spec.errors import NotRegisteredError, Problem, suggest
 from nnxdsl.spec.quantization import NF4, Int8, Quantization
 
 A, B = "_lora_a", "_lora_b"
@@ -32,7 +32,7 @@ def qtype(quantization: Quantization) -> Any:
         case Int8():
             return jnp.int8
         case _:
-            raise NotImplementedError(f"{type(quantization).__qualname__} has no qwix type; add it to adapters.qtype")
+            raise NotRegisteredError(f"{type(quantization).__qualname__} has no qwix type; add it to adapters.qtype")
 
 
 def matches(target: str, path: str) -> bool:
@@ -53,6 +53,10 @@ def adapt(
     Returns:
         A function from a period to one with the adapters' Variables, and with quantised weights.
     """
+    if adapter is not None and not isinstance(adapter, LoRA):
+        raise NotRegisteredError(
+            f"{type(adapter).__qualname__}: nothing knows how to put it on a model; use Adapter.LoRA"
+        )
 
     def apply(period: Period) -> Period:
         paths = [".".join(map(str, path)) for path, module in nnx.iter_modules(period) if isinstance(module, Linear)]

@@ -20,7 +20,7 @@ from nnxdsl.models.tree import Leaf, Template, abstract
 from nnxdsl.program import adapters, optimizer
 from nnxdsl.program.layout import Axes, Layout
 from nnxdsl.spec.data import Conversations, Data, Preferences, Text
-from nnxdsl.spec.errors import PlanError, Problem
+from nnxdsl.spec.errors import NotRegisteredError, PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.model import Gemma3, Model
 from nnxdsl.spec.weights import HF
@@ -30,7 +30,7 @@ from nnxdsl.spec.weights import HF
 def architecture(model: Model) -> DecoderConfig:
     """The network of a model; register a `Model` of your own here."""
     name = type(model).__name__
-    raise NotImplementedError(
+    raise NotRegisteredError(
         f"no network is registered for {type(model).__qualname__}; write\n"
         f"  from nnxdsl.program import blueprint\n"
         f"  @blueprint.architecture.register({name})\n"
@@ -41,22 +41,25 @@ def architecture(model: Model) -> DecoderConfig:
 @architecture.register
 def _(model: Gemma3) -> DecoderConfig:
     config = GEMMA3[model.size]
-    if not isinstance(model.weights, HF) or not Path(model.weights.path).is_dir():
+    if not isinstance(model.weights, HF) or not (directory := Path(model.weights.path).expanduser()).is_dir():
         return config
     # What the weights say of themselves must be what was asked for; the vocabulary may be padded differently.
-    stored = hub.read_config(model.weights.path)
+    stored = hub.read_config(directory)
     asked = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
-    problems = [
-        Problem(
-            "model.size",
-            f"{model.size!r} has {name}={getattr(asked, name)}, but {model.weights.path}/config.json says {value}",
-        )
-        for name, value in attrs.asdict(stored).items()
-        if value != getattr(asked, name)
-    ]
+    problems = config_problems(stored, asked, model.weights.path)
     if problems:
         raise PlanError(problems, f"Model.Gemma3({model.size!r})")
     return stored
+
+
+def config_problems(stored: DecoderConfig, asked: DecoderConfig, where: str) -> list[Problem]:
+    """Every number in which the `config.json` of a Hub directory differs from the network that was asked for."""
+    wanted = attrs.asdict(asked)
+    return [
+        Problem("model", f"it has {name}={wanted[name]}, but {where}/config.json says {value}")
+        for name, value in attrs.asdict(stored).items()
+        if value != wanted[name]
+    ]
 
 
 @attrs.frozen(eq=False)
@@ -129,6 +132,8 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }
     frozen = {path: leaf for path, leaf in policy.variables.items() if path not in trained}
+    if not trainable and not problems:
+        problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds nothing to train"))
     reference = None
     if experiment.objective.needs_reference:
         reference = template(None, quantization) if quantization else base

@@ -19,9 +19,9 @@ from nnxdsl.models.hub import HubReader
 from nnxdsl.models.hub_download import locate
 from nnxdsl.models.tree import flatten
 from nnxdsl.program import adapters
-from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.blueprint import Blueprint, config_problems
 from nnxdsl.program.step import Leaves
-from nnxdsl.spec.errors import PlanError
+from nnxdsl.spec.errors import NotRegisteredError, PlanError
 from nnxdsl.spec.weights import HF, Random
 
 ArrayLike = np.ndarray | jax.Array
@@ -66,12 +66,13 @@ def open_source(blueprint: Blueprint) -> Source:
             return RandomSource(blueprint.config, blueprint.experiment.seed)
         case HF(path=path):
             reader = HubReader(locate(path))
-            problems = reader.check(blueprint.base_template)
+            # A name on the Hub has no config.json before it is downloaded: this is the first look at it.
+            problems = config_problems(reader.config, blueprint.config, path) or reader.check(blueprint.base_template)
             if problems:
                 raise PlanError(problems, f"Weights.HF({path!r})")
             return reader
         case _:
-            raise TypeError(f"{type(weights).__qualname__} is opened by nnxdsl.run.origin.open_source")
+            raise NotRegisteredError(f"{type(weights).__qualname__} is opened by nnxdsl.run.origin.open_source")
 
 
 def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple[Leaves, Leaves, Leaves]:

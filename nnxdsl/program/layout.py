@@ -215,7 +215,7 @@ class Layout:
     def batch_problems(self, rows: int) -> list[Problem]:
         """Rows of a micro-batch that cannot be split as the rules ask."""
         (target,) = self.batch_spec()
-        if rows % self._shards(target) == 0:
+        if rows % self.batch_shards == 0:
             return []
         return [Problem("microbatch_size", f"{rows} rows at a time cannot be split over {self._sizes(target)}")]
 
@@ -230,6 +230,12 @@ class Layout:
     def batch_spec(self) -> PartitionSpec:
         """How the first dimension of every batch array is cut."""
         return resolve(("batch",), self.rules, self.mesh.sizes).spec
+
+    @property
+    def batch_shards(self) -> int:
+        """In how many parts the rows of a batch are cut."""
+        (target,) = self.batch_spec()
+        return self._shards(target)
 
     def device_bytes(self) -> dict[str, int]:
         """Bytes on one device, by part."""

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nnxdsl.program.logprobs import TokenStats
+from nnxdsl.spec.errors import NotRegisteredError
 from nnxdsl.spec.objective import DPO, SFT, Objective
 
 
@@ -64,7 +65,7 @@ to the terms. Both are `Pairs` where the objective reads pairs, and `TokenStats`
 def build(objective: Objective) -> Loss:
     """The loss of an objective; register an `Objective` of your own here."""
     name = type(objective).__name__
-    raise NotImplementedError(
+    raise NotRegisteredError(
         f"no loss is registered for {type(objective).__qualname__}; write\n"
         f"  from nnxdsl.program import losses\n"
         f"  @losses.build.register({name})\n"

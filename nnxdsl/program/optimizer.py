@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import singledispatch
 from typing import Any
 
 import optax
 
+from nnxdsl.spec.errors import NotRegisteredError
 from nnxdsl.spec.optimizer import SGD, AdamW, Optimizer
 from nnxdsl.spec.schedule import Constant, Schedule, WarmupCosine, WarmupLinear
 
@@ -24,7 +26,7 @@ def learning_rate(schedule: Schedule, steps: int) -> Curve:
         steps: Optimizer steps of the whole run.
     """
     name = type(schedule).__name__
-    raise NotImplementedError(
+    raise NotRegisteredError(
         f"no learning rate is registered for {type(schedule).__qualname__}; write\n"
         f"  from nnxdsl.program import optimizer\n"
         f"  @optimizer.learning_rate.register({name})\n"
@@ -39,18 +41,23 @@ def _(schedule: Constant, steps: int) -> Curve:
 
 @learning_rate.register
 def _(schedule: WarmupCosine, steps: int) -> Curve:
-    warmup = round(schedule.warmup_ratio * steps)
+    warmup = warmup_steps(schedule.warmup_ratio, steps)
     down = optax.cosine_decay_schedule(schedule.peak_lr, max(steps - warmup, 1), alpha=schedule.final_ratio)
     return _after_warmup(schedule.peak_lr, warmup, down)
 
 
 @learning_rate.register
 def _(schedule: WarmupLinear, steps: int) -> Curve:
-    warmup = round(schedule.warmup_ratio * steps)
+    warmup = warmup_steps(schedule.warmup_ratio, steps)
     final = schedule.peak_lr * schedule.final_ratio
     return _after_warmup(
         schedule.peak_lr, warmup, optax.linear_schedule(schedule.peak_lr, final, max(steps - warmup, 1))
     )
+
+
+def warmup_steps(ratio: float, steps: int) -> int:
+    """Steps of the warm-up, rounded up as in transformers, so that a ratio above zero always warms up."""
+    return math.ceil(round(ratio * steps, 6))
 
 
 def _after_warmup(peak: float, warmup: int, then: Curve) -> Curve:
@@ -71,7 +78,7 @@ def build(optimizer: Optimizer, curve: Curve, matrices: Mapping[str, bool]) -> o
             many layers are stacked in it.
     """
     name = type(optimizer).__name__
-    raise NotImplementedError(
+    raise NotRegisteredError(
         f"no update rule is registered for {type(optimizer).__qualname__}; write\n"
         f"  from nnxdsl.program import optimizer\n"
         f"  @optimizer.build.register({name})\n"

@@ -58,10 +58,11 @@ def memory(blueprint: Blueprint, longest: Lengths) -> list[Part]:
         Part("optimizer", placed.get("optimizer", 0), "exact", "every array of its state"),
         Part("gradients", 2 * placed.get("trainable", 0), "estimated", "float32: one of this part, one added up"),
     ]
-    rows = (experiment.microbatch_size or experiment.batch_size) / (experiment.mesh.data * experiment.mesh.fsdp)
+    shards = blueprint.layout.batch_shards
+    rows = (experiment.microbatch_size or experiment.batch_size) / shards
     activations, how = _activations(config, rows, longest.trunk, blueprint.compute.itemsize, experiment.memory.remat)
     parts.append(Part("activations", activations, "estimated", how))
-    chunk = min(experiment.memory.logprob_tokens, math.ceil(rows) * max(longest.head, 1))
+    chunk = math.ceil(min(experiment.memory.logprob_tokens / shards, rows * max(longest.head, 1)))
     logits = 3 * 4 * chunk * -(-config.vocab_size // experiment.mesh.tensor)
     parts.append(
         Part(
@@ -130,4 +131,6 @@ def _reference(blueprint: Blueprint) -> str:
         return "none: the objective compares with nothing"
     if blueprint.copied:
         return "a frozen copy of the first weights"
-    return "the frozen base with the adapter off: no copy"
+    kept = blueprint.experiment.quantization
+    base = "the frozen base" if kept is None else f"the frozen base in {type(kept).__name__}"
+    return f"{base} with the adapter off: no copy"

@@ -8,16 +8,19 @@ import time
 from pathlib import Path
 
 from nnxdsl.data.dataset import load
+from nnxdsl.data.rows import file_digest
 from nnxdsl.data.tokenizer import open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
 from nnxdsl.run import origin
 from nnxdsl.run.attempt import Attempt, Outcome, Parts, TrainingError, by_step
+from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.display import Display
 from nnxdsl.run.evaluation import Evaluator, Sample
 from nnxdsl.run.lock import RunLock
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, checked_path
-from nnxdsl.spec.errors import NnxdslError, PlanError, Problem, RunError
+from nnxdsl.spec.data import Data
+from nnxdsl.spec.errors import NnxdslError, RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.identity import canonical
 from nnxdsl.spec.objective import SFT
@@ -48,6 +51,7 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
             _require_ours(directory)
         elif found := RunDirectory.find(directory, identity=canonical(experiment)):
             if _has_finished(found):
+                _require_same_data(experiment, home)
                 display.say(f"{directory} has finished already; its results stand there (--restart begins again)")
                 return _earlier_outcome(found)
             lock = held.enter_context(RunLock(directory))  # refused now rather than when all is read
@@ -89,6 +93,31 @@ def is_finished(experiment: Experiment, home: Path) -> bool:
     return found is not None and _has_finished(found)
 
 
+def _require_same_data(experiment: Experiment, home: Path) -> None:
+    """Refuses to reuse a finished run, or one that it started from, if a data file is another by now.
+
+    Raises:
+        RunError: names the file, and what to do.
+    """
+    weights = experiment.model.weights
+    if isinstance(weights, From):
+        _require_same_data(weights.experiment, home)
+    directory, data = home / experiment.id, experiment.data
+    is_ours = isinstance(data, Data.Preferences | Data.Conversations | Data.Text)  # whose digest is that of the file
+    path = Path(data.path)
+    if not is_ours or not path.is_file() or not is_finished(experiment, home):
+        return
+    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+        steps = checkpoints.steps()
+        learnt = checkpoints.meta(steps[-1])["batches"]["digest"] if steps else None
+    now = file_digest(data.path)
+    if learnt is not None and learnt != now:
+        raise RunError(
+            f"{directory} has finished with another {path} (sha256 {learnt[:12]}... then, {now[:12]}... now); "
+            f"put the file back, or run {experiment.name} again with --restart"
+        )
+
+
 def _has_finished(directory: RunDirectory) -> bool:
     try:
         return directory.status().get("state") == "finished"
@@ -103,6 +132,7 @@ def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcom
         return None
     earlier = weights.experiment
     if is_finished(earlier, home):
+        _require_same_data(earlier, home)
         display.say(f"{experiment.id} starts from {earlier.id}, which has been run")
         return None
     display.say(f"{experiment.id} starts from {earlier.id}, which is run first")
@@ -116,19 +146,19 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
     program = compile_experiment(experiment)
     owner = origin.tokenizer_owner(experiment)
     tokenizer = open_tokenizer(owner.model.tokenizer, origin.tokenizer_directory(owner, home))
-    vocabulary = program.blueprint.config.vocab_size
-    if tokenizer.vocab_size > vocabulary:
-        message = f"has {tokenizer.vocab_size} ids, but the model's vocabulary has {vocabulary}"
-        raise PlanError([Problem("model.tokenizer", message)], f"Experiment '{experiment.name}'")
-    limit = program.blueprint.config.max_length
+    vocabulary, limit = program.blueprint.config.vocab_size, program.blueprint.config.max_length
     loss_on = experiment.objective.loss_on if isinstance(experiment.objective, SFT) else "assistant"
-    dataset = load(experiment.data, tokenizer, max_position=limit, loss_on=loss_on)
+    dataset = load(experiment.data, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
     for line in dataset.report.lines():
         display.say(line)
     evaluator = None
     if experiment.evaluation is not None:
         asked = experiment.evaluation.data
-        held_out = None if asked is None else load(asked, tokenizer, max_position=limit, loss_on=loss_on)
+        held_out = (
+            None
+            if asked is None
+            else load(asked, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
+        )
         evaluator = Evaluator(program, experiment.evaluation, held_out, tokenizer, dataset.is_chat)
     return Parts(program, tokenizer, dataset, evaluator)
 

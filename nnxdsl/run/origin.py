@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,8 +18,9 @@ from nnxdsl.run.jsonl import read_json
 from nnxdsl.spec.adapter import LoRA
 from nnxdsl.spec.errors import WeightsError
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.placement import Mesh
 from nnxdsl.spec.tokenizer import Auto
-from nnxdsl.spec.tree import from_dict
+from nnxdsl.spec.tree import evolve, from_dict
 from nnxdsl.spec.weights import HF, Checkpoint, From
 
 
@@ -70,7 +70,7 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
 
 def saved_experiment(path: Path) -> Experiment:
     """The experiment that a run directory, or one of its checkpoints, belongs to."""
-    directory, _ = find(path)
+    directory, _ = find(path.expanduser())
     file = directory.parent / "experiment.json"
     if not file.is_file():
         raise WeightsError(f"{path}: {file} is missing, so it is not known which experiment saved it")
@@ -87,17 +87,20 @@ class CheckpointSource:
 
     def __init__(self, blueprint: Blueprint, path: Path) -> None:
         self.experiment = saved_experiment(path)
-        earlier = draw(attrs.evolve(self.experiment, mesh=type(self.experiment.mesh)()))
-        if earlier.config != blueprint.config:
-            raise WeightsError(
-                f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
-            )
         directory, step = find(path)
         here = _host()
         with Checkpoints.open(directory) as checkpoints:
             step = checkpoints.latest_good().step if step is None else step
             if step is None:
                 raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
+            # Its own dtypes, which may have gone by a device that this machine does not have.
+            computed = checkpoints.meta(step)["identity"]["compute"]
+            here_alone = {"mesh": Mesh(), "precision.compute": computed}
+            earlier = draw(evolve(self.experiment, here_alone))
+            if earlier.config != blueprint.config:
+                raise WeightsError(
+                    f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
+                )
             targets = {
                 p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here) for p, leaf in earlier.trainable.items()
             }
@@ -111,17 +114,16 @@ class CheckpointSource:
         """The weight of one path; float32 where it was trained."""
         if self._base is None:
             return np.asarray(self._saved[path])
-        weight = self._base.leaf(path)
+        weight = jnp.asarray(self._base.leaf(path), self._earlier.base[path].dtype)
         quantization = self.experiment.quantization
         if quantization is not None and path not in self._earlier.frozen:
-            kept = self._earlier.base[path].dtype
-            weight = adapters.rounded(jnp.asarray(weight, kept), quantization)
+            weight = adapters.rounded(weight, quantization)
         if path + adapters.A not in self._saved:
             return weight
         adapter = self.experiment.adapter
         assert isinstance(adapter, LoRA)
         a, b = (np.asarray(self._saved[path + end]) for end in (adapters.A, adapters.B))
-        return adapters.merge(adapter, jnp.asarray(weight), jnp.asarray(a), jnp.asarray(b))
+        return adapters.merge(adapter, weight, jnp.asarray(a), jnp.asarray(b))
 
 
 def _host() -> jax.sharding.Sharding:

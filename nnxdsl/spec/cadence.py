@@ -19,7 +19,8 @@ class Evaluation(Spec):
     Attributes:
         every_steps: Steps between evaluations.
         data: Held-out rows of the kind that the objective reads; None evaluates prompts alone.
-        prompts: Prompts that policy and reference answer side by side, as a user's turn where there is a chat template.
+        prompts: Prompts that policy and reference answer side by side, as a user's turn where the training rows
+            are chats.
         max_new_tokens: Longest answer in tokens.
         temperature: 0 takes the likeliest token; larger values sample, with the experiment's seed.
     """

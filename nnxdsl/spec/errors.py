@@ -55,6 +55,10 @@ class WeightsError(NnxdslError):
     """Weights that are missing, damaged or of another shape: the parameter, the file, what was expected."""
 
 
+class NotRegisteredError(NnxdslError, NotImplementedError):
+    """A class of somebody else's for which nothing was registered: what to write."""
+
+
 class RunError(NnxdslError):
     """A run that cannot start or go on: the directory, what it holds, and what to do."""
 

@@ -121,7 +121,8 @@ class Experiment(Spec):
         size, path = self.microbatch_size, "microbatch_size"
         if size is None:
             size, path = self.batch_size, "batch_size"
-        if size % (self.mesh.data * self.mesh.fsdp):
+        own_rule = any(logical == "batch" for logical, _ in self.mesh.rules)  # then the plan knows
+        if not own_rule and size % (self.mesh.data * self.mesh.fsdp):
             yield Problem(path, f"{size} rows cannot be split over mesh data={self.mesh.data} x fsdp={self.mesh.fsdp}")
 
     def _check_quantized(self) -> Iterable[Problem]:
@@ -133,8 +134,9 @@ class Experiment(Spec):
             )
 
     def _check_frozen(self) -> Iterable[Problem]:
-        if self.precision.frozen != "auto" and self.adapter is None and not self.objective.needs_reference:
-            yield Problem("precision.frozen", f"{self.precision.frozen!r} has no effect, since no weights are frozen")
+        if self.precision.frozen != "auto" and self.adapter is None:
+            message = f"{self.precision.frozen!r} has no effect, since all weights are trained (a reference is kept in "
+            yield Problem("precision.frozen", message + "the format that is computed in)")
 
     def _check_earlier(self) -> Iterable[Problem]:
         if isinstance(self.model.weights, From):

@@ -36,7 +36,7 @@ class Gemma3(Model):
     """Gemma 3, text only (Gemma Team 2025, arXiv:2503.19786).
 
     Attributes:
-        size: Published size, or "tiny": 6 layers, 1.3 million parameters, for a laptop.
+        size: Published size, or "tiny": 6 layers, 1.2 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
     """

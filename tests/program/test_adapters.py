@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from nnxdsl.models.tree import flatten
 from nnxdsl.program import adapters
 from nnxdsl.program.blueprint import draw
 from nnxdsl.program.compiler import Program, State
+from nnxdsl.spec.errors import NotRegisteredError
 
 ATTENTION = {"attention.query", "attention.key", "attention.value", "attention.output"}
 MLP = {"mlp.gate", "mlp.up", "mlp.down"}
@@ -167,3 +169,16 @@ def test_first_values_of_a_are_he_uniform_and_its_own_for_each_path_and_seed(
         for part in leaf:  # the layers of a stack differ
             seen.add(float(part[0, 0]))
     assert len(seen) == 2 * len(first) / 2
+
+
+@attrs.frozen(kw_only=True)
+class Strange(Adapter):
+    """An adapter that nothing knows how to put on a model."""
+
+    rank: int = 4
+
+
+def test_an_adapter_that_nothing_knows_is_refused(experiment: Callable[..., Experiment]) -> None:
+    with pytest.raises(NotRegisteredError) as caught:
+        draw(experiment(adapter=Strange()))
+    assert str(caught.value) == "Strange: nothing knows how to put it on a model; use Adapter.LoRA"

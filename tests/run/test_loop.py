@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import pytest
 
 from nnxdsl import Experiment, from_json
 from nnxdsl.run.checkpoint import Checkpoints
@@ -157,6 +158,20 @@ def test_a_finished_run_is_shown_and_not_run_again(finished: Any) -> None:
     assert err.startswith(f"runs/{path.name} has finished already; its results stand there (--restart begins again)\n")
     assert json.loads(out)["evaluations"]["40"]["eval/rewards/accuracies"] == 1.0
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(("file", "owner"), [("pairs.jsonl", "dpo"), ("chats.jsonl", "sft")])
+def test_a_finished_run_over_other_data_is_refused(lab: Any, finished: Any, file: str, owner: str) -> None:
+    for name in ("sft", "dpo"):
+        shutil.copytree(finished.run(name), lab.place / "runs" / finished.run(name).name)
+    with (lab.place / file).open("a") as rows:
+        rows.write("\n")
+    words = ["dpo.py"] if owner == "dpo" else ["dpo.py", "objective.beta=0.3"]  # a new run from the finished one
+    code, _, err = lab.python(*words)
+    assert code == 2
+    error = err.splitlines()[-1]
+    assert error.startswith(f"RunError: runs/{finished.run(owner).name} has finished with another {file} (sha256 ")
+    assert error.endswith(f" now); put the file back, or run {owner} again with --restart")
 
 
 def test_restart_moves_away_and_begins_again(lab: Any, finished: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nnxdsl import Adapter, Experiment, Quantization, Tokenizer, Weights, evolve, from_json, to_dict
+from nnxdsl import Adapter, Experiment, PlanError, Quantization, Tokenizer, Weights, evolve, from_json, to_dict
 from nnxdsl.data.tokenizer import open_tokenizer
 from nnxdsl.models import hub
 from nnxdsl.models.attention import right_padded
+from nnxdsl.program import initial
 from nnxdsl.program.blueprint import draw
 from nnxdsl.program.compiler import Program
 from nnxdsl.program.compiler import compile as compile_experiment
@@ -153,6 +155,22 @@ def test_a_hub_directory_with_its_tokenizer(lab: Any, hub_directory: Path) -> No
         fingerprint = checkpoints.meta(2)["identity"]["tokenizer"]
     assert fingerprint == open_tokenizer(Tokenizer.Auto(), hub_directory).fingerprint
     assert json.loads(out)["evaluations"]["0"]["eval/loss"] > 0
+
+
+def test_a_hub_directory_of_another_network_is_refused(
+    hub_directory: Path, monkeypatch: pytest.MonkeyPatch, finished: Any
+) -> None:
+    config = json.loads((hub_directory / "config.json").read_text())
+    (hub_directory / "config.json").write_text(json.dumps({**config, "sliding_window": 32}))
+    monkeypatch.setenv("HOME", str(hub_directory.parent))
+    asked = evolve(saved_experiment(finished.run("sft")), {"model.weights": Weights.HF("~/hub")})
+    with pytest.raises(PlanError, match=re.escape("model: it has window=64, but ~/hub/config.json says 32")):
+        draw(asked)
+    # A name is looked at when it has been downloaded; here the download is what is already there.
+    named = draw(evolve(asked, {"model.weights": Weights.HF("somebody/hub")}))
+    monkeypatch.setattr(initial, "locate", lambda path: hub_directory)
+    with pytest.raises(PlanError, match=re.escape("model: it has window=64, but somebody/hub/config.json says 32")):
+        origin.open_source(named, Path("runs"))
 
 
 def test_a_name_of_the_hub_without_a_network_is_refused_soon(lab: Any) -> None:

@@ -153,7 +153,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     mesh = draw(of_noun(Mesh).filter(lambda mesh: mesh.device_count < 1000))
     micro = mesh.data * mesh.fsdp * draw(st.integers(1, 3))
     adapter = fields["adapter"]
-    frozen = {} if adapter is not None or objective.needs_reference else {"frozen": st.just("auto")}
+    frozen = {} if adapter is not None else {"frozen": st.just("auto")}
     model = draw(of_noun(draw(st.sampled_from(members_of(Model)))))
     if isinstance(model.weights, Weights.From):
         model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
