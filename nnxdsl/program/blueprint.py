@@ -142,7 +142,7 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     )
     update = _update(experiment, trainable)
     layout = _layout(experiment, frozen, trainable, copied, update)
-    problems += layout.problems() + layout.batch_problems(experiment.microbatch_size or experiment.batch_size)
+    problems += layout.problems() + layout.batch_problems(experiment.rows_at_once)
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     return Blueprint(experiment, config, compute, base, policy, reference, trainable, frozen, copied, update, layout)

@@ -194,7 +194,7 @@ def compile(
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
         curve=optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps),
-        microbatches=experiment.batch_size // (experiment.microbatch_size or experiment.batch_size),
+        microbatches=experiment.microbatches,
     )
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation, None, None)

@@ -163,11 +163,6 @@ class Placed:
         """Bytes on one device; four-bit values count as half a byte."""
         return math.prod(self.device_shape) * bits(self.dtype) // 8
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the whole array, once."""
-        return math.prod(self.shape) * bits(self.dtype) // 8
-
 
 def bits(dtype: str) -> int:
     """Bits of one element."""

@@ -59,7 +59,7 @@ def memory(blueprint: Blueprint, longest: Lengths) -> list[Part]:
         Part("gradients", 2 * placed.get("trainable", 0), "estimated", "float32: one of this part, one added up"),
     ]
     shards = blueprint.layout.batch_shards
-    rows = (experiment.microbatch_size or experiment.batch_size) / shards
+    rows = experiment.rows_at_once / shards
     activations, how = _activations(config, rows, longest.trunk, blueprint.compute.itemsize, experiment.memory.remat)
     parts.append(Part("activations", activations, "estimated", how))
     chunk = math.ceil(min(experiment.memory.logprob_tokens / shards, rows * max(longest.head, 1)))
@@ -101,7 +101,7 @@ def plan(experiment: Experiment, platform: str = "cpu") -> dict[str, Any]:
         "steps": experiment.steps,
         "rows": experiment.steps * experiment.batch_size,
         "tokens_at_most": experiment.steps * experiment.batch_size * longest.trunk,
-        "microbatches": experiment.batch_size // (experiment.microbatch_size or experiment.batch_size),
+        "microbatches": experiment.microbatches,
         "parameters": blueprint.parameters,
         "compute": blueprint.compute.name,
         "reference": _reference(blueprint),

@@ -106,7 +106,7 @@ class Evaluator:
 
     def _batches(self) -> Iterator[PairBatch | SequenceBatch]:
         """All held-out rows as in the file, a micro-batch at a time, which every mesh of the experiment can split."""
-        size = self.program.experiment.microbatch_size or self.program.experiment.batch_size
+        size = self.program.experiment.rows_at_once
         rows = 0 if self.dataset is None else len(self.dataset)
         for start in range(0, rows, size):
             assert self.dataset is not None

@@ -81,6 +81,16 @@ class Experiment(Spec):
     notes: str = ""
 
     @property
+    def rows_at_once(self) -> int:
+        """Rows of one micro-batch, over all devices."""
+        return self.microbatch_size or self.batch_size
+
+    @property
+    def microbatches(self) -> int:
+        """In how many parts a batch is computed."""
+        return self.batch_size // self.rows_at_once
+
+    @property
     def id(self) -> str:
         """`<name>-<8 hex digits>`: the name, and a digest of all that changes the run's mathematics."""
         return run_id(self)
@@ -118,9 +128,7 @@ class Experiment(Spec):
             yield Problem("microbatch_size", f"{self.microbatch_size} does not divide batch_size={self.batch_size}")
 
     def _check_split(self) -> Iterable[Problem]:
-        size, path = self.microbatch_size, "microbatch_size"
-        if size is None:
-            size, path = self.batch_size, "batch_size"
+        size, path = self.rows_at_once, "batch_size" if self.microbatch_size is None else "microbatch_size"
         own_rule = any(logical == "batch" for logical, _ in self.mesh.rules)  # then the plan knows
         if not own_rule and size % (self.mesh.data * self.mesh.fsdp):
             yield Problem(path, f"{size} rows cannot be split over mesh data={self.mesh.data} x fsdp={self.mesh.fsdp}")
