@@ -58,25 +58,25 @@ def left_padded(length: jax.Array, size: int) -> Places:
     return Places(jnp.maximum(position, 0), (position >= 0).astype(jnp.int32), jnp.zeros_like(position))
 
 
-def masks(queries: Places, keys: Places, window: int) -> tuple[jax.Array, jax.Array]:
-    """The two masks of a call: what local layers see and what global layers see.
+def mask(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
+    """Which tokens see which.
 
     Args:
         queries: places of the tokens that look, `[B, T]`.
         keys: places of the tokens that are looked at, `[B, S]`.
-        window: a local layer sees a token and the `window - 1` positions before it.
+        window: a local layer sees a token and the `window - 1` positions before it; None for a global layer.
 
     Returns:
-        (local, everything), each `[B, T, S]` bool, True where the query sees the key.
+        `[B, T, S]` bool, True where the query sees the key.
     """
     query = Places(*(part[:, :, None] for part in queries))  # [B, T, 1]
     key = Places(*(part[:, None, :] for part in keys))  # [B, 1, S]
-    everything = (
+    seen = (
         (query.segment == key.segment)
         & ((key.branch == 0) | (key.branch == query.branch))
         & (key.position <= query.position)
     )
-    return everything & (query.position - key.position < window), everything
+    return seen if window is None else seen & (query.position - key.position < window)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, scale: float) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The Gemma 3 decoder: blocks, the period that repeats, the scan over periods; knows no mesh, adapter or loss."""
+"""The decoder: a period of layers that repeats, the scan over periods, the cache; knows no mesh, adapter or loss."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention import Places, attend, masks, right_padded
-from nnxdsl.models.config import DecoderConfig
-from nnxdsl.models.layers import Embedding, Linear, RMSNorm, rope_tables, rotate
+from nnxdsl.models.activations import constrain
+from nnxdsl.models.attention import Places, right_padded
+from nnxdsl.models.blocks import KV, Block, Context, context, norm_of, write
+from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.layers import Embedding, Head
 
 Remat = Literal["none", "full"]
-
-
-class KV(NamedTuple):
-    """Keys and values, after norm and rotation; any leading axes, then `[B, S, kv_heads, head_dim]`."""
-
-    key: jax.Array
-    value: jax.Array
 
 
 class Cache(NamedTuple):
@@ -38,123 +33,6 @@ class Cache(NamedTuple):
     tail: KV | None
     places: Places
     next_slot: jax.Array
-
-
-class Context(NamedTuple):
-    """What all layers of one call share.
-
-    Attributes:
-        local_mask: `[B, T, S]` bool.
-        global_mask: `[B, T, S]` bool.
-        local_rope: (sin, cos), each `[B, T, head_dim // 2]` float32.
-        global_rope: the same for global layers.
-        first_slot: the slot where this call's tokens begin in the cache; None without a cache.
-    """
-
-    local_mask: jax.Array
-    global_mask: jax.Array
-    local_rope: tuple[jax.Array, jax.Array]
-    global_rope: tuple[jax.Array, jax.Array]
-    first_slot: jax.Array | None
-
-
-def context(config: DecoderConfig, queries: Places, keys: Places, index: jax.Array | None = None) -> Context:
-    """Masks and rotary angles of one call, for tokens at `queries` `[B, T]` that look at `keys` `[B, S]`."""
-    local_mask, global_mask = masks(queries, keys, config.window)
-    return Context(
-        local_mask,
-        global_mask,
-        rope_tables(queries.position, config.head_dim, config.rope_base_local, 1.0),
-        rope_tables(queries.position, config.head_dim, config.rope_base_global, config.rope_scale),
-        index,
-    )
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention with normed queries and keys.
-
-    Args:
-        config: the decoder's numbers.
-        rngs: draws the weights.
-        param_dtype: dtype of the weights.
-    """
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        embed, head_dim = config.embed_dim, config.head_dim
-        heads, kv_heads = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        self.head_dim = head_dim
-        self.query_scale = config.query_scale
-        self.query = Linear(embed, heads, axes=("embed", "heads"), rngs=rngs, param_dtype=param_dtype)
-        self.key = Linear(embed, kv_heads, axes=("embed", "kv_heads"), rngs=rngs, param_dtype=param_dtype)
-        self.value = Linear(embed, kv_heads, axes=("embed", "kv_heads"), rngs=rngs, param_dtype=param_dtype)
-        self.output = Linear(heads, embed, axes=("heads", "embed"), rngs=rngs, param_dtype=param_dtype)
-        self.query_norm = RMSNorm(head_dim, axis="head_dim", eps=config.norm_eps, param_dtype=param_dtype)
-        self.key_norm = RMSNorm(head_dim, axis="head_dim", eps=config.norm_eps, param_dtype=param_dtype)
-
-    def __call__(
-        self, x: jax.Array, mask: jax.Array, rope: tuple[jax.Array, jax.Array], past: KV | None, index: jax.Array | None
-    ) -> tuple[jax.Array, KV]:
-        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is a layer's cache, `[B, S, K, H]`."""
-        split = (*x.shape[:2], -1, self.head_dim)
-        query = rotate(self.query_norm(self.query(x).reshape(split)), rope)  # [B, T, N, H]
-        key = rotate(self.key_norm(self.key(x).reshape(split)), rope)  # [B, T, K, H]
-        value = self.value(x).reshape(split)
-        new = KV(key, value)
-        if past is not None:
-            key, value = (_write(slots, part, index, axis=1) for slots, part in zip(past, new, strict=True))
-        mixed = attend(query, key.astype(x.dtype), value.astype(x.dtype), mask, self.query_scale)  # [B, T, N, H]
-        return self.output(mixed.reshape(*x.shape[:2], -1)), new
-
-
-class MLP(nnx.Module):
-    """Gated MLP: down(gelu(gate(x)) * up(x)), gelu in its tanh form (Shazeer, arXiv:2002.05202).
-
-    Args:
-        config: the decoder's numbers.
-        rngs: draws the weights.
-        param_dtype: dtype of the weights.
-    """
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        embed, mlp = config.embed_dim, config.mlp_dim
-        self.gate = Linear(embed, mlp, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
-        self.up = Linear(embed, mlp, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
-        self.down = Linear(mlp, embed, axes=("mlp", "embed"), rngs=rngs, param_dtype=param_dtype)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`[B, T, D]` to `[B, T, D]`."""
-        return self.down(jax.nn.gelu(self.gate(x), approximate=True) * self.up(x))
-
-
-class Block(nnx.Module):
-    """One layer: attention and MLP, each between a norm before and a norm after, added to the residual stream.
-
-    Args:
-        config: the decoder's numbers.
-        is_global: attends over everything, not over the window.
-        rngs: draws the weights.
-        param_dtype: dtype of the weights.
-    """
-
-    def __init__(self, config: DecoderConfig, *, is_global: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        def norm() -> RMSNorm:
-            return RMSNorm(config.embed_dim, axis="norm", eps=config.norm_eps, param_dtype=param_dtype)
-
-        self.is_global = is_global
-        self.pre_attention_norm = norm()
-        self.attention = Attention(config, rngs=rngs, param_dtype=param_dtype)
-        self.post_attention_norm = norm()
-        self.pre_mlp_norm = norm()
-        self.mlp = MLP(config, rngs=rngs, param_dtype=param_dtype)
-        self.post_mlp_norm = norm()
-
-    def __call__(self, x: jax.Array, context: Context, past: KV | None) -> tuple[jax.Array, KV]:
-        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is this layer's cache."""
-        mask = context.global_mask if self.is_global else context.local_mask
-        rope = context.global_rope if self.is_global else context.local_rope
-        mixed, new = self.attention(self.pre_attention_norm(x), mask, rope, past, context.first_slot)
-        x = x + self.post_attention_norm(mixed)
-        return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x))), new
 
 
 class Period(nnx.Module):
@@ -193,7 +71,7 @@ def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tup
 
 
 class Decoder(nnx.Module):
-    """A decoder of the Gemma 3 kind, from tokens to final hidden states.
+    """A decoder, from tokens to final hidden states.
 
     Layer i of the published numbering is `layers.blocks.{i % window_pattern}` at stack position `i // window_pattern`;
     the layers after the last whole period are `tail.blocks`.
@@ -207,10 +85,11 @@ class Decoder(nnx.Module):
             for each period of the stack: draw such leaves anew where that matters.
 
     Attributes:
-        embed: the tied embedding.
+        embed: the embedding.
         layers: a Period whose Variables have a leading axis "layers" of `config.periods`; None without periods.
         tail: a Period of the remaining layers; None without any.
         norm: the final norm.
+        lm_head: the output head; None where it is tied to the embedding.
     """
 
     def __init__(
@@ -225,14 +104,16 @@ class Decoder(nnx.Module):
             return adapt(Period(config, layers, rngs=rngs, param_dtype=param_dtype))
 
         self.config = config
-        self.embed = Embedding(config.vocab_size, config.embed_dim, rngs=rngs, param_dtype=param_dtype)
+        vocab, embed = config.vocab_size, config.embed_dim
+        self.embed = Embedding(vocab, embed, scaled=config.scale_embedding, rngs=rngs, param_dtype=param_dtype)
         self.layers = (
             _stack(lambda key: period(config.window_pattern, nnx.Rngs(params=key)), rngs.params(), config.periods)
             if config.periods
             else None
         )
         self.tail = period(config.tail_layers, nnx.Rngs(params=rngs.params())) if config.tail_layers else None
-        self.norm = RMSNorm(config.embed_dim, axis="norm", eps=config.norm_eps, param_dtype=param_dtype)
+        self.norm = norm_of(config, embed, "norm", param_dtype)
+        self.lm_head = None if config.tied_head else Head(vocab, embed, rngs=rngs, param_dtype=param_dtype)
 
     def __call__(
         self,
@@ -267,20 +148,20 @@ class Decoder(nnx.Module):
             index = cache.next_slot
             if length > cache.places.position.shape[1]:
                 raise ValueError(f"{length} tokens do not fit a cache of {cache.places.position.shape[1]} slots")
-            keys = Places(*(_write(old, new, index, axis=1) for old, new in zip(cache.places, places, strict=True)))
+            keys = Places(*(write(old, new, index, axis=1) for old, new in zip(cache.places, places, strict=True)))
         shared = context(self.config, places, keys, index)
-        x = self.embed(tokens, dtype)  # [B, T, D]
+        x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
         layers, tail = (None, None) if cache is None else (cache.layers, cache.tail)
         if self.layers is not None:
             x, layers = _run_stack(self.layers, x, shared, layers, self.config.periods, remat)
         if self.tail is not None:
             x, tail = _run_tail(self.tail, x, shared, tail, remat)
-        hidden = self.norm(x)
+        hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
         return hidden, None if index is None else Cache(layers, tail, keys, index + length)
 
     def head(self) -> jax.Array:
-        """The tied output head `[V, D]`, in its own dtype; logits are `hidden @ head.T`."""
-        return self.embed.embedding[...]
+        """The output head `[V, D]`, the embedding's table if tied, in its own dtype; logits are `hidden @ head.T`."""
+        return self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]
 
 
 def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
@@ -307,11 +188,6 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
         Places(*slots),
         jnp.zeros((), jnp.int32),
     )
-
-
-def _write(slots: jax.Array, new: jax.Array, start: jax.Array | None, axis: int) -> jax.Array:
-    assert start is not None  # a cache and its slot come together
-    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), start, axis)
 
 
 def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -> Period:
@@ -364,7 +240,7 @@ def _run_tail(
     x, new = _period_runner(graphdef, remat)(state, x, context, past)
     if past is None:
         return x, None
-    return x, jax.tree.map(lambda part, new: _write(part, new, context.first_slot, axis=2), past, new)
+    return x, jax.tree.map(lambda part, new: write(part, new, context.first_slot, axis=2), past, new)
 
 
 def _period_runner(graphdef: nnx.GraphDef, remat: Remat) -> Callable[..., tuple[jax.Array, KV | None]]:

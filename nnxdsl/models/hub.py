@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from nnxdsl.models import safetensors
-from nnxdsl.models.config import DecoderConfig, from_hf, to_hf
+from nnxdsl.models.config import from_hf, to_hf
+from nnxdsl.models.decoder_config import DecoderConfig, Norms
 from nnxdsl.models.tree import Template
 from nnxdsl.spec.errors import Problem, WeightsError
 
@@ -23,8 +24,8 @@ SINGLE = "model.safetensors"
 # What stands before our names: the text model, the multimodal one of transformers 5, and that of transformers 4.
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-# Parts of a multimodal checkpoint that the text decoder has no use for.
-_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+# What the text decoder has no use for: parts of a multimodal checkpoint, and RoPE's frequencies in old checkpoints.
+_UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|.*\.rotary_emb\.inv_freq$")
 
 # Within a layer: ours, theirs, and whether theirs is transposed (torch keeps Linear weights as [out, in]).
 _LAYER = {
@@ -37,12 +38,22 @@ _LAYER = {
     "mlp.gate.kernel": ("mlp.gate_proj.weight", True),
     "mlp.up.kernel": ("mlp.up_proj.weight", True),
     "mlp.down.kernel": ("mlp.down_proj.weight", True),
-    "pre_attention_norm.scale": ("input_layernorm.weight", False),
-    "post_attention_norm.scale": ("post_attention_layernorm.weight", False),
-    "pre_mlp_norm.scale": ("pre_feedforward_layernorm.weight", False),
-    "post_mlp_norm.scale": ("post_feedforward_layernorm.weight", False),
+}
+# What the Hub calls the norm before the MLP where it is the only one after attention, and where it is not.
+_NORMS: dict[Norms, dict[str, str]] = {
+    "pre": {
+        "pre_attention_norm.scale": "input_layernorm.weight",
+        "pre_mlp_norm.scale": "post_attention_layernorm.weight",
+    },
+    "sandwich": {
+        "pre_attention_norm.scale": "input_layernorm.weight",
+        "post_attention_norm.scale": "post_attention_layernorm.weight",
+        "pre_mlp_norm.scale": "pre_feedforward_layernorm.weight",
+        "post_mlp_norm.scale": "post_feedforward_layernorm.weight",
+    },
 }
 _TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
+_HEAD = "lm_head.weight"  # stands beside "model.", not in it
 
 
 @attrs.frozen
@@ -62,8 +73,12 @@ class _Source:
 def sources(config: DecoderConfig) -> dict[str, _Source]:
     """For each leaf of a plain decoder of `config`: the tensors that it is made of."""
     found = {path: _Source((name,), False, False) for path, name in _TOP.items()}
+    if not config.tied_head:
+        found["lm_head.kernel"] = _Source((_HEAD,), False, False)
+    layer = {ours: names for ours, names in _LAYER.items() if config.query_key_norm or "_norm." not in ours}
+    layer |= {ours: (theirs, False) for ours, theirs in _NORMS[config.norms].items()}
     pattern, periods = config.window_pattern, config.periods
-    for ours, (theirs, transposed) in _LAYER.items():
+    for ours, (theirs, transposed) in layer.items():
         for block in range(pattern if periods else 0):
             names = tuple(f"layers.{period * pattern + block}.{theirs}" for period in range(periods))
             found[f"layers.blocks.{block}.{ours}"] = _Source(names, True, transposed)
@@ -83,7 +98,7 @@ def read_config(directory: str | Path) -> DecoderConfig:
         The decoder's numbers.
 
     Raises:
-        WeightsError: the file is missing, no JSON, or not a Gemma 3 that is understood; names the file.
+        WeightsError: the file is missing, no JSON, or not of a family that is understood; names the file.
     """
     file = Path(directory) / "config.json"
     fields = _read_json(file)
@@ -121,11 +136,13 @@ class HubReader:
         wanted = {name for source in self._sources.values() for name in source.names}
         for name, tensor in tensors.items():
             ours = name.removeprefix(self._prefix)
-            if name in _HEADS:
+            if name in _HEADS and self.config.tied_head:
                 self._heads[name] = tensor
+            elif name in _HEADS:
+                self._tensors[_HEAD] = tensor
             elif name.startswith(self._prefix) and ours in wanted:
                 self._tensors[ours] = tensor
-            elif not _VISION.match(name):
+            elif not _UNUSED.match(name):
                 self._others[name] = tensor
 
     def leaf(self, path: str) -> np.ndarray:
@@ -156,7 +173,7 @@ class HubReader:
         """Everything that keeps the directory from filling a template; reads headers only, no weights.
 
         Leaves that adapters or quantisation add are not looked for; a quantised kernel is checked as the kernel.
-        If a head is stored beside the embedding, it must hold the same bytes, since ours is tied.
+        If a head is stored though it is tied to the embedding, it must hold the same bytes.
 
         Args:
             template: of a decoder of `config`.
@@ -184,14 +201,12 @@ class HubReader:
                     problems.append(self._missing(path, name, shape))
                 elif tensor.shape != shape:
                     problems.append(
-                        Problem(
-                            path, f"{tensor.file}: {self._prefix}{name}: expected shape {shape}, got {tensor.shape}"
-                        )
+                        Problem(path, f"{tensor.file}: {self._full(name)}: expected shape {shape}, got {tensor.shape}")
                     )
                 elif not tensor.readable:
                     problems.append(self._unreadable(path, name))
         problems += (
-            Problem(name, f"{tensor.file}: no part of a Gemma 3 text decoder of {self.config.num_layers} layers")
+            Problem(name, f"{tensor.file}: no part of a text decoder of {self.config.num_layers} layers")
             for name, tensor in self._others.items()
         )
         problems += self._check_heads()
@@ -206,23 +221,27 @@ class HubReader:
             if not same or not np.array_equal(head.read().view(np.uint8), embedding.read().view(np.uint8)):
                 yield Problem(
                     name,
-                    f"{head.file}: differs from {self._prefix}embed_tokens.weight; only tied heads are implemented",
+                    f"{head.file}: differs from {self._prefix}embed_tokens.weight, but config.json says that the two "
+                    "are tied",
                 )
 
+    def _full(self, name: str) -> str:
+        return name if name == _HEAD else self._prefix + name
+
     def _missing(self, path: str, name: str, shape: tuple[int, ...] | None) -> Problem:
-        file = self._where.get(self._prefix + name, self._listing)
+        file = self._where.get(self._full(name), self._listing)
         expected = f" of shape {shape}" if shape is not None else ""
-        return Problem(path, f"{file}: expected a tensor {self._prefix}{name}{expected}, there is none")
+        return Problem(path, f"{file}: expected a tensor {self._full(name)}{expected}, there is none")
 
     def _unreadable(self, path: str, name: str) -> Problem:
         tensor = self._tensors[name]
         return Problem(
-            path, f"{tensor.file}: {self._prefix}{name}: expected dtype F64, F32, F16 or BF16, got {tensor.dtype}"
+            path, f"{tensor.file}: {self._full(name)}: expected dtype F64, F32, F16 or BF16, got {tensor.dtype}"
         )
 
 
 def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, jax.Array | np.ndarray]) -> None:
-    """Writes a directory that transformers loads as Gemma3ForCausalLM.
+    """Writes a directory that transformers loads as a model of the family that `config` is of.
 
     Args:
         directory: is made if need be; its `config.json` and `model.safetensors` are replaced.
@@ -230,21 +249,27 @@ def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, jax
         leaves: the leaves of a plain decoder, each stored in its own dtype (float32, float16 or bfloat16).
 
     Raises:
-        WeightsError: a leaf is missing, or is no part of a plain decoder (an adapter: merge it first).
+        WeightsError: a leaf is missing, or is no part of a plain decoder (an adapter: merge it first); or no family of
+            the Hub has such a decoder.
     """
     wanted = sources(config)
     if wanted.keys() != leaves.keys():
         problems = [f"{path}: missing" for path in wanted if path not in leaves]
         problems += [f"{path}: no leaf of a plain decoder" for path in leaves if path not in wanted]
         raise WeightsError("\n  ".join([f"{directory}: cannot be written:", *problems]))
-    origin = {name: (path, number) for path, source in wanted.items() for number, name in enumerate(source.names)}
+    text = json.dumps(to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name), indent=2)
+    origin = {
+        name if name == _HEAD else f"model.{name}": (path, number)
+        for path, source in wanted.items()
+        for number, name in enumerate(source.names)
+    }
     tensors = {
-        f"model.{name}": (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
+        name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, (path, _) in origin.items()
     }
 
     def value(name: str) -> np.ndarray:
-        path, number = origin[name.removeprefix("model.")]
+        path, number = origin[name]
         array = np.asarray(leaves[path][number] if wanted[path].stacked else leaves[path])
         return array.T if wanted[path].transposed else array
 
@@ -252,7 +277,6 @@ def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, jax
     directory.mkdir(parents=True, exist_ok=True)
     safetensors.write(directory / SINGLE, tensors, value)
     (directory / INDEX).unlink(missing_ok=True)  # of a sharded checkpoint that was here before
-    text = json.dumps(to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name), indent=2)
     (directory / "config.json").write_text(text + "\n", encoding="utf-8")
 
 

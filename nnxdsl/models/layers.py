@@ -8,6 +8,8 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.decoder_config import NormScale, RopeRamp
+
 
 class Linear(nnx.Module):
     """`x @ kernel`, with no bias.
@@ -39,66 +41,97 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm (arXiv:1910.07467) with a scale around zero, as Gemma has it: x / rms(x) * (1 + scale).
+    """Root-mean-square norm (arXiv:1910.07467): x / rms(x) * scale, or * (1 + scale) where that is zero-centred.
 
     Args:
         features: length of the last axis.
         axis: logical name of that axis.
         eps: added to the mean square.
+        kind: what the scale begins with, and whether the product is rounded before or after it.
         param_dtype: dtype of the scale.
     """
 
-    def __init__(self, features: int, *, axis: str, eps: float, param_dtype: DTypeLike) -> None:
+    def __init__(self, features: int, *, axis: str, eps: float, kind: NormScale, param_dtype: DTypeLike) -> None:
         self.eps = eps
-        self.scale = nnx.Param(jnp.zeros((features,), param_dtype), axes=(axis,))
+        self.kind: NormScale = kind
+        first = jnp.ones if kind == "plain" else jnp.zeros
+        self.scale = nnx.Param(first((features,), param_dtype), axes=(axis,))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., features]` to the same; float32 inside, the dtype of `x` outside."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        # Gemma rounds after the scale, where Llama rounds before it.
+        if self.kind == "plain":  # Llama rounds before the scale, Gemma after it
+            return wide.astype(x.dtype) * self.scale[...].astype(x.dtype)
         return (wide * (1.0 + self.scale[...].astype(jnp.float32))).astype(x.dtype)
 
 
 class Embedding(nnx.Module):
-    """The table of token vectors, which is also the output head.
+    """The table of token vectors, which is also a tied output head.
 
     Args:
         vocab_size: rows.
         features: columns.
-        rngs: draws the table, normal with variance 1 / features, so that scaled embeddings have variance 1.
+        scaled: whether vectors are multiplied by the square root of `features`.
+        rngs: draws the table, normal with variance 1 / features: so scaled vectors, and logits, have variance 1.
         param_dtype: dtype of the table.
     """
 
-    def __init__(self, vocab_size: int, features: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        values = jax.random.normal(rngs.params(), (vocab_size, features), jnp.float32) * features**-0.5
-        self.embedding = nnx.Param(values.astype(param_dtype), axes=("vocab", "embed"))  # [V, D]
+    def __init__(self, vocab_size: int, features: int, *, scaled: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        self.scaled = scaled
+        self.embedding = nnx.Param(_rows(vocab_size, features, rngs, param_dtype), axes=("vocab", "embed"))  # [V, D]
 
     def __call__(self, tokens: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """Token ids `[B, T]` to vectors `[B, T, D]` times sqrt(D); an id outside the table gives NaN.
+        """Token ids `[B, T]` to vectors `[B, T, D]`; an id outside the table gives NaN.
 
         The factor is rounded to `dtype` first: the published weights were trained so (55.4256 is 55.5 in bfloat16).
         """
         table = self.embedding[...]
         vectors = jnp.take(table, tokens, axis=0).astype(dtype)  # [B, T, D]
-        return vectors * jnp.asarray(table.shape[-1] ** 0.5, dtype)
+        return vectors * jnp.asarray(table.shape[-1] ** 0.5, dtype) if self.scaled else vectors
 
 
-def rope_tables(position: jax.Array, head_dim: int, base: float, scale: float) -> tuple[jax.Array, jax.Array]:
-    """Angles of rotary positions (Su et al., arXiv:2104.09864), with linear scaling (positions divided by `scale`).
+class Head(nnx.Module):
+    """An output head with weights of its own, a row for each token as in the embedding.
+
+    Args:
+        vocab_size: rows.
+        features: columns.
+        rngs: draws the rows, normal with variance 1 / features, so that logits have variance 1.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(self, vocab_size: int, features: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        self.kernel = nnx.Param(_rows(vocab_size, features, rngs, param_dtype), axes=("vocab", "embed"))  # [V, D]
+
+
+def _rows(count: int, features: int, rngs: nnx.Rngs, dtype: DTypeLike) -> jax.Array:
+    return (jax.random.normal(rngs.params(), (count, features), jnp.float32) * features**-0.5).astype(dtype)
+
+
+def rope_tables(
+    position: jax.Array, head_dim: int, base: float, scale: float = 1.0, ramp: RopeRamp | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Angles of rotary positions (Su et al., arXiv:2104.09864), scaled to reach further than a model was trained for.
 
     Args:
         position: `[B, T]` integers.
         head_dim: width of a head.
         base: the base wavelength.
-        scale: what positions are divided by.
+        scale: what frequencies are divided by, as if positions were.
+        ramp: which frequencies are; None for all of them.
 
     Returns:
         (sin, cos), each `[B, T, head_dim // 2]` float32.
     """
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequency = np.float32(1.0) / np.float32(base) ** exponent / np.float32(scale)
-    angle = position[..., None].astype(jnp.float32) * frequency  # [B, T, H/2]
+    frequency = np.float32(1.0) / np.float32(base) ** exponent  # radians per position
+    scaled = frequency / np.float32(scale)
+    if ramp is not None:
+        turns = frequency * np.float32(ramp.length / (2 * np.pi))
+        kept = np.clip((turns - np.float32(ramp.slow)) / np.float32(ramp.fast - ramp.slow), 0, 1)
+        scaled = (1 - kept) * scaled + kept * frequency
+    angle = position[..., None].astype(jnp.float32) * scaled  # [B, T, H/2]
     return jnp.sin(angle), jnp.cos(angle)
 
 

@@ -6,14 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.models.attention import Places, attend, left_padded, masks, right_padded
+from nnxdsl.models.attention import Places, attend, left_padded, mask, right_padded
 
 
 def test_masks_say_what_their_sentence_says() -> None:
     rng = np.random.default_rng(0)
     queries = Places(rng.integers(0, 9, (3, 7)), rng.integers(0, 3, (3, 7)), rng.integers(0, 3, (3, 7)))
     keys = Places(rng.integers(0, 9, (3, 11)), rng.integers(0, 3, (3, 11)), rng.integers(0, 3, (3, 11)))
-    local, everything = masks(Places(*map(jnp.asarray, queries)), Places(*map(jnp.asarray, keys)), window=3)
+    those = Places(*map(jnp.asarray, queries)), Places(*map(jnp.asarray, keys))
+    local, everything = mask(*those, window=3), mask(*those)
     seen = 0
     for b, i, j in np.ndindex(3, 7, 11):
         wanted = (
@@ -29,8 +30,7 @@ def test_masks_say_what_their_sentence_says() -> None:
 
 def test_window_counts_the_token_itself() -> None:
     places = right_padded(jnp.array([6]), 6)
-    local, _ = masks(places, places, window=3)
-    assert np.flatnonzero(local[0, 5]).tolist() == [3, 4, 5]
+    assert np.flatnonzero(mask(places, places, window=3)[0, 5]).tolist() == [3, 4, 5]
 
 
 def test_padding_on_either_side() -> None:
@@ -40,22 +40,21 @@ def test_padding_on_either_side() -> None:
     assert left.position.tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
     assert left.segment.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
     for places in (right, left):
-        _, mask = masks(places, places, window=4)
-        assert bool(mask.any(-1).all())  # no row sees nothing
+        assert bool(mask(places, places).any(-1).all())  # no row sees nothing
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
 def test_attend_equals_repeated_keys_in_float64(heads: int, kv_heads: int) -> None:
     rng = np.random.default_rng(1)
     query, key, value = (rng.normal(size=(2, n, h, 8)) for n, h in ((5, heads), (6, kv_heads), (6, kv_heads)))
-    mask = rng.random((2, 5, 6)) < 0.6
-    mask[:, :, 0] = True
+    seen = rng.random((2, 5, 6)) < 0.6
+    seen[:, :, 0] = True
     repeated = [np.repeat(x, heads // kv_heads, axis=2) for x in (key, value)]
     scores = np.einsum("btnh,bsnh->bnts", query, repeated[0]) * 0.3
-    scores = np.where(mask[:, None], scores, -np.inf)
+    scores = np.where(seen[:, None], scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     wanted = np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), repeated[1])
-    got = attend(*(jnp.asarray(x, jnp.float32) for x in (query, key, value)), jnp.asarray(mask), 0.3)
+    got = attend(*(jnp.asarray(x, jnp.float32) for x in (query, key, value)), jnp.asarray(seen), 0.3)
     np.testing.assert_allclose(got, wanted, atol=2e-6)
 
 

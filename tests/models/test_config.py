@@ -140,7 +140,7 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "sliding_windows=12: not understood, and it could change the mathematics",
             "layer_types: expected 26 layers in periods of 1, the last of each 'full_attention' and the others "
             "'sliding_attention', got " + repr(["full_attention", "sliding_attention"] * 13),
-            "rope_scaling: only rope_type 'default' and 'linear' are implemented, got 'yarn'",
+            "rope_scaling: only rope_type 'default', 'linear' and 'llama3' are implemented, got 'yarn'",
         ]
     )
 
@@ -148,8 +148,8 @@ def test_every_field_that_is_not_understood_is_named() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "llama"}, "model_type: expected 'gemma3_text' or 'gemma3', got 'llama'"),
-        ({}, "model_type: expected 'gemma3_text' or 'gemma3', got None"),
+        ({"model_type": "bert"}, "model_type: expected one of 'gemma3_text', 'gemma3', 'llama', got 'bert'"),
+        ({}, "model_type: expected one of 'gemma3_text', 'gemma3', 'llama', got None"),
         ({"model_type": "gemma3"}, "text_config: a gemma3 config.json holds the text decoder there; it is missing"),
         (
             ONE_BILLION | {"num_key_value_heads": 3},

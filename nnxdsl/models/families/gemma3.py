@@ -1,0 +1,188 @@
+"""Gemma 3: the published sizes (Gemma Team, arXiv:2503.19786), and its spellings of `config.json`; no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, Rope, numbers_to_hf, rope_to_hf
+from nnxdsl.spec.errors import WeightsError
+
+# What tells a Gemma 3 from other decoders.
+_CHOICES: dict[str, Any] = {
+    "norms": "sandwich",
+    "norm_scale": "zero_centred",
+    "query_key_norm": True,
+    "activation": "gelu_tanh",
+    "scale_embedding": True,
+    "tied_head": True,
+}
+
+
+def _gemma3(
+    *, layers: int, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int = 256, window: int,
+    scalar: int = 256, rope_scale: float = 1.0, vocab: int, length: int,
+) -> DecoderConfig:  # fmt: skip
+    return DecoderConfig(
+        vocab_size=vocab,
+        embed_dim=embed,
+        mlp_dim=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        window=window,
+        rope_scale=rope_scale,
+        query_scale=scalar**-0.5,
+        max_length=length,
+        **_CHOICES,
+    )
+
+
+# The text decoders as their published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.
+GEMMA3: dict[str, DecoderConfig] = {
+    "tiny": _gemma3(layers=6, embed=128, mlp=384, heads=4, kv_heads=2, head_dim=32, window=64, scalar=32,
+                    vocab=320, length=1024),
+    "270m": _gemma3(layers=18, embed=640, mlp=2048, heads=4, kv_heads=1, window=512, vocab=262_144, length=32_768),
+    "1b": _gemma3(layers=26, embed=1152, mlp=6912, heads=4, kv_heads=1, window=512, vocab=262_144, length=32_768),
+    "4b": _gemma3(layers=34, embed=2560, mlp=10_240, heads=8, kv_heads=4, window=1024, rope_scale=8.0,
+                  vocab=262_208, length=131_072),
+    "12b": _gemma3(layers=48, embed=3840, mlp=15_360, heads=16, kv_heads=8, window=1024, rope_scale=8.0,
+                   vocab=262_208, length=131_072),
+    "27b": _gemma3(layers=62, embed=5376, mlp=21_504, heads=32, kv_heads=16, head_dim=128, scalar=168, window=1024,
+                   rope_scale=8.0, vocab=262_208, length=131_072),
+}  # fmt: skip
+
+# Defaults of transformers' Gemma3TextConfig: the published 4b, 12b and 27b files leave out what equals them.
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+
+# Fields that would change the mathematics, with the one value that is implemented.
+_FIXED: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+    "tie_word_embeddings": True,
+}
+
+# Read below; and `hidden_act`, which transformers does not read here.
+_OTHERS = (
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "layer_types",
+    "rope_theta",
+    "rope_local_base_freq",
+    "rope_scaling",
+    "rope_parameters",
+    "hidden_act",
+)
+
+
+def _read(fields: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the flat form and the multimodal one, whose `text_config` is read and whose vision part is left alone.
+
+    Understood are both spellings of RoPE (`rope_theta`, `rope_local_base_freq` and `rope_scaling`; or transformers 5's
+    `rope_parameters`) and of the layers' kinds (`sliding_window_pattern`; or `layer_types`).
+    """
+    if fields["model_type"] == "gemma3":
+        text = fields.get("text_config")
+        if not isinstance(text, Mapping):
+            raise WeightsError("text_config: a gemma3 config.json holds the text decoder there; it is missing")
+        tied = {name: fields[name] for name in ("tie_word_embeddings",) if fields.get(name, True) is not True}
+        fields = {**text, **tied}
+    file = ConfigFile("Gemma 3", fields)
+    numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
+    pattern = _pattern(file, numbers["num_hidden_layers"])
+    local, everything = _rope(file)
+    return file.decoder(
+        window=numbers["sliding_window"],
+        window_pattern=pattern,
+        rope_base_local=local.base,
+        rope_base_global=everything.base,
+        rope_scale=everything.scale,
+        rope_ramp=everything.ramp,
+        query_scale=numbers["query_pre_attn_scalar"] ** -0.5,
+        **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
+        **_CHOICES,
+    )
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    return {
+        "model_type": "gemma3_text",
+        **numbers_to_hf(config),
+        "sliding_window": config.window or _DEFAULTS["sliding_window"],  # without local layers it has no effect
+        "sliding_window_pattern": config.window_pattern,
+        "layer_types": [
+            "full_attention" if config.is_global(layer) else "sliding_attention" for layer in range(config.num_layers)
+        ],
+        "rope_local_base_freq": config.rope_base_local,
+        **rope_to_hf(config),
+        "query_pre_attn_scalar": round(config.query_scale**-2),
+        **_FIXED,
+    }
+
+
+def _pattern(file: ConfigFile, layers: int) -> int:
+    """Layers in a period, from whichever spelling is there; of both, `layer_types` decides, as in transformers."""
+    fields = file.fields
+    named = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or 6
+    if isinstance(named, bool) or not isinstance(named, int) or named < 1:
+        file.problems.append(f"sliding_window_pattern: expected an integer above 0, got {named!r}")
+        return 6
+    kinds: Sequence[str] | None = fields.get("layer_types")
+    if kinds is None:
+        return named
+    pattern = kinds.index("full_attention") + 1 if "full_attention" in kinds else max(named, layers + 1)
+    wanted = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)]
+    if list(kinds) != wanted:
+        file.problems.append(
+            f"layer_types: expected {layers} layers in periods of {pattern}, the last of each 'full_attention' and the "
+            f"others 'sliding_attention', got {list(kinds)!r}"
+        )
+    return pattern
+
+
+def _rope(file: ConfigFile) -> tuple[Rope, Rope]:
+    """(local, global) from the spelling of transformers 4 or 5."""
+    fields = file.fields
+    new = fields.get("rope_parameters")
+    if new is None:
+        entries = None, fields.get("rope_scaling")
+        where = ("rope_local_base_freq", "rope_scaling")
+    elif isinstance(new, Mapping) and set(new) <= {"sliding_attention", "full_attention"}:
+        entries = new.get("sliding_attention"), new.get("full_attention")
+        where = ("rope_parameters.sliding_attention", "rope_parameters.full_attention")
+    else:
+        file.problems.append(f"rope_parameters: expected entries 'sliding_attention' and 'full_attention', got {new!r}")
+        return Rope(), Rope()
+    bases = fields.get("rope_local_base_freq", 10_000.0), fields.get("rope_theta", 1_000_000.0)
+    local, everything = (file.rope(entry, base, name) for entry, base, name in zip(entries, bases, where, strict=True))
+    if local.scale != 1.0:
+        file.problems.append(f"{where[0]}: scaling of local layers is not implemented, got factor={local.scale!r}")
+    return local, everything
+
+
+FAMILY = Family(
+    title="Gemma 3",
+    architecture="Gemma3ForCausalLM",
+    model_types=("gemma3_text", "gemma3"),
+    choices=_CHOICES,
+    read=_read,
+    write=_write,
+)

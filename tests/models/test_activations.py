@@ -1,0 +1,136 @@
+"""Activations are named for each of their dimensions, a constraint acts on them, and without one nothing changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+from flax import nnx
+
+from nnxdsl.models import tree
+from nnxdsl.models.activations import Axes, constrain, constrained_by
+from nnxdsl.models.attention import left_padded, right_padded
+from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.decoder import Decoder, Period, example_inputs, init_cache
+
+SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp_dim": 64, "head_dim": 8}
+CONFIGS = {
+    "gemma3": attrs.evolve(GEMMA3["tiny"], **SMALL, num_layers=8, window_pattern=3),  # two periods and a tail of two
+    "llama3": attrs.evolve(LLAMA3["tiny"], **SMALL, num_layers=3),
+}
+HIDDEN = ("batch", "length", "activation_embed")
+QUERY = ("batch", "length", "activation_heads", None)
+KEY = ("batch", "length", "activation_kv_heads", None)
+MLP = ("batch", "length", "activation_mlp")
+
+
+class Recorder:
+    """A constraint that changes nothing and writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[int, ...], Axes]] = []
+
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
+        assert len(axes) == x.ndim
+        self.calls.append((x.shape, axes))
+        return x
+
+
+def template_of(config: DecoderConfig) -> tree.Template:
+    return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
+    config = CONFIGS[name]
+    template = template_of(config)
+    values = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
+    seen = Recorder()
+
+    def forward(values: dict[str, jax.Array]) -> jax.Array:
+        with constrained_by(seen):
+            places = right_padded(jnp.array([5, 3]), 5)
+            return template.merge(values)(jnp.zeros((2, 5), jnp.int32), places, dtype=jnp.float32, remat=remat)[0]
+
+    jax.eval_shape(forward, values)
+    traced = config.window_pattern + config.tail_layers  # a scan's body is traced once
+    assert Counter(seen.calls) == {
+        ((2, 5, 32), HIDDEN): 2 + 2 * traced,
+        ((2, 5, 4, 8), QUERY): traced,
+        ((2, 5, 2, 8), KEY): 2 * traced,
+        ((2, 5, 64), MLP): traced,
+    }
+
+
+def test_what_the_constraint_returns_is_what_goes_on() -> None:
+    config = CONFIGS["llama3"]
+    template = template_of(config)
+    leaves = jax.jit(lambda: tree.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
+    tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), left_padded(jnp.array([6, 4]), 6)
+
+    def run() -> jax.Array:  # traced anew each time
+        return jax.jit(lambda leaves: template.merge(leaves)(tokens, places, dtype=jnp.float32)[0])(leaves)
+
+    plain = run()
+    for doubled in (HIDDEN, QUERY, KEY, MLP):
+        with constrained_by(lambda x, axes, doubled=doubled: x * 2 if axes == doubled else x):
+            assert float(jnp.abs(run() - plain).max()) > 1e-3, doubled
+    again = run()
+    assert bool((again == plain).all())  # after the context nothing is left of it
+
+
+def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> None:
+    config = CONFIGS["gemma3"]
+    template = template_of(config)
+    leaves = jax.jit(lambda: tree.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), right_padded(jnp.array([6, 4]), 6)
+    cache = init_cache(config, 2, 8, jnp.float32)
+
+    def placed(x: jax.Array, axes: Axes) -> jax.Array:
+        spec = jax.sharding.PartitionSpec(*("data" if axis == "batch" else None for axis in axes))
+        return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(mesh, spec))
+
+    def plain(leaves, cache):
+        return template.merge(leaves)(tokens, places, cache=cache, dtype=jnp.float32)
+
+    def constrained(leaves, cache):
+        with constrained_by(placed):
+            return plain(leaves, cache)
+
+    assert "sharding_constraint" not in str(jax.make_jaxpr(plain)(leaves, cache))
+    assert "sharding_constraint" in str(jax.make_jaxpr(constrained)(leaves, cache))
+    got, wanted = jax.jit(constrained)(leaves, cache), jax.jit(plain)(leaves, cache)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_adapters_find_all_layers_under_a_constraint(name: str) -> None:
+    config, seen = CONFIGS[name], Recorder()
+
+    def adapt(period: Period) -> Period:
+        provider = qwix.LoraProvider([qwix.LoraRule(module_path=".*", rank=2, alpha=2.0)])
+        return qwix.apply_lora_to_model(period, provider, *example_inputs(config), rngs=nnx.Rngs(1))
+
+    def variables() -> dict[str, tree.Leaf]:
+        return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt)).variables
+
+    plain = variables()
+    with constrained_by(seen):
+        assert variables() == plain
+    assert ((1, 1, 64), MLP) in seen.calls  # traced under vmap, which hides its axis
+    linears = {path.removesuffix(".kernel") for path in plain if path.endswith(".kernel")} - {"lm_head"}
+    assert {path.removesuffix(".kernel_lora_a") for path in plain if path.endswith("_lora_a")} == linears
+
+
+def test_names_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"2 names of axes \('batch', None\) for an activation of shape \(1, 2, 3\)"):
+        constrain(jnp.zeros((1, 2, 3)), "batch", None)
