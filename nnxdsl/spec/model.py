@@ -26,6 +26,7 @@ class Model(Spec):
     """
 
     Gemma3: ClassVar[type[members.Gemma3]]
+    Llama3: ClassVar[type[members.Llama3]]
 
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
@@ -42,3 +43,16 @@ class Gemma3(Model):
     """
 
     size: Literal["tiny", "270m", "1b", "4b", "12b", "27b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Llama3(Model):
+    """Llama 3, text only (Llama Team 2024, arXiv:2407.21783): "1b" and "3b" are Llama 3.2, the larger ones Llama 3.1.
+
+    Attributes:
+        size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "1b", "3b", "8b", "70b", "405b"] = attrs.field(kw_only=False)
