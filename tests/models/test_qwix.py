@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ from flax import nnx
 
 from nnxdsl.models import tree
 from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.config import LLAMA3, DecoderConfig
 from nnxdsl.models.decoder import Decoder, Period, example_inputs
 
 # qwix 0.1.8 calls what flax deprecated; nothing of ours does.
@@ -40,6 +41,9 @@ CONFIG = DecoderConfig(
     max_length=64,
 )
 LINEARS = r"blocks/\d+/(attention/(query|key|value|output)|mlp/(gate|up|down))"
+# Periods of one layer, no tail, fewer norms and a head of its own.
+LLAMA = attrs.evolve(LLAMA3["tiny"], vocab_size=50, embed_dim=64, mlp_dim=128, num_layers=3, head_dim=16)
+CONFIGS = {"gemma3": CONFIG, "llama3": LLAMA}
 BASES: dict[str, dict[str, Any]] = {
     "float": {},
     "nf4": {"weight_qtype": "nf4", "tile_size": 16},
@@ -47,40 +51,45 @@ BASES: dict[str, dict[str, Any]] = {
 }
 
 
-def with_lora(base: dict[str, Any]) -> Callable[[Period], Period]:
+def with_lora(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period], Period]:
     def adapt(period: Period) -> Period:
         provider = qwix.LoraProvider([qwix.LoraRule(module_path=LINEARS, rank=3, alpha=6.0, **base)])
-        return qwix.apply_lora_to_model(period, provider, *example_inputs(CONFIG), rngs=nnx.Rngs(1))
+        return qwix.apply_lora_to_model(period, provider, *example_inputs(config), rngs=nnx.Rngs(1))
 
     return adapt
 
 
-def with_base(base: dict[str, Any]) -> Callable[[Period], Period]:
+def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period], Period]:
     def adapt(period: Period) -> Period:
         if not base:
             return period
         provider = qwix.PtqProvider([qwix.QuantizationRule(module_path=LINEARS, **base)])
-        return qwix.quantize_model(period, provider, *example_inputs(CONFIG))
+        return qwix.quantize_model(period, provider, *example_inputs(config))
 
     return adapt
 
 
-@pytest.mark.parametrize("name", BASES)
-def test_adapters_on_every_period(name: str) -> None:
-    def template(adapt: Callable[[Period], Period]) -> tree.Template:
-        return tree.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0), adapt=adapt))
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("gemma3", "float"), ("gemma3", "nf4"), ("gemma3", "int8"), ("llama3", "float"), ("llama3", "nf4")],
+)
+def test_adapters_on_every_period(family: str, name: str) -> None:
+    config = CONFIGS[family]
 
-    policy, base = template(with_lora(BASES[name])), template(with_base(BASES[name]))
+    def template(adapt: Callable[[Period], Period]) -> tree.Template:
+        return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt))
+
+    policy, base = template(with_lora(config, BASES[name])), template(with_base(config, BASES[name]))
 
     # All seven weights of every block, in the stack and in the tail, have both adapters, and nothing else has.
     adapters = {path: leaf for path, leaf in policy.variables.items() if "lora" in path}
     linear = r"(attention\.(query|key|value|output)|mlp\.(gate|up|down))\.kernel_lora_[ab]"
     assert all(re.fullmatch(rf"(layers|tail)\.blocks\.\d\.{linear}", path) for path in adapters)
-    assert len([path for path in adapters if path.startswith("layers.")]) == 2 * 7 * 2
-    assert len([path for path in adapters if path.startswith("tail.")]) == 1 * 7 * 2
+    assert len([path for path in adapters if path.startswith("layers.")]) == config.window_pattern * 7 * 2
+    assert len([path for path in adapters if path.startswith("tail.")]) == config.tail_layers * 7 * 2
     for path, leaf in adapters.items():
         assert issubclass(leaf.kind, nnx.LoRAParam)
-        assert leaf.shape[:-2] == ((2,) if path.startswith("layers.") else ())
+        assert leaf.shape[:-2] == ((config.periods,) if path.startswith("layers.") else ())
         assert leaf.shape[-1 if path.endswith("_a") else -2] == 3
     for path, leaf in policy.variables.items():
         assert (leaf.axes[0] == "layers") == path.startswith("layers."), path
@@ -94,10 +103,10 @@ def test_adapters_on_every_period(name: str) -> None:
     assert any(path.endswith("kernel.array.qvalue") for path in frozen) == bool(BASES[name])
 
     # A base with values, quantised as qwix does it: the tail's and each period's kernels.
-    values = jax.jit(lambda: tree.flatten(Decoder(CONFIG, rngs=nnx.Rngs(2), adapt=with_base(BASES[name]))))()
+    values = jax.jit(lambda: tree.flatten(Decoder(config, rngs=nnx.Rngs(2), adapt=with_base(config, BASES[name]))))()
     rng = np.random.default_rng(0)
     for path in (path for path in values if path.endswith("norm.scale")):
-        values[path] = jnp.asarray(rng.normal(size=values[path].shape) * 0.3, jnp.float32)
+        values[path] += jnp.asarray(rng.normal(size=values[path].shape) * 0.3, jnp.float32)
     zero_b = {
         path: jnp.asarray(
             rng.normal(size=leaf.shape) * 0.2 if path.endswith("_a") else np.zeros(leaf.shape), leaf.dtype
