@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 from rich import box
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -211,10 +211,10 @@ def _cycle(count: int) -> list[str]:
 def _memory_columns(parts: Sequence[Mapping[str, Any]], last: tuple[str, int]) -> list[Column]:
     names = [*(part["name"] for part in parts), last[0]]
     return [
-        Column("part", names, least=12),
+        Column("part", names),
         Column("size", [*(size(part["bytes"]) for part in parts), size(last[1])], right=True),
         Column("", [*(part["tag"] for part in parts), ""], rank=1),
-        Column("reckoning", [*(part["how"] for part in parts), ""], rank=2, least=24),
+        Column("reckoning", [*(part["how"] for part in parts), ""], rank=2, least=16),
     ]
 
 
@@ -230,17 +230,17 @@ def _array_columns(arrays: Sequence[Mapping[str, Any]]) -> list[Column]:
     first = [kind[0] for kind in kinds]
     hosts = ["" if array["memory"] == "device" else f" ({array['memory']})" for array in first]
     return [
-        Column("part", [f"{array['part']}{host}" for array, host in zip(first, hosts, strict=True)], rank=1, least=9),
+        Column("part", [f"{array['part']}{host}" for array, host in zip(first, hosts, strict=True)], rank=2, least=9),
         Column("path", [_name(kind) for kind in kinds], least=26),
-        Column("axes", [", ".join(axis or "-" for axis in array["axes"]) for array in first], rank=9, least=16),
+        Column("axes", [", ".join(axis or "-" for axis in array["axes"]) for array in first], rank=9),
         Column("shape", [shape_words(array["shape"]) for array in first], rank=4),
         Column("dtype", [array["dtype"] for array in first], rank=7),
         Column("partition", [spec_words(array["spec"]) for array in first], least=12),
-        Column("per device", [shape_words(array["device_shape"]) for array in first], rank=2),
+        Column("per device", [shape_words(array["device_shape"]) for array in first], rank=3),
         Column("copies", [f"x{array['replicas']}" for array in first], rank=5, right=True),
-        Column("rules", [", ".join(_won(array)) for array in first], rank=6, least=20),
+        Column("rules", [", ".join(_won(array)) for array in first], rank=6, least=24),
         Column("arrays", [str(len(kind)) for kind in kinds], rank=8, right=True),
-        Column("size", [size(sum(array["device_bytes"] for array in kind)) for kind in kinds], rank=3, right=True),
+        Column("size", [size(sum(array["device_bytes"] for array in kind)) for kind in kinds], rank=1, right=True),
     ]
 
 
@@ -361,12 +361,15 @@ def _no_array(path: str, part: str, asked: str, arrays: Sequence[Mapping[str, An
     if part and part not in parts:
         return f"the plan has no part '{part}' in '{path}'; there are: {', '.join(parts)}"
     depth = asked.count(".") + 1
-    ends: dict[str, list[str]] = {}
-    for name in dict.fromkeys(array[key] for key in ("group", "path") for array in arrays):
-        for end in dict.fromkeys((name, ".".join(name.split(".")[-depth:]))):
-            ends.setdefault(end, []).append(name)
-    near = [name for end in difflib.get_close_matches(asked, ends, n=3, cutoff=0.5) for name in ends[end]]
-    listed = "".join(f"\n  {name}" for name in list(dict.fromkeys(near))[:_SHOWN])
+    ends: dict[str, dict[str, str]] = {}  # the path to name, by its group
+    for key in ("group", "path"):
+        for array in arrays:
+            for end in (array[key], ".".join(array[key].split(".")[-depth:])):
+                ends.setdefault(end, {}).setdefault(array["group"], array[key])
+    near: dict[str, str] = {}
+    for end in difflib.get_close_matches(asked, ends, n=12, cutoff=0.5):
+        near = {**near, **{group: name for group, name in ends[end].items() if group not in near}}
+    listed = "".join(f"\n  {name}" for name in list(near.values())[:_SHOWN])
     found = f"; nearest are:{listed}" if near else f"; `nnxdsl plan` lists all {len(arrays)} of them"
     return f"the plan has no array '{path}'{found}"
 
@@ -400,7 +403,7 @@ def _dimension_columns(array: Mapping[str, Any], mesh: Mapping[str, int]) -> lis
         Column("name", [axis or "-" for axis in array["axes"]]),
         Column("size", [f"{length:,}" for length in array["shape"]], right=True),
         Column("cut over", over, least=14),
-        Column("on each device", [f"{length:,}" for length in array["device_shape"]], right=True),
+        Column("per device", [f"{length:,}" for length in array["device_shape"]], right=True),
     ]
 
 
@@ -553,9 +556,9 @@ def fold(text: str, width: int) -> str:
         if cell_len(lines[-1] + piece.rstrip()) > width:
             lines.append("")
         rest = piece
-        while cell_len(rest.rstrip()) > width:
-            lines[-1], rest = rest[:width], rest[width:]
-            lines.append("")
+        if cell_len(rest.rstrip()) > width:
+            *whole, rest = chop_cells(rest.rstrip(), width)
+            lines += [*whole, ""]
         lines[-1] += rest
     return "\n".join(line.rstrip() for line in lines if line.strip()) or ""
 

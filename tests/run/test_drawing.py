@@ -221,7 +221,8 @@ def test_large_meshes_fit_and_say_what_is_left_out(
     grid = Grid.choose(on, digits, width, across is not None)
     whole, shown = math.prod(on.values()), grid.rows_shown * grid.columns_shown
     assert grid.rows * grid.columns == whole
-    assert (grid.rows_shown <= 32) and (grid.columns_shown <= 64)
+    assert grid.rows_shown <= 32
+    assert grid.columns_shown <= 64
     words = " ".join(text.split())
     assert (f"left out: {whole - shown:,} of {whole:,} devices" in words) == (shown < whole)
     if whole == 256 and width >= 80:
@@ -246,7 +247,7 @@ def test_colour_is_added_and_never_needed() -> None:
 
 
 def test_no_such_array() -> None:
-    with pytest.raises(RunError, match="no array 'up.kernels'"):
+    with pytest.raises(RunError, match=r"no array 'up\.kernels'"):
         drawn(plan(mesh(), [6], [None]), path="up.kernels")
 
 
