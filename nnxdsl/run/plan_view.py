@@ -232,7 +232,7 @@ def _array_columns(arrays: Sequence[Mapping[str, Any]]) -> list[Column]:
     return [
         Column("part", [f"{array['part']}{host}" for array, host in zip(first, hosts, strict=True)], rank=2, least=9),
         Column("path", [_name(kind) for kind in kinds], least=26),
-        Column("axes", [", ".join(axis or "-" for axis in array["axes"]) for array in first], rank=9),
+        Column("axes", [", ".join(axis or "-" for axis in array["axes"]) for array in first], rank=9, spare=True),
         Column("shape", [shape_words(array["shape"]) for array in first], rank=4),
         Column("dtype", [array["dtype"] for array in first], rank=7),
         Column("partition", [spec_words(array["spec"]) for array in first], least=12),
@@ -497,6 +497,7 @@ class Column:
         rank: Columns of high rank are left out first where the width is short; those of rank 0 never.
         least: The width down to which its cells may be folded; None: they stay whole.
         right: Whether it is set to the right.
+        spare: Whether it is left out before any other is folded.
     """
 
     name: str
@@ -504,6 +505,7 @@ class Column:
     rank: int = 0
     least: int | None = None
     right: bool = False
+    spare: bool = False
 
     @property
     def width(self) -> int:
@@ -529,7 +531,8 @@ def show_table(columns: Sequence[Column], console: Console) -> None:
 
 def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
     """The columns that fit, with their widths: folded as far as each allows, then those of highest rank left out."""
-    kept = list(columns)
+    unfolded = sum(column.width + _GAP for column in columns) - _GAP
+    kept = [column for column in columns if not column.spare or unfolded <= width]
 
     def needs(of: Sequence[Column]) -> int:
         least = [min(c.width, max(c.least, len(c.name))) if c.least else c.width for c in of]

@@ -208,6 +208,8 @@ def test_a_long_axis_goes_on_in_the_next_row() -> None:
         (mesh(data=16, fsdp=64, tensor=8), [["fsdp", "tensor"]], {"data": 4}),
         (mesh(stage=4, data=8, fsdp=32, expert=2, context=2, tensor=4), [["fsdp", "tensor", "stage"]], {"data": 8}),
         (mesh(fsdp=7919), ["fsdp"], None),
+        (mesh(fsdp=512, tensor=2), [None], None),
+        (mesh(data=1024), ["fsdp"], {"data": 16}),
     ],
     ids=str,
 )
@@ -219,6 +221,9 @@ def test_large_meshes_fit_and_say_what_is_left_out(
     assert max(map(cell_len, text.splitlines())) <= width
     digits = len(str(int(blocks([1], spec, on).max())))
     grid = Grid.choose(on, digits, width, across is not None)
+    if width >= 80:  # nothing is cut off at the edge
+        held = blocks([1], spec, on)
+        assert all(line.cell_len <= width for line in grid.lines(held, slices_of(on, across or {})))
     whole, shown = math.prod(on.values()), grid.rows_shown * grid.columns_shown
     assert grid.rows * grid.columns == whole
     assert grid.rows_shown <= 32
