@@ -20,6 +20,9 @@ _TAKEN = 2 * _GIB
 """Of a GPU, by others than the program: 0.6 GiB CUDA context and kernels, 0.4 GiB handles and workspaces of cuBLAS and
 cuDNN, 1 GiB channels and buffers of NCCL. A reckoning, not a measurement."""
 
+FIGURES = ("arguments", "outputs", "aliased", "temporaries", "allocated", "host", "peak")
+"""What a compiler says of the memory that a program takes on a device; see `nnxdsl.program.ahead.compile_ahead`."""
+
 MOST_CPU_DEVICES = 64
 """Virtual devices that a CPU is divided into at most: each of them takes threads and memory of this machine."""
 
