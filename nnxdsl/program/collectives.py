@@ -19,10 +19,13 @@ KINDS = (
 )
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\{\s*$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.$-]+ = (.*)")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.$-]+) = (.*)")
 _OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")  # the first one: a type has no lower-case word before a parenthesis
 _CALLED = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.$-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_OPERANDS = re.compile(r"%([\w.$-]+)")
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b([a-z]+[0-9][a-z0-9]*|pred|token)\[([^\]]*)\]")
 _LISTED = re.compile(r"replica_groups=\{\{([^}]*)\}")
@@ -55,18 +58,42 @@ _Key = tuple[str, int, bool, bool]
 _Sums = dict[_Key, tuple[int, int]]
 
 
+@attrs.frozen
+class _Done:
+    """A collective that an instruction does."""
+
+    kind: str
+    group: int
+    bytes: int
+    channel: str | None
+
+
+@attrs.frozen
+class _Loop:
+    """A while instruction: the names of its computations and of its operand, and how often it turns if it says so."""
+
+    body: str
+    condition: str
+    operand: str
+    trips: int | None
+
+
 @attrs.define
 class _Computation:
-    own: _Sums = attrs.field(factory=dict)
-    calls: list[tuple[str, int, bool]] = attrs.field(factory=list)  # callee, times, whether a loop
+    done: list[_Done] = attrs.field(factory=list)
+    calls: list[str] = attrs.field(factory=list)
+    fusions: list[str] = attrs.field(factory=list)
+    loops: list[_Loop] = attrs.field(factory=list)
     branches: list[tuple[str, ...]] = attrs.field(factory=list)
+    scalars: dict[str, tuple[str, str]] = attrs.field(factory=dict)  # what a loop's length follows from: opcode, words
+    root: str = ""
 
 
 def collectives(text: str) -> list[Traffic]:
     """Every collective of a compiled program, summed up by kind, most bytes first.
 
-    A loop's are multiplied by how often it is known to turn (once where XLA does not know); of the branches of a
-    conditional the one with more counts, as if it were taken each time.
+    A loop's are multiplied by how often it turns (once where that cannot be known); of the branches of a conditional
+    the one with more counts, as if it were taken each time.
 
     Args:
         text: `compiled.as_text()`: the program of one device.
@@ -78,9 +105,15 @@ def collectives(text: str) -> list[Traffic]:
         if name not in known:
             known[name] = {}
             computation = computations.get(name, _Computation())
-            total = dict(computation.own)
-            for callee, times, is_loop in computation.calls:
-                _add(total, sums(callee), times, is_loop=is_loop)
+            total: _Sums = {}
+            for done in [*computation.done, *_fused(computation, computations)]:
+                _add(total, {(done.kind, done.group, False, False): (1, done.bytes)})
+            for callee in computation.calls:
+                _add(total, sums(callee))
+            for loop in computation.loops:
+                times = loop.trips or _trips(loop, computation, computations.get(loop.condition, _Computation()))
+                for callee in (loop.body, loop.condition):
+                    _add(total, sums(callee), times, is_loop=True)
             for branches in computation.branches:
                 _add(total, _larger(map(sums, branches)), conditional=True)
             known[name] = total
@@ -106,6 +139,48 @@ def _larger(branches: Iterable[_Sums]) -> _Sums:
     return largest
 
 
+def _fused(caller: _Computation, computations: dict[str, _Computation]) -> list[_Done]:
+    """Collectives in the fusions of a computation.
+
+    XLA:TPU fuses the beginning, the waiting and the end of one collective with other work, each with an instruction of
+    the same channel; and it has a reduce-scatter as an all-reduce in a fusion of that name, which keeps its own part.
+    """
+    found: list[_Done] = []
+    for name in caller.fusions:
+        fused = computations.get(name, _Computation())
+        for done in [*fused.done, *_fused(fused, computations)]:
+            if name.startswith("all-reduce-scatter") and done.kind == "all-reduce" and done.group:
+                done = attrs.evolve(done, kind="reduce-scatter", bytes=done.bytes // done.group)
+            if done.channel is None or (done.kind, done.channel) not in ((one.kind, one.channel) for one in found):
+                found.append(done)
+    return found
+
+
+def _trips(loop: _Loop, caller: _Computation, condition: _Computation) -> int:
+    """How often a loop turns that counts by ones up to a constant; 1 if it is another loop. XLA:TPU does not say it."""
+    opcode, words = condition.scalars.get(condition.root, ("", ""))
+    names = _OPERANDS.findall(words.partition(")")[0])
+    if opcode != "compare" or "direction=LT" not in words or len(names) != 2:
+        return 1
+    end = _constant(names[1], condition)
+    _, counter = condition.scalars.get(names[0], ("", ""))
+    index = _INDEX.search(counter)
+    _, operand = caller.scalars.get(loop.operand, ("", ""))
+    state = _OPERANDS.findall(operand.partition(")")[0])
+    if end is None or index is None or int(index[1]) >= len(state):
+        return 1
+    return max(1, end - (_constant(state[int(index[1])], caller) or 0))
+
+
+def _constant(name: str, computation: _Computation) -> int | None:
+    """The value of an integer, through copies."""
+    opcode, words = computation.scalars.get(name, ("", ""))
+    while opcode in ("copy", "bitcast"):
+        opcode, words = computation.scalars.get(_OPERANDS.findall(words)[0], ("", ""))
+    inside = words[1:].partition(")")[0]
+    return int(inside) if opcode == "constant" and inside.lstrip("-").isdecimal() else None
+
+
 def _read(text: str) -> tuple[dict[str, _Computation], str]:
     computations: dict[str, _Computation] = {}
     entry, current = "", _Computation()
@@ -114,34 +189,43 @@ def _read(text: str) -> tuple[dict[str, _Computation], str]:
             current = computations[head[2]] = _Computation()
             entry = head[2] if head[1] else entry
         elif instruction := _INSTRUCTION.match(line):
-            _note(current, instruction[1])
+            if instruction[1]:
+                current.root = instruction[2]
+            _note(current, instruction[2], instruction[3])
     return computations, entry
 
 
-def _note(computation: _Computation, words: str) -> None:
+def _note(computation: _Computation, name: str, words: str) -> None:
     found = _OPCODE.search(words)
     if found is None:
         return
-    opcode, result = found[1], words[: found.start()]
+    opcode, result, rest = found[1], words[: found.start()], words[found.end() - 1 :]
+    if opcode in ("constant", "copy", "bitcast", "get-tuple-element", "tuple", "compare"):
+        computation.scalars[name] = (opcode, rest)
+        return
     kind = opcode.removesuffix("-start")
     if kind in KINDS:
         # The result of most "-start" forms is (operands, results, contexts); that of all-reduce-start is the results.
         parts = _elements(result) if opcode != kind and kind != "all-reduce" else []
         size = _bytes(parts[1] if len(parts) > 1 else result)
-        _add(computation.own, {(kind, _group(words), False, False): (1, size)})
+        channel = _CHANNEL.search(rest)
+        computation.done.append(_Done(kind, _group(rest), size, channel[1] if channel else None))
     elif opcode in ("async-update", "async-done"):
         return  # they name the same computation as their async-start
-    elif branches := _BRANCHES.search(words):
-        computation.branches.append(tuple(name.strip().removeprefix("%") for name in branches[1].split(",")))
-        return
-    called = [(role, name) for role, name in _CALLED.findall(words)]
-    either = tuple(name for role, name in called if role in ("true_computation", "false_computation"))
-    if either:
-        computation.branches.append(either)
-    is_loop = opcode == "while"
-    trips = _TRIPS.search(words) if is_loop else None
-    times = int(trips[1]) if trips else 1
-    computation.calls += [(name, times, is_loop) for _, name in called if name not in either]
+    called = _CALLED.findall(rest)
+    roles = dict(called)
+    if opcode == "while":
+        trips, operand = _TRIPS.search(rest), _OPERANDS.search(rest)
+        turns = int(trips[1]) if trips else None
+        computation.loops.append(_Loop(roles["body"], roles["condition"], operand[1] if operand else "", turns))
+    elif opcode == "conditional":
+        listed = _BRANCHES.search(rest)
+        branches = listed[1].split(",") if listed else [roles["true_computation"], roles["false_computation"]]
+        computation.branches.append(tuple(branch.strip().removeprefix("%") for branch in branches))
+    elif opcode == "fusion":
+        computation.fusions += roles.values()
+    else:
+        computation.calls += roles.values()
 
 
 def _elements(result: str) -> list[str]:

@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from nnxdsl.program.collectives import Traffic, collectives
+from nnxdsl.run.ahead_process import find_compiler
+from nnxdsl.spec.errors import RunError
 
 PROGRAMS = """
 import json, sys
@@ -140,6 +142,107 @@ def test_started_forms_count_their_results_once() -> None:
         Traffic("all-gather", 8, False, False, count=1, bytes=32 + 32),
         Traffic("all-reduce", 8, False, False, count=1, bytes=32 + 8),
         Traffic("collective-permute", 0, False, True, count=1, bytes=32),
+    ]
+
+
+TPU = """HloModule jit_f, is_scheduled=true
+
+%scattered (p: bf16[8,1,64]) -> bf16[1,64] {
+  ROOT %copy.9 = bf16[1,64]{1,0:T(8,128)(2,1)} copy(%p)
+}
+
+%start (p: bf16[1,8]) -> (bf16[1,8], bf16[8,8], u32[]) {
+  %all-gather.1 = bf16[8,8]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=8, replica_groups=mesh['a'=8] {'a'}
+  ROOT %custom-call.1 = (bf16[1,8]{1,0}, bf16[8,8]{1,0}, u32[]{:S(2)}) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion.2 (p: bf16[1,8], q: bf16[8,8]) -> (bf16[4], bf16[8,8]) {
+  %all-gather.2 = bf16[8,8]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=8, replica_groups=mesh['a'=8] {'a'}
+  ROOT %tuple.2 = (bf16[4]{0}, bf16[8,8]{1,0}) tuple(%work, %all-gather.2)
+}
+
+%end (p: bf16[1,8], q: bf16[8,8]) -> bf16[8,8] {
+  %all-gather.3 = bf16[8,8]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=8, replica_groups=mesh['a'=8] {'a'}
+  ROOT %custom-call.3 = bf16[8,8]{1,0} custom-call(%p, %q, %all-gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+%all-reduce-scatter.4 (p: bf16[8,64]) -> bf16[1,64] {
+  %all-reduce.4 = bf16[8,64]{1,0:T(8,128)(2,1)} all-reduce(%p), channel_id=6, replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+  ROOT %fusion.4 = bf16[1,64]{1,0:T(8,128)(2,1)} fusion(%all-reduce.4), kind=kLoop, calls=%scattered
+}
+
+%body (state: (s32[], bf16[1,8])) -> (s32[], bf16[1,8]) {
+  %begun = (bf16[1,8]{1,0}, bf16[8,8]{1,0}, u32[]{:S(2)}) fusion(%a), kind=kCustom, calls=%start
+  %between = (bf16[4]{0}, bf16[8,8]{1,0}) fusion(%a, %b), kind=kOutput, calls=%async_collective_fusion.2
+  %ended = bf16[8,8]{1,0} fusion(%a, %b), kind=kCustom, calls=%end
+  %summed = bf16[1,64]{1,0} fusion(%c), kind=kCustom, calls=%all-reduce-scatter.4
+  ROOT %tuple.5 = (s32[]{:T(128)}, bf16[1,8]{1,0}) tuple(%i, %d)
+}
+
+%condition (state: (s32[], bf16[1,8])) -> pred[] {
+  %constant.6 = s32[]{:T(128)} constant(12)
+  %state = (s32[]{:T(128)}, bf16[1,8]{1,0}) parameter(0)
+  %get-tuple-element.6 = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %lt.6 = pred[]{:T(512)} compare(%get-tuple-element.6, %constant.6), direction=LT
+}
+
+ENTRY %main (a: bf16[1,8]) -> bf16[1,8] {
+  %constant.7 = s32[]{:T(128)} constant(2)
+  %copy.7 = s32[]{:T(128)S(6)} copy(%constant.7)
+  %tuple.7 = (s32[]{:T(128)}, bf16[1,8]{1,0}) tuple(%copy.7, %a)
+  %while.7 = (s32[]{:T(128)}, bf16[1,8]{1,0}) while(%tuple.7), condition=%condition, body=%body
+  ROOT %get-tuple-element.7 = bf16[1,8]{1,0} get-tuple-element(%while.7), index=1
+}
+"""
+
+
+def test_a_tpus_collectives_in_pieces_and_loops_that_count() -> None:
+    assert collectives(TPU) == [
+        Traffic("all-gather", 8, True, False, count=10, bytes=10 * 128),
+        Traffic("reduce-scatter", 8, True, False, count=10, bytes=10 * 128),
+    ]
+
+
+ON_TPUS = """
+import sys
+sys.path += sys.argv[1:]
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+def gradient(weights, x):
+    def loss(weights):
+        y, _ = jax.lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), x, weights)
+        return (y.astype(jnp.float32) ** 2).sum()
+    return jax.grad(loss)(weights)
+
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
+mesh = Mesh(np.array(devices), ("x",))
+split = NamedSharding(mesh, P(None, "x"))
+weights = jax.ShapeDtypeStruct((12, 2048, 2048), jnp.bfloat16, sharding=split)
+x = jax.ShapeDtypeStruct((4096, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, P("x")))
+sys.stdout.write("TEXT" + jax.jit(gradient, out_shardings=split).lower(weights, x).compile().as_text())
+"""
+
+
+@pytest.mark.slow
+def test_twelve_layers_on_tpus_are_gathered_twice_and_their_gradients_scattered() -> None:
+    try:
+        directory = find_compiler("tpu").directory
+    except RunError as error:
+        pytest.skip(str(error))
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    command = [sys.executable, "-c", ON_TPUS, *([str(directory)] if directory else [])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    layer = 2 * 2048 * 2048
+    assert collectives(done.stdout.partition("TEXT")[2]) == [
+        Traffic("all-gather", 8, True, False, count=24, bytes=24 * layer),
+        Traffic("reduce-scatter", 8, True, False, count=12, bytes=12 * layer // 8),
     ]
 
 
