@@ -1,4 +1,4 @@
-"""Names for the axes of activations, and the one place where a layout may act on them; models never know the mesh."""
+"""Where a layout may act on a model that is traced, by names of axes and paths of weights; models know no mesh."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import jax
+from flax import nnx
+
+from nnxdsl.models.tree import join
 
 Axes = tuple[str | None, ...]
 """A logical name for each dimension, or None: "batch", "length", "activation_embed", "activation_heads",
 "activation_kv_heads", "activation_mlp", "activation_vocab"."""
 
 Constraint = Callable[[jax.Array, Axes], jax.Array]
+Arrival = Callable[[str, jax.Array], jax.Array]
 
 _current: ContextVar[Constraint | None] = ContextVar("constraint", default=None)
+_arrival: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
@@ -36,9 +41,29 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return x if constraint is None else constraint(x, axes)
 
 
+def arrive(state: nnx.State, prefix: str) -> nnx.State:
+    """The weights of one period of a scan, where the layout wants them, as are their gradients.
+
+    Args:
+        state: the Variables of the period, without the axis of the scan.
+        prefix: the path of the stack that they are a slice of.
+
+    Returns:
+        What the arrival in force makes of each; `state` itself unless `constrained_by` is in force.
+    """
+    arrival = _arrival.get()
+    if arrival is None:
+        return state
+    placed = [
+        (path, variable.replace(arrival(join((prefix, *path)), variable.get_value())))
+        for path, variable in nnx.to_flat_state(state)
+    ]
+    return nnx.from_flat_state(placed)
+
+
 @contextmanager
-def constrained_by(constraint: Constraint | None) -> Iterator[None]:
-    """Within the context, `constrain` calls `constraint(x, axes)`.
+def constrained_by(constraint: Constraint | None, arrival: Arrival | None = None) -> Iterator[None]:
+    """Within the context, `constrain` calls `constraint(x, axes)`, and `arrive` calls `arrival(path, weight)`.
 
     It is called while a model is traced, so it costs nothing when the compiled program runs. For the same reason a
     `jax.jit` function that was traced before, or within another context, keeps what it was traced with: enter the
@@ -47,9 +72,11 @@ def constrained_by(constraint: Constraint | None) -> Iterator[None]:
     Args:
         constraint: takes an activation and the name of each of its dimensions; returns it with the same shape and
             dtype. None for none.
+        arrival: takes the path of a stacked weight and one slice of it; returns the slice. None for none.
     """
-    token = _current.set(constraint)
+    tokens = _current.set(constraint), _arrival.set(arrival)
     try:
         yield
     finally:
-        _current.reset(token)
+        _current.reset(tokens[0])
+        _arrival.reset(tokens[1])

@@ -95,9 +95,14 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, 
         `[B, T, N, H]` in the dtype of `query`; scores and softmax are float32.
     """
     batch, length, heads, width = query.shape
-    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], width)  # [B, T, K, G, H]
-    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32) * scale
-    scores = jnp.where(mask[:, None, None], scores, MASKED)  # [B, K, G, T, S]
-    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
-    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, value)
-    return mixed.reshape(batch, length, heads, width).astype(query.dtype)
+    groups = heads // key.shape[2]
+    # Batched matrix products in their plain order: XLA then keeps scores in one layout, forward and backward.
+    rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
+    rows = rows.reshape(batch, -1, groups * length, width)
+    key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, S, H]
+    scores = jnp.einsum("bkmh,bksh->bkms", rows, key, preferred_element_type=jnp.float32) * scale
+    scores = scores.reshape(batch, -1, groups, length, key.shape[2])  # [B, K, G, T, S]
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), axis=-1).astype(query.dtype)
+    weights = weights.reshape(batch, -1, groups * length, key.shape[2])
+    mixed = jnp.einsum("bkms,bksh->bkmh", weights, value).reshape(batch, -1, groups, length, width)
+    return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, width).astype(query.dtype)

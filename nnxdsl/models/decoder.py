@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.activations import constrain
+from nnxdsl.models.activations import arrive, constrain
 from nnxdsl.models.attention import Places, right_padded
 from nnxdsl.models.blocks import KV, Block, Context, context, norm_of, write
 from nnxdsl.models.decoder_config import DecoderConfig
@@ -217,6 +217,7 @@ def _run_stack(
     def step(carry: tuple[jax.Array, KV | None], xs: tuple[jax.Array, nnx.State]) -> tuple[tuple, None]:
         x, past = carry
         number, state = xs
+        state = arrive(state, "layers")
         if past is None:
             return (run(state, x, context, None)[0], None), None
         # The cache is carried, not scanned over: so XLA writes the new tokens in place.

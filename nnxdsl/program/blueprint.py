@@ -4,62 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import singledispatch
-from pathlib import Path
 
 import attrs
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.typing import DTypeLike
 
-from nnxdsl.models import hub
-from nnxdsl.models.config import GEMMA3, DecoderConfig
+from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.tree import Leaf, Template, abstract
 from nnxdsl.program import adapters, optimizer
-from nnxdsl.program.layout import Axes, Layout
+from nnxdsl.program.advice import nearest_meshes
+from nnxdsl.program.architecture import architecture as architecture
+from nnxdsl.program.layout import Array, Layout
+from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.data import Conversations, Data, Preferences, Text
-from nnxdsl.spec.errors import NotRegisteredError, PlanError, Problem
+from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.model import Gemma3, Model
-from nnxdsl.spec.weights import HF
-
-
-@singledispatch
-def architecture(model: Model) -> DecoderConfig:
-    """The network of a model; register a `Model` of your own here."""
-    name = type(model).__name__
-    raise NotRegisteredError(
-        f"no network is registered for {type(model).__qualname__}; write\n"
-        f"  from nnxdsl.program import blueprint\n"
-        f"  @blueprint.architecture.register({name})\n"
-        f"  def _(model): return DecoderConfig(...)"
-    )
-
-
-@architecture.register
-def _(model: Gemma3) -> DecoderConfig:
-    config = GEMMA3[model.size]
-    if not isinstance(model.weights, HF) or not (directory := Path(model.weights.path).expanduser()).is_dir():
-        return config
-    # What the weights say of themselves must be what was asked for; the vocabulary may be padded differently.
-    stored = hub.read_config(directory)
-    asked = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
-    problems = config_problems(stored, asked, model.weights.path)
-    if problems:
-        raise PlanError(problems, f"Model.Gemma3({model.size!r})")
-    return stored
-
-
-def config_problems(stored: DecoderConfig, asked: DecoderConfig, where: str) -> list[Problem]:
-    """Every number in which the `config.json` of a Hub directory differs from the network that was asked for."""
-    wanted = attrs.asdict(asked)
-    return [
-        Problem("model", f"it has {name}={wanted[name]}, but {where}/config.json says {value}")
-        for name, value in attrs.asdict(stored).items()
-        if value != wanted[name]
-    ]
+from nnxdsl.spec.quantization import Quantization
 
 
 @attrs.frozen(eq=False)
@@ -70,6 +34,7 @@ class Blueprint:
         experiment: What was asked for.
         config: The network's numbers.
         compute: Dtype of activations and products.
+        kept: Dtype of frozen weights.
         base_template: The network as it is published: neither adapted nor quantised.
         policy: The model that is trained.
         reference: The model that it is compared with, or None where the objective needs none.
@@ -83,6 +48,7 @@ class Blueprint:
     experiment: Experiment
     config: DecoderConfig
     compute: jnp.dtype
+    kept: jnp.dtype
     base_template: Template
     policy: Template
     reference: Template | None
@@ -96,6 +62,16 @@ class Blueprint:
     def base(self) -> Mapping[str, Leaf]:
         """Leaves of the published network, by path."""
         return self.base_template.variables
+
+    def placed(self, experiment: Experiment) -> Blueprint:
+        """The same program where `experiment`, which differs in nothing but placement, wants it."""
+        layout = self.layout if experiment.mesh == self.experiment.mesh else self.layout.on(experiment.mesh)
+        return attrs.evolve(self, experiment=experiment, layout=layout)
+
+    @property
+    def head_path(self) -> str:
+        """The path of the output head's weights, which are the embedding's where they are tied."""
+        return "embed.embedding" if self.config.tied_head else "lm_head.kernel"
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -113,19 +89,36 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     Raises:
         PlanError: with everything that does not fit.
     """
+    blueprint, problems = _outline(experiment, platform)
+    misplaced = blueprint.layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once)
+    problems += misplaced + nearest_meshes(blueprint.layout, experiment.rows_at_once, misplaced)
+    if problems:
+        raise PlanError(problems, f"Experiment '{experiment.name}'")
+    return blueprint
+
+
+def outline(experiment: Experiment, platform: str = "cpu") -> Blueprint:
+    """The blueprint of an experiment whose arrays need not fit its mesh: something to place on other meshes.
+
+    Raises:
+        PlanError: with everything that fits no mesh.
+    """
+    blueprint, problems = _outline(experiment, platform)
+    if problems:
+        raise PlanError(problems, f"Experiment '{experiment.name}'")
+    return blueprint
+
+
+def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Problem]]:
     config = architecture(experiment.model)
     adapter, quantization = experiment.adapter, experiment.quantization
     compute, kept = dtypes(experiment, platform)
 
-    def template(adapter: object, quantization: object) -> Template:
-        change = adapters.adapt(adapter, quantization, config)  # pyright: ignore[reportArgumentType]
-        return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=kept, adapt=change))
-
-    base = template(None, None)
+    base = template(config, kept)
     problems = adapters.problems(adapter, quantization, base.variables) + _length_problems(experiment, config)
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
-    policy = template(adapter, quantization) if adapter or quantization else base
+    policy = template(config, kept, adapter, quantization) if adapter or quantization else base
     problems = adapters.missed(adapter, quantization, policy, base.variables)
     trained = {path for path in policy.variables if adapter is None or adapters.is_adapter(path)}
     trainable = {
@@ -136,16 +129,24 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
         problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds nothing to train"))
     reference = None
     if experiment.objective.needs_reference:
-        reference = template(None, quantization) if quantization else base
+        reference = template(config, kept, None, quantization) if quantization else base
     copied = (
         {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()} if reference and not frozen else {}
     )
     update = _update(experiment, trainable)
-    layout = _layout(experiment, frozen, trainable, copied, update)
-    problems += layout.problems() + layout.batch_problems(experiment.rows_at_once)
-    if problems:
-        raise PlanError(problems, f"Experiment '{experiment.name}'")
-    return Blueprint(experiment, config, compute, base, policy, reference, trainable, frozen, copied, update, layout)
+    layout = Layout(experiment.mesh, _arrays(frozen, trainable, copied, update), experiment.memory.offload)
+    blueprint = Blueprint(
+        experiment, config, compute, kept, base, policy, reference, trainable, frozen, copied, update, layout
+    )
+    return blueprint, problems
+
+
+def template(
+    config: DecoderConfig, dtype: DTypeLike, adapter: Adapter | None = None, quantization: Quantization | None = None
+) -> Template:
+    """A decoder without its arrays: adapted, quantised, or as it is published."""
+    change = adapters.adapt(adapter, quantization, config)
+    return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=change))
 
 
 def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]:
@@ -163,34 +164,32 @@ def _update(experiment: Experiment, trainable: Mapping[str, Leaf]) -> optax.Grad
     return optimizer.build(experiment.optimizer, curve, matrices)
 
 
-def _layout(
-    experiment: Experiment,
+def _arrays(
     frozen: Mapping[str, Leaf],
     trainable: Mapping[str, Leaf],
     copied: Mapping[str, Leaf],
     update: optax.GradientTransformation,
-) -> Layout:
-    layout = Layout(experiment.mesh)
-    for part, leaves in (("frozen", frozen), ("trainable", trainable), ("reference", copied)):
-        for path, leaf in leaves.items():
-            layout.add(part, path, leaf.shape, leaf.dtype, leaf.axes)
-    for path, shape, axes in optimizer_leaves(update, trainable):
-        layout.add("optimizer", path, shape.shape, shape.dtype, axes)
-    return layout
+) -> dict[str, dict[str, Array]]:
+    parts = {
+        part: {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in leaves.items()}
+        for part, leaves in (("frozen", frozen), ("trainable", trainable), ("reference", copied))
+    }
+    return {**parts, "optimizer": optimizer_arrays(update, trainable)}
 
 
-def optimizer_leaves(
-    update: optax.GradientTransformation, trainable: Mapping[str, Leaf]
-) -> list[tuple[str, jax.ShapeDtypeStruct, Axes]]:
-    """Every array of the optimizer's state: its path, its shape, and the logical axes of its parameter."""
+def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[str, Leaf]) -> dict[str, Array]:
+    """Every array of the optimizer's state by its path, with the logical axes of the parameter that it belongs to."""
     params = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trainable.items()}
     leaves, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(update.init, params))
-    found: list[tuple[str, jax.ShapeDtypeStruct, Axes]] = []
+    found: dict[str, Array] = {}
     for keys, leaf in leaves:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
         owner = getattr(keys[-1], "key", None)
         own = trainable.get(owner) if isinstance(owner, str) else None
-        found.append((path, leaf, own.axes if own and own.shape == leaf.shape else (None,) * len(leaf.shape)))
+        if own and own.shape == leaf.shape:
+            found[path] = Array(leaf.shape, leaf.dtype, own.axes, str(owner))
+        else:
+            found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape))
     return found
 
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.models.tree import Template
 from nnxdsl.program import initial, losses, optimizer
 from nnxdsl.program.blueprint import Blueprint, draw
+from nnxdsl.program.devices import device_mesh
 from nnxdsl.program.forward import Forward
 from nnxdsl.program.layout import Layout
 from nnxdsl.program.losses import Ratio
+from nnxdsl.program.shapes import abstract_batch
 from nnxdsl.program.step import Batch, Computation, Leaves, Moving
-from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.placement import MESH_AXES
 
 
 class State(NamedTuple):
@@ -103,18 +103,34 @@ class Program:
 
     def put(self, batch: Batch) -> Batch:
         """A batch on the devices, its rows split over the data axes of the mesh; not waited for."""
-        return jax.device_put(batch, NamedSharding(self.mesh, self.layout.batch_spec()))
+        return jax.device_put(batch, self.batch_sharding(len(batch.weight)))
+
+    def batch_sharding(self, rows: int) -> NamedSharding:
+        """How every array of a batch of so many rows is cut."""
+        # What holds for the rows of a micro-batch holds for a batch, which is micro-batches one after another.
+        return NamedSharding(self.mesh, self.layout.batch_spec(math.gcd(rows, self.experiment.rows_at_once)))
 
     def policy(self, state: State) -> tuple[Template, Leaves]:
         """The trained model as a template and its leaves, in the dtype that is computed in."""
-        return self.computation.policy, {**state.frozen, **self.computation.cast(state.trainable)}
+        return self.computation.policy, {
+            **self._fetched("frozen", state.frozen),
+            **self.computation.cast(state.trainable),
+        }
 
     def reference(self, state: State) -> tuple[Template, Leaves] | None:
         """The reference model as a template and its leaves, or None where the objective has none."""
         template = self.computation.reference
         if template is None:
             return None
-        return template, state.reference or {path: state.frozen[path] for path in template.variables}
+        if state.reference:
+            return template, self._fetched("reference", state.reference)
+        return template, self._fetched("frozen", {path: state.frozen[path] for path in template.variables})
+
+    def _fetched(self, part: str, leaves: Leaves) -> Leaves:
+        """The leaves of a part on the devices, whole, wherever they lie."""
+        if part not in self.layout.offload:
+            return leaves
+        return {p: jax.device_put(x, self.layout.sharding(part, p, self.mesh, fetched=True)) for p, x in leaves.items()}
 
     def targets(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
         """What a checkpoint holds: abstract arrays with their shardings, by group and path."""
@@ -152,16 +168,46 @@ class Program:
             state.reference,
         )
 
-    def memory_compiled(self, state: State, batch: Batch) -> Any:
-        """XLA's own report of the compiled step (`argument_size_in_bytes`, `temp_size_in_bytes`, ..., per device)."""
-        moving = Moving(state.step, state.trainable, state.optimizer)
-        lowered = self._step.lower(moving, state.frozen, state.reference, self.put(batch))
-        return lowered.compile().memory_analysis()
+    def abstract(self) -> State:
+        """The state without its arrays: shapes, dtypes and shardings."""
 
-    def _optimizer_shardings(self) -> Any:
+        def part(name: str) -> dict[str, Any]:
+            placed = self.layout.arrays.get(name, {})
+            return {
+                path: jax.ShapeDtypeStruct(
+                    p.shape, jnp.dtype(p.dtype), sharding=self.layout.sharding(name, path, self.mesh)
+                )
+                for path, p in placed.items()
+            }
+
+        step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
+        optimizer = jax.tree.unflatten(self._optimizer_structure(), list(part("optimizer").values()))
+        return State(step, part("trainable"), optimizer, part("frozen"), part("reference"))  # pyright: ignore[reportArgumentType]
+
+    def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
+        """The step as XLA reads it, on devices that need not be there; `.compile()` compiles it ahead of time.
+
+        Args:
+            batch: What a step will be given, or its shapes; None for the largest that the data may yield.
+        """
+        if batch is None:
+            rows = self.experiment.batch_size
+            batch = abstract_batch(self.experiment.data, rows, self.batch_sharding(rows))
+        state = self.abstract()
+        moving = Moving(state.step, state.trainable, state.optimizer)
+        return self._step.lower(moving, state.frozen, state.reference, batch)
+
+    def memory_compiled(self, batch: Batch | None = None) -> Any:
+        """XLA's own report of the compiled step (`argument_size_in_bytes`, `temp_size_in_bytes`, ..., per device)."""
+        return self.lower(batch).compile().memory_analysis()
+
+    def _optimizer_structure(self) -> Any:
         params = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in self.blueprint.trainable.items()}
-        structure = jax.tree.structure(jax.eval_shape(self.blueprint.update.init, params))
-        return jax.tree.unflatten(structure, list(self.layout.shardings("optimizer", self.mesh).values()))
+        return jax.tree.structure(jax.eval_shape(self.blueprint.update.init, params))
+
+    def _optimizer_shardings(self, *, fetched: bool = False) -> Any:
+        shardings = self.layout.shardings("optimizer", self.mesh, fetched=fetched)
+        return jax.tree.unflatten(self._optimizer_structure(), list(shardings.values()))
 
 
 def compile(
@@ -178,23 +224,25 @@ def compile(
         PlanError: with everything that does not fit, among it a mesh larger than the devices.
     """
     available = list(jax.devices() if devices is None else devices)
-    needed = experiment.mesh.device_count
-    if needed > len(available):
-        kind = available[0].device_kind if available else "none"
-        sizes = " x ".join(f"{axis}={size}" for axis, size in experiment.mesh.sizes.items())
-        message = f"{sizes} takes {needed} devices, there are {len(available)} ({kind})"
-        raise PlanError([Problem("mesh", message)], f"Experiment '{experiment.name}'")
-    grid = np.array(available[:needed]).reshape(tuple(experiment.mesh.sizes.values()))
-    mesh = Mesh(grid, MESH_AXES)
+    mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
     blueprint = draw(experiment, available[0].platform)
+    layout = blueprint.layout
     computation = Computation(
         policy=blueprint.policy,
         reference=blueprint.reference,
-        forward=Forward(blueprint.compute, experiment.memory.remat, experiment.memory.logprob_tokens),
+        forward=Forward(
+            blueprint.compute,
+            experiment.memory.remat,
+            experiment.memory.logprob_tokens,
+            layout.constrain(mesh) if mesh.size > 1 else None,
+            layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
+            experiment.mesh.context,
+        ),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
         curve=optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps),
         microbatches=experiment.microbatches,
+        offload=experiment.memory.offload,
     )
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation, None, None)

@@ -6,6 +6,7 @@ both completions see the prompt and themselves, and not each other. Both start a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.models.activations import Arrival, Constraint, constrained_by
 from nnxdsl.models.attention import Places, right_padded
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.tree import Template
 from nnxdsl.program.logprobs import TokenStats, token_stats
 from nnxdsl.program.losses import Pairs
 
@@ -28,39 +31,68 @@ class Forward:
         dtype: Of activations and products.
         remat: What the backward pass computes again.
         logprob_tokens: Tokens whose logits exist at one time.
+        constrain: Lays an activation out over the devices by its logical axes; None on one device.
+        arrive: Lays a weight out, by its path, and fetches it from the host's memory if it lies there; None as above.
+        length_multiple: Rows are filled to a multiple of so many tokens, so that they can be cut into as many parts.
     """
 
     dtype: Any
     remat: Literal["none", "full"]
     logprob_tokens: int
+    constrain: Constraint | None = None
+    arrive: Arrival | None = None
+    length_multiple: int = 1
 
     def pairs(self, model: Decoder, batch: PairBatch) -> tuple[Pairs, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
         tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)  # [B, P + 2R]
-        hidden, _ = model(tokens, pair_places(batch), dtype=self.dtype, remat=self.remat)
+        hidden = self._hidden(model, tokens, pair_places(batch))
         prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
         # A token is predicted from the slot before it, and the first of both completions from the prompt's last slot.
         from_prompt = hidden[:, prompt - 1 : prompt]  # [B, 1, D]
         for_chosen = hidden[:, prompt : prompt + response - 1]
-        for_rejected = hidden[:, prompt + response : -1]
+        for_rejected = hidden[:, prompt + response : prompt + 2 * response - 1]
         predicting = jnp.concatenate([from_prompt, for_chosen, from_prompt, for_rejected], axis=1)  # [B, 2R, D]
         targets = jnp.concatenate([batch.chosen, batch.rejected], axis=1)
         real = jnp.arange(response)[None, :]
         mask = jnp.concatenate(
             [real < batch.chosen_length[:, None], real < batch.rejected_length[:, None]], axis=1
         )  # [B, 2R]
-        stats = token_stats(predicting, model.head(), targets, mask, self.logprob_tokens)
+        stats = self._stats(predicting, model, targets, mask)
         chosen, rejected = jnp.sum(stats.logp[:, :response], axis=1), jnp.sum(stats.logp[:, response:], axis=1)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         return Pairs(chosen, rejected, *lengths), stats
 
     def sequences(self, model: Decoder, batch: SequenceBatch) -> TokenStats:
         """Statistics of every token but the first `[B, T - 1]`; the mask keeps the loss's targets."""
-        places = right_padded(batch.length, batch.tokens.shape[1])
-        hidden, _ = model(batch.tokens, places, dtype=self.dtype, remat=self.remat)
-        return token_stats(
-            hidden[:, :-1], model.head(), batch.tokens[:, 1:], batch.loss_mask[:, 1:], self.logprob_tokens
-        )
+        hidden = self._hidden(model, batch.tokens, right_padded(batch.length, batch.tokens.shape[1]))
+        return self._stats(hidden[:, :-1], model, batch.tokens[:, 1:], batch.loss_mask[:, 1:])
+
+    def model(self, template: Template, leaves: Mapping[str, jax.Array]) -> Decoder:
+        """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
+        inside = {path: leaf for path, leaf in leaves.items() if path.startswith("layers.")}
+        outside = {path: leaf for path, leaf in leaves.items() if path not in inside}
+        model = template.merge({**inside, **self.laid_out(outside)})
+        assert isinstance(model, Decoder)
+        return model
+
+    def laid_out(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Weights, or their gradients, where the layout wants them."""
+        return {path: leaf if self.arrive is None else self.arrive(path, leaf) for path, leaf in leaves.items()}
+
+    def _hidden(self, model: Decoder, tokens: jax.Array, places: Places) -> jax.Array:
+        """Final hidden states `[B, T, D]` of tokens `[B, T]`."""
+        length = tokens.shape[1]
+        if fill := -length % self.length_multiple:
+            tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
+            places = Places(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
+        with constrained_by(self.constrain, self.arrive):
+            hidden, _ = model(tokens, places, dtype=self.dtype, remat=self.remat)
+        return hidden[:, :length]
+
+    def _stats(self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array) -> TokenStats:
+        with constrained_by(self.constrain):
+            return token_stats(hidden, model.head(), targets, mask, self.logprob_tokens)
 
 
 def pair_places(batch: PairBatch) -> Places:

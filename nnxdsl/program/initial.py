@@ -19,7 +19,8 @@ from nnxdsl.models.hub import HubReader
 from nnxdsl.models.hub_download import locate
 from nnxdsl.models.tree import flatten
 from nnxdsl.program import adapters
-from nnxdsl.program.blueprint import Blueprint, config_problems
+from nnxdsl.program.architecture import config_problems
+from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.step import Leaves
 from nnxdsl.spec.errors import NotRegisteredError, PlanError
 from nnxdsl.spec.weights import HF, Random

@@ -1,14 +1,11 @@
-"""Why every array lives where it lives: logical axes to mesh axes, with the reasons; needs no devices.
-
-Resolution follows Flax Linen's `logical_to_mesh_axes`: rules are walked in their order, a rule takes its dimension
-only if none of its mesh axes is taken already, and a rule of None claims its dimension as replicated.
-"""
+"""Where every array of a program lives, and in how many pieces, on a mesh that need not be there."""
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import jax
@@ -16,119 +13,37 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from nnxdsl.spec.errors import Problem
+from nnxdsl.program.rules import DEFAULT_RULES as DEFAULT_RULES
+from nnxdsl.program.rules import Axes, Resolved, Rules, Tried, mesh_axes, sizes, with_user_rules
+from nnxdsl.program.rules import resolve as resolve
+from nnxdsl.spec.errors import Problem, nearest
 from nnxdsl.spec.placement import Mesh as MeshSpec
 
-Axes = tuple[str | None, ...]
-Target = str | tuple[str, ...] | None
-Rules = tuple[tuple[str, Target], ...]
+HOST = "pinned_host"
+"""The memory that offloaded arrays lie in."""
 
-DEFAULT_RULES: Rules = (
-    ("batch", ("data", "fsdp")),
-    ("vocab", "tensor"),
-    ("heads", "tensor"),
-    ("kv_heads", "tensor"),
-    ("mlp", "tensor"),
-    ("embed", "fsdp"),
-    ("rank", None),
-    ("head_dim", None),
-    ("norm", None),
-    ("blocks", None),
-    ("layers", None),
-)
-"""Batch over the data axes, width over `tensor`, the rest of each matrix over `fsdp`."""
+ACTIVATION_AXES = (
+    "batch", "length", "activation_embed", "activation_heads", "activation_kv_heads", "activation_mlp",
+    "activation_vocab",
+)  # fmt: skip
+"""Logical axes that only activations have."""
 
 
 @attrs.frozen
-class Tried:
-    """One rule that was looked at for one dimension, and what came of it."""
-
-    dimension: int
-    rule: int
-    axes: Target
-    outcome: str
-
-
-@attrs.frozen
-class Resolved:
-    """Where the dimensions of one array lie.
+class Array:
+    """One array that has no place yet.
 
     Attributes:
-        spec: The partition spec, without mesh axes that are absent or of size 1.
-        raw: The same before those were dropped.
-        trace: Every rule that was tried, in order.
+        shape: Global shape.
+        dtype: Its dtype.
+        axes: Logical names of its dimensions.
+        owner: The path of the parameter that an array of the optimizer belongs to, else empty.
     """
 
-    spec: PartitionSpec
-    raw: PartitionSpec
-    trace: tuple[Tried, ...]
-
-
-def with_user_rules(user: Rules, default: Rules = DEFAULT_RULES) -> Rules:
-    """The default rules, with those of each logical axis that a user names replaced in their place.
-
-    A logical axis without a default goes to the front, where nothing is before it.
-    """
-    named = {logical for logical, _ in user}
-    known = {logical for logical, _ in default}
-    rules: list[tuple[str, Target]] = [rule for rule in user if rule[0] not in known]
-    placed: set[str] = set()
-    for logical, target in default:
-        if logical not in named:
-            rules.append((logical, target))
-        elif logical not in placed:
-            rules += [rule for rule in user if rule[0] == logical]
-            placed.add(logical)
-    return tuple(rules)
-
-
-def resolve(axes: Axes, rules: Rules, mesh: Mapping[str, int]) -> Resolved:
-    """Resolve logical axes to mesh axes.
-
-    Args:
-        axes: A logical name, or None, for each dimension.
-        rules: Pairs of a logical name and a mesh axis, several, or None; earlier ones go first.
-        mesh: Size of each mesh axis; an axis that is absent counts as one of size 1.
-
-    Returns:
-        The spec, and how it came about.
-
-    Raises:
-        ValueError: a logical name stands twice in `axes`.
-    """
-    names = [axis for axis in axes if axis is not None]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"axes {axes} name {', '.join(map(repr, twice))} twice")
-    taken: dict[int, Target] = {}
-    used: dict[str, int] = {}
-    trace: list[Tried] = []
-    for number, (logical, target) in enumerate(rules):
-        if logical not in axes:
-            continue
-        dimension = axes.index(logical)
-        wanted = _names(target)
-        busy = [axis for axis in wanted if axis in used]
-        if dimension in taken:
-            outcome = "not reached: the dimension is placed already"
-        elif busy:
-            outcome = f"skipped: {', '.join(f'{axis} is used by dimension {used[axis]}' for axis in busy)}"
-        else:
-            taken[dimension] = target
-            used |= dict.fromkeys(wanted, dimension)
-            idle = [axis for axis in wanted if mesh.get(axis, 1) == 1]
-            outcome = "taken" + (f"; of size 1, so dropped: {', '.join(idle)}" if idle else "")
-            outcome = outcome if wanted else "taken: replicated"
-        trace.append(Tried(dimension, number, target, outcome))
-    raw = [taken.get(dimension) or None for dimension in range(len(axes))]
-    return Resolved(PartitionSpec(*(_drop(target, mesh) for target in raw)), PartitionSpec(*raw), tuple(trace))
-
-
-def _drop(target: Target, mesh: Mapping[str, int]) -> Target:
-    kept = tuple(axis for axis in _names(target) if mesh.get(axis, 1) > 1)
-    if len(kept) > 1:
-        return kept
-    return kept[0] if kept else None
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    axes: Axes
+    owner: str = ""
 
 
 @attrs.frozen
@@ -141,8 +56,11 @@ class Placed:
         shape: Global shape.
         dtype: Its dtype's name.
         axes: Logical names of its dimensions.
-        resolved: Where they lie.
+        rules: The rules that it was resolved by.
+        resolved: Where its dimensions lie.
         shards: In how many pieces each dimension is cut.
+        replicas: How many devices hold the same piece.
+        memory: "device", or "host" where it is offloaded.
     """
 
     path: str
@@ -150,8 +68,16 @@ class Placed:
     shape: tuple[int, ...]
     dtype: str
     axes: Axes
+    rules: Rules
     resolved: Resolved
     shards: tuple[int, ...]
+    replicas: int
+    memory: str
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """Its partition spec."""
+        return self.resolved.spec
 
     @property
     def device_shape(self) -> tuple[int, ...]:
@@ -159,9 +85,205 @@ class Placed:
         return tuple(-(-size // shards) for size, shards in zip(self.shape, self.shards, strict=True))
 
     @property
+    def bytes(self) -> int:
+        """Bytes of the whole array."""
+        return -(-math.prod(self.shape) * bits(self.dtype) // 8)
+
+    @property
     def device_bytes(self) -> int:
-        """Bytes on one device; four-bit values count as half a byte."""
-        return math.prod(self.device_shape) * bits(self.dtype) // 8
+        """Bytes of the piece of one device; four-bit values count as half a byte."""
+        return -(-math.prod(self.device_shape) * bits(self.dtype) // 8)
+
+    @property
+    def used_axes(self) -> frozenset[str]:
+        """The mesh axes that it is cut over."""
+        return frozenset(axis for target in self.spec for axis in mesh_axes(target))
+
+    @property
+    def line(self) -> str:
+        """`part path shape dtype spec bytes/device`."""
+        host = "" if self.memory == "device" else f" {self.memory}"
+        return f"{self.part} {self.path} {dims(self.shape)} {self.dtype} {tuple(self.spec)} {self.device_bytes}{host}"
+
+
+class Layout:
+    """Every array of a program and where it lives on a mesh.
+
+    Args:
+        mesh: The mesh that was asked for, with the user's rules.
+        parts: The arrays of each part, by path.
+        offload: The parts that stay in the host's memory.
+    """
+
+    def __init__(self, mesh: MeshSpec, parts: Mapping[str, Mapping[str, Array]], offload: Sequence[str] = ()) -> None:
+        self.mesh = mesh
+        self.rules = with_user_rules(mesh.rules)
+        self.offload = tuple(offload)
+        self._parts = parts
+        self.arrays: dict[str, dict[str, Placed]] = {
+            part: {path: self._place(part, path, array) for path, array in arrays.items()}
+            for part, arrays in parts.items()
+            if arrays
+        }
+
+    def on(self, mesh: MeshSpec) -> Layout:
+        """The same arrays on another mesh."""
+        return Layout(mesh, self._parts, self.offload)
+
+    def resolve(self, axes: Axes, shape: Sequence[int] | None = None, path: str = "") -> Resolved:
+        """Where the dimensions of an array, or of an activation, lie on this mesh."""
+        return resolve(axes, self._rules_of(path), self.mesh.sizes, shape=shape)
+
+    def _rules_of(self, path: str) -> Rules:
+        own = [rule for pattern, rules in self.mesh.array_rules if fnmatch.fnmatchcase(path, pattern) for rule in rules]
+        return (*own, *self.rules) if own else self.rules
+
+    def _place(self, part: str, path: str, array: Array) -> Placed:
+        # The optimizer's state of a parameter lies as the parameter does, so it follows the rules of its path.
+        rules, dtype = self._rules_of(array.owner or path), jnp.dtype(array.dtype).name
+        shape = array.shape if self.mesh.indivisible == "replicate" else None
+        resolved = resolve(array.axes, rules, self.mesh.sizes, shape=shape)
+        if part == "optimizer" and self.mesh.zero1:
+            resolved = self._over_data(array, resolved)
+        shards = tuple(self._shards(target) for target in resolved.spec)
+        replicas = self.mesh.device_count // math.prod(shards)
+        memory = "host" if part in self.offload else "device"
+        return Placed(path, part, array.shape, dtype, array.axes, rules, resolved, shards, replicas, memory)
+
+    def _over_data(self, array: Array, resolved: Resolved) -> Resolved:
+        """ZeRO stage 1: the largest dimension that `data` divides is cut over it, where nothing is yet."""
+        data = self.mesh.data
+        if data == 1 or any("data" in mesh_axes(target) for target in resolved.raw):
+            return resolved
+        pieces = [size // self._shards(target) for size, target in zip(array.shape, resolved.spec, strict=True)]
+        whole = [
+            size % (self._shards(target) * data) == 0 for size, target in zip(array.shape, resolved.spec, strict=True)
+        ]
+        found = [dimension for dimension in range(len(pieces)) if whole[dimension]]
+        if not found:
+            return resolved
+        best = max(found, key=lambda dimension: pieces[dimension])
+        spec = list(resolved.spec)
+        # Within the piece that the device's parameter is, so that updates move between copies alone.
+        cut = (*mesh_axes(spec[best]), "data")
+        spec[best] = cut if len(cut) > 1 else "data"
+        why = "ZeRO stage 1: the optimizer's copies over data are cut"
+        tried = Tried(best, str(array.axes[best]), None, spec[best], "taken", why)
+        return Resolved(PartitionSpec(*spec), resolved.raw, (*resolved.trace, tried))
+
+    def problems(self) -> list[Problem]:
+        """Every dimension that does not divide over its mesh axes, and every rule that names what there is not.
+
+        The blocks of a period are named once, with a star for their number.
+        """
+        found: list[Problem] = []
+        # The optimizer's arrays lie as their parameters do, so they have no problems of their own.
+        for placed in self.parameters():
+            for dimension, (size, shards) in enumerate(zip(placed.shape, placed.shards, strict=True)):
+                if size % shards:
+                    over = sizes(placed.spec[dimension], self.mesh.sizes)
+                    message = f"axis {dimension} has {size} rows, not divisible by {over}"
+                    found.append(Problem(starred(placed.path), message))
+        found += self._rule_problems()
+        return list(dict.fromkeys(found))
+
+    def _rule_problems(self) -> Iterator[Problem]:
+        present = {axis for placed in self for axis in placed.axes if isinstance(axis, str)}
+        known = present | {logical for logical, _ in DEFAULT_RULES}
+        for index, (logical, _) in enumerate(self.mesh.rules):
+            if logical not in known:
+                yield Problem(f"mesh.rules.{index}", f"no array has an axis '{logical}'{nearest(logical, known)}")
+        paths = [starred(placed.path) for placed in self.parameters()]
+        for index, (pattern, rules) in enumerate(self.mesh.array_rules):
+            matched = [placed for placed in self.parameters() if fnmatch.fnmatchcase(placed.path, pattern)]
+            if not matched:
+                yield Problem(
+                    f"mesh.array_rules.{index}", f"no array has a path like '{pattern}'{nearest(pattern, paths)}"
+                )
+            own = {axis for placed in matched for axis in placed.axes if isinstance(axis, str)}
+            for number, (logical, _) in enumerate(rules):
+                if matched and logical not in own:
+                    message = f"no array with a path like '{pattern}' has an axis '{logical}'{nearest(logical, own)}"
+                    yield Problem(f"mesh.array_rules.{index}.1.{number}", message)
+
+    def batch_problems(self, rows: int) -> list[Problem]:
+        """Rows of a micro-batch that cannot be split as the rules ask."""
+        (target,) = self.resolve(("batch",)).spec
+        if self.mesh.indivisible == "replicate" or rows % self._shards(target) == 0:
+            return []
+        over = sizes(target, self.mesh.sizes)
+        return [Problem("microbatch_size", f"{rows} rows at a time cannot be split over {over}")]
+
+    def sharding(
+        self, part: str, path: str, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, *, fetched: bool = False
+    ) -> NamedSharding:
+        """The sharding of one array on real or abstract devices; `fetched`: where it is when it is used."""
+        placed = self.arrays[part][path]
+        if placed.memory == "host" and not fetched:
+            return NamedSharding(mesh, placed.spec, memory_kind=HOST)
+        return NamedSharding(mesh, placed.spec)
+
+    def shardings(
+        self, part: str, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, *, fetched: bool = False
+    ) -> dict[str, NamedSharding]:
+        """The shardings of all arrays of a part, by path."""
+        return {path: self.sharding(part, path, mesh, fetched=fetched) for path in self.arrays.get(part, {})}
+
+    def batch_spec(self, rows: int | None = None) -> PartitionSpec:
+        """How the first dimension of every batch array is cut."""
+        shape = None if rows is None or self.mesh.indivisible == "error" else (rows,)
+        return self.resolve(("batch",), shape).spec
+
+    def batch_shards(self, rows: int | None = None) -> int:
+        """In how many parts the rows of a batch are cut."""
+        (target,) = self.batch_spec(rows)
+        return self._shards(target)
+
+    def constrain(self, mesh: jax.sharding.Mesh) -> Callable[[jax.Array, Axes], jax.Array]:
+        """The function that lays an activation out by its logical axes; a dimension that does not divide stays whole."""
+
+        def constrained(x: jax.Array, axes: Axes) -> jax.Array:
+            spec = self.resolve(axes, x.shape).spec
+            return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+        return constrained
+
+    def arrive(self, mesh: jax.sharding.Mesh) -> Callable[[str, jax.Array], jax.Array]:
+        """The function that lays a parameter out, given its path, and with it its gradient.
+
+        It takes the whole array or a slice of a stacked one, and fetches it from the host's memory if it lies there.
+        """
+        parts = [self.arrays[part] for part in ("trainable", "frozen") if part in self.arrays]
+
+        def arrived(path: str, weight: jax.Array) -> jax.Array:
+            placed = next(arrays[path] for arrays in parts if path in arrays)
+            spec = PartitionSpec(*placed.spec[len(placed.shape) - weight.ndim :])
+            if placed.memory == "host":
+                weight = jax.device_put(weight, jax.memory.Space.Device)
+            return jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, spec))
+
+        return arrived
+
+    def device_bytes(self, memory: str = "device") -> dict[str, int]:
+        """Bytes on one device, or in the host's memory for one device, by part."""
+        return {
+            part: sum(p.device_bytes for p in placed.values() if p.memory == memory)
+            for part, placed in self.arrays.items()
+        }
+
+    def parameters(self) -> Iterator[Placed]:
+        """Every array but the optimizer's."""
+        return (placed for placed in self if placed.part != "optimizer")
+
+    def dump(self) -> str:
+        """One line an array: `part path shape dtype spec bytes/device`; the text of goldens and of layout diffs."""
+        return "".join(f"{placed.line}\n" for placed in self)
+
+    def __iter__(self) -> Iterator[Placed]:
+        return (placed for part in self.arrays.values() for placed in part.values())
+
+    def _shards(self, target: object) -> int:
+        return math.prod(self.mesh.sizes[name] for name in mesh_axes(target))
 
 
 def bits(dtype: str) -> int:
@@ -169,95 +291,11 @@ def bits(dtype: str) -> int:
     return 4 if dtype in ("int4", "uint4") else jnp.dtype(dtype).itemsize * 8
 
 
-class Layout:
-    """Every array of a program and where it lives on a mesh that need not be there."""
-
-    def __init__(self, mesh: MeshSpec) -> None:
-        self.mesh = mesh
-        self.rules = with_user_rules(mesh.rules)
-        self.arrays: dict[str, dict[str, Placed]] = {}
-
-    def add(self, part: str, path: str, shape: Sequence[int], dtype: DTypeLike, axes: Axes) -> None:
-        """Place one array."""
-        resolved = resolve(axes, self.rules, self.mesh.sizes)
-        shards = tuple(self._shards(target) for target in resolved.spec)
-        placed = Placed(path, part, tuple(shape), jnp.dtype(dtype).name, axes, resolved, shards)
-        self.arrays.setdefault(part, {})[path] = placed
-
-    def problems(self) -> list[Problem]:
-        """Every dimension that does not divide over its mesh axes, and every rule of a user that nothing matches.
-
-        The blocks of a period are named once, with a star for their number.
-        """
-        found: list[Problem] = []
-        # The optimizer's arrays lie as their parameters do, so they have no problems of their own.
-        for placed in (
-            placed for part, leaves in self.arrays.items() if part != "optimizer" for placed in leaves.values()
-        ):
-            for dimension, (size, shards) in enumerate(zip(placed.shape, placed.shards, strict=True)):
-                if size % shards:
-                    over = self._sizes(placed.resolved.spec[dimension])
-                    message = f"axis {dimension} has {size} rows, not divisible by {over}"
-                    found.append(Problem(starred(placed.path), message))
-        known = {axis for placed in self for axis in placed.axes} | {"batch"}
-        found += [
-            Problem(f"mesh.rules.{index}", f"no array has an axis '{logical}'")
-            for index, (logical, _) in enumerate(self.mesh.rules)
-            if logical not in known
-        ]
-        return list(dict.fromkeys(found))
-
-    def batch_problems(self, rows: int) -> list[Problem]:
-        """Rows of a micro-batch that cannot be split as the rules ask."""
-        (target,) = self.batch_spec()
-        if rows % self.batch_shards == 0:
-            return []
-        return [Problem("microbatch_size", f"{rows} rows at a time cannot be split over {self._sizes(target)}")]
-
-    def sharding(self, part: str, path: str, mesh: jax.sharding.Mesh) -> NamedSharding:
-        """The sharding of one array on real or abstract devices."""
-        return NamedSharding(mesh, self.arrays[part][path].resolved.spec)
-
-    def shardings(self, part: str, mesh: jax.sharding.Mesh) -> dict[str, NamedSharding]:
-        """The shardings of all arrays of a part, by path."""
-        return {path: self.sharding(part, path, mesh) for path in self.arrays.get(part, {})}
-
-    def batch_spec(self) -> PartitionSpec:
-        """How the first dimension of every batch array is cut."""
-        return resolve(("batch",), self.rules, self.mesh.sizes).spec
-
-    @property
-    def batch_shards(self) -> int:
-        """In how many parts the rows of a batch are cut."""
-        (target,) = self.batch_spec()
-        return self._shards(target)
-
-    def device_bytes(self) -> dict[str, int]:
-        """Bytes on one device, by part."""
-        return {part: sum(p.device_bytes for p in placed.values()) for part, placed in self.arrays.items()}
-
-    def dump(self) -> str:
-        """One line an array: `path shape dtype spec bytes/device`; the text of goldens and of `layout diff`s."""
-        lines: list[str] = []
-        for p in self:
-            shape = "x".join(map(str, p.shape)) or "scalar"
-            lines.append(f"{p.part} {p.path} {shape} {p.dtype} {tuple(p.resolved.spec)} {p.device_bytes}")
-        return "\n".join(lines) + "\n"
-
-    def __iter__(self) -> Iterator[Placed]:
-        return (placed for part in self.arrays.values() for placed in part.values())
-
-    def _shards(self, target: Target) -> int:
-        return math.prod(self.mesh.sizes[name] for name in _names(target))
-
-    def _sizes(self, target: Target) -> str:
-        return " x ".join(f"{axis}={self.mesh.sizes[axis]}" for axis in _names(target))
+def dims(shape: Sequence[int]) -> str:
+    """A shape as `2x16x32`, or `scalar`."""
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def starred(path: str) -> str:
     """A path with a star for the number of its block: the blocks of a period are alike."""
     return re.sub(r"\bblocks\.\d+\.", "blocks.*.", path)
-
-
-def _names(target: Target) -> tuple[str, ...]:
-    return (target,) if isinstance(target, str) else tuple(target or ())

@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.program.blueprint import Blueprint, draw
-from nnxdsl.spec.data import Conversations, Data, Preferences, Text
+from nnxdsl.program.shapes import Lengths, lengths
 from nnxdsl.spec.experiment import Experiment
 
 
@@ -23,30 +23,6 @@ class Part:
     how: str
 
 
-@attrs.frozen
-class Lengths:
-    """Longest row of the data in tokens.
-
-    Attributes:
-        trunk: Tokens of one row that go through the layers.
-        head: Tokens of one row that need a log-probability.
-    """
-
-    trunk: int
-    head: int
-
-
-def lengths(data: Data) -> Lengths:
-    """The longest rows that an experiment's data may yield."""
-    match data:
-        case Preferences():
-            return Lengths(data.max_prompt_length + 2 * data.max_response_length, 2 * data.max_response_length)
-        case Conversations() | Text():
-            return Lengths(data.max_length, data.max_length)
-        case _:
-            return Lengths(0, 0)
-
-
 def memory(blueprint: Blueprint, longest: Lengths) -> list[Part]:
     """Per-device memory, part by part."""
     experiment, config = blueprint.experiment, blueprint.config
@@ -58,7 +34,7 @@ def memory(blueprint: Blueprint, longest: Lengths) -> list[Part]:
         Part("optimizer", placed.get("optimizer", 0), "exact", "every array of its state"),
         Part("gradients", 2 * placed.get("trainable", 0), "estimated", "float32: one of this part, one added up"),
     ]
-    shards = blueprint.layout.batch_shards
+    shards = blueprint.layout.batch_shards(experiment.rows_at_once)
     rows = experiment.rows_at_once / shards
     activations, how = _activations(config, rows, longest.trunk, blueprint.compute.itemsize, experiment.memory.remat)
     parts.append(Part("activations", activations, "estimated", how))

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
 from nnxdsl.program.forward import Forward, token_count
@@ -62,6 +61,7 @@ class Computation:
         optimizer: The update rule.
         curve: The learning rate by step.
         microbatches: In how many parts a batch is computed.
+        offload: The parts that lie in the host's memory, and are fetched when they are used.
     """
 
     policy: Template
@@ -71,6 +71,7 @@ class Computation:
     optimizer: optax.GradientTransformation
     curve: Callable[[Any], Any]
     microbatches: int
+    offload: tuple[str, ...] = ()
 
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
@@ -82,17 +83,15 @@ class Computation:
             this batch.
         """
 
-        def part_of(part: Batch) -> tuple[Leaves, Terms]:
-            return self.gradients(moving.trainable, frozen, reference, part)
-
         def add(total: tuple[Leaves, Terms], part: Batch) -> tuple[tuple[Leaves, Terms], None]:
-            return jax.tree.map(jnp.add, total, part_of(part)), None
+            return self.accumulate(total, moving.trainable, frozen, reference, part), None
 
         parts = jax.tree.map(self._split, batch)
-        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
-        (gradients, terms), _ = jax.lax.scan(add, _zeros(jax.eval_shape(part_of, first)), parts)
+        nothing = self._nothing(moving.trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
+        (gradients, terms), _ = jax.lax.scan(add, nothing, parts)
         gradients = jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients)
-        updates, optimizer = self.optimizer.update(gradients, moving.optimizer, moving.trainable)
+        before = self._fetch("optimizer", moving.optimizer)
+        updates, optimizer = self.optimizer.update(gradients, before, moving.trainable)
         metrics = {
             "loss": _divide(*terms.loss),
             "grad_norm": optax.tree.norm(gradients),
@@ -122,11 +121,19 @@ class Computation:
         return {"loss": terms.loss, **terms.metrics}
 
     def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
-        """Gradients of the loss's sum over one micro-batch (float32), and its terms.
+        """Gradients of the loss's sum over one micro-batch (float32), and its terms."""
+        nothing = self._nothing(trainable, frozen, reference, batch)
+        return self.accumulate(nothing, trainable, frozen, reference, batch)
+
+    def accumulate(
+        self, total: tuple[Leaves, Terms], trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch
+    ) -> tuple[Leaves, Terms]:
+        """`total` with the gradients of the loss's sum over one micro-batch (float32), and its terms, added to it.
 
         With a reference, both models go through one loop of two turns: first the reference, forward only, then the
         policy, forward and backward. Two separate passes would be compiled into different kernels that round
-        differently, and the margin of two equal models would be noise instead of exactly zero.
+        differently, and the margin of two equal models would be noise instead of exactly zero. The sums are carried
+        through that loop, so that gradients are added where they are made.
         """
         read = self._reader(frozen, batch)
 
@@ -137,24 +144,26 @@ class Computation:
                 toward, terms = jax.grad(lambda out: _total(self._terms(out, compared, batch.weight)), has_aux=True)(
                     out
                 )
-                return jax.tree.map(lambda g: g.astype(jnp.float32), back(toward)[0]), terms
+                return back(toward)[0], terms
 
             return out, gradient
 
         leaves = self.cast(trainable)
         if self.reference is None:
-            return pull(leaves, None)[1]()
+            return _added(total, pull(leaves, None)[1]())
         off = self._off(leaves, reference)
         nothing = _zeros(jax.eval_shape(read, leaves))
-        zeros = _zeros(jax.eval_shape(lambda: pull(leaves, nothing)[1]()))
+        none, terms = _zeros(jax.eval_shape(lambda: pull(leaves, nothing)[1]()))
+        zeros = self.forward.laid_out(none), terms
 
         def turn(carry: tuple[Read, Any], is_policy: jax.Array) -> tuple[tuple[Read, Any], None]:
-            compared, _ = carry
+            compared, total = carry
             out, gradient = pull(_either(is_policy, leaves, off), compared)
-            return (out, jax.lax.cond(is_policy, gradient, lambda: zeros)), None
+            # Added outside of the condition, where XLA adds in place; within, it would copy the sums.
+            return (out, _added(total, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
 
-        (_, found), _ = jax.lax.scan(turn, (nothing, zeros), jnp.asarray(_TURNS))
-        return found
+        (_, total), _ = jax.lax.scan(turn, (nothing, total), jnp.asarray(_TURNS))
+        return total
 
     def cast(self, trainable: Mapping[str, jax.Array]) -> Leaves:
         """Trainable leaves in the format that is computed in; their gradients come back as float32."""
@@ -164,8 +173,7 @@ class Computation:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch."""
 
         def read(leaves: Leaves) -> Read:
-            model = self.policy.merge({**frozen, **leaves})
-            assert isinstance(model, Decoder)
+            model = self.forward.model(self.policy, {**frozen, **leaves})
             if isinstance(batch, PairBatch):
                 return Read(*self.forward.pairs(model, batch))
             stats = self.forward.sequences(model, batch)
@@ -176,8 +184,25 @@ class Computation:
     def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves that make the policy's graph the reference: its own copy of them, or the adapter with B = 0."""
         if reference:
-            return {path: reference[path].astype(leaf.dtype) for path, leaf in leaves.items()}
+            kept = self._fetch("reference", reference)
+            return {path: kept[path].astype(leaf.dtype) for path, leaf in leaves.items()}
         return {path: jnp.zeros_like(leaf) if path.endswith(adapters.B) else leaf for path, leaf in leaves.items()}
+
+    def _fetch(self, part: str, tree: Any) -> Any:
+        """The arrays of a part on the device. Frozen weights are fetched by the forward pass, a layer at a time."""
+        if part not in self.offload:
+            return tree
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), tree)
+
+    def _nothing(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
+        """Zeros in the form of gradients and terms."""
+
+        def terms() -> Terms:
+            out = self._reader(frozen, batch)(self.cast(trainable))
+            return self._terms(out, None if self.reference is None else out, batch.weight)
+
+        gradients = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
+        return gradients, _zeros(jax.eval_shape(terms))
 
     def _terms(self, out: Read, compared: Read | None, weight: jax.Array) -> Terms:
         terms = self.loss(out.scored, None if compared is None else compared.scored, weight)
@@ -199,6 +224,11 @@ def _token_metrics(stats: TokenStats, weight: jax.Array) -> dict[str, Ratio]:
         "entropy": Ratio(jnp.sum(stats.entropy * counted), count),
         "mean_token_accuracy": Ratio(jnp.sum(stats.correct * counted), count),
     }
+
+
+def _added(total: tuple[Leaves, Terms], more: tuple[Leaves, Terms]) -> tuple[Leaves, Terms]:
+    """Sums in the dtype of `total`, which is float32."""
+    return jax.tree.map(lambda one, other: one + other.astype(one.dtype), total, more)
 
 
 def _either(is_policy: jax.Array, policy: Leaves, other: Leaves) -> Leaves:

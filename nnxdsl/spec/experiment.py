@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from nnxdsl.spec.limits import Limit, name, positive
 from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import SFT, Objective
 from nnxdsl.spec.optimizer import Optimizer
-from nnxdsl.spec.placement import Memory, Mesh
+from nnxdsl.spec.placement import BATCH_AXES, Memory, Mesh
 from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
 from nnxdsl.spec.tokenizer import Auto
@@ -104,6 +105,7 @@ class Experiment(Spec):
             self._check_split,
             self._check_quantized,
             self._check_frozen,
+            self._check_offload,
             self._check_earlier,
         )
 
@@ -130,8 +132,12 @@ class Experiment(Spec):
     def _check_split(self) -> Iterable[Problem]:
         size, path = self.rows_at_once, "batch_size" if self.microbatch_size is None else "microbatch_size"
         own_rule = any(logical == "batch" for logical, _ in self.mesh.rules)  # then the plan knows
-        if not own_rule and size % (self.mesh.data * self.mesh.fsdp):
-            yield Problem(path, f"{size} rows cannot be split over mesh data={self.mesh.data} x fsdp={self.mesh.fsdp}")
+        if own_rule or self.mesh.indivisible == "replicate":
+            return
+        axes = {axis: count for axis in BATCH_AXES if (count := self.mesh.sizes[axis]) > 1}
+        if size % math.prod(axes.values()):
+            over = " x ".join(f"{axis}={count}" for axis, count in axes.items())
+            yield Problem(path, f"{size} rows cannot be split over mesh {over}")
 
     def _check_quantized(self) -> Iterable[Problem]:
         if self.quantization is not None and self.adapter is None:
@@ -145,6 +151,17 @@ class Experiment(Spec):
         if self.precision.frozen != "auto" and self.adapter is None:
             message = f"{self.precision.frozen!r} has no effect, since all weights are trained (a reference is kept in "
             yield Problem("precision.frozen", message + "the format that is computed in)")
+
+    def _check_offload(self) -> Iterable[Problem]:
+        idle = {
+            "frozen": self.adapter is None and "all weights are trained",
+            "reference": self.adapter is not None and "the adapter's base is the reference, there is no copy",
+        }
+        if not self.objective.needs_reference:
+            idle["reference"] = f"{type(self.objective).__qualname__} has no reference"
+        for index, part in enumerate(self.memory.offload):
+            if idle.get(part):
+                yield Problem(f"memory.offload.{index}", f"{part!r} has no effect: {idle[part]}")
 
     def _check_earlier(self) -> Iterable[Problem]:
         if isinstance(self.model.weights, From):

@@ -12,7 +12,17 @@ from nnxdsl.spec.base import Spec
 from nnxdsl.spec.errors import Problem, suggest
 from nnxdsl.spec.limits import positive
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
+"""All mesh axes, slowest first: devices that are neighbours differ in the last one."""
+
+SLOW_AXES = ("data", "stage", "fsdp")
+"""The axes that may run across slices, in the order in which they are taken for it: the rarest and largest transfers
+of the three are those of `data`."""
+
+BATCH_AXES = ("data", "fsdp", "expert")
+"""The axes that split the rows of a batch, unless a rule for "batch" says otherwise."""
+
+OFFLOADED = Literal["optimizer", "frozen", "reference"]
 
 
 @attrs.frozen(kw_only=True)
@@ -23,14 +33,32 @@ class Mesh(Spec):
         data: Devices that hold whole copies of the parameters and split the batch.
         fsdp: Devices that split both the parameters and the batch.
         tensor: Devices that split the width of layers and the vocabulary.
+        context: Devices that split the tokens of each row, and the parameters.
+        expert: Devices that split the experts of a layer, and the batch.
+        stage: Devices that split the stack of layers.
+        slices: Groups of devices with fast links inside and slow ones between (TPU slices, NVLink domains). They are
+            taken from `data`, then `stage`, then `fsdp`, whose product they must divide.
         rules: Pairs of a logical axis and the mesh axis (or several, or None) that it lies on; they replace the default
             rules of that logical axis, in their place.
+        array_rules: Pairs of a pattern for the paths of arrays (`*` stands for any part of one) and rules that go
+            before all others for these arrays.
+        indivisible: What happens to a dimension that its mesh axes do not divide: "error" refuses it, "replicate" tries
+            the next rule and at last keeps whole copies, with a warning.
+        zero1: Whether the optimizer's state of parameters that are copied over `data` is split over `data` (ZeRO
+            stage 1, Rajbhandari et al. 2020, arXiv:1910.02054).
     """
 
     data: int = attrs.field(default=1, validator=positive)
     fsdp: int = attrs.field(default=1, validator=positive)
     tensor: int = attrs.field(default=1, validator=positive)
+    context: int = attrs.field(default=1, validator=positive)
+    expert: int = attrs.field(default=1, validator=positive)
+    stage: int = attrs.field(default=1, validator=positive)
+    slices: int = attrs.field(default=1, validator=positive)
     rules: tuple[tuple[str, str | tuple[str, ...] | None], ...] = ()
+    array_rules: tuple[tuple[str, tuple[tuple[str, str | tuple[str, ...] | None], ...]], ...] = ()
+    indivisible: Literal["error", "replicate"] = "error"
+    zero1: bool = True
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -42,26 +70,54 @@ class Mesh(Spec):
         """How many devices the mesh takes."""
         return math.prod(self.sizes.values())
 
+    @property
+    def across(self) -> dict[str, int]:
+        """How often each axis steps from one slice to another: the factor of its size that lies between slices."""
+        found: dict[str, int] = {}
+        left = self.slices
+        for axis in SLOW_AXES:
+            found[axis] = math.gcd(left, getattr(self, axis))
+            left //= found[axis]
+        return found
+
     def problems(self) -> Iterable[Problem]:
-        """Rules must name mesh axes that exist, each once."""
-        for index, (logical, target) in enumerate(self.rules):
-            rule, axes = f"({logical!r}, {target!r})", (target,) if isinstance(target, str) else target or ()
-            for axis in dict.fromkeys(axes):
-                if axis not in MESH_AXES:
-                    yield Problem(f"rules.{index}", f"{rule} names no mesh axis{suggest(axis, MESH_AXES)}")
-                elif axes.count(axis) > 1:
-                    yield Problem(f"rules.{index}", f"{rule} names the mesh axis '{axis}' twice")
+        """Rules must name mesh axes that exist, each once; slices must lie along the axes that may cross them."""
+        yield from _rule_problems("rules", self.rules)
+        for index, (_, rules) in enumerate(self.array_rules):
+            yield from _rule_problems(f"array_rules.{index}.1", rules)
+        if math.prod(self.across.values()) != self.slices:
+            sizes = " x ".join(f"{axis}={getattr(self, axis)}" for axis in SLOW_AXES)
+            yield Problem("slices", f"{self.slices} slices cannot be cut out of {sizes}")
+
+
+def _rule_problems(where: str, rules: tuple[tuple[str, str | tuple[str, ...] | None], ...]) -> Iterable[Problem]:
+    for index, (logical, target) in enumerate(rules):
+        rule, axes = f"({logical!r}, {target!r})", (target,) if isinstance(target, str) else target or ()
+        for axis in dict.fromkeys(axes):
+            if axis not in MESH_AXES:
+                yield Problem(f"{where}.{index}", f"{rule} names no mesh axis{suggest(axis, MESH_AXES)}")
+            elif axes.count(axis) > 1:
+                yield Problem(f"{where}.{index}", f"{rule} names the mesh axis '{axis}' twice")
 
 
 @attrs.frozen(kw_only=True)
 class Memory(Spec):
-    """What is kept and what is computed again.
+    """What is kept where, and what is computed again.
 
     Attributes:
         remat: "none" keeps all activations for the backward pass; "full" keeps the inputs of each period of layers and
             computes the rest again.
         logprob_tokens: Tokens whose logits exist at one time, per micro-batch.
+        offload: Arrays that stay in the host's memory and are brought to the device when they are used: the
+            optimizer's state, the frozen weights under an adapter, the reference's copy of the weights without one.
     """
 
     remat: Literal["none", "full"] = "none"
     logprob_tokens: int = attrs.field(default=2048, validator=positive)
+    offload: tuple[OFFLOADED, ...] = ()
+
+    def problems(self) -> Iterable[Problem]:
+        """Each part is offloaded once."""
+        for index, part in enumerate(self.offload):
+            if part in self.offload[:index]:
+                yield Problem(f"offload.{index}", f"{part!r} is named twice")

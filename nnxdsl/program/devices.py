@@ -1,0 +1,65 @@
+"""Which device stands where in a mesh: fast links inside, slow ones across slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh
+
+from nnxdsl.spec.errors import PlanError, Problem
+from nnxdsl.spec.placement import MESH_AXES
+from nnxdsl.spec.placement import Mesh as MeshSpec
+
+
+def device_mesh(asked: MeshSpec, devices: Sequence[Any], where: str = "Mesh") -> Mesh:
+    """The mesh of the first devices that it takes.
+
+    Args:
+        asked: Sizes of its axes, and over how many slices.
+        devices: Of a machine, or of a topology that is not there.
+        where: Whose mesh it is, for the message.
+
+    Raises:
+        PlanError: there are fewer devices, or they do not lie in so many slices.
+    """
+    needed = asked.device_count
+    if needed > len(devices):
+        kind = devices[0].device_kind if devices else "none"
+        sizes = " x ".join(f"{axis}={size}" for axis, size in asked.sizes.items() if size > 1)
+        message = f"{sizes} takes {needed} devices, there are {len(devices)} ({kind})"
+        raise PlanError([Problem("mesh", message)], where)
+    if asked.slices == 1:
+        return Mesh(_inside(tuple(asked.sizes.values()), devices[:needed]), MESH_AXES)
+    across = tuple(asked.across.get(axis, 1) for axis in MESH_AXES)
+    inner = tuple(size // steps for size, steps in zip(asked.sizes.values(), across, strict=True))
+    groups = _slices(devices, asked.slices, needed // asked.slices, where)
+    grid = np.stack([_inside(inner, group) for group in groups]).reshape(*across, *inner)
+    # Each axis steps through the devices of a slice first, then to the next slice.
+    count = len(MESH_AXES)
+    order = [axis for pair in zip(range(count), range(count, 2 * count), strict=True) for axis in pair]
+    return Mesh(grid.transpose(order).reshape(tuple(asked.sizes.values())), MESH_AXES)
+
+
+def _inside(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    """Devices of one slice; on a TPU's torus neighbours in the mesh are neighbours in space."""
+    if devices[0].platform == "tpu":
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return np.array(devices, dtype=object).reshape(shape)
+
+
+def _slices(devices: Sequence[Any], slices: int, size: int, where: str) -> list[list[Any]]:
+    """Devices by slice: as a TPU numbers them, else by process, else as many after one another as a slice takes."""
+    groups: dict[Any, list[Any]] = {}
+    for device in devices:
+        groups.setdefault(getattr(device, "slice_index", device.process_index), []).append(device)
+    if len(groups) == 1:
+        return [list(devices[start : start + size]) for start in range(0, slices * size, size)]
+    whole = [group[:size] for group in groups.values() if len(group) >= size]
+    if len(whole) < slices:
+        found = ", ".join(str(len(group)) for group in groups.values())
+        message = f"{slices} slices of {size} devices are asked for, there are slices of {found}"
+        raise PlanError([Problem("mesh.slices", message)], where)
+    return whole[:slices]

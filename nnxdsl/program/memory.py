@@ -1,0 +1,207 @@
+"""What a step takes on each device, part by part: arrays exactly, activations by tracing one device's share of it.
+
+What autodiff keeps for the backward pass is not guessed: the forward pass of one device's share (its rows, its heads,
+its part of the MLP) is traced without arrays, and what its derivative holds on to is added up. What is live beside that
+for a moment (logits, gathered weights, one period's backward pass) is reckoned from shapes; `docs/plan.md` compares the
+sum with XLA's own figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import jax
+
+from nnxdsl.data.batch import PairBatch
+from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.tree import Leaf, Template
+from nnxdsl.program.blueprint import Blueprint, template
+from nnxdsl.program.forward import Forward
+from nnxdsl.program.layout import Layout, bits
+from nnxdsl.program.rules import mesh_axes
+from nnxdsl.program.shapes import Lengths, abstract_batch
+from nnxdsl.spec.placement import Memory
+
+
+@attrs.frozen
+class Part:
+    """Bytes on one device for one purpose.
+
+    Attributes:
+        name: The purpose.
+        bytes: On one device, or in the host's memory for one device.
+        tag: "exact" or "estimated".
+        how: The reckoning in words.
+        memory: "device" or "host".
+    """
+
+    name: str
+    bytes: int
+    tag: str
+    how: str
+    memory: str = "device"
+
+
+@attrs.frozen
+class Kept:
+    """What the backward pass of one micro-batch needs on one device.
+
+    Attributes:
+        trunk: Bytes that are kept from the forward pass until the backward pass, over all layers.
+        period: Bytes that the backward pass of one period needs at one time beside these.
+    """
+
+    trunk: int
+    period: int
+
+
+Trace = Callable[[Blueprint, int, Memory], Kept]
+
+BACKWARD_SHARE = 0.6
+"""Of what the derivative of a period holds on to, the part that is live at once where the period is computed again: the
+rest is fused into what reads it. Measured on XLA for GPUs."""
+
+
+def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -> list[Part]:
+    """Per-device memory, part by part.
+
+    Args:
+        blueprint: The program without devices.
+        longest: The longest rows of its data.
+        trace: What finds out what the backward pass needs; None for `activations`.
+    """
+    experiment, layout = blueprint.experiment, blueprint.layout
+    kept = {part: layout.device_bytes("host" if part in layout.offload else "device").get(part, 0) for part in _ARRAYS}
+    parts = [
+        Part(name, kept[part], "exact", how, "host" if part in layout.offload else "device")
+        for part, (name, how) in _ARRAYS.items()
+    ]
+    gradients, copies = gradient_bytes(blueprint)
+    if (copied := _turned_over(blueprint)) and "frozen" not in layout.offload:
+        parts.append(Part("frozen weights, again", copied, "estimated", "the layers' in the order that gathers them"))
+    parts.append(Part("gradients", gradients, "estimated", "float32, added up over micro-batches"))
+    rows = math.ceil(experiment.rows_at_once / layout.batch_shards(experiment.rows_at_once))
+    if longest.trunk:
+        found = (trace or activations)(blueprint, rows, experiment.memory)
+        moment, how = _moment(blueprint, rows, longest, found)
+        policy = "inputs of each period" if experiment.memory.remat == "full" else "what each layer keeps"
+        parts.append(Part("activations", found.trunk, "estimated", f"{policy} for the backward pass, traced"))
+        parts.append(Part("workspace", copies + moment, "estimated", how))
+    return [part for part in parts if part.bytes]
+
+
+_ARRAYS = {
+    "frozen": ("frozen weights", "every array of the layout"),
+    "trainable": ("trainable weights", "float32"),
+    "reference": ("reference copy", "none where an adapter shares its base"),
+    "optimizer": ("optimizer", "every array of its state"),
+}
+
+
+def gradient_bytes(blueprint: Blueprint) -> tuple[int, int]:
+    """Bytes of the gradients in float32, and of the copies of trainable weights in the dtype that is computed in."""
+    trainable = blueprint.layout.device_bytes().get("trainable", 0)
+    # With a reference: the cast weights, the reference's in their place, and the one of both whose turn it is.
+    copies = 3 if blueprint.reference is not None else 1
+    return trainable, copies * trainable * blueprint.compute.itemsize // 4
+
+
+def _turned_over(blueprint: Blueprint) -> int:
+    """Bytes of the stacked frozen weights that XLA keeps a second time, in the order in which it gathers them."""
+    mesh, frozen = blueprint.layout.mesh, blueprint.layout.arrays.get("frozen", {})
+    if mesh.fsdp * mesh.context * mesh.expert == 1:
+        return 0
+    return sum(placed.device_bytes for placed in frozen.values() if "layers" in placed.axes)
+
+
+def activations(blueprint: Blueprint, rows: int, memory: Memory) -> Kept:
+    """What the backward pass of one micro-batch needs on one device, traced on one device's share of the model.
+
+    Args:
+        blueprint: The program without devices.
+        rows: Of one device.
+        memory: What is computed again.
+    """
+    config = _share(blueprint.config, blueprint.layout)
+    context = blueprint.experiment.mesh.context
+    # A few-bit weight is unpacked again for the backward pass, so what is kept is that of the unpacked model.
+    one = template(config, blueprint.kept, blueprint.experiment.adapter)
+    trunk = _held(blueprint, one, rows, memory) // context
+    if memory.remat == "none":
+        layers = max(config.num_layers, 1)
+        return Kept(trunk, trunk // layers)
+    everything = _held(blueprint, one, rows, attrs.evolve(memory, remat="none")) // context
+    return Kept(trunk, int(everything * config.window_pattern / config.num_layers))
+
+
+def _share(config: DecoderConfig, layout: Layout) -> DecoderConfig:
+    """The network of which one device computes all heads, MLP columns and words."""
+
+    def share(axis: str, size: int) -> int:
+        (target,) = layout.resolve((axis,), (size,)).spec
+        return size // math.prod(layout.mesh.sizes[name] for name in mesh_axes(target))
+
+    heads = share("activation_heads", config.num_heads)
+    return attrs.evolve(
+        config,
+        num_heads=heads,
+        num_kv_heads=math.gcd(heads, share("activation_kv_heads", config.num_kv_heads)),
+        mlp_dim=share("activation_mlp", config.mlp_dim),
+        vocab_size=share("activation_vocab", config.vocab_size),
+    )
+
+
+def _held(blueprint: Blueprint, model: Template, rows: int, memory: Memory) -> int:
+    """Bytes that the derivative of a forward pass holds on to, beside the weights and the batch."""
+    forward = Forward(blueprint.compute, memory.remat, memory.logprob_tokens)
+    batch = abstract_batch(blueprint.experiment.data, rows)
+    trained = {path for path in model.variables if path in blueprint.trainable}
+    leaves = {
+        path: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute if path in trained else leaf.dtype)
+        for path, leaf in model.variables.items()
+    }
+    found: list[int] = []
+
+    def trace(leaves: dict[str, Any], batch: Any) -> None:
+        frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
+
+        def read(trainable: dict[str, Any]) -> Any:
+            decoder = forward.model(model, {**frozen, **trainable})
+            return forward.pairs(decoder, batch) if isinstance(batch, PairBatch) else forward.sequences(decoder, batch)
+
+        _, back = jax.vjp(read, {path: leaves[path] for path in trained})
+        given = {id(leaf) for leaf in jax.tree.leaves((leaves, batch))}
+        held = {id(leaf): leaf for leaf in jax.tree.leaves(back) if id(leaf) not in given}
+        found.append(sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in held.values()))
+
+    jax.eval_shape(trace, leaves, batch)
+    return found[0]
+
+
+def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tuple[int, str]:
+    """The larger of two moments: the head with its logits, or the backward pass of one period."""
+    config, mesh, memory = blueprint.config, blueprint.layout.mesh, blueprint.experiment.memory
+    wide, size = 4, blueprint.compute.itemsize
+    spread = mesh.fsdp * mesh.context * mesh.expert
+    words = _share(config, blueprint.layout).vocab_size
+    tokens = rows * math.ceil(min(max(memory.logprob_tokens // blueprint.experiment.rows_at_once, 1), longest.head))
+    table = words * config.embed_dim
+    trained = blueprint.head_path in blueprint.trainable
+    gathered = (1 if trained else 2) * table * size if spread > 1 else 0
+    head = 2 * wide * tokens * words + gathered + (table * (wide + 2 * size // spread) if trained else 0)
+    weights = _period_weights(blueprint) * (1 if spread > 1 else 0) * (2 if trained else 1)
+    layers = int(kept.period * BACKWARD_SHARE) + weights if memory.remat == "full" else weights
+    layers += 2 * blueprint.layout.device_bytes().get("trainable", 0) * size // 4  # the gradients, and the zeros beside
+    if head >= layers:
+        return head, f"logits of {tokens} tokens x {words} words in float32, twice, and the head's weights"
+    return layers, "the backward pass of one period of layers, and its weights gathered"
+
+
+def _period_weights(blueprint: Blueprint) -> int:
+    """Bytes of one period's weights, cut over `tensor` alone, in the dtype that is computed in."""
+    leaves: Mapping[str, Leaf] = {p: leaf for p, leaf in blueprint.base.items() if p.startswith("layers.")}
+    count = sum(math.prod(leaf.shape) for leaf in leaves.values()) // max(blueprint.config.periods, 1)
+    return count * blueprint.compute.itemsize // blueprint.layout.mesh.tensor
