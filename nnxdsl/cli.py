@@ -26,15 +26,29 @@ REFUSED = 2
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
-_SERVES = {"python": ("show",), "quiet": ("run", "resume"), "restart": ("run",)}
+_PLAN_FLAGS = ("device", "count", "compile", "search", "why", "draw", "dump", "limit")
+_SERVES = {
+    "python": ("show",),
+    "quiet": ("run", "resume"),
+    "restart": ("run",),
+    "layout": ("diff",),
+    **dict.fromkeys(_PLAN_FLAGS, ("plan",)),
+}
 """The verbs on which a flag has an effect."""
+
+_PRINTS = ("json", "python", "why", "draw", "dump")
+"""Flags that say what is printed; one of them at a time."""
 
 _HELP = """\
 verbs:
   run FILE        train, or go on where the run's directory stands
   show FILE       every path and its value; what differs from the file is marked
   plan FILE       steps, tokens, parameters, memory and shardings, before a device is touched
-  diff FILE OTHER what differs, and whether it is the same run
+                    --device h200 [--count 8]  whether it fits; --compile: ask the compiler itself
+                    --search                   the best meshes, micro-batches and rematerialisations that fit
+                    --why PATH, --draw PATH    the rules and the picture of one array
+                    --dump                     one line an array: part path shape dtype spec bytes/device
+  diff FILE OTHER what differs, and whether it is the same run; --layout: which arrays lie elsewhere
   runs            all runs and how they stand
   resume RUN      go on with a run; only placement and cadence may change
 
@@ -63,6 +77,15 @@ class _Options(argparse.Namespace):
     python: bool
     quiet: bool
     restart: bool
+    layout: bool
+    device: str | None
+    count: int | None
+    compile: bool
+    search: bool
+    why: str | None
+    draw: str | None
+    dump: bool
+    limit: int | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,6 +134,15 @@ def _parser(prog: str | None, usage: str, description: str) -> argparse.Argument
     parser.add_argument(
         "--restart", action="store_true", help="run: move away what the run's directory holds, begin again"
     )
+    parser.add_argument("--layout", action="store_true", help="diff: the arrays that lie elsewhere")
+    parser.add_argument("--device", metavar="NAME", help="plan: the device that it is for: h200, v5e, ...")
+    parser.add_argument("--count", type=int, metavar="N", help="plan: how many devices")
+    parser.add_argument("--compile", action="store_true", help="plan: compile it, on this machine, for that device")
+    parser.add_argument("--search", action="store_true", help="plan: look for placements that fit, quickest first")
+    parser.add_argument("--why", metavar="PATH", help="plan: every rule that was tried for one array")
+    parser.add_argument("--draw", metavar="PATH", help="plan: which device holds which block of one array")
+    parser.add_argument("--dump", action="store_true", help="plan: the layout as text")
+    parser.add_argument("--limit", type=int, metavar="S", help="plan --compile: seconds it may take (default: 300)")
     return parser
 
 
@@ -159,13 +191,19 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
         experiment = load(_taken(words, f"{verb} needs a file or a run"), options.home)
     if verb == "diff":
         other = load(_taken(words, "diff needs another file or run to compare with"), options.home)
-        return _diff(override(experiment, words), other, as_json=options.json)
+        changed = override(experiment, words)
+        if options.layout:
+            command = importlib.import_module("nnxdsl.run.plan_command")
+            return command.diff_layouts(changed, other, (changed.id, other.id), as_json=options.json)
+        return _diff(changed, other, as_json=options.json)
     changed = override(experiment, words)
     if verb == "show":
         return _show(experiment, changed, options)
-    command = importlib.import_module("nnxdsl.run.command")
     if verb == "plan":
-        return command.plan_command(changed, as_json=options.json)
+        command = importlib.import_module("nnxdsl.run.plan_command")
+        given = {flag: getattr(options, flag) for flag in _PLAN_FLAGS if getattr(options, flag) is not None}
+        return command.plan_command(changed, command.Asked(**given, as_json=options.json, home=options.home))
+    command = importlib.import_module("nnxdsl.run.command")
     return command.run_command(
         changed, options.home, quiet=options.quiet, restart=options.restart, as_json=options.json
     )
@@ -181,11 +219,25 @@ def _no_verb(word: str, words: Sequence[str]) -> str:
 
 
 def _refuse_idle_flags(verb: str, options: _Options) -> None:
-    idle = [flag for flag, verbs in _SERVES.items() if getattr(options, flag) and verb not in verbs]
+    given = {flag for flag, value in vars(options).items() if value is not None and value is not False}
+    idle = [flag for flag, verbs in _SERVES.items() if flag in given and verb not in verbs]
     if idle:
         raise UsageError("; ".join(f"--{flag} has no effect on {verb}" for flag in idle))
-    if options.json and options.python:
-        raise UsageError("--json and --python exclude each other")
+    printed = [f"--{flag}" for flag in _PRINTS if flag in given]
+    if len(printed) > 1:
+        raise UsageError(f"{' and '.join(printed)} exclude each other")
+    if verb == "plan":
+        _refuse_idle_plan_flags(given)
+
+
+def _refuse_idle_plan_flags(given: set[str]) -> None:
+    alone = [f"--{flag}" for flag in ("compile", "why", "draw", "dump") if flag in given]
+    if "search" in given and alone:
+        raise UsageError(f"--search and {' and '.join(alone)} exclude each other")
+    if "compile" in given and (alone := [f"--{flag}" for flag in ("why", "draw", "dump") if flag in given]):
+        raise UsageError(f"--compile has no effect on what {' and '.join(alone)} prints")
+    if "limit" in given and "compile" not in given:
+        raise UsageError("--limit has no effect without --compile")
 
 
 def _taken(words: list[str], complaint: str) -> str:

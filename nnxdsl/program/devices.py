@@ -29,7 +29,7 @@ def device_mesh(asked: MeshSpec, devices: Sequence[Any], where: str = "Mesh") ->
     if needed > len(devices):
         kind = devices[0].device_kind if devices else "none"
         sizes = " x ".join(f"{axis}={size}" for axis, size in asked.sizes.items() if size > 1)
-        message = f"{sizes} takes {needed} devices, there are {len(devices)} ({kind})"
+        message = f"{sizes or 'a mesh of one'} takes {needed} devices, there are {len(devices)} ({kind})"
         raise PlanError([Problem("mesh", message)], where)
     if asked.slices == 1:
         return Mesh(_inside(tuple(asked.sizes.values()), devices[:needed]), MESH_AXES)

@@ -240,7 +240,7 @@ class Layout:
         return self._shards(target)
 
     def constrain(self, mesh: jax.sharding.Mesh) -> Callable[[jax.Array, Axes], jax.Array]:
-        """The function that lays an activation out by its logical axes; a dimension that does not divide stays whole."""
+        """The function that lays an activation out by its logical axes; what does not divide stays whole."""
 
         def constrained(x: jax.Array, axes: Axes) -> jax.Array:
             spec = self.resolve(axes, x.shape).spec

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import attrs
 import jax
@@ -83,7 +84,7 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
     if (copied := _turned_over(blueprint)) and "frozen" not in layout.offload:
         parts.append(Part("frozen weights, again", copied, "estimated", "the layers' in the order that gathers them"))
     parts.append(Part("gradients", gradients, "estimated", "float32, added up over micro-batches"))
-    rows = math.ceil(experiment.rows_at_once / layout.batch_shards(experiment.rows_at_once))
+    rows = rows_of(blueprint)
     if longest.trunk:
         found = (trace or activations)(blueprint, rows, experiment.memory)
         moment, how = _moment(blueprint, rows, longest, found)
@@ -99,6 +100,12 @@ _ARRAYS = {
     "reference": ("reference copy", "none where an adapter shares its base"),
     "optimizer": ("optimizer", "every array of its state"),
 }
+
+
+def rows_of(blueprint: Blueprint) -> int:
+    """Rows of a micro-batch on one device."""
+    rows = blueprint.experiment.rows_at_once
+    return math.ceil(rows / blueprint.layout.batch_shards(rows))
 
 
 def gradient_bytes(blueprint: Blueprint) -> tuple[int, int]:
@@ -125,16 +132,13 @@ def activations(blueprint: Blueprint, rows: int, memory: Memory) -> Kept:
         rows: Of one device.
         memory: What is computed again.
     """
-    config = _share(blueprint.config, blueprint.layout)
     context = blueprint.experiment.mesh.context
-    # A few-bit weight is unpacked again for the backward pass, so what is kept is that of the unpacked model.
-    one = template(config, blueprint.kept, blueprint.experiment.adapter)
-    trunk = _held(blueprint, one, rows, memory) // context
+    trunk = _held(blueprint, rows, memory.remat, memory.logprob_tokens) // context
+    everything = _held(blueprint, rows, "none", memory.logprob_tokens) // context
+    layers = blueprint.config.num_layers
     if memory.remat == "none":
-        layers = max(config.num_layers, 1)
         return Kept(trunk, trunk // layers)
-    everything = _held(blueprint, one, rows, attrs.evolve(memory, remat="none")) // context
-    return Kept(trunk, int(everything * config.window_pattern / config.num_layers))
+    return Kept(trunk, int(everything * blueprint.config.window_pattern / layers))
 
 
 def _share(config: DecoderConfig, layout: Layout) -> DecoderConfig:
@@ -154,9 +158,17 @@ def _share(config: DecoderConfig, layout: Layout) -> DecoderConfig:
     )
 
 
-def _held(blueprint: Blueprint, model: Template, rows: int, memory: Memory) -> int:
+@lru_cache(maxsize=8)
+def _one_share(blueprint: Blueprint) -> Template:
+    """The model of one device. Few-bit weights are unpacked again for the backward pass, so it has none."""
+    return template(_share(blueprint.config, blueprint.layout), blueprint.kept, blueprint.experiment.adapter)
+
+
+@lru_cache(maxsize=64)
+def _held(blueprint: Blueprint, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
     """Bytes that the derivative of a forward pass holds on to, beside the weights and the batch."""
-    forward = Forward(blueprint.compute, memory.remat, memory.logprob_tokens)
+    model = _one_share(blueprint)
+    forward = Forward(blueprint.compute, remat, logprob_tokens)
     batch = abstract_batch(blueprint.experiment.data, rows)
     trained = {path for path in model.variables if path in blueprint.trainable}
     leaves = {
@@ -190,14 +202,16 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tu
     tokens = rows * math.ceil(min(max(memory.logprob_tokens // blueprint.experiment.rows_at_once, 1), longest.head))
     table = words * config.embed_dim
     trained = blueprint.head_path in blueprint.trainable
-    gathered = (1 if trained else 2) * table * size if spread > 1 else 0
-    head = 2 * wide * tokens * words + gathered + (table * (wide + 2 * size // spread) if trained else 0)
-    weights = _period_weights(blueprint) * (1 if spread > 1 else 0) * (2 if trained else 1)
-    layers = int(kept.period * BACKWARD_SHARE) + weights if memory.remat == "full" else weights
+    # The tables of input and output, gathered. Frozen, they are gathered before all loops and stay.
+    tables = (1 if trained or config.tied_head else 2) * table * size if spread > 1 else 0
+    head = 2 * wide * tokens * words + (tables + table * (wide + 2 * size // spread) if trained else 0)
+    layers = int(kept.period * BACKWARD_SHARE) if memory.remat == "full" else 0
+    layers += _period_weights(blueprint) * (2 if trained else 1) if spread > 1 else 0
     layers += 2 * blueprint.layout.device_bytes().get("trainable", 0) * size // 4  # the gradients, and the zeros beside
+    stays = 0 if trained else tables
     if head >= layers:
-        return head, f"logits of {tokens} tokens x {words} words in float32, twice, and the head's weights"
-    return layers, "the backward pass of one period of layers, and its weights gathered"
+        return stays + head, f"logits of {tokens} tokens x {words} words in float32, twice, and the head's weights"
+    return stays + layers, "the backward pass of one period of layers, and its weights gathered"
 
 
 def _period_weights(blueprint: Blueprint) -> int:

@@ -1,105 +1,133 @@
-"""What a run will do and what it takes on each device, before a device is touched."""
+"""What a run will do and what it takes on each device, before a device is touched, as plain JSON values.
+
+`docs/plan.md` describes the form; the command line and the app read it.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import attrs
 
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.program import advice
 from nnxdsl.program.blueprint import Blueprint, draw
+from nnxdsl.program.cost import cost
+from nnxdsl.program.hardware import Device
+from nnxdsl.program.layout import Layout, Placed, starred
+from nnxdsl.program.memory import activations, memory, rows_of
+from nnxdsl.program.rules import Target
 from nnxdsl.program.shapes import Lengths, lengths
 from nnxdsl.spec.experiment import Experiment
 
-
-@attrs.frozen
-class Part:
-    """Bytes on one device for one purpose, how they were found ("exact" or "estimated"), and the reckoning in words."""
-
-    name: str
-    bytes: int
-    tag: str
-    how: str
+SCHEMA = 1
+"""Of the form; raised when a reader of an older one would misread it."""
 
 
-def memory(blueprint: Blueprint, longest: Lengths) -> list[Part]:
-    """Per-device memory, part by part."""
-    experiment, config = blueprint.experiment, blueprint.config
-    placed = blueprint.layout.device_bytes()
-    parts = [
-        Part("frozen weights", placed.get("frozen", 0), "exact", "every array of the layout"),
-        Part("trainable weights", placed.get("trainable", 0), "exact", "float32"),
-        Part("reference copy", placed.get("reference", 0), "exact", "none where an adapter shares its base"),
-        Part("optimizer", placed.get("optimizer", 0), "exact", "every array of its state"),
-        Part("gradients", 2 * placed.get("trainable", 0), "estimated", "float32: one of this part, one added up"),
-    ]
-    shards = blueprint.layout.batch_shards(experiment.rows_at_once)
-    rows = experiment.rows_at_once / shards
-    activations, how = _activations(config, rows, longest.trunk, blueprint.compute.itemsize, experiment.memory.remat)
-    parts.append(Part("activations", activations, "estimated", how))
-    chunk = math.ceil(min(experiment.memory.logprob_tokens / shards, rows * max(longest.head, 1)))
-    logits = 3 * 4 * chunk * -(-config.vocab_size // experiment.mesh.tensor)
-    parts.append(
-        Part(
-            "log-probabilities",
-            logits,
-            "estimated",
-            f"{chunk} tokens x {config.vocab_size} logits, float32, three copies",
-        )
-    )
-    return [part for part in parts if part.bytes]
+def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = None) -> dict[str, Any]:
+    """The plan of an experiment.
 
-
-def _activations(config: DecoderConfig, rows: float, length: int, size: int, remat: str) -> tuple[int, str]:
-    """Bytes kept for the backward pass: of a layer, for all of them or for one period and the layers' inputs."""
-    tokens = rows * length
-    # Autodiff keeps what norms and gelu compute on their way, too; checked against XLA's figures in the tests.
-    width = 20 * config.embed_dim + 8 * config.num_heads * config.head_dim + 8 * config.mlp_dim
-    layer = tokens * width * size + 2 * rows * config.num_heads * length**2 * 4
-    if remat == "full":
-        inputs = tokens * config.embed_dim * size * (config.num_layers // config.window_pattern + 1)
-        return int(inputs + layer * config.window_pattern), "inputs of each period, and one period in full"
-    return int(layer * config.num_layers), "what each layer keeps for the backward pass"
-
-
-def plan(experiment: Experiment, platform: str = "cpu") -> dict[str, Any]:
-    """The plan as plain JSON values.
+    Args:
+        experiment: What is asked for.
+        platform: "cpu", "gpu" or "tpu": what `Precision.compute="auto"` goes by.
+        device: The device that it is meant for; None for no verdict.
 
     Raises:
         PlanError: with everything that does not fit.
     """
     blueprint = draw(experiment, platform)
-    longest = lengths(experiment.data)
+    layout, longest = blueprint.layout, lengths(experiment.data)
     parts = memory(blueprint, longest)
+    here, away = (sum(part.bytes for part in parts if part.memory == where) for where in ("device", "host"))
+    heads = blueprint.config.num_heads, blueprint.config.num_kv_heads
     return {
+        "schema": SCHEMA,
         "id": experiment.id,
         "steps": experiment.steps,
+        "batch_size": experiment.batch_size,
         "rows": experiment.steps * experiment.batch_size,
         "tokens_at_most": experiment.steps * experiment.batch_size * longest.trunk,
         "microbatches": experiment.microbatches,
         "parameters": blueprint.parameters,
         "compute": blueprint.compute.name,
+        "platform": platform,
         "reference": _reference(blueprint),
-        "mesh": experiment.mesh.sizes,
-        "devices": experiment.mesh.device_count,
         "memory": [attrs.asdict(part) for part in parts],
-        "bytes_per_device": sum(part.bytes for part in parts),
-        "arrays": [
-            {
-                "path": placed.path,
-                "part": placed.part,
-                "axes": list(placed.axes),
-                "dtype": placed.dtype,
-                "shape": list(placed.shape),
-                "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in placed.resolved.spec],
-                "device_shape": list(placed.device_shape),
-                "device_bytes": placed.device_bytes,
-                "why": [attrs.asdict(tried) for tried in placed.resolved.trace],
-            }
-            for placed in blueprint.layout
+        "bytes_per_device": here,
+        "host_bytes_per_device": away,
+        "remat": experiment.memory.remat,
+        "activations": _by_policy(blueprint, longest),
+        "device": None if device is None else _device(device),
+        "verdict": None if device is None or device.usable is None else _verdict(here, device.usable),
+        "step_seconds": None if device is None or device.flops is None else _seconds(blueprint, longest, device),
+        "warnings": [
+            attrs.asdict(found) for found in advice.warnings(layout, experiment.rows_at_once, longest.trunk, heads)
         ],
+        "compiled": None,
+        **describe(layout),
     }
+
+
+def describe(layout: Layout) -> dict[str, Any]:
+    """A layout: its mesh, its rules, and every array; what a run keeps as `layout.json`."""
+    return {
+        "mesh": layout.mesh.sizes,
+        "slices": layout.mesh.slices,
+        "across": layout.mesh.across,
+        "devices": layout.mesh.device_count,
+        "rules": [[logical, _plain(target)] for logical, target in layout.rules],
+        "arrays": [_array(placed) for placed in layout],
+    }
+
+
+def _array(placed: Placed) -> dict[str, Any]:
+    """One array and where it lives."""
+    return {
+        "path": placed.path,
+        "group": starred(placed.path),
+        "part": placed.part,
+        "axes": [axis if isinstance(axis, str) else None for axis in placed.axes],
+        "dtype": placed.dtype,
+        "shape": list(placed.shape),
+        "spec": [_plain(target) for target in placed.spec],
+        "device_shape": list(placed.device_shape),
+        "bytes": placed.bytes,
+        "device_bytes": placed.device_bytes,
+        "replicas": placed.replicas,
+        "memory": placed.memory,
+        "why": [{**attrs.asdict(tried), "axes": _plain(tried.axes)} for tried in placed.resolved.trace],
+    }
+
+
+def _plain(target: Target) -> str | list[str] | None:
+    return list(target) if isinstance(target, tuple) else target
+
+
+def _by_policy(blueprint: Blueprint, longest: Lengths) -> dict[str, int]:
+    """Bytes that are kept for the backward pass, by rematerialisation policy."""
+    if not longest.trunk:
+        return {}
+    rows, asked = rows_of(blueprint), blueprint.experiment.memory
+    return {remat: activations(blueprint, rows, attrs.evolve(asked, remat=remat)).trunk for remat in ("none", "full")}
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "description": device.description,
+        "memory": device.memory,
+        "usable": device.usable,
+    }
+
+
+def _verdict(needed: int, usable: int) -> dict[str, Any]:
+    fits, of = needed <= usable, f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB"
+    left = abs(usable - needed) / 2**30
+    message = f"fits: {of}, {left:.1f} GiB free" if fits else f"does not fit: {of}, {left:.1f} GiB too much"
+    return {"fits": fits, "share": needed / usable, "message": message}
+
+
+def _seconds(blueprint: Blueprint, longest: Lengths, device: Device) -> dict[str, float] | None:
+    return attrs.asdict(cost(blueprint, longest, device)) if longest.trunk else None
 
 
 def _reference(blueprint: Blueprint) -> str:

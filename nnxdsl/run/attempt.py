@@ -19,6 +19,7 @@ from nnxdsl.data.order import Batches
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.initial import Source
+from nnxdsl.program.plan import describe
 from nnxdsl.run import process
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.digest import digest
@@ -244,7 +245,7 @@ class Attempt:
                 directory.append_event({"event": name, **dataset.report.to_dict()})
                 self._log("\n".join(dataset.report.lines()))
         self._tell(f"resuming {directory.path} at step {start}" if start else f"starting {directory.path}")
-        directory.write_layout([_described(placed) for placed in program.layout])
+        directory.write_layout(describe(program.layout))
         checkpoint = start or None
         directory.write_status(
             state="compiling", attempt=self.number, step=start, checkpoint=checkpoint, stage="compiling the first step"
@@ -402,12 +403,6 @@ def _status_of(directory: RunDirectory) -> Status:
         return directory.status()
     except RunError:  # damaged; it is about to be written anew
         return Status(state="queued")
-
-
-def _described(placed: Any) -> dict[str, Any]:
-    """One array of the layout as plain JSON values."""
-    plain = attrs.asdict(placed, filter=lambda attribute, _: attribute.name != "resolved")
-    return {**plain, "spec": list(placed.resolved.spec)}
 
 
 def _short(value: object) -> str:

@@ -1,0 +1,122 @@
+"""How long a step should take: products, bytes and transfers from shapes alone, over a device's published speeds.
+
+The figures rank meshes; they do not foretell a clock. Products are taken at `EFFICIENCY` of the peak, half of the
+transfers are taken to hide behind them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.hardware import Device
+from nnxdsl.program.rules import mesh_axes
+from nnxdsl.program.shapes import Lengths
+from nnxdsl.spec.placement import MESH_AXES
+
+EFFICIENCY = 0.5
+"""Share of the peak that large matrix products reach."""
+
+HIDDEN = 0.5
+"""Share of the transfers that is over before the products beside them are."""
+
+
+@attrs.frozen
+class Work:
+    """Of one step on one device.
+
+    Attributes:
+        flops: Products that are computed, those that are computed again among them.
+        memory_bytes: Read from and written to the device's own memory.
+        link_bytes: Sent over the mesh axes, by axis.
+    """
+
+    flops: float
+    memory_bytes: float
+    link_bytes: dict[str, float]
+
+
+@attrs.frozen
+class Cost:
+    """Seconds of one step.
+
+    Attributes:
+        compute: Products at `EFFICIENCY` of the peak.
+        memory: The device's own memory at its bandwidth.
+        links: Transfers at the speeds of the links that their axes run over.
+        step: The larger of the first two, and what is not hidden of the third.
+    """
+
+    compute: float
+    memory: float
+    links: float
+    step: float
+
+
+def work(blueprint: Blueprint, longest: Lengths) -> Work:
+    """What one device does in one step."""
+    experiment, config, layout = blueprint.experiment, blueprint.config, blueprint.layout
+    sizes = layout.mesh.sizes
+    rows, times = experiment.rows_at_once, experiment.microbatches
+    batch, tokens_cut = layout.batch_shards(rows), sizes["context"]
+    (wide,) = layout.resolve(("activation_mlp",), (config.mlp_dim,)).spec
+    tensor = math.prod(sizes[axis] for axis in mesh_axes(wide))
+    again = experiment.memory.remat == "full"
+    adapted, compared = bool(blueprint.frozen), blueprint.reference is not None
+
+    matrices = {p: leaf for p, leaf in blueprint.base.items() if p.startswith(("layers.", "tail.")) and "kernel" in p}
+    trunk = sum(math.prod(leaf.shape) for leaf in matrices.values())
+    table = config.vocab_size * config.embed_dim
+    extra = blueprint.parameters["trainable"] if adapted else 0
+    tokens, targets = experiment.batch_size * longest.trunk, experiment.batch_size * longest.head
+    scores = 4 * config.num_heads * config.head_dim * longest.trunk * tokens * config.num_layers
+    # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
+    passes = 1 + 1 + (not adapted) + again + compared
+    flops = 2 * trunk * tokens * passes + 2 * extra * tokens * (3 + again + compared) + scores * (3 + again + compared)
+    flops += 2 * table * targets * (3 + (blueprint.head_path in blueprint.trainable) + compared)
+
+    here = rows / batch / tokens_cut  # rows of a micro-batch on one device, as if whole ones
+    size = blueprint.compute.itemsize
+    activation = here * longest.trunk * config.embed_dim * size
+    weights = (trunk + table) * size / tensor
+    sweeps = (2 + again + compared) * times
+    moved = weights * sweeps + 12 * activation * config.num_layers * sweeps
+    moved += sum(layout.device_bytes().get(part, 0) for part in ("trainable", "optimizer")) * 2
+    spread = sizes["fsdp"] * tokens_cut * sizes["expert"]
+    trained = sum(math.prod(leaf.shape) for leaf in blueprint.trainable.values()) * size / tensor
+    links = {
+        "fsdp": (weights * sweeps + trained * times) * (1 - 1 / spread),
+        "data": 2 * trained / spread * times * (1 - 1 / sizes["data"]),
+        "tensor": 4 * activation * config.num_layers * sweeps * (1 - 1 / tensor),
+        "context": 2 * here * tokens_cut * longest.trunk * config.num_kv_heads * config.head_dim * size / tensor
+        * config.num_layers * sweeps * (1 - 1 / tokens_cut),
+    }  # fmt: skip
+    return Work(flops / (batch * tokens_cut * tensor), moved, links)
+
+
+def cost(blueprint: Blueprint, longest: Lengths, device: Device) -> Cost:
+    """Seconds of one step on devices of one kind.
+
+    Args:
+        blueprint: The program without devices.
+        longest: The longest rows of its data.
+        device: With published speeds.
+    """
+    done = work(blueprint, longest)
+    assert device.flops
+    assert device.bandwidth
+    compute, memory = done.flops / (device.flops * EFFICIENCY), done.memory_bytes / device.bandwidth
+    links = sum(count / _speed(blueprint, axis, device) for axis, count in done.link_bytes.items() if count)
+    return Cost(compute, memory, links, max(compute, memory) + (1 - HIDDEN) * links)
+
+
+def _speed(blueprint: Blueprint, axis: str, device: Device) -> float:
+    """Bytes a second along a mesh axis: fast if all devices that differ in it lie in one fast domain."""
+    mesh = blueprint.layout.mesh
+    faster = MESH_AXES[MESH_AXES.index(axis) :]
+    span = math.prod(mesh.sizes[name] for name in faster)
+    assert device.link
+    assert device.slow_link
+    return device.link if span <= device.domain and mesh.across.get(axis, 1) == 1 else device.slow_link
