@@ -228,6 +228,9 @@ def _refuse_idle_flags(verb: str, options: _Options) -> None:
         raise UsageError(f"{' and '.join(printed)} exclude each other")
     if verb == "plan":
         _refuse_idle_plan_flags(given)
+        for flag, number in (("count", options.count), ("limit", options.limit)):
+            if number is not None and number < 1:
+                raise UsageError(f"--{flag}: expected a value > 0, got {number}")
 
 
 def _refuse_idle_plan_flags(given: set[str]) -> None:

@@ -15,6 +15,7 @@ from nnxdsl.models.attention import Places, right_padded
 from nnxdsl.models.blocks import KV, Block, Context, context, norm_of, write
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.layers import Embedding, Head
+from nnxdsl.models.pipeline import Stages, run_stages
 
 Remat = Literal["none", "full"]
 
@@ -123,6 +124,7 @@ class Decoder(nnx.Module):
         cache: Cache | None = None,
         dtype: DTypeLike,
         remat: Remat = "none",
+        stages: Stages | None = None,
     ) -> tuple[jax.Array, Cache | None]:
         """Hidden states after the final norm.
 
@@ -133,6 +135,7 @@ class Decoder(nnx.Module):
                 for them: the index is traced and cannot be checked here.
             dtype: of the residual stream and the matrix products; norms, softmax and RoPE are float32.
             remat: "full" recomputes each period in the backward pass; "none" keeps what it needs.
+            stages: cuts the stack of periods into stages that work at the same time; not with a cache.
 
         Returns:
             (hidden `[B, T, D]` in `dtype`, the cache with the tokens in it; None if none was given).
@@ -152,7 +155,9 @@ class Decoder(nnx.Module):
         shared = context(self.config, places, keys, index)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
         layers, tail = (None, None) if cache is None else (cache.layers, cache.tail)
-        if self.layers is not None:
+        if self.layers is not None and stages is not None and cache is None:
+            x = _run_in_stages(self.layers, x, shared, stages, remat)
+        elif self.layers is not None:
             x, layers = _run_stack(self.layers, x, shared, layers, self.config.periods, remat)
         if self.tail is not None:
             x, tail = _run_tail(self.tail, x, shared, tail, remat)
@@ -232,6 +237,19 @@ def _run_stack(
 
     (x, past), _ = jax.lax.scan(step, (x, past), (jnp.arange(periods, dtype=jnp.int32), state))
     return x, past
+
+
+def _run_in_stages(layers: Period, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
+    graphdef, state = nnx.split(layers)
+    run = _period_runner(graphdef, remat)
+
+    def stack(state: nnx.State, x: jax.Array, context: Context) -> jax.Array:
+        def step(x: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
+            return run(arrive(state, "layers"), x, context, None)[0], None
+
+        return jax.lax.scan(step, x, state)[0]
+
+    return run_stages(stack, state, x, context, stages)
 
 
 def _run_tail(

@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.activations import constrain
 from nnxdsl.models.decoder_config import NormScale, RopeRamp
 
 
@@ -86,7 +87,8 @@ class Embedding(nnx.Module):
 
         The factor is rounded to `dtype` first: the published weights were trained so (55.4256 is 55.5 in bfloat16).
         """
-        table = self.embedding[...]
+        # Looked up whole: were it cut along D, rows of all devices would have to be brought together afterwards.
+        table = constrain(self.embedding[...], "vocab", None)
         vectors = jnp.take(table, tokens, axis=0).astype(dtype)  # [B, T, D]
         return vectors * jnp.asarray(table.shape[-1] ** 0.5, dtype) if self.scaled else vectors
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import attrs
 
 from nnxdsl.program.layout import ACTIVATION_AXES, Layout, Placed, starred
-from nnxdsl.program.rules import mesh_axes, sizes
+from nnxdsl.program.rules import Rules, Target, Tried, mesh_axes, sizes
 from nnxdsl.spec.errors import Problem, SpecError
 from nnxdsl.spec.placement import Mesh
 
@@ -17,6 +19,8 @@ REPLICATED_AT_MOST = 0.02
 """Share of the parameters' bytes that may be copied along a mesh axis without a word."""
 
 _SHOWN = 3
+_ROWS = ("batch", "head_batch")
+_ALL_OF_THEM = "every device computes all of them"
 _MESHES_TRIED = 400
 
 
@@ -44,10 +48,11 @@ def warnings(layout: Layout, rows: int, length: int, heads: tuple[int, int]) -> 
         length: Tokens of a row that go through the layers.
         heads: How many query heads and key/value heads an attention layer has.
     """
+    traces = _traces(layout, rows, length)
     return [
         *_replicated(layout),
-        *_idle_axes(layout, rows, length),
-        *_idle_rules(layout),
+        *_idle_axes(layout, traces),
+        *_idle_rules(layout, traces),
         *_uncut_batch(layout, rows),
         *_indivisible(layout),
         *_cut_heads(layout, heads),
@@ -82,41 +87,82 @@ def _could(placed: Placed, axis: str, size: int) -> str:
     return f"{' or '.join(able)} could lie on {axis}" if able else f"no dimension divides by {axis}={size}"
 
 
-def _idle_axes(layout: Layout, rows: int, length: int) -> Iterator[Warning]:
-    shape = (rows, length) if length else None
-    used = {axis for target in layout.resolve(("batch", "length"), shape).spec for axis in mesh_axes(target)}
-    used |= {axis for placed in layout.parameters() for axis in placed.used_axes}
+def _idle_axes(layout: Layout, traces: Sequence[_Trace]) -> Iterator[Warning]:
+    used = {axis for trace in traces for one in trace.tried if one.outcome == "taken" for axis in mesh_axes(one.axes)}
     for axis, size in layout.mesh.sizes.items():
         if size > 1 and axis not in used:
             yield Warning("axis", f"mesh.{axis}", f"nothing is split over {axis}={size}: its devices do the same work")
 
 
-def _idle_rules(layout: Layout) -> Iterator[Warning]:
-    """A user's rules that no array took, and the reason that most arrays gave."""
+@attrs.frozen
+class _Trace:
+    """How one array or activation was resolved; `own` of its rules, the first ones, are those of its path."""
+
+    tried: tuple[Tried, ...]
+    rules: Rules
+    own: tuple[tuple[int, int], ...] = ()
+
+    def why(self, one: Tried) -> str:
+        """Why a rule was not taken, with the rule that was in full: its number is among all rules, not the user's."""
+        return re.sub(r"^rule (\d+)", lambda found: "({!r}, {!r})".format(*self.rules[int(found[1])]), one.why)
+
+
+def _traces(layout: Layout, rows: int, length: int) -> list[_Trace]:
+    """Of every parameter, and of every activation as the model names its axes."""
+    found: list[_Trace] = []
+    for placed in layout.parameters():
+        own = [
+            (index, number)
+            for index, (pattern, rules) in enumerate(layout.mesh.array_rules)
+            if fnmatch.fnmatchcase(placed.path, pattern)
+            for number in range(len(rules))
+        ]
+        found.append(_Trace(placed.resolved.trace, placed.rules, tuple(own)))
+    # Rows are filled up to a length that `context` divides; nothing is asked here of widths, and zero divides.
+    filled = length + -length % layout.mesh.context
+    for width in (axis for axis in ACTIVATION_AXES if axis not in (*_ROWS, "length")):
+        for first in _ROWS:
+            found.append(_Trace(layout.resolve((first, "length", width), (rows, filled, 0)).trace, layout.rules))
+    return found
+
+
+def _idle_rules(layout: Layout, traces: Sequence[_Trace]) -> Iterator[Warning]:
+    """A user's rules that nothing took, and the reason that most gave."""
     first = {rule: index for index, rule in reversed(list(enumerate(layout.rules)))}
-    traces = [placed.resolved.trace for placed in layout if placed.rules == layout.rules]
-    traces += [layout.resolve((axis,)).trace for axis in ACTIVATION_AXES]
+    told: dict[int, list[tuple[str, str]]] = {}
+    told_own: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for trace in traces:
+        for one in trace.tried:
+            number = (-1 if one.rule is None else one.rule) - len(trace.own)
+            if one.rule is not None and number < 0:
+                told_own.setdefault(trace.own[one.rule], []).append((one.outcome, trace.why(one)))
+            elif one.rule is not None:
+                told.setdefault(number, []).append((one.outcome, trace.why(one)))
     for index, rule in enumerate(layout.mesh.rules):
-        number = first[rule]
-        tried = [one for trace in traces for one in trace if one.rule == number]
-        if any(one.outcome == "taken" for one in tried):
-            continue
+        tried = told.get(first[rule], [])
         if rule in layout.mesh.rules[:index]:
-            why = "it stands there twice"
-        elif not tried:
-            why = f"no array of this experiment has an axis '{rule[0]}'"
-        else:
-            why = max((one.why for one in tried), key=[one.why for one in tried].count)
-        yield Warning("rule", f"mesh.rules.{index}", f"({rule[0]!r}, {rule[1]!r}) has no effect: {why}")
+            tried = [("used", "it stands there twice")]
+        yield from _without_effect(f"mesh.rules.{index}", rule, tried)
+    for index, (_, rules) in enumerate(layout.mesh.array_rules):
+        for number, rule in enumerate(rules):
+            yield from _without_effect(f"mesh.array_rules.{index}.1.{number}", rule, told_own.get((index, number), []))
+
+
+def _without_effect(path: str, rule: tuple[str, Target], tried: Sequence[tuple[str, str]]) -> Iterator[Warning]:
+    if any(outcome == "taken" for outcome, _ in tried):
+        return
+    reasons = [why for _, why in tried] or [f"no array of this experiment has an axis '{rule[0]}'"]
+    why = max(reasons, key=reasons.count)
+    yield Warning("rule", path, f"({rule[0]!r}, {rule[1]!r}) has no effect: {why}")
 
 
 def _uncut_batch(layout: Layout, rows: int) -> Iterator[Warning]:
     (asked,) = layout.resolve(("batch",)).spec
-    if layout.batch_spec(rows)[0] != asked:
+    (found,) = layout.batch_spec(rows)
+    if found != asked:
         over = sizes(asked, layout.mesh.sizes)
-        yield Warning(
-            "batch", "microbatch_size", f"{rows} rows do not divide by {over}: every device computes all of them"
-        )
+        instead = f"they are split over {sizes(found, layout.mesh.sizes)} alone" if found else _ALL_OF_THEM
+        yield Warning("batch", "microbatch_size", f"{rows} rows do not divide by {over}: {instead}")
 
 
 def _indivisible(layout: Layout) -> Iterator[Warning]:
@@ -124,7 +170,7 @@ def _indivisible(layout: Layout) -> Iterator[Warning]:
     for placed in layout.parameters():
         why = [f"axis {one.dimension}: {one.why}" for one in placed.resolved.trace if one.outcome == "indivisible"]
         if why:
-            found.setdefault(starred(placed.path), "; ".join(why))
+            found.setdefault(starred(placed.path), "; ".join(dict.fromkeys(why)))
     if found:
         shown = ", ".join(f"{path} ({why})" for path, why in list(found.items())[:_SHOWN])
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""

@@ -237,6 +237,8 @@ def compile(
             layout.constrain(mesh) if mesh.size > 1 else None,
             layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
             experiment.mesh.context,
+            layout.stages,
+            layout.batch_shards(experiment.rows_at_once),
         ),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,

@@ -18,6 +18,7 @@ from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.models.activations import Arrival, Constraint, constrained_by
 from nnxdsl.models.attention import Places, right_padded
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.tree import Template
 from nnxdsl.program.logprobs import TokenStats, token_stats
 from nnxdsl.program.losses import Pairs
@@ -34,6 +35,8 @@ class Forward:
         constrain: Lays an activation out over the devices by its logical axes; None on one device.
         arrive: Lays a weight out, by its path, and fetches it from the host's memory if it lies there; None as above.
         length_multiple: Rows are filled to a multiple of so many tokens, so that they can be cut into as many parts.
+        stages: In how many stages the stack of layers is cut.
+        row_shards: Over how many devices the rows are cut.
     """
 
     dtype: Any
@@ -42,6 +45,8 @@ class Forward:
     constrain: Constraint | None = None
     arrive: Arrival | None = None
     length_multiple: int = 1
+    stages: int = 1
+    row_shards: int = 1
 
     def pairs(self, model: Decoder, batch: PairBatch) -> tuple[Pairs, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
@@ -87,12 +92,25 @@ class Forward:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
             places = Places(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
         with constrained_by(self.constrain, self.arrive):
-            hidden, _ = model(tokens, places, dtype=self.dtype, remat=self.remat)
+            hidden, _ = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=self._stages(len(tokens)))
         return hidden[:, :length]
+
+    def _stages(self, rows: int) -> Stages | None:
+        if self.stages == 1:
+            return None
+        return Stages(self.stages, parts_in_stages(self.stages, rows // self.row_shards), "stage")
 
     def _stats(self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array) -> TokenStats:
         with constrained_by(self.constrain):
             return token_stats(hidden, model.head(), targets, mask, self.logprob_tokens)
+
+
+def parts_in_stages(stages: int, rows: int) -> int:
+    """In how many parts a device's rows follow each other through the stages.
+
+    As many as there are rows for, up to four times the stages: little time is lost then, and products are still large.
+    """
+    return max(parts for parts in range(1, min(rows, 4 * stages) + 1) if rows % parts == 0)
 
 
 def pair_places(batch: PairBatch) -> Places:

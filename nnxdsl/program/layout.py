@@ -23,7 +23,7 @@ HOST = "pinned_host"
 """The memory that offloaded arrays lie in."""
 
 ACTIVATION_AXES = (
-    "batch", "length", "activation_embed", "activation_heads", "activation_kv_heads", "activation_mlp",
+    "batch", "head_batch", "length", "activation_embed", "activation_heads", "activation_kv_heads", "activation_mlp",
     "activation_vocab",
 )  # fmt: skip
 """Logical axes that only activations have."""
@@ -238,6 +238,13 @@ class Layout:
         """In how many parts the rows of a batch are cut."""
         (target,) = self.batch_spec(rows)
         return self._shards(target)
+
+    @property
+    def stages(self) -> int:
+        """In how many stages the stack of layers works: as many as it is cut into along the axis of that name."""
+        stacked = {placed.shards[0] for placed in self.parameters() if placed.axes[:1] == ("layers",)}
+        (target,) = self.resolve(("layers",)).spec
+        return self.mesh.stage if target == "stage" and stacked == {self.mesh.stage} else 1
 
     def constrain(self, mesh: jax.sharding.Mesh) -> Callable[[jax.Array, Axes], jax.Array]:
         """The function that lays an activation out by its logical axes; what does not divide stays whole."""

@@ -60,9 +60,9 @@ def token_stats(
 
     @jax.checkpoint
     def one(head: jax.Array, hidden: jax.Array, targets: jax.Array) -> tuple[jax.Array, ...]:
-        hidden = constrain(hidden, "batch", "length", "activation_embed")
+        hidden = constrain(hidden, "head_batch", "length", "activation_embed")
         logits = jnp.einsum("bcd,vd->bcv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
-        logits = constrain(logits, "batch", "length", "activation_vocab")
+        logits = constrain(logits, "head_batch", "length", "activation_vocab")
         log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, c]
         logp = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - log_z
         still = jax.lax.stop_gradient(logits)

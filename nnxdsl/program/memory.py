@@ -15,15 +15,18 @@ from typing import Any, Literal
 
 import attrs
 import jax
+import jax.numpy as jnp
 
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.tree import Leaf, Template
 from nnxdsl.program.blueprint import Blueprint, template
 from nnxdsl.program.forward import Forward
-from nnxdsl.program.layout import Layout, bits
+from nnxdsl.program.layout import bits
 from nnxdsl.program.rules import mesh_axes
 from nnxdsl.program.shapes import Lengths, abstract_batch
+from nnxdsl.spec.adapter import Adapter
+from nnxdsl.spec.data import Data
 from nnxdsl.spec.placement import Memory
 
 
@@ -61,9 +64,10 @@ class Kept:
 
 Trace = Callable[[Blueprint, int, Memory], Kept]
 
-BACKWARD_SHARE = 0.6
-"""Of what the derivative of a period holds on to, the part that is live at once where the period is computed again: the
-rest is fused into what reads it. Measured on XLA for GPUs."""
+BACKWARD_SHARE = {"adapters": 0.6, "weights": 0.5}
+"""Of what the derivative of a period holds on to, the part that is live at once where the period is computed again, by
+what is trained: the rest is fused into what reads it. Measured on XLA for GPUs by `benchmarks/plan_memory.py`; where
+weights are trained, the derivative holds on to more, and more of that is used up at once."""
 
 
 def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -> list[Part]:
@@ -132,47 +136,69 @@ def activations(blueprint: Blueprint, rows: int, memory: Memory) -> Kept:
         rows: Of one device.
         memory: What is computed again.
     """
-    context = blueprint.experiment.mesh.context
-    trunk = _held(blueprint, rows, memory.remat, memory.logprob_tokens) // context
-    everything = _held(blueprint, rows, "none", memory.logprob_tokens) // context
+    context, share = blueprint.experiment.mesh.context, share_of(blueprint)
+    trunk = _held(share, rows, memory.remat, memory.logprob_tokens) // context
+    everything = _held(share, rows, "none", memory.logprob_tokens) // context
     layers = blueprint.config.num_layers
     if memory.remat == "none":
         return Kept(trunk, trunk // layers)
     return Kept(trunk, int(everything * blueprint.config.window_pattern / layers))
 
 
-def _share(config: DecoderConfig, layout: Layout) -> DecoderConfig:
-    """The network of which one device computes all heads, MLP columns and words."""
+@attrs.frozen
+class Share:
+    """What one device computes of a forward pass: equal for all meshes that cut the network alike.
 
-    def share(axis: str, size: int) -> int:
+    Attributes:
+        config: The network of which it computes all heads, MLP columns and words.
+        compute: Dtype of activations and products.
+        kept: Dtype of frozen weights. Few-bit ones are unpacked again for the backward pass, so there are none here.
+        adapter: What is trained beside them, or None.
+        trainable: Paths of what is trained.
+        data: What its rows are of.
+    """
+
+    config: DecoderConfig
+    compute: jnp.dtype
+    kept: jnp.dtype
+    adapter: Adapter | None
+    trainable: frozenset[str]
+    data: Data
+
+
+def share_of(blueprint: Blueprint) -> Share:
+    """One device's share of a program."""
+    config, layout, asked = blueprint.config, blueprint.layout, blueprint.experiment
+
+    def cut(axis: str, size: int) -> int:
         (target,) = layout.resolve((axis,), (size,)).spec
         return size // math.prod(layout.mesh.sizes[name] for name in mesh_axes(target))
 
-    heads = share("activation_heads", config.num_heads)
-    return attrs.evolve(
+    heads = cut("activation_heads", config.num_heads)
+    own = attrs.evolve(
         config,
         num_heads=heads,
-        num_kv_heads=math.gcd(heads, share("activation_kv_heads", config.num_kv_heads)),
-        mlp_dim=share("activation_mlp", config.mlp_dim),
-        vocab_size=share("activation_vocab", config.vocab_size),
+        num_kv_heads=math.gcd(heads, cut("activation_kv_heads", config.num_kv_heads)),
+        mlp_dim=cut("activation_mlp", config.mlp_dim),
+        vocab_size=cut("activation_vocab", config.vocab_size),
     )
+    return Share(own, blueprint.compute, blueprint.kept, asked.adapter, frozenset(blueprint.trainable), asked.data)
 
 
 @lru_cache(maxsize=8)
-def _one_share(blueprint: Blueprint) -> Template:
-    """The model of one device. Few-bit weights are unpacked again for the backward pass, so it has none."""
-    return template(_share(blueprint.config, blueprint.layout), blueprint.kept, blueprint.experiment.adapter)
+def _network(config: DecoderConfig, kept: jnp.dtype, adapter: Adapter | None) -> Template:
+    return template(config, kept, adapter)
 
 
-@lru_cache(maxsize=64)
-def _held(blueprint: Blueprint, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
+@lru_cache(maxsize=256)
+def _held(share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
     """Bytes that the derivative of a forward pass holds on to, beside the weights and the batch."""
-    model = _one_share(blueprint)
-    forward = Forward(blueprint.compute, remat, logprob_tokens)
-    batch = abstract_batch(blueprint.experiment.data, rows)
-    trained = {path for path in model.variables if path in blueprint.trainable}
+    model = _network(share.config, share.kept, share.adapter)
+    forward = Forward(share.compute, remat, logprob_tokens)
+    batch = abstract_batch(share.data, rows)
+    trained = {path for path in model.variables if path in share.trainable}
     leaves = {
-        path: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute if path in trained else leaf.dtype)
+        path: jax.ShapeDtypeStruct(leaf.shape, share.compute if path in trained else leaf.dtype)
         for path, leaf in model.variables.items()
     }
     found: list[int] = []
@@ -198,14 +224,15 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tu
     config, mesh, memory = blueprint.config, blueprint.layout.mesh, blueprint.experiment.memory
     wide, size = 4, blueprint.compute.itemsize
     spread = mesh.fsdp * mesh.context * mesh.expert
-    words = _share(config, blueprint.layout).vocab_size
+    words = share_of(blueprint).config.vocab_size
     tokens = rows * math.ceil(min(max(memory.logprob_tokens // blueprint.experiment.rows_at_once, 1), longest.head))
     table = words * config.embed_dim
     trained = blueprint.head_path in blueprint.trainable
     # The tables of input and output, gathered. Frozen, they are gathered before all loops and stay.
     tables = (1 if trained or config.tied_head else 2) * table * size if spread > 1 else 0
     head = 2 * wide * tokens * words + (tables + table * (wide + 2 * size // spread) if trained else 0)
-    layers = int(kept.period * BACKWARD_SHARE) if memory.remat == "full" else 0
+    share = BACKWARD_SHARE["adapters" if blueprint.frozen else "weights"]
+    layers = int(kept.period * share) if memory.remat == "full" else 0
     layers += _period_weights(blueprint) * (2 if trained else 1) if spread > 1 else 0
     layers += 2 * blueprint.layout.device_bytes().get("trainable", 0) * size // 4  # the gradients, and the zeros beside
     stays = 0 if trained else tables

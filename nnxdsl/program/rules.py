@@ -20,6 +20,8 @@ Rules = tuple[tuple[str, Target], ...]
 
 DEFAULT_RULES: Rules = (
     ("batch", ("data", "fsdp", "expert")),
+    ("head_batch", ("data", "fsdp", "expert", "stage")),
+    ("head_batch", ("data", "fsdp", "expert")),
     ("length", "context"),
     ("experts", "expert"),
     ("layers", "stage"),
@@ -41,7 +43,8 @@ DEFAULT_RULES: Rules = (
 )
 """Rows over all devices that hold different parameters, tokens over `context`, width over `tensor`, experts over
 `expert`, the stack of layers over `stage`; what is left of each matrix goes to all devices that would else hold copies.
-The second rule of `embed` serves the weights of experts, whose `expert` axis is used already."""
+The second rule of `embed` serves the weights of experts, whose `expert` axis is used already. `head_batch` are the rows
+that the output head sees: it stands in no stage, so all of them share it where there are rows enough."""
 
 Outcome = Literal["taken", "used", "indivisible", "shadowed", "not reached"]
 

@@ -12,7 +12,7 @@ from nnxdsl.program.advice import factorizations
 from nnxdsl.program.blueprint import Blueprint, outline
 from nnxdsl.program.cost import Cost, cost
 from nnxdsl.program.hardware import Device
-from nnxdsl.program.memory import Kept, activations, memory
+from nnxdsl.program.memory import Kept, Share, activations, memory, share_of
 from nnxdsl.program.shapes import lengths
 from nnxdsl.spec.errors import PlanError, Problem, SpecError
 from nnxdsl.spec.experiment import Experiment
@@ -128,11 +128,10 @@ class _Rows:
     """What the backward pass needs, as a line over the rows of a device: traced for one and two rows of each share."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[object, ...], tuple[Kept, Kept]] = {}
+        self._lines: dict[tuple[Share, int, str], tuple[Kept, Kept]] = {}
 
     def __call__(self, blueprint: Blueprint, rows: int, memory: Memory) -> Kept:
-        mesh = blueprint.layout.mesh
-        key = (mesh.tensor, mesh.context, memory.remat)
+        key = (share_of(blueprint), blueprint.layout.mesh.context, memory.remat)
         if key not in self._lines:
             one, two = (activations(blueprint, rows, memory) for rows in (1, 2))
             self._lines[key] = one, two

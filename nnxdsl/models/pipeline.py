@@ -1,0 +1,70 @@
+"""A stack of layers cut into stages that work at the same time, each on other rows (GPipe, arXiv:1811.06965)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Stages(NamedTuple):
+    """How a stack is cut.
+
+    Attributes:
+        number: of stages; the stack's length is a multiple of it.
+        parts: parts of the rows that follow each other through the stages; the number of rows is a multiple of it.
+        axis: what the layout calls the devices of different stages.
+    """
+
+    number: int
+    parts: int
+    axis: str
+
+
+def idle_share(stages: int, parts: int) -> float:
+    """Share of its time in which a stage has no rows to work on: the pipeline fills, and it runs dry."""
+    return (stages - 1) / (parts + stages - 1)
+
+
+def run_stages(
+    run: Callable[[Any, jax.Array, Any], jax.Array], weights: Any, x: jax.Array, context: Any, stages: Stages
+) -> jax.Array:
+    """What `run(weights, x, context)` gives for the whole stack, computed stage by stage.
+
+    At tick t stage s works on part t - s of the rows, if there is one, on what the stage before it made of that part
+    at tick t - 1. All stages are one vmapped call, so the layout can give each its own devices.
+
+    Args:
+        run: runs a stack; its weights may be of any length.
+        weights: of the whole stack, each array `[L, ...]`.
+        x: `[B, T, D]`.
+        context: arrays that belong to rows, each `[B, ...]`.
+        stages: how the stack is cut.
+
+    Returns:
+        `[B, T, D]`.
+    """
+    count, parts = stages.number, stages.parts
+    cut = jax.tree.map(lambda weight: weight.reshape(count, -1, *weight.shape[1:]), weights)  # [S, L / S, ...]
+
+    def split(rows: jax.Array) -> jax.Array:  # [parts, B / parts, ...], each device keeping rows that it has
+        return jnp.moveaxis(rows.reshape(-1, parts, *rows.shape[1:]), 1, 0)
+
+    def part_of(number: jax.Array, rows: Any) -> Any:
+        at = jnp.clip(number, 0, parts - 1)
+        return jax.tree.map(lambda all_parts: jax.lax.dynamic_index_in_dim(all_parts, at, keepdims=False), rows)
+
+    entering, contexts = split(x), jax.tree.map(split, context)
+
+    def tick(before: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
+        inputs = jnp.concatenate([part_of(time, entering)[None], before[:-1]])  # [S, b, T, D]
+        own = jax.vmap(lambda stage: part_of(time - stage, contexts))(jnp.arange(count))
+        after = jax.vmap(run, spmd_axis_name=stages.axis)(cut, inputs, own)
+        return after, after[-1]
+
+    nothing = jnp.zeros((count, *entering.shape[1:]), x.dtype)
+    _, leaving = jax.lax.scan(tick, nothing, jnp.arange(parts + count - 1))
+    done = leaving[count - 1 :]  # [parts, B / parts, T, D]
+    return jnp.moveaxis(done, 0, 1).reshape(x.shape)
