@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from nnxdsl.models.pipeline import idle_share
+from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.program.layout import ACTIVATION_AXES, Layout, Placed, starred
 from nnxdsl.program.rules import Rules, Target, Tried, mesh_axes, sizes
 from nnxdsl.spec.errors import Problem, SpecError
@@ -17,6 +19,9 @@ from nnxdsl.spec.placement import Mesh
 
 REPLICATED_AT_MOST = 0.02
 """Share of the parameters' bytes that may be copied along a mesh axis without a word."""
+
+IDLE_AT_MOST = 0.3
+"""Share of its time that a pipeline may wait without a word."""
 
 _SHOWN = 3
 _ROWS = ("batch", "head_batch")
@@ -29,7 +34,7 @@ class Warning:
     """Something that works, and is probably not what was meant.
 
     Attributes:
-        kind: "replicated", "rule", "axis", "batch", "indivisible" or "heads".
+        kind: "replicated", "rule", "axis", "batch", "indivisible", "heads" or "stage".
         path: What it is about: a field of the experiment, or a mesh axis.
         message: What is the case, and what could be done.
     """
@@ -56,6 +61,7 @@ def warnings(layout: Layout, rows: int, length: int, heads: tuple[int, int]) -> 
         *_uncut_batch(layout, rows),
         *_indivisible(layout),
         *_cut_heads(layout, heads),
+        *_idle_stages(layout, rows),
     ]
 
 
@@ -185,6 +191,17 @@ def _cut_heads(layout: Layout, heads: tuple[int, int]) -> Iterator[Warning]:
             over = sizes(target, layout.mesh.sizes)
             message = f"{count} {name} are cut over {over} within a head, and gathered before they are used"
             yield Warning("heads", f"mesh.{mesh_axes(target)[0]}", message)
+
+
+def _idle_stages(layout: Layout, rows: int) -> Iterator[Warning]:
+    stages, here = layout.stages, rows // layout.batch_shards(rows)
+    parts = parts_in_stages(stages, here)
+    share = idle_share(stages, parts)
+    if share > IDLE_AT_MOST:
+        message = (
+            f"its stages wait {share:.0%} of the time: each has {here} rows at a time, which pass in {parts} parts"
+        )
+        yield Warning("stage", "mesh.stage", f"{message}; more rows at a time (microbatch_size) make it less")
 
 
 def nearest_meshes(layout: Layout, rows: int, problems: Sequence[Problem]) -> list[Problem]:

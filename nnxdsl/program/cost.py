@@ -10,7 +10,9 @@ import math
 
 import attrs
 
+from nnxdsl.models.pipeline import idle_share
 from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.program.hardware import Device
 from nnxdsl.program.rules import mesh_axes
 from nnxdsl.program.shapes import Lengths
@@ -74,13 +76,17 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     scores = 4 * config.num_heads * config.head_dim * longest.trunk * tokens * config.num_layers
     # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
     passes = 1 + 1 + (not adapted) + again + compared
+    # A stage has a part of the layers, and waits while the pipeline fills and runs dry.
+    parts = parts_in_stages(layout.stages, max(rows // batch, 1))
+    staged = layout.stages * (1 - idle_share(layout.stages, parts))
     flops = 2 * trunk * tokens * passes + 2 * extra * tokens * (3 + again + compared) + scores * (3 + again + compared)
+    flops /= staged
     flops += 2 * table * targets * (3 + (blueprint.head_path in blueprint.trainable) + compared)
 
     here = rows / batch / tokens_cut  # rows of a micro-batch on one device, as if whole ones
     size = blueprint.compute.itemsize
     activation = here * longest.trunk * config.embed_dim * size
-    weights = (trunk + table) * size / tensor
+    weights = (trunk / layout.stages + table) * size / tensor
     sweeps = (2 + again + compared) * times
     moved = weights * sweeps + 12 * activation * config.num_layers * sweeps
     moved += sum(layout.device_bytes().get(part, 0) for part in ("trainable", "optimizer")) * 2

@@ -21,7 +21,7 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.tree import Leaf, Template
 from nnxdsl.program.blueprint import Blueprint, template
-from nnxdsl.program.forward import Forward
+from nnxdsl.program.forward import Forward, parts_in_stages
 from nnxdsl.program.layout import bits
 from nnxdsl.program.rules import mesh_axes
 from nnxdsl.program.shapes import Lengths, abstract_batch
@@ -139,10 +139,12 @@ def activations(blueprint: Blueprint, rows: int, memory: Memory) -> Kept:
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
     trunk = _held(share, rows, memory.remat, memory.logprob_tokens) // context
     everything = _held(share, rows, "none", memory.logprob_tokens) // context
-    layers = blueprint.config.num_layers
-    if memory.remat == "none":
-        return Kept(trunk, trunk // layers)
-    return Kept(trunk, int(everything * blueprint.config.window_pattern / layers))
+    layers, pattern = blueprint.config.num_layers, blueprint.config.window_pattern
+    period = everything * (1 if memory.remat == "none" else pattern) // layers
+    # A stage keeps what its own layers keep, at every tick, of one part of the rows.
+    stages = blueprint.layout.stages
+    parts = parts_in_stages(stages, rows)
+    return Kept(trunk * (parts + stages - 1) // (parts * stages), period // parts if stages > 1 else period)
 
 
 @attrs.frozen

@@ -35,7 +35,7 @@ class Mesh(Spec):
         tensor: Devices that split the width of layers and the vocabulary.
         context: Devices that split the tokens of each row, and the parameters.
         expert: Devices that split the experts of a layer, and the batch.
-        stage: Devices that split the stack of layers.
+        stage: Devices that split the stack of layers, and work at the same time on different rows (a pipeline).
         slices: Groups of devices with fast links inside and slow ones between (TPU slices, NVLink domains). They are
             taken from `data`, then `stage`, then `fsdp`, whose product they must divide.
         rules: Pairs of a logical axis and the mesh axis (or several, or None) that it lies on; they replace the default
