@@ -74,7 +74,11 @@ class Spec:
     if not TYPE_CHECKING:  # a type checker is to complain of every name that is not declared
 
         def __getattr__(self, name: str) -> Any:
-            kind = UnsetError if name in attrs.fields_dict(type(self)) else AttributeError
+            fields = attrs.fields_dict(type(self))
+            # A property that reads an unset field ends here as well, under its own name.
+            reads = isinstance(getattr(type(self), name, None), property)
+            unset = name in fields or (reads and any(_is_unset(self, field) for field in fields))
+            kind = UnsetError if unset else AttributeError
             raise kind(f"'{type(self).__qualname__}' object has no attribute '{name}'", name=name, obj=self)
 
 
@@ -96,6 +100,14 @@ class Broken:
 
 
 BROKEN = Broken()
+
+
+def _is_unset(spec: Spec, field: str) -> bool:
+    try:
+        object.__getattribute__(spec, field)
+    except AttributeError:
+        return True
+    return False
 
 
 def gather(*checks: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from nnxdsl import (
     Data,
     Evaluation,
     Experiment,
+    Memory,
     Mesh,
     Model,
     Objective,
@@ -33,7 +34,7 @@ from nnxdsl import (
 )
 from nnxdsl.spec.base import Field, declared, is_family, members, registry
 from nnxdsl.spec.limits import Limit
-from nnxdsl.spec.placement import MESH_AXES
+from nnxdsl.spec.placement import MESH_AXES, OFFLOADED
 
 PACKAGES = Path(__file__).parent / "packages"
 sys.path.insert(0, str(PACKAGES))
@@ -42,6 +43,7 @@ THIRD_PARTIES: tuple[type[Spec], ...] = (simpo.SimPO, simpo.Mixture)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,10}", fullmatch=True)
+OFFLOAD = st.sampled_from(typing.get_args(OFFLOADED))
 TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min_size=1, unique=True).map(tuple)
 RULES = st.lists(
     st.tuples(
@@ -107,7 +109,9 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
     if cls is Evaluation:
         return evaluations(st.none() | st.from_type(Data))
     if cls is Mesh:
-        return of_class(cls, rules=RULES)
+        return meshes()
+    if cls is Memory:
+        return of_class(cls, offload=st.lists(OFFLOAD, unique=True).map(tuple))
     if cls is simpo.Mixture:
         return of_class(cls, sources=st.lists(of_class(Data.Preferences), min_size=1, max_size=2).map(tuple))
     return of_class(cls, **({"targets": TARGETS} if "targets" in declared(cls) else {}))
@@ -119,6 +123,16 @@ def of_family(family: type[Spec]) -> st.SearchStrategy[Any]:
     if family is Weights:
         found.append(st.deferred(lambda: st.from_type(Experiment)).map(Weights.From))
     return st.one_of(found)
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> Mesh:
+    """Meshes of any shape, their slices cut out of the axes that may cross them."""
+    sizes = {axis: draw(st.sampled_from([1, 1, 2, 3, 4])) for axis in MESH_AXES}
+    slices = draw(st.sampled_from([1, sizes["data"], sizes["data"] * sizes["stage"]]))
+    given = {"rules": RULES, "array_rules": st.lists(st.tuples(TEXT, RULES), max_size=2).map(tuple)}
+    kinds = {name: draw(of_field(declared(Mesh)[name])) for name in ("indivisible", "zero1")}
+    return Mesh(**sizes, **kinds, slices=slices, **{name: draw(strategy) for name, strategy in given.items()})
 
 
 @st.composite
@@ -148,11 +162,15 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "evaluation",
         "quantization",
         "model",
+        "memory",
     }
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
-    mesh = draw(of_noun(Mesh).filter(lambda mesh: mesh.device_count < 1000))
-    micro = mesh.data * mesh.fsdp * draw(st.integers(1, 3))
+    mesh = draw(of_noun(Mesh))
+    micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))
     adapter = fields["adapter"]
+    parts = {"optimizer", "frozen" if adapter is not None else "reference"}
+    parts -= set() if objective.needs_reference else {"reference"}
+    offload = st.lists(st.sampled_from(sorted(parts)), unique=True).map(tuple)
     frozen = {} if adapter is not None else {"frozen": st.just("auto")}
     model = draw(of_noun(draw(st.sampled_from(members_of(Model)))))
     if isinstance(model.weights, Weights.From):
@@ -168,6 +186,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         quantization=None if adapter is None else draw(st.none() | st.from_type(Quantization)),
         precision=draw(of_class(registry["Precision"], **frozen)),
         model=model,
+        memory=draw(of_class(Memory, offload=offload)),
     )
 
 

@@ -58,6 +58,7 @@ def samples(design: Any) -> dict[str, Experiment]:
             evaluation=Evaluation(every_steps=1, data=Data.Text("held_out.jsonl"), prompts=("Hello?",)),
         ),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
+        "llama": design(model=Model.Llama3("8b")),
     }
 
 

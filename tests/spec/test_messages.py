@@ -228,7 +228,7 @@ IN_EXPERIMENT: dict[str, tuple[dict[str, object], str]] = {
     "micro-batches": ({"microbatch_size": 12}, "microbatch_size: 12 does not divide batch_size=64"),
     "micro-batch over devices": (
         {"microbatch_size": 2},
-        "microbatch_size: 2 rows cannot be split over mesh data=1 x fsdp=4",
+        "microbatch_size: 2 rows cannot be split over mesh fsdp=4",
     ),
     "batch over devices": (
         {"microbatch_size": None, "mesh": Mesh(data=3, fsdp=2)},
