@@ -79,7 +79,8 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     # A stage has a part of the layers, and waits while the pipeline fills and runs dry.
     parts = parts_in_stages(layout.stages, max(rows // batch, 1))
     staged = layout.stages * (1 - idle_share(layout.stages, parts))
-    flops = 2 * trunk * tokens * passes + 2 * extra * tokens * (3 + again + compared) + scores * (3 + again + compared)
+    # The reference is the base with its adapters off.
+    flops = 2 * trunk * tokens * passes + 2 * extra * tokens * (3 + again) + scores * (3 + again + compared)
     flops /= staged
     flops += 2 * table * targets * (3 + (blueprint.head_path in blueprint.trainable) + compared)
 

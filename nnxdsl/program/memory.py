@@ -62,8 +62,6 @@ class Kept:
     period: int
 
 
-Trace = Callable[[Blueprint, int, Memory], Kept]
-
 BACKWARD_SHARE = {"adapters": 0.6, "weights": 0.5}
 """Of what the derivative of a period holds on to, the part that is live at once where the period is computed again, by
 what is trained: the rest is fused into what reads it. Measured on XLA for GPUs by `benchmarks/plan_memory.py`; where
@@ -76,7 +74,7 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
     Args:
         blueprint: The program without devices.
         longest: The longest rows of its data.
-        trace: What finds out what the backward pass needs; None for `activations`.
+        trace: What finds out what a derivative holds on to; None for `held`.
     """
     experiment, layout = blueprint.experiment, blueprint.layout
     kept = {part: layout.device_bytes("host" if part in layout.offload else "device").get(part, 0) for part in _ARRAYS}
@@ -90,7 +88,7 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
     parts.append(Part("gradients", gradients, "estimated", "float32, added up over micro-batches"))
     rows = rows_of(blueprint)
     if longest.trunk:
-        found = (trace or activations)(blueprint, rows, experiment.memory)
+        found = activations(blueprint, rows, experiment.memory, trace)
         moment, how = _moment(blueprint, rows, longest, found)
         policy = "inputs of each period" if experiment.memory.remat == "full" else "what each layer keeps"
         parts.append(Part("activations", found.trunk, "estimated", f"{policy} for the backward pass, traced"))
@@ -128,17 +126,19 @@ def _turned_over(blueprint: Blueprint) -> int:
     return sum(placed.device_bytes for placed in frozen.values() if "layers" in placed.axes)
 
 
-def activations(blueprint: Blueprint, rows: int, memory: Memory) -> Kept:
+def activations(blueprint: Blueprint, rows: int, memory: Memory, trace: Trace | None = None) -> Kept:
     """What the backward pass of one micro-batch needs on one device, traced on one device's share of the model.
 
     Args:
         blueprint: The program without devices.
         rows: Of one device.
         memory: What is computed again.
+        trace: As of `memory`.
     """
+    trace = trace or held
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
-    trunk = _held(share, rows, memory.remat, memory.logprob_tokens) // context
-    everything = _held(share, rows, "none", memory.logprob_tokens) // context
+    trunk = trace(share, rows, memory.remat, memory.logprob_tokens) // context
+    everything = trace(share, rows, "none", memory.logprob_tokens) // context
     layers, pattern = blueprint.config.num_layers, blueprint.config.window_pattern
     period = everything * (1 if memory.remat == "none" else pattern) // layers
     # A stage keeps what its own layers keep, at every tick, of one part of the rows.
@@ -168,6 +168,11 @@ class Share:
     data: Data
 
 
+Trace = Callable[[Share, int, Literal["none", "full"], int], int]
+"""Bytes that the derivative of a share holds on to: of so many rows, with this rematerialisation and so many tokens
+whose logits exist at one time."""
+
+
 def share_of(blueprint: Blueprint) -> Share:
     """One device's share of a program."""
     config, layout, asked = blueprint.config, blueprint.layout, blueprint.experiment
@@ -193,7 +198,7 @@ def _network(config: DecoderConfig, kept: jnp.dtype, adapter: Adapter | None) ->
 
 
 @lru_cache(maxsize=256)
-def _held(share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
+def held(share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
     """Bytes that the derivative of a forward pass holds on to, beside the weights and the batch."""
     model = _network(share.config, share.kept, share.adapter)
     forward = Forward(share.compute, remat, logprob_tokens)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import attrs
 
 from nnxdsl.program.advice import factorizations
-from nnxdsl.program.blueprint import Blueprint, outline
+from nnxdsl.program.blueprint import outline
 from nnxdsl.program.cost import Cost, cost
 from nnxdsl.program.hardware import Device
-from nnxdsl.program.memory import Kept, Share, activations, memory, share_of
+from nnxdsl.program.memory import Share, held, memory
 from nnxdsl.program.shapes import lengths
 from nnxdsl.spec.errors import PlanError, Problem, SpecError
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.placement import Memory
 
 SEARCHED = ("data", "fsdp", "context", "tensor")
 """The axes over which devices are spread; `expert`, `stage` and `slices` stay as they are asked for."""
@@ -125,17 +125,15 @@ def _changes(asked: Experiment) -> dict[str, object]:
 
 
 class _Rows:
-    """What the backward pass needs, as a line over the rows of a device: traced for one and two rows of each share."""
+    """What a derivative holds on to, as a line over the rows of a device: traced for one and two rows of each share."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[Share, int, str], tuple[Kept, Kept]] = {}
+        self._lines: dict[tuple[Share, str, int], tuple[int, int]] = {}
 
-    def __call__(self, blueprint: Blueprint, rows: int, memory: Memory) -> Kept:
-        key = (share_of(blueprint), blueprint.layout.mesh.context, memory.remat)
+    def __call__(self, share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
+        key = (share, remat, logprob_tokens)
         if key not in self._lines:
-            one, two = (activations(blueprint, rows, memory) for rows in (1, 2))
+            one, two = (held(share, rows, remat, logprob_tokens) for rows in (1, 2))
             self._lines[key] = one, two
         one, two = self._lines[key]
-        more = rows - 1
-        trunk, period = two.trunk - one.trunk, two.period - one.period
-        return Kept(one.trunk + more * trunk, one.period + more * period)
+        return one + (rows - 1) * (two - one)

@@ -1,0 +1,114 @@
+"""A search finds every placement that fits and no other, ranks them as it says, and its words make the placement."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Experiment, Mesh, Optimizer, Schedule, cli, evolve
+from nnxdsl.program import hardware
+from nnxdsl.program.blueprint import draw, outline
+from nnxdsl.program.cost import cost
+from nnxdsl.program.memory import memory
+from nnxdsl.program.plan import plan
+from nnxdsl.program.search import ALIKE, search
+from nnxdsl.program.shapes import lengths
+from nnxdsl.run.plan_command import _words
+from nnxdsl.spec.errors import PlanError, SpecError
+
+H200 = hardware.device("h200")
+MODEL = Small(layers=4, pattern=2, embed_dim=32, mlp_dim=64, heads=4, head_dim=8, vocab_size=96)
+BASES: dict[str, dict[str, Any]] = {
+    "everything": {},
+    "adapters": {"adapter": Adapter.LoRA(rank=4)},
+    "rules of its own": {"mesh": Mesh(rules=(("activation_mlp", "fsdp"),))},
+    "stages": {"mesh": Mesh(stage=2)},
+    "slices": {"mesh": Mesh(slices=2, data=2)},
+}
+
+
+@pytest.fixture
+def base(experiment: Callable[..., Experiment], request: pytest.FixtureRequest) -> Experiment:
+    adamw = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3))
+    return experiment(model=MODEL, optimizer=adamw, batch_size=6, **BASES[request.param])
+
+
+def with_memory(usable: int) -> hardware.Device:
+    return attrs.evolve(H200, memory=usable, usable=usable)
+
+
+def everything(base: Experiment, count: int) -> dict[str, int]:
+    """Bytes of every placement of `count` devices that may be had at all, by what is set; tried one by one."""
+    found: dict[str, int] = {}
+    drawn = outline(base, "gpu")
+    for data, fsdp, context, tensor in itertools.product(range(1, count + 1), repeat=4):
+        if data * fsdp * context * tensor * base.mesh.stage != count:
+            continue
+        for rows, remat in itertools.product(range(1, base.batch_size + 1), ("none", "full")):
+            changes = {"mesh.data": data, "mesh.fsdp": fsdp, "mesh.context": context, "mesh.tensor": tensor}
+            changes |= {"microbatch_size": None if rows == base.batch_size else rows, "memory.remat": remat}
+            with contextlib.suppress(SpecError):
+                placed = drawn.placed(evolve(base, changes))
+                if placed.layout.problems() or placed.layout.batch_problems(placed.experiment.rows_at_once):
+                    continue
+                parts = memory(placed, lengths(base.data))
+                found[str(changes)] = sum(part.bytes for part in parts if part.memory == "device")
+    return found
+
+
+@pytest.mark.parametrize("base", ["everything", "rules of its own", "stages", "slices"], indirect=True)
+def test_everything_that_fits_is_found_and_nothing_else(base: Experiment) -> None:
+    there = everything(base, 4 if base.mesh.stage > 1 else 2)
+    sizes = sorted(there.values())
+    for usable in (sizes[0] - 1, sizes[len(sizes) // 2], sizes[-1]):
+        found, tried = search(base, with_memory(usable), 4 if base.mesh.stage > 1 else 2)
+        assert tried == len(there)
+        assert {str(one.changes): one.bytes for one in found} == pytest.approx(
+            {changes: size for changes, size in there.items() if size <= usable}, rel=0.005
+        )
+
+
+@pytest.mark.parametrize("base", ["adapters"], indirect=True)
+def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) -> None:
+    found, _ = search(base, H200, 4)
+    assert len(found) > 20
+    for earlier, later in itertools.pairwise(found):
+        assert earlier.cost.step <= later.cost.step * (1 + ALIKE)
+        if earlier.cost.step > later.cost.step:
+            assert earlier.bytes <= later.bytes
+    for one in (found[0], found[-1]):
+        asked = evolve(base, one.changes)
+        assert one.cost == cost(draw(asked, "gpu"), lengths(asked.data), H200)
+
+
+@pytest.mark.parametrize("base", ["adapters"], indirect=True)
+def test_its_words_make_the_placement_from_wherever_one_is(base: Experiment) -> None:
+    elsewhere = evolve(base, {"mesh": Mesh(fsdp=2), "microbatch_size": 2, "memory.remat": "full"})
+    for start in (base, elsewhere):
+        found, _ = search(start, H200, 2)
+        for one in found:
+            words = _words(one, start).split()
+            assert cli.override(start, words) == evolve(start, one.changes)
+    best = found[0]
+    planned = plan(cli.override(elsewhere, _words(best, elsewhere).split()), "gpu", H200)
+    assert planned["verdict"]["fits"]
+    assert planned["bytes_per_device"] == pytest.approx(best.bytes, rel=0.005)
+    assert planned["step_seconds"] == attrs.asdict(best.cost)
+
+
+@pytest.mark.parametrize("base", ["stages"], indirect=True)
+def test_what_cannot_be_searched_is_refused(base: Experiment) -> None:
+    where = "1 problem in Experiment 'small'"
+    for device, count, message in (
+        (hardware.device("cpu"), 2, "'cpu' has no published memory and speed, so nothing can be compared"),
+        (H200, 3, "mesh: 3 devices cannot be divided by expert=1 x stage=2"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            search(base, device, count)
+        assert str(caught.value) == f"{where}\n  {message}"
