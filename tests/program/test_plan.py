@@ -1,0 +1,137 @@
+"""The plan as plain values: facts, sums, verdicts, policies, and every array as the layout has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Optimizer, Quantization, Schedule
+from nnxdsl.program import hardware
+from nnxdsl.program.blueprint import draw
+from nnxdsl.program.cost import cost
+from nnxdsl.program.plan import describe, plan
+from nnxdsl.program.shapes import lengths
+
+H200 = hardware.device("h200")
+MODEL = Small(embed_dim=32, mlp_dim=64, heads=4, vocab_size=96)
+
+
+@pytest.fixture
+def asked(experiment: Callable[..., Experiment]) -> Callable[..., Experiment]:
+    def make(**fields: Any) -> Experiment:
+        adamw = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3))
+        return experiment(**{"model": MODEL, "optimizer": adamw, "batch_size": 8, **fields})
+
+    return make
+
+
+def test_it_is_plain_json(asked: Callable[..., Experiment]) -> None:
+    for fields in ({}, {"mesh": Mesh(fsdp=2, tensor=2, rules=(("mlp", None),))}, {"memory": Memory(remat="full")}):
+        for device in (None, H200, hardware.device("cpu")):
+            found = plan(asked(**fields), device=device)
+            assert json.loads(json.dumps(found)) == found
+
+
+def test_sums_are_of_their_parts(asked: Callable[..., Experiment]) -> None:
+    found = plan(asked(memory=Memory(offload=("optimizer",)), mesh=Mesh(fsdp=2)))
+    sizes = {
+        where: [part["bytes"] for part in found["memory"] if part["memory"] == where] for where in ("device", "host")
+    }
+    assert found["bytes_per_device"] == sum(sizes["device"])
+    assert found["host_bytes_per_device"] == sum(sizes["host"]) > 0
+    exact = sum(part["bytes"] for part in found["memory"] if part["tag"] == "exact")
+    assert exact == sum(array["device_bytes"] for array in found["arrays"])
+    assert found["devices"] == 2
+    assert found["activations"][found["remat"]] == next(
+        part["bytes"] for part in found["memory"] if part["name"] == "activations"
+    )
+    other = plan(asked(memory=Memory(offload=("optimizer",), remat="full"), mesh=Mesh(fsdp=2)))
+    assert other["activations"] == found["activations"]
+    assert other["remat"] == "full"
+
+
+def test_verdicts_go_by_what_is_usable(asked: Callable[..., Experiment]) -> None:
+    experiment = asked()
+    needed = plan(experiment, "gpu")["bytes_per_device"]
+    fits = attrs.evolve(H200, memory=2**33, usable=needed)
+    found = plan(experiment, "gpu", fits)
+    assert found["verdict"]["fits"] is True
+    assert found["verdict"]["share"] == 1
+    assert found["device"] == {
+        "name": "h200",
+        "description": "NVIDIA H200",
+        "memory": 2**33,
+        "usable": needed,
+    }
+    short = plan(experiment, "gpu", attrs.evolve(fits, usable=needed - 1))
+    assert short["verdict"]["fits"] is False
+    verdicts = {
+        share: plan(experiment, "gpu", attrs.evolve(fits, usable=int(needed * share)))["verdict"]["share"]
+        for share in (0.5, 2.0)
+    }
+    assert verdicts == {share: pytest.approx(1 / share, rel=1e-4) for share in verdicts}
+
+
+def test_no_verdict_where_nothing_is_known(asked: Callable[..., Experiment]) -> None:
+    assert plan(asked())["verdict"] is plan(asked())["device"] is plan(asked())["step_seconds"] is None
+    cpu = plan(asked(), device=hardware.device("cpu"))
+    assert (cpu["verdict"], cpu["step_seconds"]) == (None, None)
+    assert cpu["device"]["memory"] is None
+
+
+def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> None:
+    experiment = asked(mesh=Mesh(fsdp=2))
+    expected = attrs.asdict(cost(draw(experiment, "gpu"), lengths(experiment.data), H200))
+    assert plan(experiment, "gpu", H200)["step_seconds"] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "a frozen copy of the first weights"),
+        ({"adapter": Adapter.LoRA(rank=2)}, "the frozen base with the adapter off: no copy"),
+        (
+            {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=16)},
+            "the frozen base in NF4 with the adapter off: no copy",
+        ),
+    ],
+)
+def test_the_reference_in_words(asked: Callable[..., Experiment], fields: dict[str, Any], words: str) -> None:
+    assert plan(asked(**fields))["reference"] == words
+
+
+def test_the_layout_within_is_the_layout(asked: Callable[..., Experiment]) -> None:
+    experiment = asked(mesh=Mesh(data=2, fsdp=2, tensor=2, slices=2), adapter=Adapter.LoRA(rank=2))
+    found, layout = plan(experiment), draw(experiment).layout
+    assert {name: found[name] for name in describe(layout)} == json.loads(json.dumps(describe(layout)))
+    assert found["across"] == experiment.mesh.across
+    assert [tuple(rule) for rule in found["rules"]] == [
+        (logical, list(target) if isinstance(target, tuple) else target) for logical, target in layout.rules
+    ]
+    for array, placed in zip(found["arrays"], layout, strict=True):
+        assert (array["path"], array["part"]) == (placed.path, placed.part)
+        assert array["bytes"] == placed.bytes
+        assert array["device_bytes"] == placed.device_bytes
+        assert array["replicas"] * placed.bytes == layout.mesh.device_count * placed.device_bytes
+        for one in array["why"]:
+            assert one["rule"] is None or found["rules"][one["rule"]] == [one["logical"], one["axes"]]
+
+
+@attrs.frozen(kw_only=True)
+class Streamed(Data):
+    """Data of a third party, of whose lengths nothing is known."""
+
+    yields: ClassVar[str] = "pairs"
+
+
+def test_data_of_unknown_lengths(asked: Callable[..., Experiment]) -> None:
+    found = plan(asked(data=Streamed(path="none")), "gpu", H200)
+    assert (found["tokens_at_most"], found["activations"], found["step_seconds"]) == (0, {}, None)
+    assert [part["name"] for part in found["memory"]] == [
+        "trainable weights", "reference copy", "optimizer", "gradients",
+    ]  # fmt: skip
