@@ -36,7 +36,10 @@ class Linear(nnx.Module):
         """`[..., in] -> [..., out]`, in the dtype of `x`."""
         # A quantised weight is no Variable. A cast that does nothing would hide a weight from qwix while tracing.
         kernel = self.kernel.get_value() if isinstance(self.kernel, nnx.Variable) else self.kernel
-        if isinstance(kernel, jax.Array) and kernel.dtype != x.dtype:
+        if not isinstance(kernel, jax.Array):
+            # Unpacked again for the backward pass: what is unpacked is as large as the weight was before.
+            return jax.checkpoint(lambda x: jnp.dot(x, kernel))(x).astype(x.dtype)
+        if kernel.dtype != x.dtype:
             kernel = kernel.astype(x.dtype)
         return jnp.dot(x, kernel).astype(x.dtype)
 

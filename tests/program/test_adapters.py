@@ -138,7 +138,8 @@ def test_the_merged_weights_are_the_adapted_model(
     fresh = trained(program)
     base = logits(program, fresh.frozen)
     # B is zero at first: the identity, whatever A is.
-    np.testing.assert_allclose(logits(program, fresh.frozen | fresh.trainable), base, rtol=0, atol=1e-6)
+    # Equal but for rounding: logits reach 4, of which 2e-6 is a few units in the last place.
+    np.testing.assert_allclose(logits(program, fresh.frozen | fresh.trainable), base, rtol=0, atol=2e-6)
     state = with_b(fresh)
     merged = {
         path: adapters.merge(lora, leaf, state.trainable[path + adapters.A], state.trainable[path + adapters.B])

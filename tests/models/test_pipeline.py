@@ -1,0 +1,72 @@
+"""A stack in stages computes what the stack computes, and so does its gradient."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxdsl.models.attention import right_padded
+from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.pipeline import Stages, idle_share, run_stages
+from nnxdsl.models.tree import abstract, flatten
+
+
+def affine(weights: jax.Array, x: jax.Array, context: jax.Array) -> jax.Array:
+    """A stack of `x * w + c`, one for each weight."""
+    return jax.lax.scan(lambda x, w: (x * w + context[:, None, None], None), x, weights)[0]
+
+
+@pytest.mark.parametrize(("stages", "parts"), [(1, 1), (2, 1), (2, 4), (3, 2), (6, 8)])
+def test_stages_are_the_stack(stages: int, parts: int) -> None:
+    draw = np.random.default_rng(stages * 10 + parts)
+    weights, x, context = (draw.standard_normal(shape).astype(np.float32) for shape in ((6,), (8, 3, 2), (8,)))
+    cut = Stages(stages, parts, "stage")
+
+    def staged(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return run_stages(affine, weights, x, context, cut)
+
+    def total(run: object, *arguments: jax.Array) -> tuple[jax.Array, ...]:
+        return jax.grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1))(*arguments)  # type: ignore[operator]
+
+    np.testing.assert_allclose(staged(weights, x), affine(weights, x, context), rtol=1e-6, atol=1e-6)
+    whole = total(lambda weights, x: affine(weights, x, context), weights, x)
+    for mine, expected in zip(total(staged, weights, x), whole, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_time_that_a_pipeline_waits() -> None:
+    assert idle_share(1, 3) == 0
+    assert idle_share(4, 1) == 0.75
+    assert idle_share(4, 12) == pytest.approx(3 / 15)
+
+
+@pytest.mark.parametrize(
+    "config", [LLAMA3["tiny"], GEMMA3["tiny"]], ids=["a stack of layers", "one period, so one stage"]
+)
+def test_a_decoder_in_stages(config: DecoderConfig) -> None:
+    stages = 5 if config.periods == 5 else 1
+    build = lambda: Decoder(config, rngs=nnx.Rngs(0))  # noqa: E731
+    leaves, template = flatten(build()), abstract(build)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(1, 300, (4, 6)), jnp.int32)
+    places = right_padded(jnp.asarray([6, 4, 1, 5], jnp.int32), 6)
+
+    @jax.jit
+    def loss(leaves: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        model = template.merge(leaves)
+        assert isinstance(model, Decoder)
+        sums = []
+        for cut in (None, Stages(stages, 2, "stage")):
+            hidden, _ = model(tokens, places, dtype=jnp.float32, stages=cut)
+            sums.append(jnp.sum(jnp.sin(hidden) * (places.segment == 1)[..., None]))
+        return sums[0], sums[1]
+
+    plain, staged = loss(leaves)
+    assert float(staged) == pytest.approx(float(plain), rel=1e-5)
+    gradients = [jax.jit(jax.grad(lambda leaves, side=side: loss(leaves)[side]))(leaves) for side in (0, 1)]
+    for path, expected in gradients[0].items():
+        scale = float(jnp.max(jnp.abs(expected))) + 1e-6
+        np.testing.assert_allclose(gradients[1][path], expected, rtol=0, atol=1e-5 * scale, err_msg=path)
