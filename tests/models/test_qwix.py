@@ -150,3 +150,27 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
         tuned = run(policy, jnp.float32)(values | full_b)
         assert float(jnp.abs(tuned - reference).max()) > 0.1
         np.testing.assert_allclose(tuned, run(base, jnp.float32)(merged), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["nf4", "int8"])
+def test_the_backward_pass_keeps_no_unpacked_weight(name: str) -> None:
+    """What is kept has the size of the few bits: an unpacked copy would be as large as the weight was before."""
+    template = tree.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0), adapt=with_lora(CONFIG, BASES[name])))
+    leaves = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
+    trained = {path for path in leaves if path.endswith(("_lora_a", "_lora_b"))}
+    kept: list[tuple[int, ...]] = []
+
+    def trace(leaves: dict[str, jax.Array]) -> None:
+        def read(trainable: dict[str, jax.Array]) -> jax.Array:
+            model: Any = template.merge({**leaves, **trainable})
+            return model(jnp.zeros((2, 9), jnp.int32), right_padded(jnp.full((2,), 9), 9), dtype=jnp.float32)[0]
+
+        _, back = jax.vjp(read, {path: leaves[path] for path in trained})
+        given = {id(leaf) for leaf in jax.tree.leaves(leaves)}
+        kept.extend(leaf.shape for leaf in jax.tree.leaves(back) if id(leaf) not in given)
+
+    jax.eval_shape(trace, leaves)
+    weights = {shape for path, leaf in template.variables.items() if "qvalue" in path for shape in (leaf.shape,)}
+    assert weights
+    assert len(kept) > 10
+    assert not weights & set(kept)
