@@ -22,6 +22,7 @@ from jax.experimental import topologies
 
 from nnxdsl.program import compiler, hardware
 from nnxdsl.program.collectives import collectives
+from nnxdsl.program.rules import Axes
 from nnxdsl.spec.errors import NnxdslError, PlanError, SpecError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.tree import from_dict
@@ -51,6 +52,8 @@ def compile_ahead(experiment: Experiment, device: str, count: int, topology: str
             host: what of all of these lies in the host's memory; peak: the most that is in use at one time. XLA:CPU
             leaves temporaries out of its peak, so there it is what is allocated; it also computes bfloat16 in float32.
         collectives: of one step, as `Traffic` has them; None if unknown.
+        flows: where the activations lie that the modules name: axes, shape and spec of each kind; empty on one device
+            and in a pipeline, None if unknown.
         lower_seconds, compile_seconds: what it took.
         versions: of jax and jaxlib.
         problem: why it would not run; None if it would.
@@ -68,13 +71,20 @@ def compile_ahead(experiment: Experiment, device: str, count: int, topology: str
         "topology": shape,
         "memory": dict.fromkeys(hardware.FIGURES),
         "collectives": None,
+        "flows": None,
         "lower_seconds": None,
         "compile_seconds": None,
         "versions": {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")},
         "problem": None,
     }
     started = time.perf_counter()
-    program = compiler.compile(experiment, devices)
+    seen: dict[tuple[Any, ...], list[Any]] = {}
+
+    def told(axes: Axes, shape: tuple[int, ...], found: Any) -> None:
+        entries = [*found.spec, *(None,) * (len(shape) - len(found.spec))]
+        seen[axes, shape] = [list(target) if isinstance(target, tuple) else target for target in entries]
+
+    program = compiler.compile(experiment, devices, told)
     lowered = program.lower()
     report["lower_seconds"] = round(time.perf_counter() - started, 3)
     started = time.perf_counter()
@@ -88,6 +98,7 @@ def compile_ahead(experiment: Experiment, device: str, count: int, topology: str
     finally:
         report["compile_seconds"] = round(time.perf_counter() - started, 3)
     report["memory"] = found = memory(compiled.memory_analysis(), kind.platform)
+    report["flows"] = [{"axes": list(a), "shape": list(s), "spec": spec} for (a, s), spec in seen.items()]
     report["collectives"] = [attrs.asdict(one) for one in collectives(compiled.as_text() or "")]
     if kind.usable is not None and found["allocated"] > kind.usable:  # XLA:GPU compiles what no GPU could hold
         report["problem"] = f"out of memory: {found['allocated'] / 2**30:.2f}G of {kind.usable / 2**30:.2f}G"

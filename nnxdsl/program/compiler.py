@@ -15,6 +15,7 @@ from nnxdsl.models.tree import Template
 from nnxdsl.program import initial, losses, optimizer
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.devices import device_mesh
+from nnxdsl.program.flows import Told, inspected
 from nnxdsl.program.forward import Forward
 from nnxdsl.program.layout import Layout
 from nnxdsl.program.losses import Ratio
@@ -213,12 +214,14 @@ class Program:
 def compile(
     experiment: Experiment,
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    told: Told | None = None,
 ) -> Program:
     """Compile an experiment into a program on devices; XLA compiles at the first step.
 
     Args:
         experiment: What is asked for.
         devices: Devices to use, as many as the mesh takes; None for the first ones of this machine.
+        told: Called, when XLA compiles the step, with each activation's axes and shape and the sharding that it has.
 
     Raises:
         PlanError: with everything that does not fit, among it a mesh larger than the devices.
@@ -227,6 +230,9 @@ def compile(
     mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
     blueprint = draw(experiment, available[0].platform)
     layout = blueprint.layout
+    constrain = layout.constrain(mesh) if mesh.size > 1 else None
+    if constrain is not None and told is not None and layout.stages == 1:  # within a vmap nobody can be asked
+        constrain = inspected(constrain, told)
     computation = Computation(
         policy=blueprint.policy,
         reference=blueprint.reference,
@@ -234,7 +240,7 @@ def compile(
             blueprint.compute,
             experiment.memory.remat,
             experiment.memory.logprob_tokens,
-            layout.constrain(mesh) if mesh.size > 1 else None,
+            constrain,
             layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
             experiment.mesh.context,
             layout.stages,

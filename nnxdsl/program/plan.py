@@ -12,6 +12,7 @@ import attrs
 from nnxdsl.program import advice
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.cost import cost
+from nnxdsl.program.flows import Flow, flows
 from nnxdsl.program.hardware import Device
 from nnxdsl.program.layout import Layout, Placed, starred
 from nnxdsl.program.memory import activations, memory, rows_of
@@ -62,6 +63,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "warnings": [
             attrs.asdict(found) for found in advice.warnings(layout, experiment.rows_at_once, longest.trunk, heads)
         ],
+        "flows": [_flow(flow) for flow in flows(blueprint)],
         "compiled": None,
         **describe(layout),
     }
@@ -100,6 +102,15 @@ def _array(placed: Placed) -> dict[str, Any]:
 
 def _plain(target: Target) -> str | list[str] | None:
     return list(target) if isinstance(target, tuple) else target
+
+
+def _flow(flow: Flow) -> dict[str, Any]:
+    return {
+        "axes": list(flow.axes),
+        "shape": list(flow.shape),
+        "spec": [_plain(target) for target in flow.spec],
+        "device_shape": list(flow.device_shape),
+    }
 
 
 def _by_policy(blueprint: Blueprint, longest: Lengths) -> dict[str, int]:

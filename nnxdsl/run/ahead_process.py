@@ -160,7 +160,7 @@ def compiled_report(
     answer = _ask(request, _environment(device, count), limit_seconds, on_start)
     told = {"device": device.name, "count": count, "topology": shape, "versions": versions, "usable": device.usable}
     if answer is None:
-        nothing = dict.fromkeys(("collectives", "lower_seconds", "compile_seconds"))
+        nothing = dict.fromkeys(("collectives", "flows", "lower_seconds", "compile_seconds"))
         memory = dict.fromkeys(hardware.FIGURES)
         return {
             **told,

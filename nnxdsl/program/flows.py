@@ -1,0 +1,86 @@
+"""Which activations of a step the layout places, and where: as their axes' names ask for it, found by tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import jax
+from jax.sharding import PartitionSpec
+
+from nnxdsl.data.batch import PairBatch
+from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.forward import Forward
+from nnxdsl.program.rules import Axes, mesh_axes
+from nnxdsl.program.shapes import abstract_batch, lengths
+
+
+@attrs.frozen
+class Flow:
+    """One kind of activation, wherever in the network it comes.
+
+    Attributes:
+        axes: Names of its dimensions.
+        shape: Global shape, of one micro-batch.
+        spec: Where the layout wants it.
+        device_shape: Shape on one device.
+    """
+
+    axes: Axes
+    shape: tuple[int, ...]
+    spec: PartitionSpec
+    device_shape: tuple[int, ...]
+
+
+def flows(blueprint: Blueprint) -> list[Flow]:
+    """Every kind of activation that modules name at the boundaries of blocks; none of data without lengths."""
+    experiment, layout = blueprint.experiment, blueprint.layout
+    if not lengths(experiment.data).trunk:
+        return []
+    seen: dict[tuple[Axes, tuple[int, ...]], Flow] = {}
+
+    def note(x: jax.Array, axes: Axes) -> jax.Array:
+        spec = layout.resolve(axes, x.shape).spec
+        cuts = [[layout.mesh.sizes[axis] for axis in mesh_axes(target)] for target in spec]
+        here = tuple(_divided(size, cut) for size, cut in zip(x.shape, cuts, strict=True))
+        seen.setdefault((axes, x.shape), Flow(axes, x.shape, spec, here))
+        return x
+
+    forward = Forward(
+        blueprint.compute,
+        experiment.memory.remat,
+        experiment.memory.logprob_tokens,
+        note,
+        length_multiple=experiment.mesh.context,
+    )
+    batch = abstract_batch(experiment.data, experiment.rows_at_once)
+    leaves = {p: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute) for p, leaf in blueprint.base.items()}
+
+    def trace(leaves: dict[str, Any], batch: Any) -> Any:
+        decoder = forward.model(blueprint.base_template, leaves)
+        return forward.pairs(decoder, batch) if isinstance(batch, PairBatch) else forward.sequences(decoder, batch)
+
+    jax.eval_shape(trace, leaves, batch)
+    return list(seen.values())
+
+
+def _divided(size: int, cuts: list[int]) -> int:
+    for cut in cuts:
+        size //= cut
+    return size
+
+
+Told = Callable[[Axes, tuple[int, ...], Any], None]
+"""Called with names, shape and the sharding that the compiler chose."""
+
+
+def inspected(constrain: Callable[[jax.Array, Axes], jax.Array], told: Told) -> Callable[[jax.Array, Axes], jax.Array]:
+    """A constraint that also asks the compiler, when it compiles, where it put the activation."""
+
+    def asked(x: jax.Array, axes: Axes) -> jax.Array:
+        x = constrain(x, axes)
+        jax.debug.inspect_array_sharding(x, callback=lambda found: told(axes, x.shape, found))
+        return x
+
+    return asked
