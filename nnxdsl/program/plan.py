@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import attrs
@@ -15,9 +16,10 @@ from nnxdsl.program.cost import cost
 from nnxdsl.program.flows import Flow, flows
 from nnxdsl.program.hardware import Device
 from nnxdsl.program.layout import Layout, Placed, starred
-from nnxdsl.program.memory import activations, memory, rows_of
+from nnxdsl.program.memory import Part, activations, memory, rows_of
 from nnxdsl.program.rules import Target
 from nnxdsl.program.shapes import Lengths, lengths
+from nnxdsl.spec.errors import SpecError
 from nnxdsl.spec.experiment import Experiment
 
 SCHEMA = 1
@@ -38,7 +40,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
     blueprint = draw(experiment, platform)
     layout, longest = blueprint.layout, lengths(experiment.data)
     parts = memory(blueprint, longest)
-    here, away = (sum(part.bytes for part in parts if part.memory == where) for where in ("device", "host"))
+    here, away = _bytes(parts, "device"), _bytes(parts, "host")
     heads = blueprint.config.num_heads, blueprint.config.num_kv_heads
     return {
         "schema": SCHEMA,
@@ -58,7 +60,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "remat": experiment.memory.remat,
         "activations": _by_policy(blueprint, longest),
         "device": None if device is None else _device(device),
-        "verdict": None if device is None or device.usable is None else _verdict(here, device.usable),
+        "verdict": None if device is None or device.usable is None else _verdict(blueprint, here, device.usable),
         "step_seconds": None if device is None or device.flops is None else _seconds(blueprint, longest, device),
         "warnings": [
             attrs.asdict(found) for found in advice.warnings(layout, experiment.rows_at_once, longest.trunk, heads)
@@ -130,11 +132,34 @@ def _device(device: Device) -> dict[str, Any]:
     }
 
 
-def _verdict(needed: int, usable: int) -> dict[str, Any]:
+def _bytes(parts: list[Part], where: str) -> int:
+    return sum(part.bytes for part in parts if part.memory == where)
+
+
+def _verdict(blueprint: Blueprint, needed: int, usable: int) -> dict[str, Any]:
     fits, of = needed <= usable, f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB"
-    left = abs(usable - needed) / 2**30
-    message = f"fits: {of}, {left:.1f} GiB free" if fits else f"does not fit: {of}, {left:.1f} GiB too much"
-    return {"fits": fits, "share": needed / usable, "message": message}
+    left = f"{abs(usable - needed) / 2**30:.1f} GiB"
+    if fits:
+        return {"fits": True, "share": needed / usable, "message": f"fits: {of}, {left} free"}
+    cure = _cure(blueprint, usable) or "--search may find a mesh on which it fits"
+    return {"fits": False, "share": needed / usable, "message": f"does not fit: {of}, {left} too much; {cure}"}
+
+
+def _cure(blueprint: Blueprint, usable: int) -> str | None:
+    """On this mesh: the most rows at a time that fit, everything else computed again, in words to paste."""
+    experiment, longest = blueprint.experiment, lengths(blueprint.experiment.data)
+    for parts in range(experiment.microbatches, experiment.batch_size + 1):
+        with contextlib.suppress(SpecError):  # parts that the batch, or a part that the devices, cannot be cut into
+            asked = attrs.evolve(
+                experiment,
+                microbatch_size=experiment.batch_size // parts if experiment.batch_size % parts == 0 else 0,
+                memory=attrs.evolve(experiment.memory, remat="full"),
+            )
+            size = _bytes(memory(blueprint.placed(asked), longest), "device")
+            if size <= usable:
+                words = f"memory.remat=full microbatch_size={asked.microbatch_size}"
+                return f"with {words} it would take {size / 2**30:.1f} GiB"
+    return None
 
 
 def _seconds(blueprint: Blueprint, longest: Lengths, device: Device) -> dict[str, float] | None:
