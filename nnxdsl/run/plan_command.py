@@ -137,7 +137,8 @@ def _search(experiment: Experiment, asked: Asked, device: hardware.Device | None
     if device is None or asked.count is None:
         raise RunError("--search needs --device and --count: --search --device h200 --count 8")
     errors = Console(stderr=True)
-    with Progress(TextColumn("meshes"), BarColumn(), MofNCompleteColumn(), console=errors, transient=True) as progress:
+    columns = TextColumn("meshes"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("meshes")
         found, tried = search(
             experiment,

@@ -119,7 +119,8 @@ def _show_memory(found: Mapping[str, Any], console: Console) -> None:
         style, sign = ("bold green", "✔") if verdict["fits"] else ("bold red", "✘")
         share = f"{verdict['share']:.0%} of what is usable on {device['description']}"
         console.print(_line(f"{sign} {verdict['message']}; {share}", style))
-    console.print(memory_bar(here, total, device, min(console.width, 120)))
+    known = device if device and device["memory"] else None  # nobody knows how much a CPU has
+    console.print(memory_bar(here, total, known, min(console.width, 120)))
     _gap(console)
     console.print(_line("memory on each device", "bold"))
     show_table(_memory_columns(here, ("total", total)), console)
@@ -435,7 +436,7 @@ def _show_compiled(found: Mapping[str, Any], console: Console) -> None:
     ]
     if seconds:
         console.print(_line(", ".join(seconds) + (", from the cache" if compiled.get("cached") else "")))
-    if compiled.get("memory"):
+    if any(count is not None for count in (compiled.get("memory") or {}).values()):
         _gap(console)
         console.print(_line("memory on each device, as planned and as compiled", "bold"))
         show_table(_measured_columns(found), console)
@@ -448,20 +449,26 @@ def _show_compiled(found: Mapping[str, Any], console: Console) -> None:
 
 
 def _measured_columns(found: Mapping[str, Any]) -> list[Column]:
-    """Arguments are what the layout places, temporaries what was estimated; outputs mostly take arguments' place."""
+    """Arguments are what the layout places, temporaries what was estimated; outputs mostly take arguments' place.
+
+    Of a program that is too large, a compiler says less: those rows are left out.
+    """
     measured = found["compiled"]["memory"]
     here = [part for part in found["memory"] if part["memory"] == "device"]
     placed = sum(part["bytes"] for part in here if part["tag"] == "exact")
-    beside = max(measured["outputs"] - measured["aliased"], 0)
-    rows: list[tuple[str, int | None, int]] = [
+    known = measured["outputs"] is not None
+    beside = max(measured["outputs"] - measured["aliased"], 0) if known else None
+    together = measured["arguments"] + measured["temporaries"] + beside if beside is not None else None
+    asked: list[tuple[str, int | None, int | None]] = [
         ("arrays and batch (arguments)", placed, measured["arguments"]),
         ("while computing (temporaries)", sum(part["bytes"] for part in here) - placed, measured["temporaries"]),
         ("outputs beside the arguments", None, beside),
-        ("sum", found["bytes_per_device"], measured["arguments"] + measured["temporaries"] + beside),
+        ("sum", found["bytes_per_device"], together),
         ("peak, as XLA says", None, measured["peak"]),
     ]
     if measured["host"] or found["host_bytes_per_device"]:
-        rows.append(("in the host's memory", found["host_bytes_per_device"], measured["host"]))
+        asked.append(("in the host's memory", found["host_bytes_per_device"], measured["host"]))
+    rows = [(name, planned, count) for name, planned, count in asked if count is not None]
     return [
         Column("", [name for name, _, _ in rows], least=16),
         Column("planned", ["" if planned is None else size(planned) for _, planned, _ in rows], right=True),

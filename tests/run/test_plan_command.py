@@ -1,28 +1,63 @@
-"""The plan's figures are those of the arrays that a program makes, and need no devices."""
+"""`plan` and `diff --layout` on the command line: every flag, what it prints, and what it refuses."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
-from nnxdsl import compile, evolve
+from nnxdsl import cli, compile, evolve
 from nnxdsl.cli import load
+from nnxdsl.program import hardware
+from nnxdsl.program.blueprint import draw
 from nnxdsl.program.plan import plan
+from nnxdsl.program.rules import DEFAULT_RULES
+from nnxdsl.run.plan_view import size
+
+HERE = Path("runs")
 
 
 @pytest.fixture
 def place(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(lab.place)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     return lab.place
+
+
+class Terminal:
+    """The command line in this process: what it printed, and what it was refused for."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str, err: str = "") -> str:
+        code = cli.main(words)
+        out, said = self._capsys.readouterr()
+        assert (code, said) == (0, err)
+        return "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
+
+    def refused(self, *words: str) -> str:
+        code = cli.main(words)
+        out, said = self._capsys.readouterr()
+        assert (code, out) == (cli.REFUSED, "")
+        return said
+
+
+@pytest.fixture
+def nnxdsl(place: Path, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(capsys)
+
+
+# What is planned
 
 
 @pytest.mark.parametrize("file", ["sft.py", "dpo.py"])
 def test_bytes_are_those_of_the_arrays(place: Path, file: str) -> None:
-    experiment = evolve(load(file, Path("runs")), {"model.weights": load("sft.py", Path("runs")).model.weights})
+    experiment = evolve(load(file, HERE), {"model.weights": load("sft.py", HERE).model.weights})
     found = plan(experiment)
     state = compile(experiment).init()
     parts = {"frozen weights": state.frozen, "trainable weights": state.trainable, "optimizer": state.optimizer,
@@ -54,25 +89,259 @@ def test_a_plan_needs_no_devices_and_reads_no_data(lab: Any) -> None:
     assert not (lab.place / "runs").exists()
 
 
-def test_what_does_not_fit_is_refused(lab: Any) -> None:
-    code, out, err = lab.cli("plan", "dpo.py", "mesh.tensor=3", "adapter.targets=('mpl',)")
-    assert (code, out) == (2, "")
-    assert err.startswith("PlanError: ")
-    assert "adapter.targets.0: 'mpl' matches no linear layer; did you mean 'mlp'?" in err
+# What it prints
 
 
-def test_the_plan_for_people(lab: Any) -> None:
-    code, out, err = lab.cli("plan", "dpo.py")
-    assert (code, err) == (0, "")
-    lines = [line.rstrip() for line in out.splitlines()]
-    assert lines[0].startswith("dpo-")
+def test_the_plan_for_people(nnxdsl: Terminal) -> None:
+    lines = nnxdsl("plan", "dpo.py").splitlines()
+    found = plan(load("dpo.py", HERE))
+    assert lines[0] == found["id"]
     assert "computed in  float32, on cpu" in lines
     assert "reference    the frozen base with the adapter off: no copy" in lines
+    assert "mesh         one device" in lines
     assert "memory on each device" in lines
-    found = plan(load(str(lab.place / "dpo.py"), Path("runs")))
-    assert f"{len(found['arrays'])} arrays" in lines
-    row = next(line for line in lines if "layers.blocks.*.mlp.up.kernel " in line)
-    assert [cell.strip() for cell in row.split("│")[1:7]] == [
+    for part in found["memory"]:
+        assert re.search(
+            rf"^{part['name']} +{size(part['bytes'])} +{part['tag']} +{part['how']}$", "\n".join(lines), re.M
+        )
+    policies = ", ".join(f"{name} {size(count)}" for name, count in found["activations"].items())
+    assert f"activations by rematerialisation: {policies.replace(', full', ' (in force), full')}" in lines
+    assert f"{len(found['arrays'])} arrays, equal ones of all blocks in one row" in lines
+    row = next(line for line in lines if " layers.blocks.*.mlp.up.kernel " in line)
+    assert re.split(r"  +", row)[:6] == [
         "frozen", "layers.blocks.*.mlp.up.kernel", "1x128x384", "float32", "-, -, -", "1x128x384",
     ]  # fmt: skip
-    assert row.split("│")[7].strip() == "6"
+
+
+@pytest.mark.parametrize(("device", "sign"), [("h200", "✔ fits: "), ("rtx4090", "✘ does not fit: ")])
+def test_whether_a_device_holds_it_is_an_answer(nnxdsl: Terminal, device: str, sign: str) -> None:
+    words = ("model=Model.Llama3('1b')", "adapter=None", "memory.remat=full", "batch_size=8")
+    lines = nnxdsl("plan", "sft.py", *words, "--device", device.upper()).splitlines()
+    kind = hardware.device(device)
+    found = plan(cli.override(load("sft.py", HERE), words), "gpu", kind)
+    needed, usable = found["bytes_per_device"], kind.usable
+    assert usable is not None
+    assert "computed in  bfloat16, on gpu" in lines
+    (verdict,) = [line for line in lines if line.startswith(sign)]
+    numbers = f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB"
+    rest = f"{abs(usable - needed) / 2**30:.1f} GiB {'free' if needed < usable else 'too much'}"
+    assert verdict == f"{sign}{numbers}, {rest}; {needed / usable:.0%} of what is usable on {kind.description}"
+
+
+WHY = """\
+layers.blocks.0.mlp.up.kernel  (frozen)
+array        float32 1x128x384, 192 KiB
+mesh         fsdp=4 x tensor=2 (8 devices)
+partition    -, fsdp, tensor
+each device  1x32x192, 24 KiB; no copies
+alike        5 others of layers.blocks.*.mlp.up.kernel (frozen)
+"""
+
+LAYERS, MLP, EMBED, EXPERTS = (
+    DEFAULT_RULES.index(rule)
+    for rule in (
+        ("layers", "stage"),
+        ("mlp", "tensor"),
+        ("embed", ("fsdp", "context", "expert")),
+        ("embed", ("fsdp", "context")),
+    )
+)
+RULES = f"""
+dimensions
+dimension  name    size  cut over  per device
+─────────────────────────────────────────────
+0          layers     1  -                  1
+1          embed    128  fsdp=4            32
+2          mlp      384  tensor=2         192
+
+rules that name them, in order
+rule  dimension  mesh axes            outcome        why
+──────────────────────────────────────────────────────────────────────────────────────────────
+{f"#{LAYERS}":>4}  0 layers   stage                ✔ taken        dropped, since of size 1: stage
+{f"#{MLP}":>4}  2 mlp      tensor               ✔ taken        its axes were free
+{f"#{EMBED}":>4}  1 embed    fsdp+context+expert  ✔ taken        dropped, since of size 1: context, expert
+{f"#{EXPERTS}":>4}  1 embed    fsdp+context         · not reached  rule {EMBED} was taken
+"""
+
+GRID = """
+fsdp  tensor   0   1
+0              0   1
+1              2   3
+2              4   5
+3              6   7
+
+a cell is a device, its number and colour the block that it holds
+8 blocks, each on 1 device (x1)
+  block 0: [:, 0:32, 0:192]  (embed over fsdp, mlp over tensor)
+  block 1: [:, 0:32, 192:384]
+  block 2: [:, 32:64, 0:192]
+  block 3: [:, 32:64, 192:384]
+  block 4: [:, 64:96, 0:192]
+  block 5: [:, 64:96, 192:384]
+  block 6: [:, 96:128, 0:192]
+  block 7: [:, 96:128, 192:384]
+"""
+EIGHT = ("mesh.fsdp=4", "mesh.tensor=2", "batch_size=8")
+
+
+def test_one_array_why_and_drawn(nnxdsl: Terminal) -> None:
+    assert nnxdsl("plan", "dpo.py", *EIGHT, "--why", "mlp.up.kernel") == WHY + RULES
+    assert nnxdsl("plan", "dpo.py", *EIGHT, "--draw", "mlp.up.kernel") == WHY + GRID
+    assert nnxdsl.refused("plan", "dpo.py", "--why", "mlp.up.kernell").startswith(
+        "RunError: the plan has no array 'mlp.up.kernell'; nearest are:\n  layers.blocks.*.mlp.up.kernel\n"
+    )
+
+
+def test_the_layout_as_text(nnxdsl: Terminal) -> None:
+    dumped = nnxdsl("plan", "dpo.py", *EIGHT, "--dump")
+    assert dumped == draw(cli.override(load("dpo.py", HERE), EIGHT)).layout.dump()
+    assert "frozen layers.blocks.0.mlp.up.kernel 1x128x384 float32 (None, 'fsdp', 'tensor') 24576\n" in dumped
+    in_bfloat16 = nnxdsl("plan", "dpo.py", *EIGHT, "--dump", "--device", "v5e")
+    assert "frozen layers.blocks.0.mlp.up.kernel 1x128x384 bfloat16 (None, 'fsdp', 'tensor') 12288\n" in in_bfloat16
+
+
+def test_for_machines_it_is_the_same(nnxdsl: Terminal) -> None:
+    found = json.loads(nnxdsl("plan", "dpo.py", *EIGHT, "--device", "h100", "--json"))
+    assert found == plan(cli.override(load("dpo.py", HERE), EIGHT), "gpu", hardware.device("h100"))
+
+
+# So many devices
+
+
+def test_a_count_of_devices(nnxdsl: Terminal) -> None:
+    note = "# the mesh says nothing of 4 devices: planned with mesh.fsdp=4\n"
+    found = json.loads(nnxdsl("plan", "dpo.py", "--count", "4", "--json", err=note))
+    assert found == plan(evolve(load("dpo.py", HERE), {"mesh.fsdp": 4}))
+    same = nnxdsl("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--count", "4", "--dump")
+    assert same == nnxdsl("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--dump")
+    assert nnxdsl.refused("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--count", "8") == (
+        "RunError: --count 8: the mesh takes 4 devices (data=2 x tensor=2); change it, or look for one with --search\n"
+    )
+
+
+# Refusals
+
+
+def test_what_does_not_fit_is_refused(nnxdsl: Terminal) -> None:
+    refused = nnxdsl.refused("plan", "dpo.py", "mesh.tensor=3", "adapter.targets=('mpl',)")
+    assert refused.startswith("PlanError: ")
+    assert "adapter.targets.0: 'mpl' matches no linear layer; did you mean 'mlp'?" in refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("plan dpo.py --device h20o", "PlanError: 1 problem\n  device: there is no 'h20o'; did you mean 'h200'?"),
+        ("show dpo.py --device h200", "UsageError: --device has no effect on show"),
+        ("run dpo.py --compile --count 8", "UsageError: --count has no effect on run; --compile has no effect on run"),
+        ("plan dpo.py --layout", "UsageError: --layout has no effect on plan"),
+        ("plan dpo.py --why norm --draw norm", "UsageError: --why and --draw exclude each other"),
+        ("plan dpo.py --dump --json", "UsageError: --json and --dump exclude each other"),
+        ("plan dpo.py --limit 5", "UsageError: --limit has no effect without --compile"),
+        ("plan dpo.py --compile --why norm", "UsageError: --compile has no effect on what --why prints"),
+        ("plan dpo.py --search --compile --dump", "UsageError: --search and --compile and --dump exclude each other"),
+        ("plan dpo.py --count 0", "UsageError: --count: expected a value > 0, got 0"),
+        ("plan dpo.py --compile --limit -1", "UsageError: --limit: expected a value > 0, got -1"),
+        (
+            "plan dpo.py --count two",
+            "UsageError: argument --count: invalid int value: 'two'; see nnxdsl --help",
+        ),
+        (
+            "plan dpo.py --search",
+            "RunError: --search needs --device and --count: --search --device h200 --count 8",
+        ),
+        (
+            "plan dpo.py --search --device cpu --count 2",
+            "PlanError: 1 problem in Experiment 'dpo'\n"
+            "  'cpu' has no published memory and speed, so nothing can be compared",
+        ),
+        ("plan dpo.py --devise h200", "UsageError: --devise: there is no such flag; did you mean '--device'?"),
+    ],
+)
+def test_words_that_do_not_go_together(nnxdsl: Terminal, words: str, message: str) -> None:
+    assert nnxdsl.refused(*words.split()) == f"{message}\n"
+
+
+# Searching
+
+
+def test_a_search_prints_words_to_paste(nnxdsl: Terminal) -> None:
+    device = hardware.device("h200")
+    assert device.usable
+    search = ("plan", "dpo.py", "--search", "--device", "h200", "--count", "2")
+    first, headings, *rows = nnxdsl(*search).splitlines()
+    found = json.loads(nnxdsl(*search, "--json"))
+    total, fit = found["tried"], len(found["fit"])
+    assert first == f"{fit} of {total} placements on 2 x NVIDIA H200 fit; the quickest, by estimate:"
+    assert headings.split() == ["s/step", "products", "memory", "links", "GiB/device"]
+    assert (found["device"], found["count"], len(rows)) == ("h200", 2, min(fit, 8))
+    for row, one in list(zip(rows, found["fit"], strict=False))[:2]:
+        words = [word for word in row.split() if "=" in word]
+        asked = cli.override(load("dpo.py", HERE), words)
+        assert asked == evolve(load("dpo.py", HERE), one["changes"])
+        assert asked.mesh.device_count == 2
+        planned = json.loads(nnxdsl("plan", "dpo.py", *words, "--device", "h200", "--json"))
+        assert planned["verdict"]["fits"]
+        assert planned["bytes_per_device"] == pytest.approx(one["bytes_per_device"], rel=0.01)
+        assert planned["step_seconds"] == one["step_seconds"]
+        assert float(row.split()[0]) == pytest.approx(one["step_seconds"]["step"], rel=0.01)
+
+
+def test_where_nothing_fits(nnxdsl: Terminal) -> None:
+    words = ("model=Model.Llama3('8b')", "batch_size=1", "--search", "--device", "rtx4090", "--count", "1")
+    assert nnxdsl("plan", "sft.py", *words) == (
+        "none of 2 placements on 1 x NVIDIA GeForce RTX 4090 fits; try quantization, an adapter, or shorter rows\n"
+    )
+
+
+# Comparing
+
+
+def test_layouts_are_compared(nnxdsl: Terminal) -> None:
+    sft = load("sft.py", HERE)
+    left = evolve(sft, {"mesh.fsdp": 2})
+    lines = nnxdsl("diff", "sft.py", "sft.py", "mesh.fsdp=2", "--layout").splitlines()
+    assert lines[:2] == [f"--- {left.id}", f"+++ {sft.id}"]
+    texts = [set(draw(one).layout.dump().splitlines()) for one in (left, sft)]
+    assert {line[1:] for line in lines[2:] if line[0] == "-"} == texts[0] - texts[1]
+    assert {line[1:] for line in lines[2:] if line[0] == "+"} == texts[1] - texts[0]
+    assert "-trainable norm.scale 128 float32 (None,) 512" not in lines  # norms lie alike
+    assert nnxdsl("diff", "sft.py", "sft.py", "batch_size=8", "--layout") == "# the same layout\n"
+    found = json.loads(nnxdsl("diff", "sft.py", "sft.py", "mesh.fsdp=2", "--layout", "--json"))
+    assert found == {
+        "same": False,
+        "left": draw(left).layout.dump().splitlines(),
+        "right": draw(sft).layout.dump().splitlines(),
+    }
+
+
+# Compiling
+
+
+def test_a_plan_is_compiled_for_a_divided_cpu(lab: Any, place: Path) -> None:
+    words = ("plan", "sft.py", "mesh.fsdp=2", "--compile", "--device", "cpu", "--limit", "250")
+    code, out, err = lab.cli(*words, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    compiled, cpu = found["compiled"], hardware.device("cpu")
+    assert {**found, "compiled": None} == plan(evolve(load("sft.py", HERE), {"mesh.fsdp": 2}), device=cpu)
+    assert (compiled["problem"], compiled["count"], compiled["cached"]) == (None, 2, False)
+    placed = sum(part["bytes"] for part in found["memory"] if part["tag"] == "exact")
+    assert compiled["memory"]["arguments"] == pytest.approx(placed, rel=0.01)
+    assert {"all-gather", "all-reduce"} & {one["kind"] for one in compiled["collectives"]}
+    assert not [path for path in (place / "runs").iterdir() if path.name != ".plans"]
+
+    lines = [line.rstrip() for line in lab.cli(*words)[1].splitlines()]
+    assert any(line.startswith("compiled for 2 devices (cpu) with nnxdsl ") for line in lines)
+    assert any(line.endswith(" s, from the cache") for line in lines)
+    table = lines[lines.index("memory on each device, as planned and as compiled") :]
+    row = next(re.split(r"  +", line) for line in table if line.startswith("arrays and batch (arguments)"))
+    assert row[1:3] == [size(placed), size(compiled["memory"]["arguments"])]
+
+
+def test_a_compiler_that_takes_too_long_leaves_the_estimate(lab: Any) -> None:
+    code, out, _ = lab.cli("plan", "sft.py", "--compile", "--device", "cpu", "--limit", "1")
+    assert code == 0
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert "memory on each device" in lines
+    assert "✘ not compiled: exceeded its time limit of 1 s" in lines
