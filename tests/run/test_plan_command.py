@@ -125,7 +125,9 @@ def test_whether_a_device_holds_it_is_an_answer(nnxdsl: Terminal, device: str, s
     (verdict,) = [line for line in lines if line.startswith(sign)]
     numbers = f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB"
     rest = f"{abs(usable - needed) / 2**30:.1f} GiB {'free' if needed < usable else 'too much'}"
-    assert verdict == f"{sign}{numbers}, {rest}; {needed / usable:.0%} of what is usable on {kind.description}"
+    message = found["verdict"]["message"]
+    assert f"{verdict[0]} {message}".startswith(f"{sign}{numbers}, {rest}")
+    assert verdict == f"{verdict[0]} {message}; {needed / usable:.0%} of what is usable on {kind.description}"
 
 
 WHY = """\

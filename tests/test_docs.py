@@ -1,0 +1,117 @@
+"""docs/: commands print what the pages show, tables are those of the code, and every key of a plan is described.
+
+`NNXDSL_UPDATE_DOCS=1 python -m pytest -n0 tests/test_docs.py` writes the shown output and the table of rules anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnxdsl import Data, Experiment, Mesh, Model, Objective, Optimizer, Schedule, cli
+from nnxdsl.program import hardware
+from nnxdsl.program.plan import plan
+from nnxdsl.program.rules import DEFAULT_RULES
+from nnxdsl.run.ahead_process import compiled_report
+from nnxdsl.run.plan_view import entry_words
+from nnxdsl.spec.placement import MESH_AXES
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "plan.md"
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+UPDATE = bool(os.environ.get("NNXDSL_UPDATE_DOCS"))
+MAPS = ("mesh", "across", "activations", "compiled.versions")
+"""Objects whose keys are names of things: axes, policies, packages."""
+
+
+def printed(command: str) -> str:
+    """What `nnxdsl ...` prints, its refusals too."""
+    first, *words = shlex.split(command)
+    assert first == "nnxdsl"
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        cli.main(words)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def checked(block: str) -> str:
+    """A block with the output that its commands have; lines of `...` stand for any."""
+    found = ""
+    for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        out = printed(command.removeprefix("$ "))
+        elided = re.search(r"^\.\.\.$", shown, re.MULTILINE)
+        if not (UPDATE and not elided):
+            same = doctest.OutputChecker().check_output(shown, out, doctest.ELLIPSIS)
+            assert same, f"{command}\nshown:\n{shown}\nprinted:\n{out}"
+        found += f"{command}\n{shown if elided else out}"
+    return found
+
+
+def test_commands_print_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    text = PAGE.read_text(encoding="utf-8")
+    assert len(BLOCK.findall(text)) >= 5
+    changed = BLOCK.sub(lambda block: f"```console\n{checked(block[1])}```", text)
+    if UPDATE:
+        PAGE.write_text(changed, encoding="utf-8")
+
+
+def test_the_rules_are_the_rules() -> None:
+    rows = [f"| {number} | `{logical}` | {entry_words(axes)} |" for number, (logical, axes) in enumerate(DEFAULT_RULES)]
+    table = "\n".join(["| rule | logical axis | mesh axes |", "|---|---|---|", *rows]) + "\n"
+    text = PAGE.read_text(encoding="utf-8")
+    if UPDATE:
+        text = re.sub(r"\| rule \| logical axis \|.*?\n(?!\|)", lambda _: table, text, flags=re.DOTALL)
+        PAGE.write_text(text, encoding="utf-8")
+    assert table in text
+    for axis in MESH_AXES:
+        assert f"| `{axis}` |" in text
+    for device in hardware.DEVICES:
+        assert f"`{device}`" in text
+
+
+def keys(value: Any, path: str = "") -> Iterator[str]:
+    """Every key of a JSON value as `arrays[].why[].rule`."""
+    if isinstance(value, dict) and path not in MAPS:
+        for name, inner in value.items():
+            here = f"{path}.{name}" if path else name
+            yield here
+            yield from keys(inner, here)
+    elif isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict):
+                yield from keys(item, f"{path}[]")
+
+
+def test_every_key_of_a_plan_is_described(tmp_path: Path) -> None:
+    asked = Experiment(
+        name="keys",
+        model=Model.Gemma3("tiny"),
+        objective=Objective.SFT(loss_on="all"),
+        data=Data.Text("none.jsonl", max_length=16),
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None),
+        batch_size=2,
+        steps=2,
+        mesh=Mesh(fsdp=2, rules=(("experts", "expert"),)),
+    )
+    found = plan(asked, "gpu", hardware.device("h200"))
+    found["compiled"] = compiled_report(asked, "cpu", 2, home=tmp_path)
+    assert found["warnings"]
+    assert found["compiled"]["collectives"]
+    section = PAGE.read_text(encoding="utf-8").partition("## The JSON form")[2].partition("\n## ")[0]
+    described = [
+        key for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for key in re.findall(r"`(.*?)`", row)
+    ]
+    assert sorted(described) == sorted(set(described))
+    assert set(described) == set(keys(found))
