@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from nnxdsl.program import hardware
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.plan import plan
+from nnxdsl.program.layout import Layout
+from nnxdsl.program.plan import describe, plan
 from nnxdsl.program.search import Found, search
 from nnxdsl.run.ahead_process import compiled_report
 from nnxdsl.run.drawing import draw as draw_grid
@@ -78,8 +79,8 @@ def plan_command(experiment: Experiment, asked: Asked) -> int:
     if asked.search:
         return _search(experiment, asked, device, console)
     experiment = _on_so_many(experiment, asked.count)
-    if asked.dump:
-        sys.stdout.write(draw(experiment, platform).layout.dump())
+    if asked.dump or asked.why is not None or asked.draw is not None:
+        _show_layout(draw(experiment, platform).layout, asked, console)
         return 0
     found = plan(experiment, platform, device)
     if asked.compile:
@@ -87,13 +88,19 @@ def plan_command(experiment: Experiment, asked: Asked) -> int:
     if asked.as_json:
         json.dump(found, sys.stdout, indent=2)
         sys.stdout.write("\n")
-    elif asked.why is not None:
-        show_why(found, asked.why, console)
-    elif asked.draw is not None:
-        draw_grid(found, asked.draw, console)
     else:
         show_plan(found, console)
     return 0
+
+
+def _show_layout(layout: Layout, asked: Asked, console: Console) -> None:
+    """What is asked of where arrays lie, for which nothing of memory need be found out."""
+    if asked.why is not None:
+        show_why(describe(layout), asked.why, console)
+    elif asked.draw is not None:
+        draw_grid(describe(layout), asked.draw, console)
+    else:
+        sys.stdout.write(layout.dump())
 
 
 def diff_layouts(left: Experiment, right: Experiment, names: tuple[str, str], *, as_json: bool) -> int:
