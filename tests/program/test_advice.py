@@ -14,7 +14,7 @@ from nnxdsl.program.advice import candidates, factorizations, warnings
 from nnxdsl.program.blueprint import draw
 
 LARGE = Small(embed_dim=64, mlp_dim=256, heads=4, vocab_size=192)  # norms are few of its bytes
-KINDS = ("replicated", "axis", "rule", "batch", "indivisible", "heads")
+KINDS = ("replicated", "axis", "rule", "batch", "indivisible", "heads", "stage")
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,7 @@ def test_copies_along_an_axis(said: Said) -> None:
     # Copies are what `data` is for.
     assert said(mesh=Mesh(data=4)) == []
     # Four percent are said, and what cannot be helped as well.
-    assert said(model=attrs.evolve(LARGE, layers=6), mesh=Mesh(stage=3)) == [
+    assert said(model=attrs.evolve(LARGE, layers=6), mesh=Mesh(stage=3), batch_size=64) == [
         (
             "replicated",
             "mesh.stage",
@@ -177,6 +177,20 @@ def test_heads_that_are_cut(said: Said) -> None:
         ("heads", "mesh.tensor", "2 kv_heads are cut over tensor=8 within a head, and gathered before they are used"),
     ]
     assert {kind for kind, _, _ in said(mesh=Mesh(tensor=4, rules=(("kv_heads", None),)))} == {"replicated"}
+
+
+def test_stages_that_wait(said: Said) -> None:
+    fields = {"model": attrs.evolve(LARGE, layers=6), "mesh": Mesh(fsdp=2, stage=3)}
+    assert [one for one in said(batch_size=8, **fields) if one[0] == "stage"] == [
+        (
+            "stage",
+            "mesh.stage",
+            # (stages - 1) / (parts + stages - 1) of the time: Huang et al. 2019, arXiv:1811.06965.
+            "its stages wait 33% of the time: each has 4 rows at a time, which pass in 4 parts; "
+            "more rows at a time (microbatch_size) make it less",
+        )
+    ]
+    assert [one for one in said(batch_size=128, **fields) if one[0] == "stage"] == []
 
 
 def test_meshes_that_are_tried_are_of_as_many_devices_and_near_ones_first() -> None:

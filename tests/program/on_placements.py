@@ -1,0 +1,179 @@
+"""Run by test_placements.py with eight CPU devices: where the arrays of programs lie, and what the programs compute."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+HERE = Path(__file__).parent
+spec = importlib.util.spec_from_file_location("small_fixtures", HERE / "conftest.py")
+assert spec is not None
+assert spec.loader is not None
+fixtures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fixtures)
+
+from small_lab.model import Small  # noqa: E402
+
+from nnxdsl import (  # noqa: E402
+    Adapter,
+    Data,
+    Experiment,
+    Memory,
+    Mesh,
+    Objective,
+    Optimizer,
+    Quantization,
+    Schedule,
+    compile,
+)
+from nnxdsl.program.compiler import Program, State  # noqa: E402
+from nnxdsl.program.layout import bits, dims  # noqa: E402
+
+QLORA = {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}
+ODD = {"model": Small(layers=3, pattern=2, heads=4, mlp_dim=30)}
+BOTH = ("optimizer", "reference")
+PLACEMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "full": {
+        "one": {"mesh": Mesh()},
+        "data2-fsdp2-tensor2": {"mesh": Mesh(data=2, fsdp=2, tensor=2)},
+        "data2-fsdp2-context2": {"mesh": Mesh(data=2, fsdp=2, context=2)},
+        "fsdp4-stage2": {"mesh": Mesh(fsdp=4, stage=2)},
+        "offload": {"mesh": Mesh(data=2, fsdp=2, tensor=2), "memory": Memory(offload=BOTH)},
+    },
+    "qlora": {
+        "one": {"mesh": Mesh()},
+        "data2-fsdp2-tensor2": {"mesh": Mesh(data=2, fsdp=2, tensor=2)},
+    },
+    "frozen qlora": {
+        "one": {"mesh": Mesh()},
+        "offload": {"mesh": Mesh(data=2, fsdp=2, tensor=2), "memory": Memory(offload=("frozen",))},
+    },
+    "frozen lora": {
+        "one": {"mesh": Mesh()},
+        "offload": {"mesh": Mesh(data=2, fsdp=2, tensor=2), "memory": Memory(offload=("frozen",))},
+    },
+    "odd": {
+        "one": {"mesh": Mesh()},
+        "replicate": {"mesh": Mesh(fsdp=2, tensor=4, indivisible="replicate")},
+    },
+    "slow full": {
+        "one": {"mesh": Mesh()},
+        "fsdp4-tensor2": {"mesh": Mesh(fsdp=4, tensor=2)},
+        "slices": {"mesh": Mesh(data=2, fsdp=2, tensor=2, slices=2)},
+        "slices of fsdp": {"mesh": Mesh(fsdp=4, tensor=2, slices=2)},
+        "without zero": {"mesh": Mesh(data=4, tensor=2, zero1=False)},
+        "expert": {"mesh": Mesh(data=2, expert=2, tensor=2)},
+        "rules": {
+            "mesh": Mesh(data=2, fsdp=2, tensor=2, array_rules=(("*.mlp.*", (("mlp", None), ("embed", "tensor"))),))
+        },
+        "offload, recomputed": {"mesh": Mesh(data=2, fsdp=2, tensor=2), "memory": Memory(offload=BOTH, remat="full")},
+        "offload, one": {"mesh": Mesh(), "memory": Memory(offload=BOTH)},
+    },
+    "slow qlora": {
+        "one": {"mesh": Mesh()},
+        "fsdp4-tensor2": {"mesh": Mesh(fsdp=4, tensor=2)},
+        "data2-fsdp2-context2": {"mesh": Mesh(data=2, fsdp=2, context=2)},
+        "fsdp4-stage2": {"mesh": Mesh(fsdp=4, stage=2)},
+        "slices": {"mesh": Mesh(data=2, fsdp=2, tensor=2, slices=2)},
+    },
+    "slow frozen qlora": {
+        "one": {"mesh": Mesh()},
+        "offload, one": {"mesh": Mesh(), "memory": Memory(offload=("frozen", "optimizer"))},
+        "offload, recomputed": {
+            "mesh": Mesh(data=2, fsdp=2, stage=2),
+            "memory": Memory(offload=("frozen", "optimizer"), remat="full"),
+        },
+    },
+}
+FIELDS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": QLORA["adapter"]}, "qlora": QLORA, "odd": ODD}
+
+
+def groups(program: Program, state: State) -> dict[str, dict[str, jax.Array]]:
+    found = {
+        "frozen": state.frozen,
+        "trainable": state.trainable,
+        "reference": state.reference,
+        "optimizer": program.saved(state)["optimizer"],
+    }
+    return {part: leaves for part, leaves in found.items() if leaves}
+
+
+def dumped(program: Program, state: State) -> str:
+    """What `layout.dump()` would say, read off the arrays themselves."""
+    lines = []
+    for part, leaves in groups(program, state).items():
+        for path, leaf in leaves.items():
+            sharding = leaf.sharding
+            assert isinstance(sharding, NamedSharding), (path, sharding)
+            where = (*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec)))
+            (piece,) = {shard.data.shape for shard in leaf.addressable_shards}
+            size = math.prod(piece) * bits(leaf.dtype.name) // 8
+            host = " host" if sharding.memory_kind == "pinned_host" else ""
+            lines.append(f"{part} {path} {dims(leaf.shape)} {leaf.dtype.name} {where} {size}{host}\n")
+    return "".join(lines)
+
+
+def misplaced(program: Program, state: State) -> list[str]:
+    """Arrays that do not lie on the devices, and in the memory, that the layout names, piece by piece."""
+    wrong = []
+    default = jax.devices()[0].default_memory().kind
+    for part, leaves in groups(program, state).items():
+        for path, leaf in leaves.items():
+            placed = program.layout.arrays[part][path]
+            kind = "pinned_host" if placed.memory == "host" else default
+            wanted = NamedSharding(program.mesh, placed.spec, memory_kind=kind)
+            kinds = {shard.data.sharding.memory_kind for shard in leaf.addressable_shards}
+            owners = {shard.device: shard.index for shard in leaf.addressable_shards}
+            if (
+                not leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+                or kinds != {kind}
+                or owners != wanted.addressable_devices_indices_map(leaf.shape)
+            ):
+                wrong.append(f"{part} {path}: {leaf.sharding} {kinds}, expected {wanted}")
+    return wrong
+
+
+def main(chosen: list[str]) -> None:
+    """One entry for each run and placement."""
+    batches = [fixtures.pairs._get_wrapped_function()()(8, seed=seed) for seed in range(2)]
+    report: dict[str, dict[str, Any]] = {}
+    for name in chosen:
+        for where, placement in PLACEMENTS[name].items():
+            fields = {"model": Small(layers=2, pattern=1, heads=4), **FIELDS[name.split()[-1]], **placement}
+            experiment = Experiment(
+                name="placements",
+                objective=Objective.DPO(beta=0.5),
+                data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+                optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3), weight_decay=0.1, eps=1e-4),
+                batch_size=8,
+                microbatch_size=4,
+                steps=10,
+                **fields,
+            )
+            program = compile(experiment)
+            state = fixtures.trained._get_wrapped_function()()(program)
+            entry: dict[str, Any] = {
+                "devices": len(program.mesh.devices.flat),
+                "dump": program.layout.dump(),
+                "after init": dumped(program, state),
+                "misplaced": misplaced(program, state),
+                "metrics": [],
+            }
+            for batch in batches:
+                state, found = program.step(state, batch)
+                entry["metrics"].append({key: float(value) for key, value in found.items()})
+            entry["after steps"] = dumped(program, state)
+            entry["misplaced"] += misplaced(program, state)
+            report[f"{name}: {where}"] = entry
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
