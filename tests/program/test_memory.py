@@ -160,7 +160,7 @@ def gemma(trained: str, **fields: Any) -> Experiment:
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("trained", ["everything", "adapters"])
 def test_it_is_close_to_what_xla_takes_on_a_gpu(trained: str, remat: Any, mesh: Mesh, tmp_path: Path) -> None:
-    """The jobs of `benchmarks/plan_memory.py` are larger, and nearer: a tenth. These take some seconds each."""
+    """To a tenth, as the larger jobs of `benchmarks/plan_memory.py`, or a quarter of a GiB, where that is more."""
     try:
         find_compiler("gpu")
     except RunError as error:
@@ -168,5 +168,4 @@ def test_it_is_close_to_what_xla_takes_on_a_gpu(trained: str, remat: Any, mesh: 
     asked = gemma(trained, mesh=mesh, memory=Memory(remat=remat))
     report = compiled_report(asked, "h200", mesh.device_count, home=tmp_path)
     planned = sum(part.bytes for part in memory(draw(asked, "gpu"), lengths(asked.data)))
-    print(trained, remat, mesh.device_count, planned / report["memory"]["allocated"])
-    assert planned == pytest.approx(report["memory"]["allocated"], rel=0.2)
+    assert planned == pytest.approx(report["memory"]["allocated"], rel=0.1, abs=2**28)
