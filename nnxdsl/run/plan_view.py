@@ -5,18 +5,14 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
-from rich import box
-from rich.cells import cell_len, chop_cells
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from nnxdsl.run.display import clean
+from nnxdsl.run.tables import Column, gap, grid_of, line, show_table
 from nnxdsl.spec.errors import RunError
 
 PALETTE = ("#8dd3c7", "#ffd92f", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5", "#d9d9d9", "#bc80bd")
@@ -25,7 +21,6 @@ PALETTE = ("#8dd3c7", "#ffd92f", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b
 FREE, KEPT = "·", "▒"
 """In a bar of memory: what is free, and what the device's runtime keeps for itself."""
 
-_GAP = 2
 _SHOWN = 6
 
 
@@ -36,20 +31,44 @@ def show_plan(found: Mapping[str, Any], console: Console) -> None:
         found: The plan, as `nnxdsl plan --json` prints it.
         console: Where to; columns that do not fit are left out, and named.
     """
-    console.print(_line(found["id"], "bold"))
-    console.print(_grid(facts(found)))
-    _gap(console)
+    console.print(line(found["id"], "bold"))
+    console.print(grid_of(facts(found)))
+    gap(console)
     _show_memory(found, console)
     for warning in found["warnings"]:
-        _gap(console)
+        gap(console)
         message = f"{warning['message']} [{warning['kind']}]"
-        console.print(_grid([("! warning", f"{warning['path']}: {message}")], style="yellow"))
-    _gap(console)
-    console.print(_line(f"{counted(len(found['arrays']), 'array')}, equal ones of all blocks in one row", "bold"))
+        console.print(grid_of([("! warning", f"{warning['path']}: {message}")], style="yellow"))
+    gap(console)
+    console.print(line(f"{counted(len(found['arrays']), 'array')}, equal ones of all blocks in one row", "bold"))
     show_table(_array_columns(found["arrays"]), console)
+    if found.get("flows"):
+        gap(console)
+        console.print(line("activations that the modules name, of one micro-batch", "bold"))
+        show_table(_flow_columns(found), console)
     if found["compiled"]:
-        _gap(console)
+        gap(console)
         _show_compiled(found, console)
+
+
+def _flow_columns(found: Mapping[str, Any]) -> list[Column]:
+    """Each kind of activation, where the layout wants it, and where the compiler put it if it was asked."""
+    rows = found["flows"]
+    chosen = {
+        json.dumps([one["axes"], one["shape"]]): one["spec"] for one in (found["compiled"] or {}).get("flows") or ()
+    }
+    columns = [
+        Column("axes", [", ".join(axis or "-" for axis in row["axes"]) for row in rows], least=16),
+        Column("shape", [shape_words(row["shape"]) for row in rows]),
+        Column("partition", [spec_words(row["spec"]) for row in rows], least=10),
+        Column("per device", [shape_words(row["device_shape"]) for row in rows], rank=1),
+    ]
+    if chosen:
+        cells = [chosen.get(json.dumps([row["axes"], row["shape"]])) for row in rows]
+        columns.append(
+            Column("as compiled", ["not met" if cell is None else spec_words(cell) for cell in cells], least=10)
+        )
+    return columns
 
 
 def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -118,23 +137,23 @@ def _show_memory(found: Mapping[str, Any], console: Console) -> None:
     if device and verdict:
         style, sign = ("bold green", "✔") if verdict["fits"] else ("bold red", "✘")
         share = f"{verdict['share']:.0%} of what is usable on {device['description']}"
-        console.print(_line(f"{sign} {verdict['message']}; {share}", style))
+        console.print(line(f"{sign} {verdict['message']}; {share}", style))
     known = device if device and device["memory"] else None  # nobody knows how much a CPU has
     console.print(memory_bar(here, total, known, min(console.width, 120)))
-    _gap(console)
-    console.print(_line("memory on each device", "bold"))
+    gap(console)
+    console.print(line("memory on each device", "bold"))
     show_table(_memory_columns(here, ("total", total)), console)
     if there:
-        _gap(console)
-        console.print(_line("memory of the host, for each device", "bold"))
+        gap(console)
+        console.print(line("memory of the host, for each device", "bold"))
         show_table(_memory_columns(there, ("total", found["host_bytes_per_device"])), console)
     if found["activations"]:
-        _gap(console)
+        gap(console)
         policies = [
             f"{policy} {size(count)}{' (in force)' if policy == found['remat'] else ''}"
             for policy, count in found["activations"].items()
         ]
-        console.print(_line(f"activations by rematerialisation: {', '.join(policies)}"))
+        console.print(line(f"activations by rematerialisation: {', '.join(policies)}"))
 
 
 def memory_bar(parts: Sequence[Mapping[str, Any]], total: int, device: Mapping[str, Any] | None, width: int) -> Text:
@@ -290,23 +309,23 @@ def show_why(found: Mapping[str, Any], path: str, console: Console) -> None:
         return
     for number, kind in enumerate(kinds):
         if number:
-            _gap(console)
+            gap(console)
         show_array(kind, found, console)
-        _gap(console)
-        console.print(_line("dimensions", "bold"))
+        gap(console)
+        console.print(line("dimensions", "bold"))
         show_table(_dimension_columns(kind[0], found["mesh"]), console)
-        _gap(console)
-        console.print(_line("rules that name them, in order", "bold"))
+        gap(console)
+        console.print(line("rules that name them, in order", "bold"))
         if kind[0]["why"]:
             show_table(_tried_columns(kind[0]), console)
         else:
-            console.print(_line("none: every device holds the whole array"))
+            console.print(line("none: every device holds the whole array"))
 
 
 def show_array(kind: Sequence[Mapping[str, Any]], found: Mapping[str, Any], console: Console) -> None:
     """Print what an array is and what each device holds of it; `kind`: it, and those that lie alike."""
     array = kind[0]
-    console.print(_line(f"{array['path']}  ({array['part']})", "bold"))
+    console.print(line(f"{array['path']}  ({array['part']})", "bold"))
     where = "" if array["memory"] == "device" else f", in the {array['memory']}'s memory"
     rows = [
         ("array", f"{array['dtype']} {shape_words(array['shape'])}, {size(array['bytes'])}"),
@@ -322,7 +341,7 @@ def show_array(kind: Sequence[Mapping[str, Any]], found: Mapping[str, Any], cons
         # Kinds are of one group, yet maybe of several parts: a reference lies as the weights that it is a copy of.
         parts = dict.fromkeys(other["part"] for other in kind)
         rows.append(("alike", f"{counted(len(kind) - 1, 'other')} of {array['group']} ({', '.join(parts)})"))
-    console.print(_grid(rows))
+    console.print(grid_of(rows))
 
 
 def select(arrays: Sequence[Mapping[str, Any]], path: str) -> tuple[list[list[Mapping[str, Any]]], bool]:
@@ -377,7 +396,7 @@ def _no_array(path: str, part: str, asked: str, arrays: Sequence[Mapping[str, An
 
 def show_choice(path: str, kinds: Sequence[Sequence[Mapping[str, Any]]], console: Console) -> None:
     """Print that a path means several arrays that lie differently, and which."""
-    console.print(_line(f"'{path}' means {len(kinds)} kinds of arrays; give one of these paths:"))
+    console.print(line(f"'{path}' means {len(kinds)} kinds of arrays; give one of these paths:"))
     first = [kind[0] for kind in kinds]
     names = [_name(kind) for kind in kinds]
     paths = [
@@ -426,26 +445,26 @@ def _show_compiled(found: Mapping[str, Any], console: Console) -> None:
     compiled = found["compiled"]
     versions = ", ".join(f"{name} {version}" for name, version in (compiled.get("versions") or {}).items())
     on = f"compiled for {counted(compiled.get('count') or found['devices'], 'device')} ({compiled.get('device')})"
-    console.print(_line(f"{on}{f' with {versions}' if versions else ''}", "bold"))
+    console.print(line(f"{on}{f' with {versions}' if versions else ''}", "bold"))
     if compiled.get("problem"):
-        console.print(_line(f"✘ not compiled: {compiled['problem']}", "bold red"))
+        console.print(line(f"✘ would not run: {compiled['problem']}", "bold red"))
     seconds = [
         f"{word} in {compiled[key]:.1f} s"
         for word, key in (("lowered", "lower_seconds"), ("compiled", "compile_seconds"))
         if compiled.get(key) is not None
     ]
     if seconds:
-        console.print(_line(", ".join(seconds) + (", from the cache" if compiled.get("cached") else "")))
+        console.print(line(", ".join(seconds) + (", from the cache" if compiled.get("cached") else "")))
     if any(count is not None for count in (compiled.get("memory") or {}).values()):
-        _gap(console)
-        console.print(_line("memory on each device, as planned and as compiled", "bold"))
+        gap(console)
+        console.print(line("memory on each device, as planned and as compiled", "bold"))
         show_table(_measured_columns(found), console)
     if compiled.get("collectives"):
-        _gap(console)
-        console.print(_line("collectives of a step", "bold"))
+        gap(console)
+        console.print(line("collectives of a step", "bold"))
         show_table(_collective_columns(compiled["collectives"]), console)
     elif compiled.get("collectives") is not None and not compiled.get("problem"):
-        console.print(_line("no collectives: the devices do not talk to each other"))
+        console.print(line("no collectives: the devices do not talk to each other"))
 
 
 def _measured_columns(found: Mapping[str, Any]) -> list[Column]:
@@ -489,102 +508,3 @@ def _collective_columns(collectives: Sequence[Mapping[str, Any]]) -> list[Column
         Column("size", [size(one["bytes"]) for one in rows], right=True),
         Column("where", ["in a loop, each time round" if one["in_loop"] else "once a step" for one in rows], least=12),
     ]
-
-
-# Tables that fit
-
-
-@attrs.frozen
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: Its heading.
-        cells: From the top.
-        rank: Columns of high rank are left out first where the width is short; those of rank 0 never.
-        least: The width down to which its cells may be folded; None: they stay whole.
-        right: Whether it is set to the right.
-        spare: Whether it is left out before any other is folded.
-    """
-
-    name: str
-    cells: Sequence[str]
-    rank: int = 0
-    least: int | None = None
-    right: bool = False
-    spare: bool = False
-
-    @property
-    def width(self) -> int:
-        """Of its widest cell."""
-        return max(map(cell_len, (self.name, *self.cells)))
-
-
-def show_table(columns: Sequence[Column], console: Console) -> None:
-    """Print a table as wide as the console at most; columns that were left out are named under it."""
-    fitted = fit(columns, console.width)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, width in fitted:
-        table.add_column(Text(column.name), justify="right" if column.right else "left", width=width, no_wrap=True)
-    cells = [[fold(clean(cell), width) for cell in column.cells] for column, width in fitted]
-    for row in zip(*cells, strict=True):
-        table.add_row(*map(Text, row))
-    console.print(table)
-    kept = [column for column, _ in fitted]
-    gone = [column.name for column in columns if column.name and column not in kept]
-    if gone:
-        console.print(_line(f"left out for want of width: {', '.join(gone)}", "dim"))
-
-
-def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
-    """The columns that fit, with their widths: folded as far as each allows, then those of highest rank left out."""
-    unfolded = sum(column.width + _GAP for column in columns) - _GAP
-    kept = [column for column in columns if not column.spare or unfolded <= width]
-
-    def needs(of: Sequence[Column]) -> int:
-        least = [min(c.width, max(c.least, len(c.name))) if c.least else c.width for c in of]
-        return sum(least) + _GAP * (len(of) - 1)
-
-    while needs(kept) > width and any(column.rank for column in kept):
-        kept.remove(max(kept, key=lambda column: column.rank))
-    widths = {column.name: column.width for column in kept}
-    room = width - _GAP * (len(kept) - 1)
-    # What is too much is taken from the widest that may be folded; at last, from the widest of all.
-    for floors in ({c.name: max(c.least or c.width, len(c.name)) for c in kept}, {c.name: 1 for c in kept}):
-        while sum(widths.values()) > room:
-            able = [name for name in widths if widths[name] > floors[name]]
-            if not able:
-                break
-            widths[max(able, key=lambda name: widths[name])] -= 1
-    return [(column, widths[column.name]) for column in kept]
-
-
-def fold(text: str, width: int) -> str:
-    """The text in lines of a width at most: broken at spaces, before the dots of a path, at last anywhere."""
-    lines = [""]
-    for piece in re.split(r"(?<= )|(?=\.[\w*])|(?<=[+/])", text.replace("\n", " ")):
-        if cell_len(lines[-1] + piece.rstrip()) > width:
-            lines.append("")
-        rest = piece
-        if cell_len(rest.rstrip()) > width:
-            *whole, rest = chop_cells(rest.rstrip(), width)
-            lines += [*whole, ""]
-        lines[-1] += rest
-    return "\n".join(line.rstrip() for line in lines if line.strip()) or ""
-
-
-def _line(text: str, style: str = "") -> Text:
-    return Text(clean(text), style, overflow="fold")
-
-
-def _gap(console: Console) -> None:
-    console.print(Text())
-
-
-def _grid(rows: Iterable[tuple[str, str]], style: str = "") -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style=style)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(Text(name), Text(clean(value)))
-    return grid

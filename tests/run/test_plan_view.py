@@ -16,10 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from nnxdsl.run.plan_view import (
-    Column,
     facts,
-    fit,
-    fold,
     letters,
     memory_bar,
     mesh_words,
@@ -28,6 +25,7 @@ from nnxdsl.run.plan_view import (
     show_why,
     size,
 )
+from nnxdsl.run.tables import Column, fit, fold
 from nnxdsl.spec.errors import RunError
 
 GIB = 2**30
@@ -403,7 +401,7 @@ def test_what_was_not_compiled() -> None:
     assert "compiled for" not in shown(compiled=None)
     compiled = {**plan()["compiled"], "memory": None, "collectives": [], "problem": "exceeded its time limit of 300 s"}
     text = shown(compiled={**compiled, "compile_seconds": None, "versions": None})
-    assert "compiled for 16 devices (h200)\n✘ not compiled: exceeded its time limit of 300 s\nlowered in 5.1 s" in text
+    assert "compiled for 16 devices (h200)\n✘ would not run: exceeded its time limit of 300 s\nlowered in 5.1 s" in text
     assert "collectives" not in text
     assert "no collectives" in shown(compiled={**compiled, "problem": None})
 
