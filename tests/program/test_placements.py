@@ -88,6 +88,7 @@ def frozen_on_the_host(report: dict[str, dict[str, Any]]) -> None:
             assert line.endswith(" host") == (line.startswith("frozen") and not name.endswith(": one")), line
 
 
+@pytest.mark.slow
 def test_frozen_weights_on_the_host() -> None:
     frozen_on_the_host(report_of("frozen lora"))
 
