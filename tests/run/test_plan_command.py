@@ -348,4 +348,4 @@ def test_a_compiler_that_takes_too_long_leaves_the_estimate(lab: Any) -> None:
     assert code == 0
     lines = [line.rstrip() for line in out.splitlines()]
     assert "memory on each device" in lines
-    assert "✘ not compiled: exceeded its time limit of 1 s" in lines
+    assert "✘ would not run: exceeded its time limit of 1 s" in lines
