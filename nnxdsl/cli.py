@@ -194,7 +194,7 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
         changed = override(experiment, words)
         if options.layout:
             command = importlib.import_module("nnxdsl.run.plan_command")
-            return command.diff_layouts(changed, other, (changed.id, other.id), as_json=options.json)
+            return command.diff_layouts(changed, other, as_json=options.json)
         return _diff(changed, other, as_json=options.json)
     changed = override(experiment, words)
     if verb == "show":

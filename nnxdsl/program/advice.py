@@ -187,7 +187,8 @@ def _cut_heads(layout: Layout, heads: tuple[int, int]) -> Iterator[Warning]:
     for name, count in zip(("heads", "kv_heads"), heads, strict=True):
         (target,) = layout.resolve((name,)).spec
         shards = math.prod(layout.mesh.sizes[axis] for axis in mesh_axes(target))
-        if count % shards:
+        cut = any(p.shards[p.axes.index(name)] > 1 for p in layout.parameters() if name in p.axes)
+        if cut and count % shards:
             over = sizes(target, layout.mesh.sizes)
             message = f"{count} {name} are cut over {over} within a head, and gathered before they are used"
             yield Warning("heads", f"mesh.{mesh_axes(target)[0]}", message)

@@ -22,7 +22,7 @@ from nnxdsl.program.plan import describe, plan
 from nnxdsl.program.search import Found, search
 from nnxdsl.run.ahead_process import compiled_report
 from nnxdsl.run.drawing import draw as draw_grid
-from nnxdsl.run.plan_view import show_plan, show_why
+from nnxdsl.run.plan_view import mesh_words, show_plan, show_why
 from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.placement import Mesh
@@ -103,7 +103,7 @@ def _show_layout(layout: Layout, asked: Asked, console: Console) -> None:
         sys.stdout.write(layout.dump())
 
 
-def diff_layouts(left: Experiment, right: Experiment, names: tuple[str, str], *, as_json: bool) -> int:
+def diff_layouts(left: Experiment, right: Experiment, *, as_json: bool) -> int:
     """Print the lines in which two layouts differ, as `diff -U0` does."""
     platform = _platform()
     jax.config.update("jax_platforms", "cpu")
@@ -112,6 +112,7 @@ def diff_layouts(left: Experiment, right: Experiment, names: tuple[str, str], *,
         json.dump({"same": texts[0] == texts[1], "left": texts[0], "right": texts[1]}, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return 0
+    names = [f"{experiment.id} on {mesh_words(experiment.mesh.sizes)}" for experiment in (left, right)]
     changes = difflib.unified_diff(texts[0], texts[1], names[0], names[1], n=0, lineterm="")
     lines = [line for line in changes if not line.startswith("@@")]
     sys.stdout.writelines(f"{line}\n" for line in lines or ["# the same layout"])
