@@ -45,9 +45,9 @@ verbs:
   show FILE       every path and its value; what differs from the file is marked
   plan FILE       steps, tokens, parameters, memory and shardings, before a device is touched
                     --device h200 [--count 8]  whether it fits; --compile: ask the compiler itself
-                    --search                   the best meshes, micro-batches and rematerialisations that fit
+                    --search                   the meshes, micro-batches, remat that fit, best first
                     --why PATH, --draw PATH    the rules and the picture of one array
-                    --dump                     one line an array: part path shape dtype spec bytes/device
+                    --dump                     the layout as text, one line an array
   diff FILE OTHER what differs, and whether it is the same run; --layout: which arrays lie elsewhere
   runs            all runs and how they stand
   resume RUN      go on with a run; only placement and cadence may change

@@ -125,7 +125,7 @@ def _traces(layout: Layout, rows: int, length: int) -> list[_Trace]:
         ]
         found.append(_Trace(placed.resolved.trace, placed.rules, tuple(own)))
     # Rows are filled up to a length that `context` divides; nothing is asked here of widths, and zero divides.
-    filled = length + -length % layout.mesh.context
+    filled = length + -length % layout.length_shards
     for width in (axis for axis in ACTIVATION_AXES if axis not in (*_ROWS, "length")):
         for first in _ROWS:
             found.append(_Trace(layout.resolve((first, "length", width), (rows, filled, 0)).trace, layout.rules))

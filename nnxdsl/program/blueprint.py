@@ -90,7 +90,8 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
         PlanError: with everything that does not fit.
     """
     blueprint, problems = _outline(experiment, platform)
-    misplaced = blueprint.layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once)
+    rows = "batch_size" if experiment.microbatch_size is None else "microbatch_size"
+    misplaced = blueprint.layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once, rows)
     problems += misplaced + nearest_meshes(blueprint.layout, experiment.rows_at_once, misplaced)
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")

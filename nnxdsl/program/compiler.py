@@ -242,7 +242,7 @@ def compile(
             experiment.memory.logprob_tokens,
             constrain,
             layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
-            experiment.mesh.context,
+            layout.length_shards,
             layout.stages,
             layout.batch_shards(experiment.rows_at_once),
         ),

@@ -52,7 +52,7 @@ def flows(blueprint: Blueprint) -> list[Flow]:
         experiment.memory.remat,
         experiment.memory.logprob_tokens,
         note,
-        length_multiple=experiment.mesh.context,
+        length_multiple=layout.length_shards,
     )
     batch = abstract_batch(experiment.data, experiment.rows_at_once)
     leaves = {p: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute) for p, leaf in blueprint.base.items()}

@@ -104,8 +104,8 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             names = (path + adapters.QVALUE, path + adapters.SCALE)
             where = tuple(shardings["frozen"][name] for name in names)
             quantise = jax.jit(adapters.quantise, static_argnums=1, out_shardings=where)
-            # Spread before it is quantised, so that no device ever holds the whole of it.
-            spread = place(weight, leaf.dtype, where[0])
+            # Spread over the devices before it is quantised there, so that none ever holds the whole of it.
+            spread = place(weight, leaf.dtype, layout.sharding("frozen", names[0], mesh, fetched=True))
             frozen |= dict(zip(names, quantise(spread, quantization), strict=True))
         if path in blueprint.copied:
             reference[path] = place(weight, blueprint.copied[path].dtype, shardings["reference"][path])

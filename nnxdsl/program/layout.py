@@ -206,13 +206,13 @@ class Layout:
                     message = f"no array with a path like '{pattern}' has an axis '{logical}'{nearest(logical, own)}"
                     yield Problem(f"mesh.array_rules.{index}.1.{number}", message)
 
-    def batch_problems(self, rows: int) -> list[Problem]:
-        """Rows of a micro-batch that cannot be split as the rules ask."""
+    def batch_problems(self, rows: int, path: str = "microbatch_size") -> list[Problem]:
+        """Rows of a micro-batch, which `path` sets, that cannot be split as the rules ask."""
         (target,) = self.resolve(("batch",)).spec
         if self.mesh.indivisible == "replicate" or rows % self._shards(target) == 0:
             return []
         over = sizes(target, self.mesh.sizes)
-        return [Problem("microbatch_size", f"{rows} rows at a time cannot be split over {over}")]
+        return [Problem(path, f"{rows} rows at a time cannot be split over {over}")]
 
     def sharding(
         self, part: str, path: str, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, *, fetched: bool = False
@@ -238,6 +238,11 @@ class Layout:
         """In how many parts the rows of a batch are cut."""
         (target,) = self.batch_spec(rows)
         return self._shards(target)
+
+    @property
+    def length_shards(self) -> int:
+        """In how many parts the tokens of a row are cut."""
+        return self._shards(self.resolve(("batch", "length")).spec[1])
 
     @property
     def stages(self) -> int:

@@ -41,7 +41,6 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
     layout, longest = blueprint.layout, lengths(experiment.data)
     parts = memory(blueprint, longest)
     here, away = _bytes(parts, "device"), _bytes(parts, "host")
-    heads = blueprint.config.num_heads, blueprint.config.num_kv_heads
     return {
         "schema": SCHEMA,
         "id": experiment.id,
@@ -62,13 +61,17 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "device": None if device is None else _device(device),
         "verdict": None if device is None or device.usable is None else _verdict(blueprint, here, device.usable),
         "step_seconds": None if device is None or device.flops is None else _seconds(blueprint, longest, device),
-        "warnings": [
-            attrs.asdict(found) for found in advice.warnings(layout, experiment.rows_at_once, longest.trunk, heads)
-        ],
+        "warnings": [attrs.asdict(found) for found in warnings(blueprint)],
         "flows": [_flow(flow) for flow in flows(blueprint)],
         "compiled": None,
         **describe(layout),
     }
+
+
+def warnings(blueprint: Blueprint) -> list[advice.Warning]:
+    """Everything about a layout that works, and is probably not what was meant."""
+    experiment, heads = blueprint.experiment, (blueprint.config.num_heads, blueprint.config.num_kv_heads)
+    return advice.warnings(blueprint.layout, experiment.rows_at_once, lengths(experiment.data).trunk, heads)
 
 
 def describe(layout: Layout) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from nnxdsl.data.dataset import load
 from nnxdsl.data.rows import file_digest
 from nnxdsl.data.tokenizer import open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
+from nnxdsl.program.plan import warnings
 from nnxdsl.run import origin
 from nnxdsl.run.attempt import Attempt, Outcome, Parts, TrainingError, by_step
 from nnxdsl.run.checkpoint import Checkpoints
@@ -144,6 +145,8 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
     """All that can be refused before anything is written, but for the weights."""
     display.stage(f"{experiment.name}: reading data")
     program = compile_experiment(experiment)
+    for found in warnings(program.blueprint):
+        display.say(f"warning: {found.path}: {found.message}")
     owner = origin.tokenizer_owner(experiment)
     tokenizer = open_tokenizer(owner.model.tokenizer, origin.tokenizer_directory(owner, home))
     vocabulary, limit = program.blueprint.config.vocab_size, program.blueprint.config.max_length

@@ -93,12 +93,6 @@ def test_frozen_weights_on_the_host() -> None:
     frozen_on_the_host(report_of("frozen lora"))
 
 
-QUANTISED_ON_THE_HOST = pytest.mark.xfail(
-    strict=True, reason="weights are quantised where they will lie, which the host cannot"
-)
-
-
-@QUANTISED_ON_THE_HOST
 def test_frozen_weights_of_four_bits_on_the_host() -> None:
     frozen_on_the_host(report_of("frozen qlora"))
 
@@ -111,7 +105,6 @@ def test_dimensions_that_do_not_divide_are_copied() -> None:
 
 
 @pytest.mark.slow
-@QUANTISED_ON_THE_HOST
 def test_more_placements_of_four_bits_on_the_host() -> None:
     check(report_of("slow frozen qlora"))
 

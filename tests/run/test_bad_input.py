@@ -92,7 +92,7 @@ HEADING = "in Experiment 'dpo'\n"
         ),
         (
             ["mesh.data=2"],
-            f"PlanError: 1 problem {HEADING}  mesh: data=2 x fsdp=1 x tensor=1 takes 2 devices, there are 1 (cpu)\n",
+            f"PlanError: 1 problem {HEADING}  mesh: data=2 takes 2 devices, there are 1 (cpu)\n",
         ),
     ],
 )

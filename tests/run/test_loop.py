@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 
-from nnxdsl import Experiment, from_json
+from nnxdsl import Experiment, Mesh, from_json, to_dict
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.store import RunDirectory
 
@@ -75,7 +75,7 @@ def test_the_attempt_says_where_it_ran(finished: Any) -> None:
     assert attempt["cwd"] == str(finished.lab.place)
     assert attempt["devices"] == ["cpu:cpu"]
     assert attempt["versions"]["jax"] == jax.__version__
-    assert attempt["experiment"]["mesh"] == {"type": "Mesh", "data": 1, "fsdp": 1, "tensor": 1, "rules": []}
+    assert attempt["experiment"]["mesh"] == to_dict(Mesh())
     assert attempt["experiment"]["microbatch_size"] is None
 
 

@@ -305,7 +305,7 @@ def test_layouts_are_compared(nnxdsl: Terminal) -> None:
     sft = load("sft.py", HERE)
     left = evolve(sft, {"mesh.fsdp": 2})
     lines = nnxdsl("diff", "sft.py", "sft.py", "mesh.fsdp=2", "--layout").splitlines()
-    assert lines[:2] == [f"--- {left.id}", f"+++ {sft.id}"]
+    assert lines[:2] == [f"--- {left.id} on fsdp=2 (2 devices)", f"+++ {sft.id} on one device"]
     texts = [set(draw(one).layout.dump().splitlines()) for one in (left, sft)]
     assert {line[1:] for line in lines[2:] if line[0] == "-"} == texts[0] - texts[1]
     assert {line[1:] for line in lines[2:] if line[0] == "+"} == texts[1] - texts[0]
