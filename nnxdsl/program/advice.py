@@ -13,7 +13,7 @@ import attrs
 from nnxdsl.models.pipeline import idle_share
 from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.program.layout import ACTIVATION_AXES, Layout, Placed, starred
-from nnxdsl.program.rules import Rules, Target, Tried, mesh_axes, sizes
+from nnxdsl.program.rules import Rules, Target, Tried, mesh_axes, pieces, sizes
 from nnxdsl.spec.errors import Problem, SpecError
 from nnxdsl.spec.placement import Mesh
 
@@ -186,7 +186,7 @@ def _indivisible(layout: Layout) -> Iterator[Warning]:
 def _cut_heads(layout: Layout, heads: tuple[int, int]) -> Iterator[Warning]:
     for name, count in zip(("heads", "kv_heads"), heads, strict=True):
         (target,) = layout.resolve((name,)).spec
-        shards = math.prod(layout.mesh.sizes[axis] for axis in mesh_axes(target))
+        shards = pieces(target, layout.mesh.sizes)
         cut = any(p.shards[p.axes.index(name)] > 1 for p in layout.parameters() if name in p.axes)
         if cut and count % shards:
             over = sizes(target, layout.mesh.sizes)

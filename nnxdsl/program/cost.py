@@ -14,7 +14,7 @@ from nnxdsl.models.pipeline import idle_share
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.program.hardware import Device
-from nnxdsl.program.rules import mesh_axes
+from nnxdsl.program.rules import pieces
 from nnxdsl.program.shapes import Lengths
 from nnxdsl.spec.placement import MESH_AXES
 
@@ -64,7 +64,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     rows, times = experiment.rows_at_once, experiment.microbatches
     batch, tokens_cut = layout.batch_shards(rows), sizes["context"]
     (wide,) = layout.resolve(("activation_mlp",), (config.mlp_dim,)).spec
-    tensor = math.prod(sizes[axis] for axis in mesh_axes(wide))
+    tensor = pieces(wide, sizes)
     again = experiment.memory.remat == "full"
     adapted, compared = bool(blueprint.frozen), blueprint.reference is not None
 
@@ -91,7 +91,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     sweeps = (2 + again + compared) * times
     moved = weights * sweeps + 12 * activation * config.num_layers * sweeps
     moved += sum(layout.device_bytes().get(part, 0) for part in ("trainable", "optimizer")) * 2
-    spread = sizes["fsdp"] * tokens_cut * sizes["expert"]
+    spread = layout.gathered_from
     trained = sum(math.prod(leaf.shape) for leaf in blueprint.trainable.values()) * size / tensor
     links = {
         "fsdp": (weights * sweeps + trained * times) * (1 - 1 / spread),

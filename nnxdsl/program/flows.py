@@ -9,10 +9,9 @@ import attrs
 import jax
 from jax.sharding import PartitionSpec
 
-from nnxdsl.data.batch import PairBatch
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import Forward
-from nnxdsl.program.rules import Axes, mesh_axes
+from nnxdsl.program.rules import Axes, pieces
 from nnxdsl.program.shapes import abstract_batch, lengths
 
 
@@ -42,8 +41,7 @@ def flows(blueprint: Blueprint) -> list[Flow]:
 
     def note(x: jax.Array, axes: Axes) -> jax.Array:
         spec = layout.resolve(axes, x.shape).spec
-        cuts = [[layout.mesh.sizes[axis] for axis in mesh_axes(target)] for target in spec]
-        here = tuple(_divided(size, cut) for size, cut in zip(x.shape, cuts, strict=True))
+        here = tuple(size // pieces(target, layout.mesh.sizes) for size, target in zip(x.shape, spec, strict=True))
         seen.setdefault((axes, x.shape), Flow(axes, x.shape, spec, here))
         return x
 
@@ -59,16 +57,10 @@ def flows(blueprint: Blueprint) -> list[Flow]:
 
     def trace(leaves: dict[str, Any], batch: Any) -> Any:
         decoder = forward.model(blueprint.base_template, leaves)
-        return forward.pairs(decoder, batch) if isinstance(batch, PairBatch) else forward.sequences(decoder, batch)
+        return forward.read(decoder, batch)
 
     jax.eval_shape(trace, leaves, batch)
     return list(seen.values())
-
-
-def _divided(size: int, cuts: list[int]) -> int:
-    for cut in cuts:
-        size //= cut
-    return size
 
 
 Told = Callable[[Axes, tuple[int, ...], Any], None]

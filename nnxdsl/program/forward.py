@@ -73,6 +73,13 @@ class Forward:
         hidden = self._hidden(model, batch.tokens, right_padded(batch.length, batch.tokens.shape[1]))
         return self._stats(hidden[:, :-1], model, batch.tokens[:, 1:], batch.loss_mask[:, 1:])
 
+    def read(self, model: Decoder, batch: PairBatch | SequenceBatch) -> tuple[Pairs | TokenStats, TokenStats]:
+        """What a loss reads of a batch of either kind, and the statistics of each of its target tokens."""
+        if isinstance(batch, PairBatch):
+            return self.pairs(model, batch)
+        stats = self.sequences(model, batch)
+        return stats, stats
+
     def model(self, template: Template, leaves: Mapping[str, jax.Array]) -> Decoder:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
         inside = {path: leaf for path, leaf in leaves.items() if path.startswith("layers.")}

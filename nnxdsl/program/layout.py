@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from nnxdsl.program.rules import DEFAULT_RULES as DEFAULT_RULES
-from nnxdsl.program.rules import Axes, Resolved, Rules, Tried, mesh_axes, sizes, with_user_rules
+from nnxdsl.program.rules import Axes, Resolved, Rules, Tried, mesh_axes, pieces, sizes, with_user_rules
 from nnxdsl.program.rules import resolve as resolve
 from nnxdsl.spec.errors import Problem, nearest
 from nnxdsl.spec.placement import Mesh as MeshSpec
@@ -155,14 +155,14 @@ class Layout:
         data = self.mesh.data
         if data == 1 or any("data" in mesh_axes(target) for target in resolved.raw):
             return resolved
-        pieces = [size // self._shards(target) for size, target in zip(array.shape, resolved.spec, strict=True)]
+        left = [size // self._shards(target) for size, target in zip(array.shape, resolved.spec, strict=True)]
         whole = [
             size % (self._shards(target) * data) == 0 for size, target in zip(array.shape, resolved.spec, strict=True)
         ]
-        found = [dimension for dimension in range(len(pieces)) if whole[dimension]]
+        found = [dimension for dimension in range(len(left)) if whole[dimension]]
         if not found:
             return resolved
-        best = max(found, key=lambda dimension: pieces[dimension])
+        best = max(found, key=lambda dimension: left[dimension])
         spec = list(resolved.spec)
         # Within the piece that the device's parameter is, so that updates move between copies alone.
         cut = (*mesh_axes(spec[best]), "data")
@@ -240,6 +240,11 @@ class Layout:
         return self._shards(target)
 
     @property
+    def gathered_from(self) -> int:
+        """From how many devices each weight is gathered where it is used; those of `tensor` keep their own part."""
+        return self.mesh.fsdp * self.mesh.context * self.mesh.expert
+
+    @property
     def length_shards(self) -> int:
         """In how many parts the tokens of a row are cut."""
         return self._shards(self.resolve(("batch", "length")).spec[1])
@@ -295,7 +300,7 @@ class Layout:
         return (placed for part in self.arrays.values() for placed in part.values())
 
     def _shards(self, target: object) -> int:
-        return math.prod(self.mesh.sizes[name] for name in mesh_axes(target))
+        return pieces(target, self.mesh.sizes)
 
 
 def bits(dtype: str) -> int:

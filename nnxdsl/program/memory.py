@@ -17,13 +17,12 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.data.batch import PairBatch
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.tree import Leaf, Template
 from nnxdsl.program.blueprint import Blueprint, template
 from nnxdsl.program.forward import Forward, parts_in_stages
 from nnxdsl.program.layout import bits
-from nnxdsl.program.rules import mesh_axes
+from nnxdsl.program.rules import pieces
 from nnxdsl.program.shapes import Lengths, abstract_batch
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.data import Data
@@ -120,9 +119,9 @@ def gradient_bytes(blueprint: Blueprint) -> tuple[int, int]:
 
 def _turned_over(blueprint: Blueprint) -> int:
     """Bytes of the stacked frozen weights that XLA keeps a second time, in the order in which it gathers them."""
-    mesh, frozen = blueprint.layout.mesh, blueprint.layout.arrays.get("frozen", {})
-    if mesh.fsdp * mesh.context * mesh.expert == 1:
+    if blueprint.layout.gathered_from == 1:
         return 0
+    frozen = blueprint.layout.arrays.get("frozen", {})
     return sum(placed.device_bytes for placed in frozen.values() if "layers" in placed.axes)
 
 
@@ -179,7 +178,7 @@ def share_of(blueprint: Blueprint) -> Share:
 
     def cut(axis: str, size: int) -> int:
         (target,) = layout.resolve((axis,), (size,)).spec
-        return size // math.prod(layout.mesh.sizes[name] for name in mesh_axes(target))
+        return size // pieces(target, layout.mesh.sizes)
 
     heads = cut("activation_heads", config.num_heads)
     own = attrs.evolve(
@@ -215,7 +214,7 @@ def held(share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens
 
         def read(trainable: dict[str, Any]) -> Any:
             decoder = forward.model(model, {**frozen, **trainable})
-            return forward.pairs(decoder, batch) if isinstance(batch, PairBatch) else forward.sequences(decoder, batch)
+            return forward.read(decoder, batch)
 
         _, back = jax.vjp(read, {path: leaves[path] for path in trained})
         given = {id(leaf) for leaf in jax.tree.leaves((leaves, batch))}
@@ -228,9 +227,9 @@ def held(share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens
 
 def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tuple[int, str]:
     """The larger of two moments: the head with its logits, or the backward pass of one period."""
-    config, mesh, memory = blueprint.config, blueprint.layout.mesh, blueprint.experiment.memory
+    config, memory = blueprint.config, blueprint.experiment.memory
     wide, size = 4, blueprint.compute.itemsize
-    spread = mesh.fsdp * mesh.context * mesh.expert
+    spread = blueprint.layout.gathered_from
     words = share_of(blueprint).config.vocab_size
     tokens = rows * math.ceil(min(max(memory.logprob_tokens // blueprint.experiment.rows_at_once, 1), longest.head))
     table = words * config.embed_dim

@@ -152,10 +152,12 @@ def _cure(blueprint: Blueprint, usable: int) -> str | None:
     """On this mesh: the most rows at a time that fit, everything else computed again, in words to paste."""
     experiment, longest = blueprint.experiment, lengths(blueprint.experiment.data)
     for parts in range(experiment.microbatches, experiment.batch_size + 1):
-        with contextlib.suppress(SpecError):  # parts that the batch, or a part that the devices, cannot be cut into
+        if experiment.batch_size % parts:
+            continue
+        with contextlib.suppress(SpecError):  # parts that the devices cannot be cut into
             asked = attrs.evolve(
                 experiment,
-                microbatch_size=experiment.batch_size // parts if experiment.batch_size % parts == 0 else 0,
+                microbatch_size=experiment.batch_size // parts,
                 memory=attrs.evolve(experiment.memory, remat="full"),
             )
             size = _bytes(memory(blueprint.placed(asked), longest), "device")

@@ -140,7 +140,6 @@ def resolve(
         dimension, target = place[logical], _target(named)
         wanted = mesh_axes(target)
         busy = [axis for axis in wanted if axis in used]
-        shards = math.prod(mesh.get(axis, 1) for axis in wanted)
         outcome: Outcome = "taken"
         if dimension in taken:
             before, claimed = taken[dimension]
@@ -149,7 +148,7 @@ def resolve(
         elif busy:
             outcome = "used"
             why = ", ".join(f"{_with_size(axis, mesh)} is used by dimension {used[axis]}" for axis in busy)
-        elif shape is not None and shape[dimension] % shards:
+        elif shape is not None and shape[dimension] % pieces(target, mesh):
             outcome = "indivisible"
             why = f"{shape[dimension]} does not divide by {sizes(target, mesh)}"
         else:
@@ -169,6 +168,11 @@ def mesh_axes(target: Any) -> tuple[str, ...]:
     if isinstance(target, str):
         return (target,)
     return tuple(target) if isinstance(target, tuple) else ()
+
+
+def pieces(target: Any, mesh: Mapping[str, int]) -> int:
+    """In how many pieces a rule, or one entry of a partition spec, cuts a dimension."""
+    return math.prod(mesh.get(axis, 1) for axis in mesh_axes(target))
 
 
 def sizes(target: Any, mesh: Mapping[str, int]) -> str:

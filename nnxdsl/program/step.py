@@ -174,10 +174,7 @@ class Computation:
 
         def read(leaves: Leaves) -> Read:
             model = self.forward.model(self.policy, {**frozen, **leaves})
-            if isinstance(batch, PairBatch):
-                return Read(*self.forward.pairs(model, batch))
-            stats = self.forward.sequences(model, batch)
-            return Read(stats, stats)
+            return Read(*self.forward.read(model, batch))
 
         return read
 

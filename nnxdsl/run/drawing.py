@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from nnxdsl.run.plan_view import PALETTE, counted, entry_words, select, show_array, show_choice
+from nnxdsl.run.plan_view import PALETTE, counted, entry_words, shown
 
 ROWS, COLUMNS = 32, 64
 """The most cells of devices that are drawn."""
@@ -71,15 +71,8 @@ def draw(found: Mapping[str, Any], path: str, console: Console) -> None:
     Raises:
         RunError: there is no such array; with the nearest paths.
     """
-    kinds, exact = select(found["arrays"], path)
-    if len(kinds) > 1 and not exact:
-        show_choice(path, kinds, console)
-        return
-    for number, kind in enumerate(kinds):
-        if number:
-            console.print(Text())
+    for kind in shown(found, path, console):
         array, mesh = kind[0], found["mesh"]
-        show_array(kind, found, console)
         held = blocks(array["shape"], array["spec"], mesh)
         slices = slices_of(mesh, found["across"] if found["slices"] > 1 else {})
         grid = Grid.choose(mesh, len(str(held.max())), console.width, found["slices"] > 1)

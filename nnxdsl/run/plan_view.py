@@ -303,14 +303,7 @@ def show_why(found: Mapping[str, Any], path: str, console: Console) -> None:
     Raises:
         RunError: there is no such array; with the nearest paths.
     """
-    kinds, exact = select(found["arrays"], path)
-    if len(kinds) > 1 and not exact:
-        show_choice(path, kinds, console)
-        return
-    for number, kind in enumerate(kinds):
-        if number:
-            gap(console)
-        show_array(kind, found, console)
+    for kind in shown(found, path, console):
         gap(console)
         console.print(line("dimensions", "bold"))
         show_table(_dimension_columns(kind[0], found["mesh"]), console)
@@ -320,6 +313,23 @@ def show_why(found: Mapping[str, Any], path: str, console: Console) -> None:
             show_table(_tried_columns(kind[0]), console)
         else:
             console.print(line("none: every device holds the whole array"))
+
+
+def shown(found: Mapping[str, Any], path: str, console: Console) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Print what each array that a path means is, and give it to print more of it; of several that differ, list them.
+
+    Raises:
+        RunError: there is no such array; with the nearest paths.
+    """
+    kinds, exact = select(found["arrays"], path)
+    if len(kinds) > 1 and not exact:
+        show_choice(path, kinds, console)
+        return
+    for number, kind in enumerate(kinds):
+        if number:
+            gap(console)
+        show_array(kind, found, console)
+        yield kind
 
 
 def show_array(kind: Sequence[Mapping[str, Any]], found: Mapping[str, Any], console: Console) -> None:

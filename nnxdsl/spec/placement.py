@@ -73,26 +73,21 @@ class Mesh(Spec):
     @property
     def across(self) -> dict[str, int]:
         """How often each axis steps from one slice to another: the factor of its size that lies between slices."""
-        return _across(self)
+        found: dict[str, int] = {}
+        left = self.slices
+        for axis in SLOW_AXES:
+            found[axis] = math.gcd(left, getattr(self, axis))
+            left //= found[axis]
+        return found
 
     def problems(self) -> Iterable[Problem]:
         """Rules must name mesh axes that exist, each once; slices must lie along the axes that may cross them."""
         yield from _rule_problems("rules", self.rules)
         for index, (_, rules) in enumerate(self.array_rules):
             yield from _rule_problems(f"array_rules.{index}.1", rules)
-        # Not by the property: within one, a size that is wrong itself would look like a property that is not there.
-        if math.prod(_across(self).values()) != self.slices:
+        if math.prod(self.across.values()) != self.slices:
             sizes = " x ".join(f"{axis}={getattr(self, axis)}" for axis in SLOW_AXES)
             yield Problem("slices", f"{self.slices} slices cannot be cut out of {sizes}")
-
-
-def _across(mesh: Mesh) -> dict[str, int]:
-    found: dict[str, int] = {}
-    left = mesh.slices
-    for axis in SLOW_AXES:
-        found[axis] = math.gcd(left, getattr(mesh, axis))
-        left //= found[axis]
-    return found
 
 
 def _rule_problems(where: str, rules: tuple[tuple[str, str | tuple[str, ...] | None], ...]) -> Iterable[Problem]:
