@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.base import Spec
+from nnxdsl.spec.batching import Batching
 from nnxdsl.spec.cadence import Checkpoint, Evaluation
 from nnxdsl.spec.data import BadRows, Data, Order
 from nnxdsl.spec.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
@@ -43,6 +44,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Adapter",
     "BadRows",
+    "Batching",
     "Checkpoint",
     "Data",
     "DataError",

@@ -9,7 +9,7 @@ import attrs
 from nnxdsl.spec.base import Spec, declared, gather
 from nnxdsl.spec.data import Data
 from nnxdsl.spec.errors import Problem
-from nnxdsl.spec.limits import not_negative, positive
+from nnxdsl.spec.limits import inner, not_negative, positive
 
 
 @attrs.frozen(kw_only=True)
@@ -23,6 +23,9 @@ class Evaluation(Spec):
             are chats.
         max_new_tokens: Longest answer in tokens.
         temperature: 0 takes the likeliest token; larger values sample, with the experiment's seed.
+        top_k: Sample among so many of the likeliest tokens; None for all.
+        top_p: Sample among the fewest likeliest tokens whose probabilities sum to it or more (of those that `top_k`
+            leaves, if it is given); None for all.
     """
 
     every_steps: int = attrs.field(validator=positive)
@@ -30,6 +33,8 @@ class Evaluation(Spec):
     prompts: tuple[str, ...] = ()
     max_new_tokens: int = attrs.field(default=64, validator=positive)
     temperature: float = attrs.field(default=0.0, validator=not_negative)
+    top_k: int | None = attrs.field(default=None, validator=positive)
+    top_p: float | None = attrs.field(default=None, validator=inner)
 
     def problems(self) -> Iterable[Problem]:
         """There must be something to evaluate, and no setting for answers without prompts."""
@@ -45,9 +50,13 @@ class Evaluation(Spec):
                 yield Problem(f"prompts.{index}", "is empty")
 
     def _check_unused(self) -> Iterable[Problem]:
-        for name in ("max_new_tokens", "temperature"):
-            if not self.prompts and getattr(self, name) != declared(Evaluation)[name].default:
+        for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
+            if getattr(self, name) == declared(Evaluation)[name].default:
+                continue
+            if not self.prompts:
                 yield Problem(name, "has no effect without prompts")
+            elif name.startswith("top_") and self.temperature == 0:
+                yield Problem(name, "has no effect with temperature=0, which takes the likeliest token")
 
 
 @attrs.frozen(kw_only=True)

@@ -7,14 +7,15 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import attrs
 
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.base import Spec, gather
+from nnxdsl.spec.batching import Batching, Packed, Padded
 from nnxdsl.spec.cadence import Checkpoint, Evaluation
-from nnxdsl.spec.data import Data, Text
+from nnxdsl.spec.data import Data, Preferences, Text
 from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.identity import run_id
 from nnxdsl.spec.limits import Limit, name, positive
@@ -53,6 +54,7 @@ class Experiment(Spec):
         mesh: Devices. Not part of the run's identity.
         microbatch_size: Rows that are computed at one time, over all devices; None is the whole batch. Not part of the
             run's identity.
+        batching: How rows of unequal length become arrays. Not part of the run's identity.
         memory: What is kept and what is computed again. Not part of the run's identity.
         evaluation: Held-out metrics and samples; None for none. Not part of the run's identity.
         checkpoint: When the state is saved. Not part of the run's identity.
@@ -60,7 +62,7 @@ class Experiment(Spec):
     """
 
     outside_identity: ClassVar[frozenset[str]] = frozenset(
-        {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "memory"}
+        {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
     )
 
     name: str = attrs.field(validator=name)
@@ -76,6 +78,7 @@ class Experiment(Spec):
     seed: int = attrs.field(default=0, validator=Limit(at_least=0, below=2**32))
     mesh: Mesh = Mesh()
     microbatch_size: int | None = attrs.field(default=None, validator=positive)
+    batching: Batching = Padded()
     memory: Memory = Memory()
     evaluation: Evaluation | None = None
     checkpoint: Checkpoint = Checkpoint()
@@ -92,6 +95,16 @@ class Experiment(Spec):
         return self.batch_size // self.rows_at_once
 
     @property
+    def reference_mode(self) -> Literal["none", "cached", "online"]:
+        """Whether the reference's log-probabilities are computed once and kept, or at every step."""
+        if not self.objective.needs_reference:
+            return "none"
+        if self.memory.reference != "auto":
+            return self.memory.reference
+        held_out = None if self.evaluation is None else self.evaluation.data
+        return "cached" if all(isinstance(data, Preferences | None) for data in (self.data, held_out)) else "online"
+
+    @property
     def id(self) -> str:
         """`<name>-<8 hex digits>`: the name, and a digest of all that changes the run's mathematics."""
         return run_id(self)
@@ -103,8 +116,10 @@ class Experiment(Spec):
             self._check_held_out,
             self._check_batch,
             self._check_split,
+            self._check_packed,
             self._check_quantized,
             self._check_frozen,
+            self._check_reference,
             self._check_offload,
             self._check_earlier,
         )
@@ -139,6 +154,14 @@ class Experiment(Spec):
             over = " x ".join(f"{axis}={count}" for axis, count in axes.items())
             yield Problem(path, f"{size} rows cannot be split over mesh {over}")
 
+    def _check_packed(self) -> Iterable[Problem]:
+        if isinstance(self.batching, Packed) and self.objective.reads == "sequences" and not self.objective.sums_tokens:
+            message = (
+                f"{type(self.objective).__qualname__} does not say that it is a sum over tokens (`sums_tokens`), and "
+                "rows of several sequences tell no more; use Batching.Bucketed() or Batching.Padded()"
+            )
+            yield Problem("batching", message)
+
     def _check_quantized(self) -> Iterable[Problem]:
         if self.quantization is not None and self.adapter is None:
             yield Problem(
@@ -152,6 +175,14 @@ class Experiment(Spec):
             message = f"{self.precision.frozen!r} has no effect, since all weights are trained (a reference is kept in "
             yield Problem("precision.frozen", message + "the format that is computed in)")
 
+    def _check_reference(self) -> Iterable[Problem]:
+        asked, objective = self.memory.reference, type(self.objective).__qualname__
+        if asked != "auto" and not self.objective.needs_reference:
+            yield Problem("memory.reference", f"{asked!r} has no effect: {objective} has no reference")
+        elif asked == "cached" and self.objective.reads != "pairs":
+            message = f"log-probabilities of pairs can be kept, {objective} reads {self.objective.reads}; use 'online'"
+            yield Problem("memory.reference", message)
+
     def _check_offload(self) -> Iterable[Problem]:
         idle = {
             "frozen": self.adapter is None and "all weights are trained",
@@ -159,6 +190,8 @@ class Experiment(Spec):
         }
         if not self.objective.needs_reference:
             idle["reference"] = f"{type(self.objective).__qualname__} has no reference"
+        elif not idle["reference"] and self.reference_mode == "cached":
+            idle["reference"] = "it is asked once and not kept; add memory.reference='online' to keep it"
         for index, part in enumerate(self.memory.offload):
             if idle.get(part):
                 yield Problem(f"memory.offload.{index}", f"{part!r} has no effect: {idle[part]}")

@@ -64,6 +64,9 @@ not_negative = Limit(at_least=0)
 fraction = Limit(at_least=0, at_most=1)
 """Between 0 and 1, both included."""
 
+inner = Limit(above=0, below=1)
+"""Between 0 and 1, both excluded."""
+
 probability = Limit(at_least=0, below=1)
 """Between 0 (included) and 1 (excluded)."""
 

@@ -24,6 +24,8 @@ class Objective(Spec):
     """What kind of batch it reads: "pairs" or "sequences". Third-party members set it too."""
     needs_reference: ClassVar[bool] = False
     """Whether it compares the policy with a frozen reference model."""
+    sums_tokens: ClassVar[bool] = False
+    """Where it reads sequences: whether it sums over target tokens, whichever sequence they belong to."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,11 +35,15 @@ class SFT(Objective):
     Attributes:
         loss_on: Which tokens are targets: "assistant" for the assistant's turns of a conversation, "all" for every
             token after the first.
+        z_loss: Strength of an auxiliary loss that keeps logits from drifting: the mean square of log Z, the natural
+            log of what the softmax divides by, over target tokens (PaLM, arXiv:2204.02311, which has 1e-4); 0 for none.
     """
 
     reads: ClassVar[str] = "sequences"
+    sums_tokens: ClassVar[bool] = True
 
     loss_on: Literal["assistant", "all"] = "assistant"
+    z_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)

@@ -142,6 +142,8 @@ def evaluations(draw: st.DrawFn, data: st.SearchStrategy[Any]) -> Evaluation:
     if not prompts:
         held = draw(data.filter(lambda source: source is not None))
         return Evaluation(every_steps=fields["every_steps"], data=held)
+    if fields["temperature"] == 0.0:
+        fields |= {"top_k": None, "top_p": None}
     return Evaluation(**fields, prompts=prompts, data=draw(data))
 
 
@@ -168,8 +170,11 @@ def experiments(draw: st.DrawFn) -> Experiment:
     mesh = draw(of_noun(Mesh))
     micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))
     adapter = fields["adapter"]
+    modes = {"auto"} if not objective.needs_reference else {"auto", "online"}
+    modes |= {"cached"} if objective.needs_reference and objective.reads == "pairs" else set()
+    reference = draw(st.sampled_from(sorted(modes)))
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}
-    parts -= set() if objective.needs_reference else {"reference"}
+    parts -= set() if objective.needs_reference and reference == "online" else {"reference"}
     offload = st.lists(st.sampled_from(sorted(parts)), unique=True).map(tuple)
     frozen = {} if adapter is not None else {"frozen": st.just("auto")}
     model = draw(of_noun(draw(st.sampled_from(members_of(Model)))))
@@ -186,7 +191,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         quantization=None if adapter is None else draw(st.none() | st.from_type(Quantization)),
         precision=draw(of_class(registry["Precision"], **frozen)),
         model=model,
-        memory=draw(of_class(Memory, offload=offload)),
+        memory=attrs.evolve(draw(of_class(Memory, offload=offload)), reference=reference),
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 
 from nnxdsl import (
     BadRows,
+    Batching,
     Data,
     Evaluation,
     Experiment,
@@ -34,7 +35,7 @@ from nnxdsl import (
 from nnxdsl.spec.base import declared, is_family, registry
 from nnxdsl.spec.identity import canonical, fingerprint
 
-OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "memory"}
+OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
 
 
 def samples(design: Any) -> dict[str, Experiment]:
@@ -46,9 +47,10 @@ def samples(design: Any) -> dict[str, Experiment]:
         data=Data.Conversations("chats.jsonl", bad_rows=BadRows.Skip(), order=Order.AsInFile()),
         optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
         quantization=Quantization.Int8(),
+        batching=Batching.Packed(length=4096),
     )
     return {
-        "design": design(),
+        "design": design(evaluation=Evaluation(every_steps=200, prompts=("Hello?",), temperature=1.0)),
         "sft": sft,
         "text": design(
             model=Model.Gemma3("1b", weights=Weights.Checkpoint("runs/a"), tokenizer=Tokenizer.File("t.json")),
@@ -58,7 +60,7 @@ def samples(design: Any) -> dict[str, Experiment]:
             evaluation=Evaluation(every_steps=1, data=Data.Text("held_out.jsonl"), prompts=("Hello?",)),
         ),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
-        "llama": design(model=Model.Llama3("8b")),
+        "llama": design(model=Model.Llama3("8b"), batching=Batching.Bucketed()),
     }
 
 

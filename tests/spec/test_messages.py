@@ -157,6 +157,11 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
         "2 problems in Evaluation\n  every_steps: expected a value > 0, got 0\n"
         "  max_new_tokens: has no effect without prompts",
     ),
+    "draws that are none": (
+        lambda: Evaluation(every_steps=1, prompts=("a",), top_k=5, top_p=1.0),
+        "2 problems in Evaluation\n  top_p: expected a value > 0 and < 1, got 1.0\n"
+        "  top_k: has no effect with temperature=0, which takes the likeliest token",
+    ),
 }
 
 

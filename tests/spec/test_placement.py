@@ -143,8 +143,8 @@ def test_parts_that_are_not_there_are_not_offloaded(design: Any) -> None:
     full: dict[str, Any] = {"adapter": None, "quantization": None}
     sft: dict[str, Any] = {"objective": Objective.SFT(loss_on="all"), "data": Text}
 
-    def asked(*parts: Any, **fields: Any) -> Callable[[], object]:
-        return lambda: design(memory=Memory(offload=parts), **fields)
+    def asked(*parts: Any, reference: Any = "auto", **fields: Any) -> Callable[[], object]:
+        return lambda: design(memory=Memory(offload=parts, reference=reference), **fields)
 
     base = "the adapter's base is the reference, there is no copy"
     assert refusal(asked("optimizer", "reference")) == [f"memory.offload.1: 'reference' has no effect: {base}"]
@@ -154,8 +154,24 @@ def test_parts_that_are_not_there_are_not_offloaded(design: Any) -> None:
         "memory.offload.1: 'frozen' has no effect: all weights are trained",
     ]
     asked("optimizer", "frozen")()
-    asked("optimizer", "reference", **full)()
+    asked("optimizer", "reference", **full, reference="online")()
+    assert refusal(asked("reference", **full)) == [
+        "memory.offload.0: 'reference' has no effect: it is asked once and not kept; "
+        "add memory.reference='online' to keep it"
+    ]
     asked("optimizer", "frozen", **sft, adapter=Adapter.LoRA())()
+
+
+def test_a_reference_is_asked_once_unless_that_is_not_wanted(design: Any) -> None:
+    assert design().reference_mode == "cached"
+    assert design(memory=Memory(reference="online")).reference_mode == "online"
+    text: dict[str, Any] = {"objective": Objective.SFT(loss_on="all"), "data": Text}
+    assert design(**text).reference_mode == "none"
+    for mode in ("cached", "online"):
+        assert refusal(lambda mode=mode: design(**text, memory=Memory(reference=mode))) == [
+            f"memory.reference: '{mode}' has no effect: Objective.SFT has no reference"
+        ]
+    assert design(memory=Memory(reference="online")).id == design().id
 
 
 def test_a_batch_lies_over_data_fsdp_and_expert(design: Any) -> None:
