@@ -79,7 +79,19 @@ def mask(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
     return seen if window is None else seen & (query.position - key.position < window)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
+def capped(scores: jax.Array, soft_cap: float) -> jax.Array:
+    """Scores bent into (-soft_cap, soft_cap), nearly as they are where small (Gemma 2, arXiv:2408.00118)."""
+    return soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    scale: float,
+    soft_cap: float | None = None,
+) -> jax.Array:
     """Grouped-query attention (Ainslie et al., arXiv:2305.13245); query head n reads key/value head n // (N / K).
 
     Keys and values are not repeated: queries are grouped instead.
@@ -90,6 +102,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, 
         value: `[B, S, K, H]`.
         mask: `[B, T, S]` bool, True where seen.
         scale: what scores are multiplied by.
+        soft_cap: bounds scores, see `capped`; None for scores as they are.
 
     Returns:
         `[B, T, N, H]` in the dtype of `query`; scores and softmax are float32.
@@ -101,6 +114,8 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, 
     rows = rows.reshape(batch, -1, groups * length, width)
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, S, H]
     scores = jnp.einsum("bkmh,bksh->bkms", rows, key, preferred_element_type=jnp.float32) * scale
+    if soft_cap is not None:
+        scores = capped(scores, soft_cap)
     scores = scores.reshape(batch, -1, groups, length, key.shape[2])  # [B, K, G, T, S]
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), axis=-1).astype(query.dtype)
     weights = weights.reshape(batch, -1, groups * length, key.shape[2])

@@ -6,14 +6,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import attrs
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.activations import constrain
 from nnxdsl.models.attention import Places, attend, mask
+from nnxdsl.models.cache import KV, Cache, attend_past, joined, ring_places
+from nnxdsl.models.chunked import attend_in_blocks
 from nnxdsl.models.decoder_config import Activation, DecoderConfig
+from nnxdsl.models.fused import attend_cudnn, attend_splash
 from nnxdsl.models.layers import Linear, RMSNorm, rope_tables, rotate
+from nnxdsl.models.remat import named
+from nnxdsl.models.row import Method
 
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -21,22 +28,20 @@ _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class KV(NamedTuple):
-    """Keys and values, after norm and rotation; any leading axes, then `[B, S, kv_heads, head_dim]`."""
-
-    key: jax.Array
-    value: jax.Array
-
-
 class View(NamedTuple):
     """What layers of one kind, local or global, share in one call.
 
     Attributes:
-        mask: `[B, T, S]` bool, True where a token sees another.
+        method: how attention is computed.
+        places: of this call's tokens, `[B, T]`.
+        mask: `[B, T, S]` bool, True where a token sees another, those of the cache first; None where the method needs
+            no mask of all slots.
         rope: (sin, cos), each `[B, T, head_dim // 2]` float32.
     """
 
-    mask: jax.Array
+    method: Method
+    places: Places
+    mask: jax.Array | None
     rope: tuple[jax.Array, jax.Array]
 
 
@@ -46,25 +51,36 @@ class Context(NamedTuple):
     Attributes:
         local_view: of layers with a window; None if no layer is local.
         global_view: of layers that attend over everything; None if no layer is global.
-        first_slot: the slot where this call's tokens begin in the cache; None without a cache.
     """
 
     local_view: View | None
     global_view: View | None
-    first_slot: jax.Array | None
 
 
-def context(config: DecoderConfig, queries: Places, keys: Places, index: jax.Array | None = None) -> Context:
-    """Masks and rotary angles of one call, for tokens at `queries` `[B, T]` that look at `keys` `[B, S]`."""
+def context(
+    config: DecoderConfig,
+    places: Places,
+    cache: Cache | None = None,
+    method: Method = Method(),  # noqa: B008 - frozen
+) -> Context:
+    """Masks and rotary angles of one call, for tokens at `places` `[B, T]` that look at a cache and at each other."""
+
+    def view(window: int | None, rope: tuple[jax.Array, jax.Array]) -> View:
+        keys = places
+        if cache is not None:
+            keys = joined(cache.places if window is None else ring_places(cache, window), places)
+        own = attrs.evolve(method, window=window)
+        return View(own, places, mask(places, keys, window) if own.kernel == "dense" else None, rope)
+
     local_view = global_view = None
     if config.window_pattern > 1:
-        rope = rope_tables(queries.position, config.head_dim, config.rope_base_local)
-        local_view = View(mask(queries, keys, config.window), rope)
+        rope = rope_tables(places.position, config.head_dim, config.rope_base_local)
+        local_view = view(config.window, rope)
     if config.periods:
         scaling = config.rope_scale, config.rope_ramp
-        rope = rope_tables(queries.position, config.head_dim, config.rope_base_global, *scaling)
-        global_view = View(mask(queries, keys), rope)
-    return Context(local_view, global_view, index)
+        rope = rope_tables(places.position, config.head_dim, config.rope_base_global, *scaling)
+        global_view = view(None, rope)
+    return Context(local_view, global_view)
 
 
 def norm_of(config: DecoderConfig, features: int, axis: str, param_dtype: DTypeLike) -> RMSNorm:
@@ -86,6 +102,7 @@ class Attention(nnx.Module):
         heads, kv_heads = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self.head_dim = head_dim
         self.query_scale = config.query_scale
+        self.soft_cap = config.attention_soft_cap
         self.query = Linear(embed, heads, axes=("embed", "heads"), rngs=rngs, param_dtype=param_dtype)
         self.key = Linear(embed, kv_heads, axes=("embed", "kv_heads"), rngs=rngs, param_dtype=param_dtype)
         self.value = Linear(embed, kv_heads, axes=("embed", "kv_heads"), rngs=rngs, param_dtype=param_dtype)
@@ -93,8 +110,8 @@ class Attention(nnx.Module):
         self.query_norm = norm_of(config, head_dim, "head_dim", param_dtype) if config.query_key_norm else None
         self.key_norm = norm_of(config, head_dim, "head_dim", param_dtype) if config.query_key_norm else None
 
-    def __call__(self, x: jax.Array, view: View, past: KV | None, index: jax.Array | None) -> tuple[jax.Array, KV]:
-        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is a layer's cache, `[B, S, K, H]`."""
+    def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
+        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds."""
         split = (*x.shape[:2], -1, self.head_dim)
         query = constrain(self.query(x).reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
         key = constrain(self.key(x).reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
@@ -102,11 +119,28 @@ class Attention(nnx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = rotate(query, view.rope), rotate(key, view.rope)
-        new = KV(key, value)
-        if past is not None:
-            key, value = (write(slots, part, index, axis=1) for slots, part in zip(past, new, strict=True))
-        mixed = attend(query, key.astype(x.dtype), value.astype(x.dtype), view.mask, self.query_scale)  # [B, T, N, H]
-        return self.output(mixed.reshape(*x.shape[:2], -1)), new
+        new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
+        if past is None:
+            mixed = self._mix(query, key, value, view)  # [B, T, N, H]
+        else:
+            assert view.mask is not None  # the decoder refuses other kernels with a cache
+            mixed = attend_past(query, past, new, view.mask, self.query_scale, self.soft_cap)
+        return self.output(named(mixed.reshape(*x.shape[:2], -1), "attention_output")), new
+
+    def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
+        kernel, row, window = view.method.kernel, view.method.row, view.method.window
+        if view.mask is not None:
+            return attend(query, key, value, view.mask, self.query_scale, self.soft_cap)
+        assert row is not None  # the decoder refuses other kernels where nothing is known of the row
+        given = {"window": window, "scale": self.query_scale}
+        if kernel == "chunked":
+            blocks = {"soft_cap": self.soft_cap, "queries": view.method.queries}
+            return attend_in_blocks(query, key, value, view.places, row, **given, **blocks)
+        if kernel == "splash":
+            return attend_splash(query, key, value, view.places, row, **given, soft_cap=self.soft_cap)
+        if self.soft_cap is not None:
+            raise ValueError("cuDNN's attention has no soft cap")
+        return attend_cudnn(query, key, value, view.places, row, **given)
 
 
 class MLP(nnx.Module):
@@ -157,7 +191,8 @@ class Block(nnx.Module):
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is this layer's cache."""
         view = context.global_view if self.is_global else context.local_view
         assert view is not None  # `context` makes one for each kind of layer that there is
-        mixed, new = self.attention(self.pre_attention_norm(x), view, past, context.first_slot)
+        x = named(x, "layer_input")
+        mixed, new = self.attention(self.pre_attention_norm(x), view, past)
         if self.post_attention_norm is not None:
             mixed = self.post_attention_norm(mixed)
         x = constrain(x + mixed, "batch", "length", "activation_embed")
@@ -165,9 +200,3 @@ class Block(nnx.Module):
         if self.post_mlp_norm is not None:
             mixed = self.post_mlp_norm(mixed)
         return constrain(x + mixed, "batch", "length", "activation_embed"), new
-
-
-def write(slots: jax.Array, new: jax.Array, start: jax.Array | None, axis: int) -> jax.Array:
-    """`slots` with `new` in it from slot `start` on, counted along `axis`."""
-    assert start is not None  # a cache and its slot come together
-    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), start, axis)

@@ -1,9 +1,8 @@
-"""The decoder: a period of layers that repeats, the scan over periods, the cache; knows no mesh, adapter or loss."""
+"""The decoder: a period of layers that repeats, and the scan over periods; knows no mesh, adapter or loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,28 +11,13 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.activations import arrive, constrain
 from nnxdsl.models.attention import Places, right_padded
-from nnxdsl.models.blocks import KV, Block, Context, context, norm_of, write
+from nnxdsl.models.blocks import Block, Context, context, norm_of
+from nnxdsl.models.cache import KV, Cache, New, Slots
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.layers import Embedding, Head
 from nnxdsl.models.pipeline import Stages, run_stages
-
-Remat = Literal["none", "full"]
-
-
-class Cache(NamedTuple):
-    """What a decoder remembers of the tokens before, in `length` slots that are filled from the left.
-
-    Attributes:
-        layers: of the scanned layers, `[periods, window_pattern, B, length, kv_heads, head_dim]`; None without periods.
-        tail: of the tail, `[tail_layers, B, length, kv_heads, head_dim]`; None without a tail.
-        places: of the slots, `[B, length]`; a slot not written yet is padding.
-        next_slot: int32 scalar, the slot that the next token goes to.
-    """
-
-    layers: KV | None
-    tail: KV | None
-    places: Places
-    next_slot: jax.Array
+from nnxdsl.models.remat import Remat, rematerialised
+from nnxdsl.models.row import Method
 
 
 class Period(nnx.Module):
@@ -54,21 +38,34 @@ class Period(nnx.Module):
             ]
         )
 
-    def __call__(self, x: jax.Array, context: Context, past: KV | None = None) -> tuple[jax.Array, KV | None]:
-        """`[B, T, D]` to the same; with `past` (`[layers, B, S, K, H]`) also the new tokens' `[layers, B, T, K, H]`."""
-        fresh = []
-        for layer, block in enumerate(self.blocks):
-            x, new = block(x, context, None if past is None else KV(past.key[layer], past.value[layer]))
-            fresh.append(new)
-        if past is None:
+    def __call__(
+        self, x: jax.Array, context: Context, past: Slots | None = None, *, keeps: bool = False
+    ) -> tuple[jax.Array, Slots | None]:
+        """`[B, T, D]` to the same.
+
+        Args:
+            x: the residual stream.
+            context: of this call.
+            past: what the cache holds of these layers, if there is one.
+            keeps: also return this call's keys and values; of local layers those that the window can still reach.
+        """
+        local: list[KV] = []
+        last = None
+        for block in self.blocks:
+            x, new = block(x, context, None if past is None else past.of(None if block.is_global else len(local)))
+            if block.is_global:
+                last = new
+            else:
+                local.append(_newest(new, context))
+        if not keeps:
             return x, None
-        return x, KV(jnp.stack([kv.key for kv in fresh]), jnp.stack([kv.value for kv in fresh]))
+        return x, Slots(jax.tree.map(lambda *parts: jnp.stack(parts), *local) if local else None, last)
 
 
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
     """The smallest inputs that a Period of `config` runs on: what an `adapt` function gives to qwix."""
     places = right_padded(jnp.ones((1,), jnp.int32), 1)
-    return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, places, places)
+    return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, places)
 
 
 class Decoder(nnx.Module):
@@ -122,77 +119,51 @@ class Decoder(nnx.Module):
         places: Places,
         *,
         cache: Cache | None = None,
+        keeps: bool = False,
         dtype: DTypeLike,
         remat: Remat = "none",
         stages: Stages | None = None,
-    ) -> tuple[jax.Array, Cache | None]:
+        method: Method = Method(),  # noqa: B008 - frozen
+    ) -> tuple[jax.Array, New | None]:
         """Hidden states after the final norm.
 
         Args:
             tokens: `[B, T]` int32.
             places: of the tokens, each `[B, T]`.
-            cache: if given, the tokens are written to it at its index and look at all its slots. There must be room
-                for them: the index is traced and cannot be checked here.
+            cache: if given, the tokens also look at what it holds. Padding may stand before a row's tokens, not among
+                them: local layers forget by the number of tokens.
+            keeps: also return what a cache takes of these tokens.
             dtype: of the residual stream and the matrix products; norms, softmax and RoPE are float32.
-            remat: "full" recomputes each period in the backward pass; "none" keeps what it needs.
+            remat: what the backward pass keeps of each period of layers; see `models.remat`.
             stages: cuts the stack of periods into stages that work at the same time; not with a cache.
+            method: how attention is computed; its window is that of each kind of layer. To a cache, whose slots are
+                known only when it runs, it is "dense".
 
         Returns:
-            (hidden `[B, T, D]` in `dtype`, the cache with the tokens in it; None if none was given).
+            (hidden `[B, T, D]` in `dtype`, what a cache takes of the tokens; None if that is not asked for).
 
         Raises:
-            ValueError: an unknown `remat`, or more tokens than the cache has slots.
+            ValueError: a kernel needs to know the row where nothing, or another length, is known of it.
         """
-        if remat not in ("none", "full"):
-            raise ValueError(f"remat: expected 'none' or 'full', got {remat!r}")
         length = tokens.shape[1]
-        keys, index = places, None
-        if cache is not None:
-            index = cache.next_slot
-            if length > cache.places.position.shape[1]:
-                raise ValueError(f"{length} tokens do not fit a cache of {cache.places.position.shape[1]} slots")
-            keys = Places(*(write(old, new, index, axis=1) for old, new in zip(cache.places, places, strict=True)))
-        shared = context(self.config, places, keys, index)
+        row = method.row if cache is None else None
+        if method.kernel != "dense" and (row is None or row.size != length):
+            raise ValueError(f"{method.kernel} attention needs to know how {length} slots are laid out, got {row}")
+        shared = context(self.config, places, cache, method)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
         layers, tail = (None, None) if cache is None else (cache.layers, cache.tail)
-        if self.layers is not None and stages is not None and cache is None:
+        if self.layers is not None and stages is not None and cache is None and not keeps:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
-            x, layers = _run_stack(self.layers, x, shared, layers, self.config.periods, remat)
+            x, layers = _run_stack(self.layers, x, shared, layers, remat, keeps)
         if self.tail is not None:
-            x, tail = _run_tail(self.tail, x, shared, tail, remat)
+            x, tail = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
-        return hidden, None if index is None else Cache(layers, tail, keys, index + length)
+        return hidden, New(layers, tail, places) if keeps else None
 
     def head(self) -> jax.Array:
         """The output head `[V, D]`, the embedding's table if tied, in its own dtype; logits are `hidden @ head.T`."""
         return self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]
-
-
-def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
-    """An empty cache.
-
-    Args:
-        config: of the decoder that will fill it.
-        batch: rows.
-        length: slots of a row: prompt with its padding, and all tokens to come.
-        dtype: of keys and values; the `dtype` of the calls.
-
-    Returns:
-        A cache of zeros.
-    """
-
-    def empty(*leading: int) -> KV | None:
-        shape = (*leading, batch, length, config.num_kv_heads, config.head_dim)
-        return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) if leading[0] else None
-
-    slots = (jnp.zeros((batch, length), jnp.int32) for _ in range(3))
-    return Cache(
-        empty(config.periods, config.window_pattern),
-        empty(config.tail_layers),
-        Places(*slots),
-        jnp.zeros((), jnp.int32),
-    )
 
 
 def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -> Period:
@@ -213,35 +184,21 @@ def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -
 
 
 def _run_stack(
-    layers: Period, x: jax.Array, context: Context, past: KV | None, periods: int, remat: Remat
-) -> tuple[jax.Array, KV | None]:
+    layers: Period, x: jax.Array, context: Context, past: Slots | None, remat: Remat, keeps: bool
+) -> tuple[jax.Array, Slots | None]:
     """Runs the periods as a scan over their weights, so that compile time does not grow with depth."""
-    graphdef, state = nnx.split(layers)
-    run = _period_runner(graphdef, remat)
+    run = _period_runner(layers, remat, keeps)
 
-    def step(carry: tuple[jax.Array, KV | None], xs: tuple[jax.Array, nnx.State]) -> tuple[tuple, None]:
-        x, past = carry
-        number, state = xs
-        state = arrive(state, "layers")
-        if past is None:
-            return (run(state, x, context, None)[0], None), None
-        # The cache is carried, not scanned over: so XLA writes the new tokens in place.
-        mine = jax.tree.map(lambda part: jax.lax.dynamic_index_in_dim(part, number, keepdims=False), past)
-        x, new = run(state, x, context, mine)
-        assert context.first_slot is not None  # a cache and its slot come together
-        start = (number, 0, 0, context.first_slot, 0, 0)
-        past = jax.tree.map(
-            lambda part, new: jax.lax.dynamic_update_slice(part, new[None].astype(part.dtype), start), past, new
-        )
-        return (x, past), None
+    def step(x: jax.Array, each: tuple[nnx.State, Slots | None]) -> tuple[jax.Array, Slots | None]:
+        state, past = each
+        return run(arrive(state, "layers"), x, context, past)
 
-    (x, past), _ = jax.lax.scan(step, (x, past), (jnp.arange(periods, dtype=jnp.int32), state))
-    return x, past
+    # The cache is only read here: all layers' new tokens are written to it at once, in place, when all have run.
+    return jax.lax.scan(step, x, (nnx.state(layers), past))
 
 
 def _run_in_stages(layers: Period, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
-    graphdef, state = nnx.split(layers)
-    run = _period_runner(graphdef, remat)
+    state, run = nnx.state(layers), _period_runner(layers, remat, keeps=False)
 
     def stack(state: nnx.State, x: jax.Array, context: Context) -> jax.Array:
         def step(x: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
@@ -252,20 +209,20 @@ def _run_in_stages(layers: Period, x: jax.Array, context: Context, stages: Stage
     return run_stages(stack, state, x, context, stages)
 
 
-def _run_tail(
-    tail: Period, x: jax.Array, context: Context, past: KV | None, remat: Remat
-) -> tuple[jax.Array, KV | None]:
-    graphdef, state = nnx.split(tail)
-    x, new = _period_runner(graphdef, remat)(state, x, context, past)
-    if past is None:
-        return x, None
-    return x, jax.tree.map(lambda part, new: write(part, new, context.first_slot, axis=2), past, new)
+def _period_runner(period: Period, remat: Remat, keeps: bool) -> Callable[..., tuple[jax.Array, Slots | None]]:
+    graphdef = nnx.graphdef(period)
 
-
-def _period_runner(graphdef: nnx.GraphDef, remat: Remat) -> Callable[..., tuple[jax.Array, KV | None]]:
-    def run(state: nnx.State, x: jax.Array, context: Context, past: KV | None) -> tuple[jax.Array, KV | None]:
-        return nnx.merge(graphdef, state)(x, context, past)
+    def run(state: nnx.State, x: jax.Array, context: Context, past: Slots | None) -> tuple[jax.Array, Slots | None]:
+        return nnx.merge(graphdef, state)(x, context, past, keeps=keeps)
 
     # A scan's body is not merged with its own recomputation, so the barrier against that is not needed; the tail is
     # outside the scan, and the barrier costs it nothing that matters.
-    return jax.checkpoint(run) if remat == "full" else run
+    return rematerialised(run, remat)
+
+
+def _newest(new: KV, context: Context) -> KV:
+    """Keys and values of the tokens that the window of local layers can still reach."""
+    assert context.local_view is not None  # there is a local layer
+    window = context.local_view.method.window
+    assert window is not None  # it is local
+    return jax.tree.map(lambda part: part[:, :, -window:], new)

@@ -60,6 +60,8 @@ class DecoderConfig:
         rope_scale: RoPE frequencies of the global layers are divided by it, as if positions were.
         rope_ramp: which frequencies `rope_scale` is for; None for all of them (linear scaling).
         query_scale: attention scores are multiplied by it.
+        attention_soft_cap: attention scores are bent into its range, from minus it to it, before they are masked (Gemma
+            2, arXiv:2408.00118); None for scores as they are.
         norm_eps: added to the mean square in every RMSNorm.
         max_length: positions that the model was made for.
         norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
@@ -70,6 +72,8 @@ class DecoderConfig:
         activation: of the MLP's gate.
         scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
         tied_head: the embedding is the output head; else the head has weights of its own.
+        logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
+            where they stay as they are.
     """
 
     vocab_size: int
@@ -86,6 +90,7 @@ class DecoderConfig:
     rope_scale: float = 1.0
     rope_ramp: RopeRamp | None = None
     query_scale: float
+    attention_soft_cap: float | None = None
     norm_eps: float = 1e-6
     max_length: int
     norms: Norms = "sandwich"
@@ -94,6 +99,7 @@ class DecoderConfig:
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
     tied_head: bool = True
+    logit_soft_cap: float | None = None
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(DecoderConfig):

@@ -8,8 +8,9 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.activations import constrain
+from nnxdsl.models.activations import constrain, is_constrained
 from nnxdsl.models.decoder_config import NormScale, RopeRamp
+from nnxdsl.models.remat import named
 
 
 class Linear(nnx.Module):
@@ -34,6 +35,12 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., in] -> [..., out]`, in the dtype of `x`."""
+        # A gradient sums over all leading axes. XLA for CPUs does that over one axis as it stands; over two it first
+        # turns the whole cotangent over, which takes as long as the products. Axes that devices cut stay apart.
+        rows = x if is_constrained() else x.reshape(-1, x.shape[-1])
+        return named(self._product(rows).reshape(*x.shape[:-1], -1), "product")
+
+    def _product(self, x: jax.Array) -> jax.Array:
         # A quantised weight is no Variable. A cast that does nothing would hide a weight from qwix while tracing.
         kernel = self.kernel.get_value() if isinstance(self.kernel, nnx.Variable) else self.kernel
         if not isinstance(kernel, jax.Array):

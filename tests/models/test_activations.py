@@ -15,8 +15,9 @@ from flax import nnx
 from nnxdsl.models import tree
 from nnxdsl.models.activations import Axes, constrain, constrained_by
 from nnxdsl.models.attention import left_padded, right_padded
+from nnxdsl.models.cache import init_cache
 from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
-from nnxdsl.models.decoder import Decoder, Period, example_inputs, init_cache
+from nnxdsl.models.decoder import Decoder, Period, example_inputs
 
 SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp_dim": 64, "head_dim": 8}
 CONFIGS = {
@@ -99,7 +100,7 @@ def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> 
         return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(mesh, spec))
 
     def plain(leaves, cache):
-        return template.merge(leaves)(tokens, places, cache=cache, dtype=jnp.float32)
+        return template.merge(leaves)(tokens, places, cache=cache, keeps=True, dtype=jnp.float32)
 
     def constrained(leaves, cache):
         with constrained_by(placed):

@@ -13,8 +13,9 @@ from flax import nnx
 
 from nnxdsl.models import tree
 from nnxdsl.models.attention import Places, left_padded, right_padded
+from nnxdsl.models.cache import init_cache
 from nnxdsl.models.config import DecoderConfig
-from nnxdsl.models.decoder import Decoder, init_cache
+from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.layers import Embedding
 
 Leaves = Mapping[str, jax.Array]
@@ -125,50 +126,25 @@ def test_shared_prefix_equals_two_rows(leaves: Leaves, forward: Callable[..., ja
             close(packed[b, start : start + m], apart[b, n : n + m])
 
 
-def test_decoding_with_a_cache_equals_the_whole_forward(
-    config: DecoderConfig, template: tree.Template, leaves: Leaves, forward: Callable[..., jax.Array]
-) -> None:
-    prompt_size, new = 8, 7
-    lengths, tokens = jnp.array([8, 3, 1]), draw(5, 3, prompt_size + new)
-    places = left_padded(lengths + new, prompt_size + new)
-    whole = forward(leaves, tokens, places)
-
-    @jax.jit
-    def step(leaves, tokens, places, cache):
-        return template.merge(leaves)(tokens, places, cache=cache, dtype=jnp.float32)
-
-    cut = [slice(0, prompt_size), *(slice(t, t + 1) for t in range(prompt_size, prompt_size + new))]
-    cache = init_cache(config, 3, prompt_size + new + 2, jnp.float32)  # two slots stay empty
-    pieces = []
-    for part in cut:
-        hidden, cache = step(leaves, tokens[:, part], Places(*(x[:, part] for x in places)), cache)
-        pieces.append(hidden)
-    got = jnp.concatenate(pieces, axis=1)
-    for b, n in enumerate(lengths.tolist()):
-        close(got[b, prompt_size - n :], whole[b, prompt_size - n :])
-    assert int(cache.next_slot) == prompt_size + new
-    assert cache.places.segment[:, -2:].tolist() == [[0, 0]] * 3
-    with pytest.raises(ValueError, match="8 tokens do not fit a cache of 4 slots"):
-        template.merge(leaves)(
-            tokens[:, :8], left_padded(lengths, 8), cache=init_cache(config, 3, 4, jnp.float32), dtype=jnp.float32
-        )
-
-
-def test_remat_changes_no_gradient(template: tree.Template, leaves: Leaves) -> None:
+@pytest.mark.parametrize(
+    "policies", [("products", "full"), pytest.param(("attention", "inputs", "offload"), marks=pytest.mark.slow)]
+)
+def test_remat_changes_no_gradient(template: tree.Template, leaves: Leaves, policies: tuple[str, ...]) -> None:
     tokens, places = draw(6, 2, 8), right_padded(jnp.array([8, 5]), 8)
 
     def loss(leaves: Leaves, remat: str) -> jax.Array:
         hidden, _ = template.merge(leaves)(tokens, places, dtype=jnp.float32, remat=remat)
         return jnp.sum(jnp.sin(hidden))
 
-    plain, full = (jax.jit(jax.grad(loss), static_argnums=1)(leaves, remat) for remat in ("none", "full"))
+    plain, *others = (jax.jit(jax.grad(loss), static_argnums=1)(leaves, remat) for remat in ("none", *policies))
     for path, gradient in plain.items():
         largest = float(jnp.abs(gradient).max())
         assert largest > 0, path
-        np.testing.assert_allclose(full[path], gradient, atol=1e-5 * largest, rtol=0, err_msg=path)
+        for remat, other in zip(policies, others, strict=True):
+            np.testing.assert_allclose(other[path], gradient, atol=1e-5 * largest, rtol=0, err_msg=f"{remat} {path}")
     primitives = str(jax.make_jaxpr(lambda leaves: loss(leaves, "full"))(leaves))
     assert "checkpoint" in primitives or "remat" in primitives
-    with pytest.raises(ValueError, match="remat: expected 'none' or 'full', got 'all'"):
+    with pytest.raises(ValueError, match=r"remat: expected one of .none., .*, got .all."):
         template.merge(leaves)(tokens, places, dtype=jnp.float32, remat="all")
 
 
@@ -194,10 +170,12 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
     assert decoder.layers is None
     places = right_padded(jnp.array([3]), 3)
     whole, _ = decoder(draw(7, 1, 3), places, dtype=jnp.float32)
-    cached, cache = decoder(draw(7, 1, 3), places, cache=init_cache(short, 1, 3, jnp.float32), dtype=jnp.float32)
+    cached, new = decoder(
+        draw(7, 1, 3), places, cache=init_cache(short, 1, 3, jnp.float32), keeps=True, dtype=jnp.float32
+    )
     close(cached, whole)
-    assert cache is not None
-    assert cache.layers is None
+    assert new is not None
+    assert new.layers is None
 
 
 def test_low_precision_keeps_its_dtype(

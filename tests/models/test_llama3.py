@@ -18,8 +18,9 @@ from flax import nnx
 from nnxdsl.models import hub, safetensors, tree
 from nnxdsl.models.attention import Places, left_padded, right_padded
 from nnxdsl.models.blocks import context
+from nnxdsl.models.cache import init_cache, stored
 from nnxdsl.models.config import DecoderConfig
-from nnxdsl.models.decoder import Decoder, init_cache
+from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.layers import RMSNorm
 from nnxdsl.spec.errors import WeightsError
 
@@ -109,14 +110,16 @@ def test_greedy_answers_through_the_cache_equal_transformers_and_the_whole_forwa
     @jax.jit
     def step(leaves, tokens, places, cache):
         decoder = loaded.template.merge(leaves)
-        hidden, cache = decoder(tokens, places, cache=cache, dtype=jnp.float32)
-        return hidden @ decoder.head().T, cache
+        hidden, new = decoder(tokens, places, cache=cache, keeps=True, dtype=jnp.float32)
+        return hidden @ decoder.head().T, stored(cache, new)
 
     places = right_padded(jnp.full(rows, prompt + new), prompt + new)
     cache = init_cache(loaded.config, rows, prompt + new, jnp.float32)
     assert cache.tail is None
     assert cache.layers is not None
-    assert cache.layers.key.shape[:2] == (3, 1)  # periods of one layer
+    assert cache.layers.local_layers is None
+    assert cache.layers.global_layer is not None
+    assert len(cache.layers.global_layer.key) == 3  # periods of one layer
     part, seen, all_tokens = slice(0, prompt), [], tokens
     for _ in range(new):
         logits, cache = step(loaded.leaves, all_tokens[:, part], Places(*(x[:, part] for x in places)), cache)
@@ -153,7 +156,7 @@ def test_paths_shapes_and_axes(loaded: Loaded) -> None:
 
 def test_nothing_is_made_for_local_layers_that_are_not_there(loaded: Loaded) -> None:
     places = right_padded(jnp.array([4]), 4)
-    assert context(loaded.config, places, places).local_view is None
+    assert context(loaded.config, places).local_view is None
 
 
 def test_norm_rounds_before_the_scale() -> None:

@@ -1,0 +1,88 @@
+"""A cache changes no number, however many tokens come at once; local layers keep their window and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnxdsl.models import tree
+from nnxdsl.models.attention import Places, left_padded
+from nnxdsl.models.cache import Cache, New, init_cache, ring_places, stored
+from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.row import Method, sequence
+
+Leaves = Mapping[str, jax.Array]
+Step = Callable[[Leaves, jax.Array, Places, Cache | None], tuple[jax.Array, Cache]]
+SIZE, ROOM = 15, 17  # tokens of a row, and of the cache: two slots stay empty
+
+
+@pytest.fixture(scope="module")
+def step(config: DecoderConfig, template: tree.Template) -> Step:
+    @jax.jit
+    def run(leaves: Leaves, tokens: jax.Array, places: Places, cache: Cache | None) -> tuple[jax.Array, Cache]:
+        method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
+        hidden, new = template.merge(leaves)(tokens, places, cache=cache, keeps=True, dtype=jnp.float32, method=method)
+        return hidden, stored(init_cache(config, 3, ROOM, jnp.float32) if cache is None else cache, new)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (8, 1, 1, 1, 1, 1, 1, 1),  # a prompt longer than the window of 4, then token by token
+        (3, 1, 1, 1, 6, 1, 1, 1),  # a shorter one, and later more at once than the window has
+    ],
+)
+def test_decoding_with_a_cache_equals_the_whole_forward(
+    counts: Sequence[int], leaves: Leaves, forward: Callable[..., jax.Array], step: Step
+) -> None:
+    first = counts[0]
+    lengths = jnp.array([first, 2, 1])
+    tokens = jax.random.randint(jax.random.key(5), (3, SIZE), 0, 50, jnp.int32)
+    places = left_padded(lengths + SIZE - first, SIZE)
+    whole = forward(leaves, tokens, places)
+    cache: Cache | None = None
+    pieces, start = [], 0
+    for count in counts:
+        part = slice(start, start + count)
+        hidden, cache = step(leaves, tokens[:, part], Places(*(x[:, part] for x in places)), cache)
+        pieces.append(hidden)
+        start += count
+    got = jnp.concatenate(pieces, axis=1)
+    for b, n in enumerate(lengths.tolist()):
+        np.testing.assert_allclose(got[b, first - n :], whole[b, first - n :], atol=1e-5, rtol=0)
+    assert cache is not None
+    assert int(cache.next_slot) == SIZE
+    assert cache.places.segment[:, -2:].tolist() == [[0, 0]] * 3
+    ring = ring_places(cache, 4)  # numbers 12, 13, 14 and 11
+    np.testing.assert_array_equal(ring.position, places.position[:, [12, 13, 14, 11]])
+
+
+def test_an_empty_ring_is_padding(config: DecoderConfig) -> None:
+    cache = init_cache(config, 1, ROOM, jnp.float32)
+    assert ring_places(cache, 4).segment.tolist() == [[0, 0, 0, 0]]
+    three = cache._replace(next_slot=jnp.int32(3), places=Places(*(jnp.ones((1, ROOM), jnp.int32),) * 3))
+    assert ring_places(three, 4).segment.tolist() == [[1, 1, 1, 0]]
+
+
+def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
+    rows, kv, head = 3, config.num_kv_heads, config.head_dim
+
+    def size(length: int) -> int:
+        cache = jax.eval_shape(lambda: init_cache(config, rows, length, jnp.bfloat16))
+        return sum(leaf.size * 2 for leaf in jax.tree.leaves((cache.layers, cache.tail)))
+
+    # Two periods of two local layers and a global one, and a local layer after them; keys and values.
+    assert size(1000) == 2 * 2 * rows * kv * head * (5 * 4 + 2 * 1000)
+    assert size(3) == 2 * 2 * rows * kv * head * 7 * 3
+
+
+def test_more_tokens_than_slots(config: DecoderConfig) -> None:
+    eight, four = (init_cache(config, 3, length, jnp.float32) for length in (8, 4))
+    with pytest.raises(ValueError, match="8 tokens do not fit a cache of 4 slots"):
+        stored(four, New(eight.layers, eight.tail, eight.places))
