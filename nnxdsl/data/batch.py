@@ -1,4 +1,4 @@
-"""The two kinds of batch that a training step reads. Knows shapes and meanings, nothing of files or tokenizers."""
+"""The kinds of batch that a training step reads. Knows shapes and meanings, nothing of files or tokenizers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class PairBatch(NamedTuple):
         chosen_length: [B] int32, at least 1.
         rejected_length: [B] int32, at least 1.
         weight: [B] float32, 1 for a pair, 0 for a row that only fills the batch.
+        reference_chosen: [B] float32, the reference's log-probability of the whole completion, or None: not known.
+        reference_rejected: [B] float32, as `reference_chosen`.
     """
 
     prompt: Array
@@ -28,6 +30,8 @@ class PairBatch(NamedTuple):
     chosen_length: Array
     rejected_length: Array
     weight: Array
+    reference_chosen: Array = None
+    reference_rejected: Array = None
 
 
 class SequenceBatch(NamedTuple):
@@ -44,3 +48,81 @@ class SequenceBatch(NamedTuple):
     length: Array
     loss_mask: Array
     weight: Array
+
+
+class PackedPairs(NamedTuple):
+    """Pairs side by side in rows of T slots, each `[prompt | chosen | rejected]`; padding is at a row's end.
+
+    Rows stand in G blocks of r; what belongs to a block's pairs, K at most, is listed for the block.
+
+    Attributes:
+        tokens: [G, r, T] int32.
+        position: [G, r, T] int32, from the pair's first token; both completions start after its prompt.
+        segment: [G, r, T] int32, 1 and up for the pairs of a row, 0 for padding.
+        branch: [G, r, T] int32, 0 in prompts, 1 in chosen, 2 in rejected completions.
+        source: [G, C] int32, the slot that predicts a target: row * T + slot in its block.
+        target: [G, C] int32, tokens of completions.
+        owner: [G, C] int32, whose the target is: k for the chosen completion of pair k, K + k for the rejected one, 2K
+            for padding.
+        prompt_length: [G, K] int32; 1 where there is no pair, as are the two others.
+        chosen_length: [G, K] int32.
+        rejected_length: [G, K] int32.
+        weight: [G, K] float32, 1 for a pair, 0 where there is none.
+        reference_chosen: [G, K] float32, the reference's log-probability of the whole completion, or None: not known.
+        reference_rejected: [G, K] float32, as `reference_chosen`.
+    """
+
+    tokens: Array
+    position: Array
+    segment: Array
+    branch: Array
+    source: Array
+    target: Array
+    owner: Array
+    prompt_length: Array
+    chosen_length: Array
+    rejected_length: Array
+    weight: Array
+    reference_chosen: Array = None
+    reference_rejected: Array = None
+
+
+class PackedSequences(NamedTuple):
+    """Sequences side by side in rows of T slots; padding is at a row's end. Rows stand in G blocks of r.
+
+    Attributes:
+        tokens: [G, r, T] int32.
+        position: [G, r, T] int32, from the sequence's first token.
+        segment: [G, r, T] int32, 1 and up for the sequences of a row, 0 for padding.
+        source: [G, C] int32, the slot that predicts a target: row * T + slot in its block.
+        target: [G, C] int32.
+        loss_mask: [G, C] bool, False for padding.
+        weight: [G] float32, 1 for a block with sequences, 0 for one without.
+    """
+
+    tokens: Array
+    position: Array
+    segment: Array
+    source: Array
+    target: Array
+    loss_mask: Array
+    weight: Array
+
+
+Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences
+
+
+def token_count(batch: Batch) -> Array:
+    """Real tokens of a batch, int32 on devices; the prompt of a pair counts once."""
+    if isinstance(batch, PackedPairs | PackedSequences):
+        return (batch.segment > 0).sum()
+    weight = batch.weight.astype("int32")
+    if isinstance(batch, PairBatch):
+        return ((batch.prompt_length + batch.chosen_length + batch.rejected_length) * weight).sum()
+    return (batch.length * weight).sum()
+
+
+def real_share(batch: Batch) -> float:
+    """Share of the slots that go through the layers whose token is real, and no padding."""
+    parts = [batch.prompt, batch.chosen, batch.rejected] if isinstance(batch, PairBatch) else [batch.tokens]
+    return float(token_count(batch)) / sum(part.size for part in parts)

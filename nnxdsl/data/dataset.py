@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import hashlib
 from collections import Counter
@@ -12,13 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, SequenceBatch
+from nnxdsl.data.packing import Layout, Size, places
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.report import Length, Report
 from nnxdsl.data.rows import RowError, file_digest, read_rows
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.spec.data import BadRows, Data
 from nnxdsl.spec.errors import DataError
+
+Int32 = npt.NDArray[np.int32]
 
 ROUND_TO = 8
 """Batch lengths are rounded up to a multiple of this, as accelerators like it."""
@@ -75,6 +79,14 @@ class Dataset(abc.ABC):
     def __len__(self) -> int:
         return len(self.row_ids)
 
+    def ids_digest(self) -> str:
+        """sha256 hex over the ids of all rows by part: the same whatever file and template they came from."""
+        digest = hashlib.sha256()
+        for name, part in sorted(self._parts.items()):
+            digest.update(f"{name} {len(part)} ".encode())
+            part.update(digest)
+        return digest.hexdigest()
+
     def row(self, index: int) -> dict[str, npt.NDArray[np.int32]]:
         """One row's ids by part, unpadded."""
         return {name: part[index] for name, part in self._parts.items()}
@@ -92,9 +104,67 @@ class Dataset(abc.ABC):
             ValueError: There is no index, or there are more than `size`.
         """
 
+    def axis_lengths(self) -> dict[str, Int32]:
+        """What each row needs of each axis of `shapes`, `[rows]` each.
+
+        Raises:
+            DataError: This kind of dataset does not say.
+        """
+        raise self._unknown("long its rows are")
+
+    def cut_to(self, shapes: Mapping[str, int]) -> Dataset:
+        """The same rows, whose batches have other `shapes`; no row of theirs may be longer."""
+        same = copy.copy(self)
+        same.shapes = dict(shapes)
+        return same
+
+    def loads(self) -> tuple[Int32, Int32]:
+        """What each row needs in a packed batch: tokens `[rows]`, and of these the targets `[rows]`.
+
+        Raises:
+            DataError: This kind of dataset cannot be packed.
+        """
+        raise self._unknown("it is packed")
+
+    def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> Batch:
+        """A packed batch.
+
+        Args:
+            rows: Of this dataset.
+            size: Of the batch.
+            layout: Where each of `rows` lies.
+
+        Raises:
+            DataError: This kind of dataset cannot be packed.
+        """
+        raise self._unknown("it is packed")
+
+    def _unknown(self, what: str) -> DataError:
+        return DataError(
+            f"batching: {type(self).__name__} of {self.report.source} does not say how {what}; use Batching.Padded()"
+        )
+
 
 class Pairs(Dataset):
     """Preference pairs; `shapes` has "prompt" and "response"."""
+
+    reference: npt.NDArray[np.float32] | None = None
+    """[rows, 2] the reference's log-probabilities of chosen and rejected, once they are known: NaN where not."""
+
+    def referenced(self, logps: npt.NDArray[np.float32]) -> Pairs:
+        """The same pairs, whose batches also hold what the reference says of them.
+
+        Args:
+            logps: [rows, 2] float32 log-probabilities of chosen and rejected, by row of this dataset.
+
+        Raises:
+            ValueError: There are more or fewer rows.
+        """
+        if logps.shape != (len(self), 2):
+            raise ValueError(f"expected log-probabilities of shape {(len(self), 2)}, got {logps.shape}")
+        known = copy.copy(self)
+        known.reference = logps.astype(np.float32)
+        return known
 
     def _shapes(self) -> dict[str, int]:
         response = max(self._parts["chosen"].longest, self._parts["rejected"].longest)
@@ -112,6 +182,63 @@ class Pairs(Dataset):
             chosen_length=chosen.lengths[rows],
             rejected_length=rejected.lengths[rows],
             weight=weight,
+            reference_chosen=None if self.reference is None else self.reference[rows, 0],
+            reference_rejected=None if self.reference is None else self.reference[rows, 1],
+        )
+
+    def axis_lengths(self) -> dict[str, Int32]:
+        """As of every dataset; a pair needs the longer of its completions."""
+        chosen, rejected = self._parts["chosen"].lengths, self._parts["rejected"].lengths
+        return {"prompt": self._parts["prompt"].lengths, "response": np.maximum(chosen, rejected)}
+
+    def loads(self) -> tuple[Int32, Int32]:
+        """As of every dataset: all tokens of a pair, its prompt once, and those of its completions."""
+        targets = self._parts["chosen"].lengths + self._parts["rejected"].lengths
+        return self._parts["prompt"].lengths + targets, targets
+
+    def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> PackedPairs:
+        """As of every dataset."""
+        tokens, position, segment, branch = np.zeros((4, size.blocks, size.rows, size.length), np.int32)
+        source, target = np.zeros((2, size.blocks, size.targets), np.int32)
+        owner = np.full((size.blocks, size.targets), 2 * size.items, np.int32)
+        lengths = np.ones((3, size.blocks, size.items), np.int32)
+        for block, lines in enumerate(layout):
+            begin, number = 0, 0  # in the block: the next target, the next pair
+            for line, items in enumerate(lines):
+                slot = 0
+                for ordinal, item in enumerate(items, start=1):
+                    parts = [self._parts[name][rows[item]] for name in ("prompt", "chosen", "rejected")]
+                    prompt, chosen, rejected = map(len, parts)
+                    here = block, line, slice(slot, slot + prompt + chosen + rejected)
+                    tokens[here] = np.concatenate(parts)
+                    after = prompt + np.arange(max(chosen, rejected))
+                    position[here] = np.concatenate([np.arange(prompt), after[:chosen], after[:rejected]])
+                    segment[here] = ordinal
+                    branch[here] = np.repeat([0, 1, 2], [prompt, chosen, rejected])
+                    said = block, slice(begin, begin + chosen + rejected)
+                    # A token is predicted from the slot before it, the first of both completions from the prompt's end.
+                    source[said] = line * size.length + slot + prompt - 1 + np.arange(chosen + rejected)
+                    source[block, begin + chosen] = source[block, begin]
+                    target[said] = np.concatenate(parts[1:])
+                    owner[said] = np.repeat([number, size.items + number], [chosen, rejected])
+                    lengths[:, block, number] = prompt, chosen, rejected
+                    slot, begin, number = here[2].stop, said[1].stop, number + 1
+        where = places(rows, size, layout)
+        known = None if self.reference is None else np.where(where >= 0, np.moveaxis(self.reference[where], -1, 0), 0)
+        return PackedPairs(
+            tokens=tokens,
+            position=position,
+            segment=segment,
+            branch=branch,
+            source=source,
+            target=target,
+            owner=owner,
+            prompt_length=lengths[0],
+            chosen_length=lengths[1],
+            rejected_length=lengths[2],
+            weight=(where >= 0).astype(np.float32),
+            reference_chosen=None if known is None else known[0],
+            reference_rejected=None if known is None else known[1],
         )
 
 
@@ -130,6 +257,41 @@ class Sequences(Dataset):
             length=self._parts["tokens"].lengths[rows],
             loss_mask=self._parts["target"].right_padded(rows, width).astype(bool),
             weight=weight,
+        )
+
+    def axis_lengths(self) -> dict[str, Int32]:
+        """As of every dataset."""
+        return {"length": self._parts["tokens"].lengths}
+
+    def loads(self) -> tuple[Int32, Int32]:
+        """As of every dataset: all tokens of a sequence, and those that the loss reads."""
+        return self._parts["tokens"].lengths, self._parts["target"].sums()
+
+    def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> PackedSequences:
+        """As of every dataset."""
+        tokens, position, segment = np.zeros((3, size.blocks, size.rows, size.length), np.int32)
+        source, target = np.zeros((2, size.blocks, size.targets), np.int32)
+        ends = np.zeros((size.blocks, 1), np.int32)  # targets of each block
+        for block, lines in enumerate(layout):
+            for line, items in enumerate(lines):
+                slot = 0
+                for ordinal, item in enumerate(items, start=1):
+                    ids = self._parts["tokens"][rows[item]]
+                    here = block, line, slice(slot, slot + len(ids))
+                    tokens[here], position[here], segment[here] = ids, np.arange(len(ids)), ordinal
+                    wanted = np.flatnonzero(self._parts["target"][rows[item]])
+                    said = block, slice(int(ends[block, 0]), int(ends[block, 0]) + len(wanted))
+                    source[said] = line * size.length + slot + wanted - 1  # predicted from the slot before
+                    target[said] = ids[wanted]
+                    slot, ends[block, 0] = here[2].stop, said[1].stop
+        return PackedSequences(
+            tokens=tokens,
+            position=position,
+            segment=segment,
+            source=source,
+            target=target,
+            loss_mask=np.arange(size.targets) < ends,
+            weight=(ends[:, 0] > 0).astype(np.float32),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -10,12 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch
+from nnxdsl.data.batching import Maker, maker
 from nnxdsl.data.dataset import Dataset
+from nnxdsl.spec.batching import Batching
 from nnxdsl.spec.data import Order
 from nnxdsl.spec.errors import DataError
 
 Rows = npt.NDArray[np.int64]
+
+PADDED = Batching.Padded()
+
+SAMPLED = 64
+"""Steps of an epoch that the sizes of packed batches are chosen by."""
 
 
 @functools.singledispatch
@@ -52,15 +60,37 @@ class Batches:
         batch_size: Rows in a batch; may be more than the dataset has.
         seed: The experiment's seed.
         order: Order of the rows.
+        batching: How the rows of a step become a batch.
+        blocks: Equal parts of a packed batch, each of whole rows: as many as there are shares that one device computes
+            at one time.
+
+    Raises:
+        DataError: The dataset cannot be batched so.
     """
 
-    def __init__(self, dataset: Dataset, *, batch_size: int, seed: int, order: Order) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        seed: int,
+        order: Order,
+        batching: Batching = PADDED,
+        blocks: int = 1,
+    ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         self.seed = seed
         self.order = order
         # A cache for speed alone: two epochs, since a batch may span a border.
         self._permutation = functools.lru_cache(maxsize=2)(lambda epoch: permutation(order, len(dataset), seed, epoch))
+        self._maker: Maker = maker(batching, dataset, batch_size, blocks, self._sample)
+
+    def over(self, dataset: Dataset) -> Batches:
+        """The same order over another form of the same rows."""
+        same = copy.copy(self)
+        same.dataset, same._maker = dataset, self._maker.over(dataset)
+        return same
 
     def indices(self, step: int) -> Rows:
         """[batch_size] rows of the dataset that step `step` (from 0) learns from."""
@@ -68,9 +98,21 @@ class Batches:
         epochs, within = np.divmod(places, len(self.dataset))
         return np.concatenate([self._permutation(int(e))[within[epochs == e]] for e in np.unique(epochs)])
 
-    def at(self, step: int) -> PairBatch | SequenceBatch:
+    def at(self, step: int) -> Batch:
         """The batch of step `step` (from 0)."""
-        return self.dataset.batch(self.indices(step), self.batch_size)
+        return self._maker.batch(self.indices(step))
+
+    def places(self, step: int) -> Rows:
+        """Which row of the dataset each pair of that batch is, or -1, in the shape of its `weight`; or each sequence.
+
+        Packed sequences stand by block: [blocks, sequences].
+        """
+        return self._maker.places(self.indices(step))
+
+    def _sample(self) -> list[Rows]:
+        """The rows of some steps, spread over an epoch: such as will come."""
+        steps = -(-len(self.dataset) // self.batch_size)
+        return [self.indices(int(step)) for step in np.unique(np.linspace(0, steps - 1, SAMPLED).astype(int))]
 
     def state(self, position: int = 0) -> dict[str, Any]:
         """What a checkpoint keeps: the number of steps consumed, and everything that decides what comes next."""

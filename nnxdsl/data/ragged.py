@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,16 @@ class Ragged:
     def longest(self) -> int:
         """Length of the longest row, 0 if there is none."""
         return int(self.lengths.max(initial=0))
+
+    def sums(self) -> Int32:
+        """[rows] the sum of each row's values."""
+        upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._values, dtype=np.int64)])
+        return (upto[self._starts + self.lengths] - upto[self._starts]).astype(np.int32)
+
+    def update(self, digest: Any) -> None:
+        """Feeds all lengths and values to a `hashlib` digest."""
+        digest.update(self.lengths.astype("<i4").tobytes())
+        digest.update(self._values.astype("<i4").tobytes())
 
     def right_padded(self, rows: Sequence[int], width: int) -> Int32:
         """[len(rows), width]: each row from the left edge on, zeros behind it."""
