@@ -103,6 +103,11 @@ def is_adapter(path: str) -> bool:
     return path.endswith((A, B))
 
 
+def off(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The same leaves with adapters that add nothing: those of the base."""
+    return {path: jnp.zeros_like(leaf) if path.endswith(B) else leaf for path, leaf in leaves.items()}
+
+
 def problems(adapter: Adapter | None, quantization: Quantization | None, base: Mapping[str, Leaf]) -> list[Problem]:
     """Targets that match no linear layer of the model, and weights that blocks do not divide."""
     linears = {

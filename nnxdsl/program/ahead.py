@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 import jax
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import topologies
 
 from nnxdsl.program import compiler, hardware
@@ -31,6 +32,8 @@ _TOO_LARGE = (
     re.compile(r"\(([\d.]+)([KMGT])\) exceeds available \w+ \(([\d.]+[KMGT])\)"),
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+[KMGT]) \w+"),
 )
+_CUDNN = 91000
+"""A version of cuDNN that has all that is asked of it: 9.10."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -123,6 +126,9 @@ def _devices(kind: hardware.Device, count: int, shape: str, slices: int) -> Sequ
     if kind.platform == "cpu":
         return jax.devices("cpu")[:count]
     if kind.platform == "gpu":
+        # What jax asks of cuDNN before it uses it, it asks of a GPU; the compiler asks again, of the target.
+        fused_attention_stablehlo.check_cudnn_version = lambda: _CUDNN
+        fused_attention_stablehlo.check_compute_capability = lambda least: True
         described = topologies.get_topology_desc(platform="cuda", target_config=kind.target, topology=shape)
     else:
         options: dict[str, Any] = dict(kind.options)

@@ -14,12 +14,15 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.remat import Remat
 from nnxdsl.models.tree import Leaf, Template, abstract
 from nnxdsl.program import adapters, optimizer
 from nnxdsl.program.advice import nearest_meshes
 from nnxdsl.program.architecture import architecture as architecture
+from nnxdsl.program.kernels import Kernels, kernels
 from nnxdsl.program.layout import Array, Layout
 from nnxdsl.spec.adapter import Adapter
+from nnxdsl.spec.batching import Packed
 from nnxdsl.spec.data import Conversations, Data, Preferences, Text
 from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
@@ -40,9 +43,10 @@ class Blueprint:
         reference: The model that it is compared with, or None where the objective needs none.
         trainable: Leaves that are trained, by path.
         frozen: Leaves of the policy that are not.
-        copied: Leaves of a reference that is a copy of its own (full fine-tuning), else empty.
+        copied: Leaves of a reference that is a copy of its own (full fine-tuning, asked at every step), else empty.
         update: The optax transformation.
         layout: Where everything lives.
+        platform: "cpu", "gpu" or "tpu".
     """
 
     experiment: Experiment
@@ -57,6 +61,7 @@ class Blueprint:
     copied: Mapping[str, Leaf]
     update: optax.GradientTransformation
     layout: Layout
+    platform: str
 
     @property
     def base(self) -> Mapping[str, Leaf]:
@@ -67,6 +72,23 @@ class Blueprint:
         """The same program where `experiment`, which differs in nothing but placement, wants it."""
         layout = self.layout if experiment.mesh == self.experiment.mesh else self.layout.on(experiment.mesh)
         return attrs.evolve(self, experiment=experiment, layout=layout)
+
+    @property
+    def blocks(self) -> int:
+        """Shares of a batch that are computed apart: as many as a micro-batch is cut into, of each micro-batch."""
+        return self.experiment.microbatches * self.layout.batch_shards(self.experiment.rows_at_once)
+
+    @property
+    def kernels(self) -> Kernels:
+        """What computes attention here: `kernels.choose(row)` says which kernel, and why."""
+        memory, is_packed = self.experiment.memory, isinstance(self.experiment.batching, Packed)
+        return kernels(memory.attention, self.platform, self.compute, self.config, self.layout, packed=is_packed)
+
+    @property
+    def remat(self) -> Remat:
+        """What is kept for the backward pass; everything, as long as that has not been chosen."""
+        asked = self.experiment.memory.remat
+        return "none" if asked == "auto" else asked
 
     @property
     def head_path(self) -> str:
@@ -91,6 +113,7 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     """
     blueprint, problems = _outline(experiment, platform)
     rows = "batch_size" if experiment.microbatch_size is None else "microbatch_size"
+    problems += blueprint.kernels.problems()
     misplaced = blueprint.layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once, rows)
     problems += misplaced + nearest_meshes(blueprint.layout, experiment.rows_at_once, misplaced)
     if problems:
@@ -131,13 +154,12 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     reference = None
     if experiment.objective.needs_reference:
         reference = template(config, kept, None, quantization) if quantization else base
-    copied = (
-        {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()} if reference and not frozen else {}
-    )
+    is_copied = experiment.reference_mode == "online" and not frozen
+    copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()} if is_copied else {}
     update = _update(experiment, trainable)
     layout = Layout(experiment.mesh, _arrays(frozen, trainable, copied, update), experiment.memory.offload)
     blueprint = Blueprint(
-        experiment, config, compute, kept, base, policy, reference, trainable, frozen, copied, update, layout
+        experiment, config, compute, kept, base, policy, reference, trainable, frozen, copied, update, layout, platform
     )
     return blueprint, problems
 

@@ -14,13 +14,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnxdsl.models.tree import Template
 from nnxdsl.program import initial, losses, optimizer
 from nnxdsl.program.blueprint import Blueprint, draw
-from nnxdsl.program.devices import device_mesh
+from nnxdsl.program.devices import device_mesh, usable_memory
 from nnxdsl.program.flows import Told, inspected
-from nnxdsl.program.forward import Forward
+from nnxdsl.program.forward import Forward, bare, kept, with_reference
 from nnxdsl.program.layout import Layout
 from nnxdsl.program.losses import Ratio
+from nnxdsl.program.remat import settled
 from nnxdsl.program.shapes import abstract_batch
-from nnxdsl.program.step import Batch, Computation, Leaves, Moving
+from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read
 from nnxdsl.spec.experiment import Experiment
 
 
@@ -57,8 +58,10 @@ class Program:
     blueprint: Blueprint
     mesh: Mesh
     computation: Computation
-    _step: Any
-    _evaluate: Any
+    _step: Any = None
+    _evaluate: Any = None
+    _score: Any = None
+    _judge: Any = None
 
     @property
     def layout(self) -> Layout:
@@ -89,7 +92,7 @@ class Program:
 
         Args:
             state: From `init`, `step` or a checkpoint.
-            batch: `batch_size` rows.
+            batch: `batch_size` rows; packed in as many blocks as `blueprint.blocks`, or a multiple.
 
         Returns:
             The new state, and scalars that are still on the device: reading them waits for the step.
@@ -100,14 +103,39 @@ class Program:
 
     def evaluate(self, state: State, batch: Batch) -> dict[str, Ratio]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
-        return self._evaluate(state.trainable, state.frozen, state.reference, self.put(batch))
+        batch = self.put(batch)
+        if self.computation.reference is not None and kept(batch) is None:
+            return self._evaluate(state.trainable, state.frozen, state.reference, batch)
+        return self._judge(self.score(state, batch), batch)
+
+    def score(self, state: State, batch: Batch) -> Read:
+        """What the policy says of a batch; equal weights and equal shapes give equal bits."""
+        return self._score(state.trainable, state.frozen, self.put(bare(batch)))
+
+    def referenced(self, state: State, batch: Batch) -> Batch:
+        """The batch with what the policy of `state` says of its pairs, which is then its reference.
+
+        Args:
+            state: Whose policy is the reference: the first one, before any step.
+            batch: Pairs.
+
+        Raises:
+            ValueError: the batch has no pairs.
+        """
+        return with_reference(batch, self.score(state, batch).scored)
 
     def put(self, batch: Batch) -> Batch:
-        """A batch on the devices, its rows split over the data axes of the mesh; not waited for."""
-        return jax.device_put(batch, self.batch_sharding(len(batch.weight)))
+        """A batch on the devices, its rows split over the data axes of the mesh; not waited for.
+
+        A batch that is there already is left as it is.
+        """
+        sharding = self.batch_sharding(len(batch.weight))
+        if getattr(batch.weight, "sharding", None) == sharding:
+            return batch
+        return jax.device_put(batch, sharding)
 
     def batch_sharding(self, rows: int) -> NamedSharding:
-        """How every array of a batch of so many rows is cut."""
+        """How every array of a batch of so many rows, or blocks, is cut."""
         # What holds for the rows of a micro-batch holds for a batch, which is micro-batches one after another.
         return NamedSharding(self.mesh, self.layout.batch_spec(math.gcd(rows, self.experiment.rows_at_once)))
 
@@ -119,9 +147,12 @@ class Program:
         }
 
     def reference(self, state: State) -> tuple[Template, Leaves] | None:
-        """The reference model as a template and its leaves, or None where the objective has none."""
+        """The reference model as a template and its leaves; None where the objective has none.
+
+        None as well where all weights are trained and the reference was asked once: it is gone by then.
+        """
         template = self.computation.reference
-        if template is None:
+        if template is None or (not state.reference and not state.frozen):
             return None
         if state.reference:
             return template, self._fetched("reference", state.reference)
@@ -193,7 +224,15 @@ class Program:
         """
         if batch is None:
             rows = self.experiment.batch_size
-            batch = abstract_batch(self.experiment.data, rows, self.batch_sharding(rows))
+            is_kept = self.experiment.reference_mode == "cached"
+            batch = abstract_batch(
+                self.experiment.data,
+                rows,
+                self.batch_sharding(rows),
+                referenced=is_kept,
+                batching=self.experiment.batching,
+                blocks=self.blueprint.blocks,
+            )
         state = self.abstract()
         moving = Moving(state.step, state.trainable, state.optimizer)
         return self._step.lower(moving, state.frozen, state.reference, batch)
@@ -228,7 +267,7 @@ def compile(
     """
     available = list(jax.devices() if devices is None else devices)
     mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
-    blueprint = draw(experiment, available[0].platform)
+    blueprint, _ = settled(draw(experiment, available[0].platform), usable_memory(available[0]))
     layout = blueprint.layout
     constrain = layout.constrain(mesh) if mesh.size > 1 else None
     if constrain is not None and told is not None and layout.stages == 1:  # within a vmap nobody can be asked
@@ -237,14 +276,18 @@ def compile(
         policy=blueprint.policy,
         reference=blueprint.reference,
         forward=Forward(
-            blueprint.compute,
-            experiment.memory.remat,
-            experiment.memory.logprob_tokens,
-            constrain,
-            layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
-            layout.length_shards,
-            layout.stages,
-            layout.batch_shards(experiment.rows_at_once),
+            dtype=blueprint.compute,
+            remat=blueprint.remat,
+            logprob_tokens=experiment.memory.logprob_tokens,
+            constrain=constrain,
+            arrive=layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
+            length_multiple=layout.length_shards,
+            stages=layout.stages,
+            row_shards=layout.batch_shards(experiment.rows_at_once),
+            cuts=layout.cuts if mesh.size > 1 else None,
+            platform=blueprint.platform,
+            kernels=blueprint.kernels.on(available[0], experiment.name),
+            apart=layout.apart(mesh) if mesh.size > 1 else None,
         ),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
@@ -253,7 +296,13 @@ def compile(
         offload=experiment.memory.offload,
     )
     scalar = NamedSharding(mesh, PartitionSpec())
-    program = Program(experiment, blueprint, mesh, computation, None, None)
+    program = Program(experiment, blueprint, mesh, computation)
     moving = Moving._make([scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings()])
     step = jax.jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar))
-    return attrs.evolve(program, step=step, evaluate=jax.jit(computation.evaluate, out_shardings=scalar))
+    return attrs.evolve(
+        program,
+        step=step,
+        evaluate=jax.jit(computation.evaluate, out_shardings=scalar),
+        score=jax.jit(computation.score, out_shardings=scalar),
+        judge=jax.jit(computation.judge, out_shardings=scalar),
+    )

@@ -11,6 +11,8 @@ import math
 import attrs
 
 from nnxdsl.models.pipeline import idle_share
+from nnxdsl.models.remat import AGAIN
+from nnxdsl.program import floor
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.program.hardware import Device
@@ -65,29 +67,19 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     batch, tokens_cut = layout.batch_shards(rows), sizes["context"]
     (wide,) = layout.resolve(("activation_mlp",), (config.mlp_dim,)).spec
     tensor = pieces(wide, sizes)
-    again = experiment.memory.remat == "full"
-    adapted, compared = bool(blueprint.frozen), blueprint.reference is not None
+    again, _ = AGAIN[blueprint.remat]
+    compared = experiment.reference_mode == "online"
 
-    matrices = {p: leaf for p, leaf in blueprint.base.items() if p.startswith(("layers.", "tail.")) and "kernel" in p}
-    trunk = sum(math.prod(leaf.shape) for leaf in matrices.values())
-    table = config.vocab_size * config.embed_dim
-    extra = blueprint.parameters["trainable"] if adapted else 0
-    tokens, targets = experiment.batch_size * longest.trunk, experiment.batch_size * longest.head
-    scores = 4 * config.num_heads * config.head_dim * longest.trunk * tokens * config.num_layers
-    # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
-    passes = 1 + 1 + (not adapted) + again + compared
+    of = floor.weights(blueprint)
+    layers, head = floor.executed(blueprint, experiment.batch_size, longest, compared=compared)
     # A stage has a part of the layers, and waits while the pipeline fills and runs dry.
     parts = parts_in_stages(layout.stages, max(rows // batch, 1))
-    staged = layout.stages * (1 - idle_share(layout.stages, parts))
-    # The reference is the base with its adapters off.
-    flops = 2 * trunk * tokens * passes + 2 * extra * tokens * (3 + again) + scores * (3 + again + compared)
-    flops /= staged
-    flops += 2 * table * targets * (3 + (blueprint.head_path in blueprint.trainable) + compared)
+    flops = layers / (layout.stages * (1 - idle_share(layout.stages, parts))) + head
 
     here = rows / batch / tokens_cut  # rows of a micro-batch on one device, as if whole ones
     size = blueprint.compute.itemsize
     activation = here * longest.trunk * config.embed_dim * size
-    weights = (trunk / layout.stages + table) * size / tensor
+    weights = (of.trunk / layout.stages + of.head) * size / tensor
     sweeps = (2 + again + compared) * times
     moved = weights * sweeps + 12 * activation * config.num_layers * sweeps
     moved += sum(layout.device_bytes().get(part, 0) for part in ("trainable", "optimizer")) * 2

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh
 
+from nnxdsl.program.hardware import of_kind
 from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.placement import MESH_AXES
 from nnxdsl.spec.placement import Mesh as MeshSpec
+
+
+def usable_memory(device: Any) -> int | None:
+    """Bytes that a program may take on a device, real or of a topology; None where nobody knows, as on CPUs."""
+    known = of_kind(device.device_kind)
+    if known is not None:
+        return known.usable
+    try:
+        return (device.memory_stats() or {}).get("bytes_limit")
+    except (jax.errors.JaxRuntimeError, NotImplementedError, AttributeError):  # a device that is not there
+        return None
 
 
 def device_mesh(asked: MeshSpec, devices: Sequence[Any], where: str = "Mesh") -> Mesh:

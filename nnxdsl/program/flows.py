@@ -47,12 +47,16 @@ def flows(blueprint: Blueprint) -> list[Flow]:
 
     forward = Forward(
         blueprint.compute,
-        experiment.memory.remat,
+        blueprint.remat,
         experiment.memory.logprob_tokens,
         note,
         length_multiple=layout.length_shards,
+        cuts=layout.cuts,
+        platform=blueprint.platform,
     )
-    batch = abstract_batch(experiment.data, experiment.rows_at_once)
+    rows = experiment.rows_at_once
+    blocks = layout.batch_shards(rows)
+    batch = abstract_batch(experiment.data, rows, batching=experiment.batching, blocks=blocks)
     leaves = {p: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute) for p, leaf in blueprint.base.items()}
 
     def trace(leaves: dict[str, Any], batch: Any) -> Any:

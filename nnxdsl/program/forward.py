@@ -2,25 +2,30 @@
 
 A pair is laid out as one row `[prompt | chosen | rejected]`. Everything position-wise runs on that row; in attention
 both completions see the prompt and themselves, and not each other. Both start at the position after the prompt's end.
+In packed batches several such pairs, or sequences, stand in one row, and do not see each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.models.activations import Arrival, Constraint, constrained_by
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, SequenceBatch
+from nnxdsl.models import row as rows
+from nnxdsl.models.activations import Apart, Arrival, Constraint, constrained_by
 from nnxdsl.models.attention import Places, right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.pipeline import Stages
+from nnxdsl.models.remat import Remat
+from nnxdsl.models.row import Row
 from nnxdsl.models.tree import Template
-from nnxdsl.program.logprobs import TokenStats, token_stats
+from nnxdsl.program.kernels import Kernels
+from nnxdsl.program.logprobs import Cuts, TokenStats, Where, token_stats
 from nnxdsl.program.losses import Pairs
 
 
@@ -30,29 +35,37 @@ class Forward:
 
     Attributes:
         dtype: Of activations and products.
-        remat: What the backward pass computes again.
-        logprob_tokens: Tokens whose logits exist at one time.
+        remat: What is kept for the backward pass.
+        logprob_tokens: The most tokens whose logits may exist at one time; None for as many as are quick.
         constrain: Lays an activation out over the devices by its logical axes; None on one device.
         arrive: Lays a weight out, by its path, and fetches it from the host's memory if it lies there; None as above.
         length_multiple: Rows are filled to a multiple of so many tokens, so that they can be cut into as many parts.
         stages: In how many stages the stack of layers is cut.
         row_shards: Over how many devices the rows are cut.
+        cuts: In how many pieces an activation's dimensions are cut; None on one device.
+        platform: "cpu", "gpu" or "tpu".
+        kernels: What chooses attention's kernel for rows of a layout.
+        apart: Computes what cannot be cut on each device's part of activations; None on one device.
     """
 
     dtype: Any
-    remat: Literal["none", "full"]
-    logprob_tokens: int
+    remat: Remat
+    logprob_tokens: int | None
     constrain: Constraint | None = None
     arrive: Arrival | None = None
     length_multiple: int = 1
     stages: int = 1
     row_shards: int = 1
+    cuts: Cuts | None = None
+    platform: str = "cpu"
+    kernels: Kernels = attrs.field(factory=Kernels)
+    apart: Apart | None = None
 
     def pairs(self, model: Decoder, batch: PairBatch) -> tuple[Pairs, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
         tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)  # [B, P + 2R]
-        hidden = self._hidden(model, tokens, pair_places(batch))
         prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
+        hidden = self._hidden(model, tokens, pair_places(batch), rows.pair(prompt, response))
         # A token is predicted from the slot before it, and the first of both completions from the prompt's last slot.
         from_prompt = hidden[:, prompt - 1 : prompt]  # [B, 1, D]
         for_chosen = hidden[:, prompt : prompt + response - 1]
@@ -70,15 +83,38 @@ class Forward:
 
     def sequences(self, model: Decoder, batch: SequenceBatch) -> TokenStats:
         """Statistics of every token but the first `[B, T - 1]`; the mask keeps the loss's targets."""
-        hidden = self._hidden(model, batch.tokens, right_padded(batch.length, batch.tokens.shape[1]))
+        length = batch.tokens.shape[1]
+        hidden = self._hidden(model, batch.tokens, right_padded(batch.length, length), rows.sequence(length))
         return self._stats(hidden[:, :-1], model, batch.tokens[:, 1:], batch.loss_mask[:, 1:])
 
-    def read(self, model: Decoder, batch: PairBatch | SequenceBatch) -> tuple[Pairs | TokenStats, TokenStats]:
-        """What a loss reads of a batch of either kind, and the statistics of each of its target tokens."""
+    def packed_pairs(self, model: Decoder, batch: PackedPairs) -> tuple[Pairs, TokenStats]:
+        """As `pairs`, of all pairs `[G * K]`; the statistics of each target `[G, C]`."""
+        pairs = batch.weight.shape[1]
+        stats = self._packed(model, batch, batch.branch, batch.owner < 2 * pairs)
+        # A sum over all targets for each completion, and no scatter: float32 on every platform, always in one order.
+        own = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
+        sums = jnp.sum(jnp.where(own, stats.logp[:, None, :], 0.0), axis=-1)
+        scored = sums[:, :pairs], sums[:, pairs:]
+        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
+        return Pairs(*(part.reshape(-1) for part in (*scored, *lengths))), stats
+
+    def packed_sequences(self, model: Decoder, batch: PackedSequences) -> TokenStats:
+        """Statistics of the targets of each block `[G, C]`."""
+        return self._packed(model, batch, jnp.zeros_like(batch.segment), batch.loss_mask)
+
+    def read(self, model: Decoder, batch: Batch) -> tuple[Pairs | TokenStats, TokenStats]:
+        """What a loss reads of a batch of any kind, and the statistics of each of its target tokens, filling left out.
+
+        The first goes with the weights `batch.weight.reshape(-1)`.
+        """
+        if isinstance(batch, PackedPairs):
+            return self.packed_pairs(model, batch)
         if isinstance(batch, PairBatch):
-            return self.pairs(model, batch)
-        stats = self.sequences(model, batch)
-        return stats, stats
+            pairs, stats = self.pairs(model, batch)
+            return pairs, stats._replace(mask=stats.mask * batch.weight[:, None])
+        packed = isinstance(batch, PackedSequences)
+        stats = self.packed_sequences(model, batch) if packed else self.sequences(model, batch)
+        return stats, stats._replace(mask=stats.mask * batch.weight[:, None])
 
     def model(self, template: Template, leaves: Mapping[str, jax.Array]) -> Decoder:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
@@ -92,15 +128,29 @@ class Forward:
         """Weights, or their gradients, where the layout wants them."""
         return {path: leaf if self.arrive is None else self.arrive(path, leaf) for path, leaf in leaves.items()}
 
-    def _hidden(self, model: Decoder, tokens: jax.Array, places: Places) -> jax.Array:
-        """Final hidden states `[B, T, D]` of tokens `[B, T]`."""
+    def _hidden(self, model: Decoder, tokens: jax.Array, places: Places, row: Row) -> jax.Array:
+        """Final hidden states `[B, T, D]` of tokens `[B, T]`, in rows that are laid out so."""
         length = tokens.shape[1]
         if fill := -length % self.length_multiple:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
             places = Places(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
-        with constrained_by(self.constrain, self.arrive):
-            hidden, _ = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=self._stages(len(tokens)))
+        method = self.kernels.method(row.filled(tokens.shape[1]))
+        with constrained_by(self.constrain, self.arrive, self.apart):
+            hidden, _ = model(
+                tokens, places, dtype=self.dtype, remat=self.remat, stages=self._stages(len(tokens)), method=method
+            )
         return hidden[:, :length]
+
+    def _packed(
+        self, model: Decoder, batch: PackedPairs | PackedSequences, branch: jax.Array, mask: jax.Array
+    ) -> TokenStats:
+        """Statistics of the targets of each block `[G, C]`, each predicted from its source."""
+        blocks, _, length = batch.tokens.shape
+        places = Places(*(part.reshape(-1, length) for part in (batch.position, batch.segment, branch)))
+        hidden = self._hidden(model, batch.tokens.reshape(-1, length), places, rows.packed(length))  # [G * r, T, D]
+        hidden = hidden.reshape(blocks, -1, hidden.shape[-1])  # [G, r * T, D]
+        predicting = jnp.take_along_axis(hidden, batch.source[:, :, None], axis=1)  # [G, C, D]
+        return self._stats(predicting, model, batch.target, mask)
 
     def _stages(self, rows: int) -> Stages | None:
         if self.stages == 1:
@@ -108,8 +158,9 @@ class Forward:
         return Stages(self.stages, parts_in_stages(self.stages, rows // self.row_shards), "stage")
 
     def _stats(self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array) -> TokenStats:
-        with constrained_by(self.constrain):
-            return token_stats(hidden, model.head(), targets, mask, self.logprob_tokens)
+        where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
+        head, soft_cap = model.head(), model.config.logit_soft_cap
+        return token_stats(hidden, head, targets, mask, self.logprob_tokens, soft_cap, where)
 
 
 def parts_in_stages(stages: int, rows: int) -> int:
@@ -139,9 +190,28 @@ def pair_places(batch: PairBatch) -> Places:
     )
 
 
-def token_count(batch: PairBatch | SequenceBatch) -> jax.Array:
-    """Real tokens of a batch, int32; the prompt of a pair counts once."""
-    weight = batch.weight.astype(jnp.int32)
-    if isinstance(batch, PairBatch):
-        return jnp.sum((batch.prompt_length + batch.chosen_length + batch.rejected_length) * weight)
-    return jnp.sum(batch.length * weight)
+def kept(batch: Batch) -> Pairs | None:
+    """What a batch carries of the reference; None if nothing."""
+    if not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:
+        return None
+    lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
+    return Pairs(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
+
+
+def with_reference(batch: Batch, scored: Pairs | TokenStats) -> PairBatch | PackedPairs:
+    """The batch with what the reference says of it, as `kept` finds it again.
+
+    Raises:
+        ValueError: the batch has no pairs.
+    """
+    if not isinstance(batch, PairBatch | PackedPairs) or not isinstance(scored, Pairs):
+        raise ValueError("what a reference says can be kept of pairs alone")
+    chosen, rejected = (part.reshape(batch.weight.shape) for part in (scored.chosen, scored.rejected))
+    return batch._replace(reference_chosen=chosen, reference_rejected=rejected)
+
+
+def bare(batch: Batch) -> Batch:
+    """The batch without what it carries of the reference, so that one compiled program serves both."""
+    if not isinstance(batch, PairBatch | PackedPairs):
+        return batch
+    return batch._replace(reference_chosen=None, reference_rejected=None)

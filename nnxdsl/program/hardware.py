@@ -333,3 +333,20 @@ def device(name: str) -> Device:
     if found is None:
         raise PlanError([Problem("device", f"there is no '{name}'{suggest(name.lower(), DEVICES)}")])
     return found
+
+
+def of_kind(kind: str) -> Device | None:
+    """The device that jax calls so (`jax.Device.device_kind`); None for one that is not in the catalogue.
+
+    GPUs bear the name that CUDA gives them, TPUs the name of their core: "TPU v5 lite" is a v5e.
+    """
+    return next((entry for entry in _DEVICES if kind in (entry.description, *_KINDS.get(entry.name, ()))), None)
+
+
+_KINDS = {
+    "v4": ("TPU v4",),
+    "v5e": ("TPU v5 lite", "TPU v5e"),
+    "v5p": ("TPU v5", "TPU v5p"),
+    "v6e": ("TPU v6 lite", "TPU v6e"),
+    "tpu7x": ("TPU7x",),
+}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from nnxdsl.models.activations import Apart
 from nnxdsl.program.rules import DEFAULT_RULES as DEFAULT_RULES
 from nnxdsl.program.rules import Axes, Resolved, Rules, Tried, mesh_axes, pieces, sizes, with_user_rules
 from nnxdsl.program.rules import resolve as resolve
@@ -256,6 +257,10 @@ class Layout:
         (target,) = self.resolve(("layers",)).spec
         return self.mesh.stage if target == "stage" and stacked == {self.mesh.stage} else 1
 
+    def cuts(self, axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
+        """In how many pieces each dimension of an activation is cut; what does not divide stays whole."""
+        return tuple(self._shards(target) for target in self.resolve(axes, shape).spec)
+
     def constrain(self, mesh: jax.sharding.Mesh) -> Callable[[jax.Array, Axes], jax.Array]:
         """The function that lays an activation out by its logical axes; what does not divide stays whole."""
 
@@ -280,6 +285,22 @@ class Layout:
             return jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, spec))
 
         return arrived
+
+    def apart(self, mesh: jax.sharding.Mesh) -> Apart:
+        """The function that computes something on each device's part of activations, cut by their logical axes."""
+
+        def computed(
+            function: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], axes: tuple[Axes, ...], out: Axes
+        ) -> jax.Array:
+            specs = tuple(self.resolve(names, x.shape).spec for names, x in zip(axes, arrays, strict=True))
+            shape = jax.eval_shape(function, *arrays).shape
+            # Kernels do not say over which axes of the mesh what they give varies.
+            cut = jax.shard_map(
+                function, mesh=mesh, in_specs=specs, out_specs=self.resolve(out, shape).spec, check_vma=False
+            )
+            return cut(*arrays)
+
+        return computed
 
     def device_bytes(self, memory: str = "device") -> dict[str, int]:
         """Bytes on one device, or in the host's memory for one device, by part."""

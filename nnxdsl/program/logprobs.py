@@ -1,16 +1,19 @@
-"""Log-probabilities of given tokens from hidden states, in chunks, so that the logits of a whole batch never exist."""
+"""Log-probabilities of given tokens from hidden states, without the logits of a batch: tokens and words go in tiles."""
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import attrs
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from nnxdsl.models.activations import constrain
+from nnxdsl.models.activations import Axes, Constraint
+from nnxdsl.program.tiles import Said, Tiling, said
 
 
 class TokenStats(NamedTuple):
@@ -18,15 +21,67 @@ class TokenStats(NamedTuple):
 
     Attributes:
         logp: Natural log of the probability of the target.
+        log_z: Natural log of what the softmax divides by, the sum of the exponentials of all logits.
         entropy: Of the whole distribution, in nats; carries no gradient.
-        correct: 1 where the target is the likeliest token; carries no gradient.
+        correct: 1 where no token is likelier than the target; carries no gradient.
         mask: 1 for real targets.
     """
 
     logp: Array
+    log_z: Array
     entropy: Array
     correct: Array
     mask: Array
+
+
+@attrs.frozen
+class Sizes:
+    """How large the pieces are in which a platform works best.
+
+    Attributes:
+        tile_bytes: The most that the float32 logits of a tile may take, and that its rows of the head may in float32.
+        chunk_tokens: The most tokens of a tile: the head is read from memory once for so many.
+    """
+
+    tile_bytes: int
+    chunk_tokens: int
+
+
+CPU = Sizes(2 * 2**20, 256)
+"""Both stay in the cache between the passes over them. Of tiles of 128 to 1,024 tokens by 256 to 32,768 words, at
+widths of 256 and 640, those of about 256 tokens and 512 to 1,024 words were among the quickest; larger ones took up to
+twice as long."""
+
+ACCELERATOR = Sizes(32 * 2**20, 2048)
+"""Products that fill a GPU, and little beside its memory (`benchmarks/head_memory.py`)."""
+
+KEPT_BYTES = 256 * 2**20
+"""A trained head's logits are kept for the backward pass if they take no more: one product of four is saved."""
+
+Cuts = Callable[[Axes, tuple[int, ...]], tuple[int, ...]]
+"""In how many pieces each dimension of an activation is cut, from its logical axes and shape."""
+
+
+@attrs.frozen
+class Where:
+    """On what statistics are computed.
+
+    Attributes:
+        platform: "cpu", or one whose tiles are larger.
+        constrain: Lays an activation out over the devices by its logical axes; None on one device.
+        cuts: In how many pieces that cuts one; None on one device.
+        length_multiple: Rows are filled to a multiple of so many tokens, so that they can be cut into as many parts.
+    """
+
+    platform: str = "cpu"
+    constrain: Constraint | None = None
+    cuts: Cuts | None = None
+    length_multiple: int = 1
+
+    @property
+    def sizes(self) -> Sizes:
+        """How large the pieces are."""
+        return CPU if self.platform == "cpu" else ACCELERATOR
 
 
 def token_stats(
@@ -34,7 +89,9 @@ def token_stats(
     head: Float[Array, "V D"],
     targets: Int[Array, "B N"],
     mask: Bool[Array, "B N"],
-    chunk_tokens: int,
+    limit: int | None = None,
+    soft_cap: float | None = None,
+    where: Where | None = None,
 ) -> TokenStats:
     """Statistics of `targets` under softmax(hidden @ head.T).
 
@@ -43,39 +100,67 @@ def token_stats(
         head: Output embedding.
         targets: Token ids.
         mask: Which targets count. Masked positions may hold anything.
-        chunk_tokens: About how many tokens' logits (float32 `[tokens, V]`) exist at one time, in the forward pass and,
-            as they are computed again there, in the backward pass.
+        limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
+        soft_cap: Logits `z` are `soft_cap * tanh(z / soft_cap)` (Gemma 2, arXiv:2408.00118); None for none.
+        where: On what; None for one CPU.
 
     Returns:
         Statistics, computed in float32 from products accumulated in float32.
     """
-    batch, length = targets.shape
-    chunk = min(length, max(1, chunk_tokens // batch))
-    chunks = -(-length // chunk)
-    pad = chunks * chunk - length
+    where = where or Where()
+    rows, length = targets.shape
+    words = len(head)
+    fill = -length % where.length_multiple
+    axes, shape = ("head_batch", "length", "activation_vocab"), (rows, length + fill, words)
+    groups, parts, pieces = (1, 1, 1) if where.cuts is None else where.cuts(axes, shape)
+    tokens = rows * (length + fill) // (groups * parts)  # of one device
+    share = None if limit is None else limit // (groups * parts)
+    chunks, tile, keep = tiles(tokens, words // pieces, hidden.shape[2], share, where.sizes)
+    chunk = -(-tokens // chunks)
 
     def split(x: jax.Array) -> jax.Array:
-        x = jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(batch, chunks, chunk, *x.shape[2:]), 1, 0)  # [chunks, B, c, ...]
+        """`[B, N, ...]` as `[n, g, l, c, ...]`, chunks of what each device has already; zero where the mask is off."""
+        rest = x.shape[2:]
+        x = jnp.where(mask.reshape(*mask.shape, *(1,) * len(rest)), x, 0)
+        x = jnp.pad(x, ((0, 0), (0, fill), *((0, 0),) * len(rest)))
+        x = jnp.moveaxis(x.reshape(groups, rows // groups, parts, -1, *rest), 2, 1)
+        x = x.reshape(groups, parts, tokens, *rest)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, chunks * chunk - tokens), *((0, 0),) * len(rest)))
+        return jnp.moveaxis(x.reshape(groups, parts, chunks, chunk, *rest), 2, 0)
 
-    @jax.checkpoint
-    def one(head: jax.Array, hidden: jax.Array, targets: jax.Array) -> tuple[jax.Array, ...]:
-        hidden = constrain(hidden, "head_batch", "length", "activation_embed")
-        logits = jnp.einsum("bcd,vd->bcv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
-        logits = constrain(logits, "head_batch", "length", "activation_vocab")
-        log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, c]
-        logp = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - log_z
-        still = jax.lax.stop_gradient(logits)
-        # From log-probabilities and not from logits: a sure model's are near zero, where nothing is lost to rounding.
-        log_p = still - jax.lax.stop_gradient(log_z)[..., None]
-        entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
-        return logp, entropy, (jnp.argmax(still, axis=-1) == targets).astype(jnp.float32)
+    def join(x: jax.Array) -> jax.Array:
+        """`[n, g, l, c]` as `[B, N]`."""
+        x = jnp.moveaxis(x, 0, 2).reshape(groups, parts, chunks * chunk)[:, :, :tokens]
+        x = jnp.moveaxis(x.reshape(groups, parts, rows // groups, -1), 1, 2).reshape(rows, length + fill)
+        return jnp.where(mask, x[:, :length], 0.0)
 
-    def body(head: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        return head, one(head, *xs)
+    states = split(hidden)
+    if where.constrain is not None:
+        states = where.constrain(states, (None, "head_batch", "length", None, "activation_embed"))
+    how = Tiling(pieces, tile, keep, soft_cap, where.constrain)
+    found: Said = said(states, head.astype(hidden.dtype), split(targets), how)
+    logp, log_z, entropy, correct = (join(x) for x in found)
+    return TokenStats(logp, log_z, entropy, correct, mask.astype(jnp.float32))
 
-    _, stats = jax.lax.scan(body, head, (split(hidden), split(targets)))
-    logp, entropy, correct = (
-        jnp.where(mask, jnp.moveaxis(x, 0, 1).reshape(batch, chunks * chunk)[:, :length], 0.0) for x in stats
-    )
-    return TokenStats(logp, entropy, correct, mask.astype(jnp.float32))
+
+def tiles(tokens: int, words: int, width: int, limit: int | None, sizes: Sizes) -> tuple[int, int, bool]:
+    """How one device works through its logits.
+
+    Args:
+        tokens: Of one device.
+        words: Of one device.
+        width: Of the head's rows.
+        limit: The most tokens whose logits may exist at one time; None for no such limit.
+        sizes: What the platform works best in.
+
+    Returns:
+        Chunks of tokens, the words of a tile, and whether a trained head's logits are kept.
+    """
+    most = sizes.chunk_tokens if limit is None else max(min(sizes.chunk_tokens, limit), 1)
+    chunks = -(-tokens // most)
+    wanted = sizes.tile_bytes // (4 * max(-(-tokens // chunks), width))
+    least = -(-words // max(wanted, 1))
+    # So many tiles that they divide the vocabulary, if that makes them no smaller than half.
+    count = next((count for count in range(least, 2 * least) if words % count == 0), least)
+    keep = 4 * tokens * words <= KEPT_BYTES and (limit is None or tokens <= limit)
+    return chunks, -(-words // count), keep

@@ -77,7 +77,8 @@ def build(objective: Objective) -> Loss:
 def _(objective: SFT) -> Loss:
     def loss(policy: TokenStats, reference: TokenStats | None, weight: jax.Array) -> Terms:
         counted = policy.mask * weight[:, None]  # [B, N]
-        return Terms(Ratio(-jnp.sum(policy.logp * counted), jnp.sum(counted)), {})
+        per_token = objective.z_loss * jnp.square(policy.log_z) - policy.logp
+        return Terms(Ratio(jnp.sum(per_token * counted), jnp.sum(counted)), {})
 
     return loss
 

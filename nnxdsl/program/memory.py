@@ -11,22 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
 
+from nnxdsl.models import row as rows
 from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.remat import Remat
+from nnxdsl.models.row import Kernel
 from nnxdsl.models.tree import Leaf, Template
 from nnxdsl.program.blueprint import Blueprint, template
 from nnxdsl.program.forward import Forward, parts_in_stages
+from nnxdsl.program.kernels import Kernels
 from nnxdsl.program.layout import bits
+from nnxdsl.program.logprobs import Where, tiles
 from nnxdsl.program.rules import pieces
-from nnxdsl.program.shapes import Lengths, abstract_batch
+from nnxdsl.program.shapes import Lengths, abstract_batch, lengths
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.data import Data
-from nnxdsl.spec.placement import Memory
 
 
 @attrs.frozen
@@ -55,10 +59,12 @@ class Kept:
     Attributes:
         trunk: Bytes that are kept from the forward pass until the backward pass, over all layers.
         period: Bytes that the backward pass of one period needs at one time beside these.
+        away: Bytes that are kept in the host's memory.
     """
 
     trunk: int
     period: int
+    away: int
 
 
 BACKWARD_SHARE = {"adapters": 0.6, "weights": 0.5}
@@ -75,7 +81,7 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
         longest: The longest rows of its data.
         trace: What finds out what a derivative holds on to; None for `held`.
     """
-    experiment, layout = blueprint.experiment, blueprint.layout
+    layout = blueprint.layout
     kept = {part: layout.device_bytes("host" if part in layout.offload else "device").get(part, 0) for part in _ARRAYS}
     parts = [
         Part(name, kept[part], "exact", how, "host" if part in layout.offload else "device")
@@ -87,13 +93,23 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
     parts.append(Part("gradients", gradients, "estimated", "float32, added up over micro-batches"))
     rows = rows_of(blueprint)
     if longest.trunk:
-        found = activations(blueprint, rows, experiment.memory, trace)
+        found = activations(blueprint, rows, blueprint.remat, trace)
         moment, how = _moment(blueprint, rows, longest, found)
-        policy = "inputs of each period" if experiment.memory.remat == "full" else "what each layer keeps"
-        parts.append(Part("activations", found.trunk, "estimated", f"{policy} for the backward pass, traced"))
+        traced = f"{_KEPT[blueprint.remat]} for the backward pass, traced"
+        parts.append(Part("activations", found.trunk, "estimated", traced))
+        parts.append(Part("activations, offloaded", found.away, "estimated", traced, "host"))
         parts.append(Part("workspace", copies + moment, "estimated", how))
     return [part for part in parts if part.bytes]
 
+
+_KEPT: dict[Remat, str] = {
+    "none": "what each layer keeps",
+    "products": "outputs of linear layers",
+    "attention": "inputs of layers and what attention mixed",
+    "inputs": "inputs of layers",
+    "offload": "inputs of layers",
+    "full": "inputs of each period",
+}
 
 _ARRAYS = {
     "frozen": ("frozen weights", "every array of the layout"),
@@ -113,7 +129,7 @@ def gradient_bytes(blueprint: Blueprint) -> tuple[int, int]:
     """Bytes of the gradients in float32, and of the copies of trainable weights in the dtype that is computed in."""
     trainable = blueprint.layout.device_bytes().get("trainable", 0)
     # With a reference: the cast weights, the reference's in their place, and the one of both whose turn it is.
-    copies = 3 if blueprint.reference is not None else 1
+    copies = 3 if blueprint.experiment.reference_mode == "online" else 1
     return trainable, copies * trainable * blueprint.compute.itemsize // 4
 
 
@@ -125,25 +141,26 @@ def _turned_over(blueprint: Blueprint) -> int:
     return sum(placed.device_bytes for placed in frozen.values() if "layers" in placed.axes)
 
 
-def activations(blueprint: Blueprint, rows: int, memory: Memory, trace: Trace | None = None) -> Kept:
+def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | None = None) -> Kept:
     """What the backward pass of one micro-batch needs on one device, traced on one device's share of the model.
 
     Args:
         blueprint: The program without devices.
         rows: Of one device.
-        memory: What is computed again.
+        remat: What is kept.
         trace: As of `memory`.
     """
     trace = trace or held
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
-    trunk = trace(share, rows, memory.remat, memory.logprob_tokens) // context
-    everything = trace(share, rows, "none", memory.logprob_tokens) // context
+    trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
+    away = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
     layers, pattern = blueprint.config.num_layers, blueprint.config.window_pattern
-    period = everything * (1 if memory.remat == "none" else pattern) // layers
+    period = everything * (pattern if remat == "full" else 1) // layers
     # A stage keeps what its own layers keep, at every tick, of one part of the rows.
     stages = blueprint.layout.stages
     parts = parts_in_stages(stages, rows)
-    return Kept(trunk * (parts + stages - 1) // (parts * stages), period // parts if stages > 1 else period)
+    trunk, away = (size * (parts + stages - 1) // (parts * stages) for size in (trunk, away))
+    return Kept(trunk, period // parts if stages > 1 else period, max(away, 0))
 
 
 @attrs.frozen
@@ -157,6 +174,7 @@ class Share:
         adapter: What is trained beside them, or None.
         trainable: Paths of what is trained.
         data: What its rows are of.
+        attention: What computes attention over the longest rows.
     """
 
     config: DecoderConfig
@@ -165,11 +183,11 @@ class Share:
     adapter: Adapter | None
     trainable: frozenset[str]
     data: Data
+    attention: Kernel
 
 
-Trace = Callable[[Share, int, Literal["none", "full"], int], int]
-"""Bytes that the derivative of a share holds on to: of so many rows, with this rematerialisation and so many tokens
-whose logits exist at one time."""
+Trace = Callable[[Share, int, Remat], int]
+"""Bytes that the derivative of a share holds on to: of so many rows, with this rematerialisation."""
 
 
 def share_of(blueprint: Blueprint) -> Share:
@@ -188,7 +206,12 @@ def share_of(blueprint: Blueprint) -> Share:
         mlp_dim=cut("activation_mlp", config.mlp_dim),
         vocab_size=cut("activation_vocab", config.vocab_size),
     )
-    return Share(own, blueprint.compute, blueprint.kept, asked.adapter, frozenset(blueprint.trainable), asked.data)
+    longest = lengths(asked.data).trunk
+    kernel = blueprint.kernels.choose(rows.sequence(longest)).kernel if longest else "dense"
+    if kernel in ("cudnn", "splash"):  # which cannot be traced everywhere, and keep much the same
+        kernel = "chunked"
+    trained = frozenset(blueprint.trainable)
+    return Share(own, blueprint.compute, blueprint.kept, asked.adapter, trained, asked.data, kernel)
 
 
 @lru_cache(maxsize=8)
@@ -197,10 +220,11 @@ def _network(config: DecoderConfig, kept: jnp.dtype, adapter: Adapter | None) ->
 
 
 @lru_cache(maxsize=256)
-def held(share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
-    """Bytes that the derivative of a forward pass holds on to, beside the weights and the batch."""
+def held(share: Share, rows: int, remat: Remat) -> int:
+    """Bytes that the derivative of a forward pass holds on to, beside the weights, the batch and all logits."""
     model = _network(share.config, share.kept, share.adapter)
-    forward = Forward(share.compute, remat, logprob_tokens)
+    # With one token at a time, so that no logits are kept.
+    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=Kernels(share.attention))
     batch = abstract_batch(share.data, rows)
     trained = {path for path in model.variables if path in share.trainable}
     leaves = {
@@ -218,33 +242,57 @@ def held(share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens
 
         _, back = jax.vjp(read, {path: leaves[path] for path in trained})
         given = {id(leaf) for leaf in jax.tree.leaves((leaves, batch))}
-        held = {id(leaf): leaf for leaf in jax.tree.leaves(back) if id(leaf) not in given}
+        held = {id(leaf): leaf for leaf in jax.tree.leaves(back) if id(leaf) not in given and not _is_away(leaf)}
         found.append(sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in held.values()))
 
     jax.eval_shape(trace, leaves, batch)
     return found[0]
 
 
+def _is_away(leaf: Any) -> bool:
+    """Whether an array that is traced lies in the host's memory."""
+    return jax.typeof(leaf).memory_space == jax.memory.Space.Host
+
+
 def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tuple[int, str]:
     """The larger of two moments: the head with its logits, or the backward pass of one period."""
-    config, memory = blueprint.config, blueprint.experiment.memory
+    config = blueprint.config
     wide, size = 4, blueprint.compute.itemsize
     spread = blueprint.layout.gathered_from
     words = share_of(blueprint).config.vocab_size
-    tokens = rows * math.ceil(min(max(memory.logprob_tokens // blueprint.experiment.rows_at_once, 1), longest.head))
     table = words * config.embed_dim
     trained = blueprint.head_path in blueprint.trainable
     # The tables of input and output, gathered. Frozen, they are gathered before all loops and stay.
     tables = (1 if trained or config.tied_head else 2) * table * size if spread > 1 else 0
-    head = 2 * wide * tokens * words + (tables + table * (wide + 2 * size // spread) if trained else 0)
+    logits, how = _logits(blueprint, longest, words, trained=trained)
+    # The head's gradient, whole until it is added up over devices; on one device, in float32 with the embedding's.
+    gradient = table * (wide if spread == 1 else size) + 2 * table * size // spread
+    head = logits + (tables + gradient if trained else 0)
     share = BACKWARD_SHARE["adapters" if blueprint.frozen else "weights"]
-    layers = int(kept.period * share) if memory.remat == "full" else 0
+    layers = int(kept.period * share) if blueprint.remat != "none" else 0
     layers += _period_weights(blueprint) * (2 if trained else 1) if spread > 1 else 0
     layers += 2 * blueprint.layout.device_bytes().get("trainable", 0) * size // 4  # the gradients, and the zeros beside
     stays = 0 if trained else tables
     if head >= layers:
-        return stays + head, f"logits of {tokens} tokens x {words} words in float32, twice, and the head's weights"
+        return stays + head, f"{how}, and the head's weights"
     return stays + layers, "the backward pass of one period of layers, and its weights gathered"
+
+
+def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool) -> tuple[int, str]:
+    """Bytes of the logits that exist at one time on one device, which has so many words, and the reckoning in words."""
+    layout, limit = blueprint.layout, blueprint.experiment.memory.logprob_tokens
+    rows = blueprint.experiment.rows_at_once
+    length = longest.head + -longest.head % layout.length_shards
+    devices = math.prod(layout.cuts(("head_batch", "length"), (rows, length)))
+    tokens = rows * length // devices
+    share = None if limit is None else limit // devices
+    chunks, tile, keep = tiles(tokens, words, blueprint.config.embed_dim, share, Where(blueprint.platform).sizes)
+    chunk = -(-tokens // chunks)
+    # In float32, and once more in the dtype that is multiplied, as weights of the head's rows or as gradients.
+    moment = (4 + blueprint.compute.itemsize) * chunk * tile
+    if trained and keep:
+        return moment + 4 * tokens * words, f"logits of {tokens} tokens x {words} words in float32"
+    return moment, f"a tile of {chunk} tokens x {tile} words of logits, in float32 and as it is multiplied"
 
 
 def _period_weights(blueprint: Blueprint) -> int:

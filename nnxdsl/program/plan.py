@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from nnxdsl.models.row import packed, sequence
 from nnxdsl.program import advice
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.cost import cost
@@ -17,8 +18,10 @@ from nnxdsl.program.flows import Flow, flows
 from nnxdsl.program.hardware import Device
 from nnxdsl.program.layout import Layout, Placed, starred
 from nnxdsl.program.memory import Part, activations, memory, rows_of
+from nnxdsl.program.remat import LADDER, settled
 from nnxdsl.program.rules import Target
 from nnxdsl.program.shapes import Lengths, lengths
+from nnxdsl.spec.batching import Packed
 from nnxdsl.spec.errors import SpecError
 from nnxdsl.spec.experiment import Experiment
 
@@ -37,7 +40,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
     Raises:
         PlanError: with everything that does not fit.
     """
-    blueprint = draw(experiment, platform)
+    blueprint, why = settled(draw(experiment, platform), None if device is None else device.usable)
     layout, longest = blueprint.layout, lengths(experiment.data)
     parts = memory(blueprint, longest)
     here, away = _bytes(parts, "device"), _bytes(parts, "host")
@@ -53,10 +56,12 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "compute": blueprint.compute.name,
         "platform": platform,
         "reference": _reference(blueprint),
+        "attention": _attention(blueprint, longest),
         "memory": [attrs.asdict(part) for part in parts],
         "bytes_per_device": here,
         "host_bytes_per_device": away,
-        "remat": experiment.memory.remat,
+        "remat": blueprint.remat,
+        "remat_why": why,
         "activations": _by_policy(blueprint, longest),
         "device": None if device is None else _device(device),
         "verdict": None if device is None or device.usable is None else _verdict(blueprint, here, device.usable),
@@ -122,8 +127,8 @@ def _by_policy(blueprint: Blueprint, longest: Lengths) -> dict[str, int]:
     """Bytes that are kept for the backward pass, by rematerialisation policy."""
     if not longest.trunk:
         return {}
-    rows, asked = rows_of(blueprint), blueprint.experiment.memory
-    return {remat: activations(blueprint, rows, attrs.evolve(asked, remat=remat)).trunk for remat in ("none", "full")}
+    rows = rows_of(blueprint)
+    return {remat: activations(blueprint, rows, remat).trunk for remat in LADDER}
 
 
 def _device(device: Device) -> dict[str, Any]:
@@ -171,11 +176,20 @@ def _seconds(blueprint: Blueprint, longest: Lengths, device: Device) -> dict[str
     return attrs.asdict(cost(blueprint, longest, device)) if longest.trunk else None
 
 
+def _attention(blueprint: Blueprint, longest: Lengths) -> str:
+    layout = packed if isinstance(blueprint.experiment.batching, Packed) else sequence
+    choice = blueprint.kernels.choose(layout(longest.trunk) if longest.trunk else None)
+    return f"{choice.kernel}: {choice.why}"
+
+
 def _reference(blueprint: Blueprint) -> str:
-    if blueprint.reference is None:
+    mode = blueprint.experiment.reference_mode
+    if mode == "none":
         return "none: the objective compares with nothing"
+    if mode == "cached":
+        return "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step"
     if blueprint.copied:
-        return "a frozen copy of the first weights"
+        return "online: a frozen copy of the first weights, asked at every step"
     kept = blueprint.experiment.quantization
     base = "the frozen base" if kept is None else f"the frozen base in {type(kept).__name__}"
-    return f"{base} with the adapter off: no copy"
+    return f"online: {base} with the adapter off, asked at every step; no copy"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import attrs
 
+from nnxdsl.models.remat import Remat
 from nnxdsl.program.advice import factorizations
 from nnxdsl.program.blueprint import outline
 from nnxdsl.program.cost import Cost, cost
 from nnxdsl.program.hardware import Device
 from nnxdsl.program.memory import Share, held, memory
+from nnxdsl.program.remat import LADDER
 from nnxdsl.program.shapes import lengths
 from nnxdsl.spec.errors import PlanError, Problem, SpecError
 from nnxdsl.spec.experiment import Experiment
@@ -21,7 +22,6 @@ from nnxdsl.spec.experiment import Experiment
 SEARCHED = ("data", "fsdp", "context", "tensor")
 """The axes over which devices are spread; `expert`, `stage` and `slices` stay as they are asked for."""
 
-REMAT = ("none", "full")
 
 ALIKE = 0.05
 """Placements whose times differ by less, which is less than the estimate is good for, are ranked by memory."""
@@ -107,7 +107,7 @@ def _placements(experiment: Experiment) -> Iterator[Experiment]:
     for parts in range(1, experiment.batch_size + 1):
         if experiment.batch_size % parts:
             continue
-        for remat in REMAT:
+        for remat in LADDER:
             with contextlib.suppress(SpecError):
                 yield attrs.evolve(
                     experiment,
@@ -128,12 +128,12 @@ class _Rows:
     """What a derivative holds on to, as a line over the rows of a device: traced for one and two rows of each share."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[Share, str, int], tuple[int, int]] = {}
+        self._lines: dict[tuple[Share, str], tuple[int, int]] = {}
 
-    def __call__(self, share: Share, rows: int, remat: Literal["none", "full"], logprob_tokens: int) -> int:
-        key = (share, remat, logprob_tokens)
+    def __call__(self, share: Share, rows: int, remat: Remat) -> int:
+        key = (share, remat)
         if key not in self._lines:
-            one, two = (held(share, rows, remat, logprob_tokens) for rows in (1, 2))
+            one, two = (held(share, rows, remat) for rows in (1, 2))
             self._lines[key] = one, two
         one, two = self._lines[key]
         return one + (rows - 1) * (two - one)

@@ -7,11 +7,16 @@ from typing import Any
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Sharding
 
-from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, SequenceBatch
+from nnxdsl.data.packing import Packer, Size
+from nnxdsl.spec.batching import Batching, Packed, Padded
 from nnxdsl.spec.data import Conversations, Data, Preferences, Text
 from nnxdsl.spec.errors import NotRegisteredError
+
+PADDED = Padded()
 
 
 @attrs.frozen
@@ -38,29 +43,68 @@ def lengths(data: Data) -> Lengths:
             return Lengths(0, 0)
 
 
-def abstract_batch(data: Data, rows: int, sharding: Sharding | None = None) -> PairBatch | SequenceBatch:
+def abstract_batch(
+    data: Data,
+    rows: int,
+    sharding: Sharding | None = None,
+    *,
+    referenced: bool = False,
+    batching: Batching = PADDED,
+    blocks: int = 1,
+) -> Batch:
     """The largest batch of an experiment's data, without its arrays.
 
     Args:
         data: Where rows come from.
-        rows: Of the batch.
+        rows: Of the data, in a batch.
         sharding: Of all its arrays.
+        referenced: Whether pairs carry what the reference says of them.
+        batching: How rows become arrays; what is cut to its own length is padded at most.
+        blocks: Of a packed batch.
 
     Raises:
         NotRegisteredError: nothing is known of this data's lengths.
     """
+    longest = lengths(data)
+    packed = largest(longest, rows, batching, blocks) if isinstance(batching, Packed) and longest.trunk else None
+    count = rows if packed is None else blocks
 
     def array(*shape: int, dtype: Any = jnp.int32) -> Any:
-        return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=sharding)
 
+    if packed is not None:
+        tokens, targets = array(packed.rows, packed.length), array(packed.targets)
+        if isinstance(data, Preferences):
+            items, weight = array(packed.items), array(packed.items, dtype=jnp.float32)
+            said = (weight, weight) if referenced else (None, None)
+            rows_of = tokens, tokens, tokens, tokens
+            return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, *said)
+        mask = array(packed.targets, dtype=jnp.bool_)
+        return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32))
     weight = array(dtype=jnp.float32)
     match data:
         case Preferences(max_prompt_length=prompt, max_response_length=response):
             tokens = (array(prompt), array(response), array(response))
-            return PairBatch(*tokens, array(), array(), array(), weight)
+            said = (weight, weight) if referenced else (None, None)
+            return PairBatch(*tokens, array(), array(), array(), weight, *said)
         case Conversations(max_length=length) | Text(max_length=length):
             return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight)
         case _:
             raise NotRegisteredError(
                 f"{type(data).__qualname__} says nothing of its lengths, so its program cannot be compiled ahead"
             )
+
+
+def largest(longest: Lengths, rows: int, batching: Packed, blocks: int) -> Size:
+    """The size of a packed batch whose rows are all the longest.
+
+    Args:
+        longest: Of the data; what is longer than a packed row is refused when the data is read.
+        rows: Of the data, in a batch.
+        batching: How long packed rows are.
+        blocks: Of the batch.
+    """
+    tokens, targets = (np.array([min(size, batching.length or size)]) for size in (longest.trunk, longest.head))
+    step = np.zeros(rows, np.int64)
+    packer = Packer(tokens, targets, batch_size=rows, blocks=blocks, length=batching.length, sample=[step])
+    return packer.pack(step)[0]

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch, token_count
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
-from nnxdsl.program.forward import Forward, token_count
+from nnxdsl.program.forward import Forward, kept
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, row_mean
 
 Leaves = dict[str, jax.Array]
-Batch = PairBatch | SequenceBatch
+Scored = Pairs | TokenStats
+"""What a loss reads of one model: of pairs, or of the tokens of sequences."""
 _TURNS = np.array([False, True])  # whether it is the policy's turn
 
 
@@ -31,7 +32,7 @@ class Read(NamedTuple):
         stats: Of every target token.
     """
 
-    scored: Pairs | TokenStats
+    scored: Scored
     stats: TokenStats
 
 
@@ -102,22 +103,33 @@ class Computation:
         trainable: Any = optax.apply_updates(moving.trainable, updates)
         return Moving(moving.step + 1, trainable, optimizer), metrics
 
+    def score(self, trainable: Leaves, frozen: Leaves, batch: Batch) -> Read:
+        """What the policy says of one batch, forward only."""
+        return self._reader(frozen, batch)(self.cast(trainable))
+
+    def judge(self, read: Read, batch: Batch) -> dict[str, Ratio]:
+        """Sums and counts of the loss and every metric of one batch; add them up over batches, then divide.
+
+        Args:
+            read: What the policy says of the batch.
+            batch: The batch, with what the reference says of it where the objective has one.
+        """
+        terms = self._terms(read, kept(batch), batch)
+        return {"loss": terms.loss, **terms.metrics}
+
     def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, Ratio]:
-        """Sums and counts of the loss and every metric of one batch; add them up over batches, then divide."""
+        """As `judge`, of a batch that nothing is known of: policy and reference are both asked."""
         read = self._reader(frozen, batch)
         leaves = self.cast(trainable)
-        if self.reference is None:
-            compared, out = None, read(leaves)
-        else:
-            # One piece of code for both models, so that equal models give equal bits: see `gradients`.
-            off = self._off(leaves, reference)
+        # One piece of code for both models, so that equal models give equal bits: see `accumulate`.
+        off = self._off(leaves, reference)
 
-            def turn(_: None, is_policy: jax.Array) -> tuple[None, Read]:
-                return None, read(_either(is_policy, leaves, off))
+        def turn(_: None, is_policy: jax.Array) -> tuple[None, Read]:
+            return None, read(_either(is_policy, leaves, off))
 
-            _, both = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
-            compared, out = (jax.tree.map(lambda x, side=side: x[side], both) for side in (0, 1))
-        terms = self._terms(out, compared, batch.weight)
+        _, both = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
+        compared, out = (jax.tree.map(lambda x, side=side: x[side], both) for side in (0, 1))
+        terms = self._terms(out, compared.scored, batch)
         return {"loss": terms.loss, **terms.metrics}
 
     def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
@@ -130,37 +142,35 @@ class Computation:
     ) -> tuple[Leaves, Terms]:
         """`total` with the gradients of the loss's sum over one micro-batch (float32), and its terms, added to it.
 
-        With a reference, both models go through one loop of two turns: first the reference, forward only, then the
-        policy, forward and backward. Two separate passes would be compiled into different kernels that round
-        differently, and the margin of two equal models would be noise instead of exactly zero. The sums are carried
-        through that loop, so that gradients are added where they are made.
+        With a reference that the batch knows nothing of, both models go through one loop of two turns: first the
+        reference, forward only, then the policy, forward and backward. Two separate passes would be compiled into
+        different kernels that round differently, and the margin of two equal models would be noise instead of exactly
+        zero. The sums are carried through that loop, so that gradients are added where they are made.
         """
         read = self._reader(frozen, batch)
 
-        def pull(leaves: Leaves, compared: Read | None) -> tuple[Read, Callable[[], tuple[Leaves, Terms]]]:
+        def pull(leaves: Leaves, compared: Scored | None) -> tuple[Read, Callable[[], tuple[Leaves, Terms]]]:
             out, back = jax.vjp(read, leaves)
 
             def gradient() -> tuple[Leaves, Terms]:
-                toward, terms = jax.grad(lambda out: _total(self._terms(out, compared, batch.weight)), has_aux=True)(
-                    out
-                )
+                toward, terms = jax.grad(lambda out: _total(self._terms(out, compared, batch)), has_aux=True)(out)
                 return back(toward)[0], terms
 
             return out, gradient
 
         leaves = self.cast(trainable)
-        if self.reference is None:
-            return _added(total, pull(leaves, None)[1]())
+        known = kept(batch)
+        if self.reference is None or known is not None:
+            return _added(total, pull(leaves, known)[1]())
         off = self._off(leaves, reference)
-        nothing = _zeros(jax.eval_shape(read, leaves))
-        none, terms = _zeros(jax.eval_shape(lambda: pull(leaves, nothing)[1]()))
-        zeros = self.forward.laid_out(none), terms
+        nothing = _zeros(jax.eval_shape(read, leaves).scored)
+        zeros = self.forward.laid_out(_zeros(leaves)), _zeros(total[1])  # in the form of a gradient and its terms
 
-        def turn(carry: tuple[Read, Any], is_policy: jax.Array) -> tuple[tuple[Read, Any], None]:
+        def turn(carry: tuple[Scored, Any], is_policy: jax.Array) -> tuple[tuple[Scored, Any], None]:
             compared, total = carry
             out, gradient = pull(_either(is_policy, leaves, off), compared)
             # Added outside of the condition, where XLA adds in place; within, it would copy the sums.
-            return (out, _added(total, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
+            return (out.scored, _added(total, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
 
         (_, total), _ = jax.lax.scan(turn, (nothing, total), jnp.asarray(_TURNS))
         return total
@@ -181,9 +191,14 @@ class Computation:
     def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves that make the policy's graph the reference: its own copy of them, or the adapter with B = 0."""
         if reference:
-            kept = self._fetch("reference", reference)
-            return {path: kept[path].astype(leaf.dtype) for path, leaf in leaves.items()}
-        return {path: jnp.zeros_like(leaf) if path.endswith(adapters.B) else leaf for path, leaf in leaves.items()}
+            copied = self._fetch("reference", reference)
+            return {path: copied[path].astype(leaf.dtype) for path, leaf in leaves.items()}
+        if not any(path.endswith(adapters.B) for path in leaves):
+            raise ValueError(
+                "the batch says nothing of the reference, and there is no copy of its weights: give the first state's "
+                "`program.referenced(state, batch)`, or compile with memory.reference='online'"
+            )
+        return adapters.off(leaves)
 
     def _fetch(self, part: str, tree: Any) -> Any:
         """The arrays of a part on the device. Frozen weights are fetched by the forward pass, a layer at a time."""
@@ -196,30 +211,30 @@ class Computation:
 
         def terms() -> Terms:
             out = self._reader(frozen, batch)(self.cast(trainable))
-            return self._terms(out, None if self.reference is None else out, batch.weight)
+            return self._terms(out, None if self.reference is None else out.scored, batch)
 
         gradients = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
         return gradients, _zeros(jax.eval_shape(terms))
 
-    def _terms(self, out: Read, compared: Read | None, weight: jax.Array) -> Terms:
-        terms = self.loss(out.scored, None if compared is None else compared.scored, weight)
+    def _terms(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
+        weight = batch.weight.reshape(-1)
+        terms = self.loss(out.scored, compared, weight)
         extra = {}
         if isinstance(out.scored, Pairs):
             logps = {"logps/chosen": out.scored.chosen, "logps/rejected": out.scored.rejected}
             extra = {name: row_mean(value, weight) for name, value in logps.items()}
-        return Terms(terms.loss, {**terms.metrics, **extra, **_token_metrics(out.stats, weight)})
+        return Terms(terms.loss, {**terms.metrics, **extra, **_token_metrics(out.stats)})
 
     def _split(self, x: jax.Array) -> jax.Array:
         """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""
         return jnp.moveaxis(x.reshape(-1, self.microbatches, *x.shape[1:]), 1, 0)
 
 
-def _token_metrics(stats: TokenStats, weight: jax.Array) -> dict[str, Ratio]:
-    counted = stats.mask * weight[:, None]
-    count = jnp.sum(counted)
+def _token_metrics(stats: TokenStats) -> dict[str, Ratio]:
+    count = jnp.sum(stats.mask)
     return {
-        "entropy": Ratio(jnp.sum(stats.entropy * counted), count),
-        "mean_token_accuracy": Ratio(jnp.sum(stats.correct * counted), count),
+        "entropy": Ratio(jnp.sum(stats.entropy * stats.mask), count),
+        "mean_token_accuracy": Ratio(jnp.sum(stats.correct * stats.mask), count),
     }
 
 

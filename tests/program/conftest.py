@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +21,7 @@ sys.path.insert(0, str(PACKAGES))
 
 from small_lab.model import Small  # noqa: E402
 
-from nnxdsl import Data, Experiment, Objective, Optimizer, Schedule  # noqa: E402
+from nnxdsl import Data, Experiment, Memory, Objective, Optimizer, Schedule  # noqa: E402
 from nnxdsl.data.batch import PairBatch, SequenceBatch  # noqa: E402
 from nnxdsl.program.compiler import Program, State  # noqa: E402
 
@@ -25,8 +29,30 @@ VOCAB = 48
 
 
 @pytest.fixture(scope="session")
+def on_eight_devices() -> Callable[..., Any]:
+    """Runs a script of this directory in a process with eight virtual devices; gives the JSON that it prints."""
+
+    def run(script: str, *words: str) -> Any:
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(PACKAGES.parents[2])]),
+        }
+        command = [sys.executable, str(PACKAGES.with_name(script)), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def experiment() -> Callable[..., Experiment]:
-    """Makes a small experiment; DPO on pairs unless told otherwise. The data file is never opened."""
+    """Makes a small experiment; DPO on pairs unless told otherwise, with a reference that is asked at every step.
+
+    The data file is never opened.
+    """
 
     def make(**fields: Any) -> Experiment:
         objective = fields.setdefault("objective", Objective.DPO(beta=0.5))
@@ -35,6 +61,9 @@ def experiment() -> Callable[..., Experiment]:
         else:
             fields.setdefault("data", Data.Text("none.jsonl", max_length=32))
         fields.setdefault("optimizer", Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None))
+        memory = fields.get("memory", Memory())
+        if objective.needs_reference and memory.reference == "auto":
+            fields["memory"] = attrs.evolve(memory, reference="online")
         return Experiment(**{"name": "small", "model": Small(), "batch_size": 4, "steps": 10, **fields})
 
     return make

@@ -21,13 +21,13 @@ spec.loader.exec_module(fixtures)
 
 from small_lab.model import Small  # noqa: E402
 
-from nnxdsl import Adapter, Data, Experiment, Mesh, Objective, Optimizer, Quantization, Schedule, compile  # noqa: E402
+from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Objective, Optimizer, Quantization, Schedule, compile  # noqa: E402
 from nnxdsl.program.compiler import Program, State  # noqa: E402
 
 MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2)}
 RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "qlora": ({"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}, tuple(MESHES)),
-    "full": ({}, tuple(MESHES)[:2]),
+    "full": ({"memory": Memory(attention="chunked", reference="online")}, tuple(MESHES)[:2]),
 }
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jax
 from jax.sharding import NamedSharding
 
@@ -147,6 +148,7 @@ def main(chosen: list[str]) -> None:
     for name in chosen:
         for where, placement in PLACEMENTS[name].items():
             fields = {"model": Small(layers=2, pattern=1, heads=4), **FIELDS[name.split()[-1]], **placement}
+            fields["memory"] = attrs.evolve(fields.get("memory", Memory()), reference="online")
             experiment = Experiment(
                 name="placements",
                 objective=Objective.DPO(beta=0.5),

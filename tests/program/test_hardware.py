@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nnxdsl.program.hardware import DEVICES, Device, device
+from nnxdsl.program.hardware import DEVICES, Device, device, of_kind
 from nnxdsl.spec.errors import PlanError
 
 GPUS = ("h200", "h100", "a100", "a100-40", "b200", "l40s", "rtx4090")
@@ -132,3 +132,16 @@ def test_a_target_says_what_the_catalogue_says(name: str) -> None:
 def test_the_catalogue_loads_no_jax() -> None:
     code = "import sys, nnxdsl.program.hardware; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("TPU v5 lite", "v5e"), ("TPU7x", "tpu7x")],
+)
+def test_a_device_is_known_by_what_jax_calls_it(kind: str, name: str) -> None:
+    assert of_kind(kind) == DEVICES[name]
+
+
+def test_other_kinds_are_not_known() -> None:
+    assert of_kind("cpu") is None
+    assert of_kind("NVIDIA H100 PCIe") is None

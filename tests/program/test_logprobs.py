@@ -1,14 +1,17 @@
-"""Log-probabilities in chunks against naive float64 figures, and the packed layout of pairs against ordinary rows."""
+"""Log-probabilities in tiles against naive float64 figures, and the packed layout of pairs against ordinary rows."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_lab.model import Small
 
@@ -16,6 +19,7 @@ from nnxdsl import Experiment, Objective, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.models.attention import right_padded
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.program import logprobs
 from nnxdsl.program.compiler import State
 from nnxdsl.program.forward import Forward
 from nnxdsl.program.logprobs import token_stats
@@ -31,68 +35,200 @@ def inputs(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     return hidden, head, targets, draw.random((B, N)) < 0.6
 
 
-def naive(hidden: np.ndarray, head: np.ndarray, targets: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+def naive(
+    hidden: np.ndarray, head: np.ndarray, targets: np.ndarray, mask: np.ndarray, soft_cap: float | None = None
+) -> dict[str, np.ndarray]:
     logits = hidden.astype(np.float64) @ head.astype(np.float64).T
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    logits = logits if soft_cap is None else soft_cap * np.tanh(logits / soft_cap)
+    log_z = np.log(np.exp(logits).sum(-1))
+    log_p = logits - log_z[..., None]
     logp = np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
     return {
         "logp": np.where(mask, logp, 0),
+        "log_z": np.where(mask, log_z, 0),
         "entropy": np.where(mask, -(np.exp(log_p) * log_p).sum(-1), 0),
         "correct": np.where(mask, log_p.argmax(-1) == targets, 0).astype(np.float64),
         "mask": mask.astype(np.float64),
     }
 
 
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 99), chunk=st.sampled_from([1, 2, 3 * B, 5 * B, N * B, 1000]))
-def test_equal_to_the_naive(seed: int, chunk: int) -> None:
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, bool], None]:
+    """Sets the words and tokens of a tile, and whether a trained head's logits are kept."""
+
+    def use(words: int, tokens: int, keep: bool) -> None:
+        # Rows of the head take as much, so this is the size of a tile only where it has more tokens than they columns.
+        monkeypatch.setattr(logprobs, "CPU", logprobs.Sizes(4 * words * max(tokens, D), tokens))
+        monkeypatch.setattr(logprobs, "KEPT_BYTES", 2**20 if keep else 0)
+
+    return use
+
+
+cases = given(
+    seed=st.integers(0, 99),
+    words=st.sampled_from([1, 2, 3, 4, 5, 11]),
+    tokens=st.sampled_from([1, 4, 21]),
+    soft_cap=st.sampled_from([None, 3.0]),
+    keep=st.booleans(),
+)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases
+def test_equal_to_the_naive(
+    small_tiles: Callable[..., None], seed: int, words: int, tokens: int, soft_cap: float | None, keep: bool
+) -> None:
+    small_tiles(words, tokens, keep)
     args = inputs(seed)
-    found = token_stats(*args, chunk)
-    for name, expected in naive(*args).items():
-        np.testing.assert_allclose(getattr(found, name), expected, rtol=0, atol=3e-6, err_msg=name)
+    found = jax.jit(partial(token_stats, soft_cap=soft_cap))(*args)
+    for name, expected in naive(*args, soft_cap).items():
+        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("chunk", [1, 2 * B, 1000])
-def test_gradients_of_hidden_states_and_head(chunk: int) -> None:
-    hidden, head, targets, mask = inputs()
-    weight = np.random.default_rng(1).standard_normal((B, N)).astype(np.float32)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases
+def test_gradients_of_hidden_states_and_head(
+    small_tiles: Callable[..., None], seed: int, words: int, tokens: int, soft_cap: float | None, keep: bool
+) -> None:
+    small_tiles(words, tokens, keep)
+    hidden, head, targets, mask = inputs(seed)
+    weight = np.random.default_rng(1).standard_normal((2, B, N)).astype(np.float32)
 
     def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
-        stats = token_stats(hidden, head, targets, mask, chunk)
+        stats = token_stats(hidden, head, targets, mask, soft_cap=soft_cap)
         # Entropy and correctness must give no gradient.
-        return jnp.sum(stats.logp * weight) + 3 * jnp.sum(stats.entropy) + jnp.sum(stats.correct)
+        scored = jnp.sum(stats.logp * weight[0]) + jnp.sum(jnp.square(stats.log_z) * weight[1])
+        return scored + 3 * jnp.sum(stats.entropy) + jnp.sum(stats.correct)
 
-    for_hidden, for_head = jax.grad(loss, argnums=(0, 1))(hidden, head)
-    logits = hidden.astype(np.float64) @ head.astype(np.float64).T
-    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    toward = (np.eye(V)[targets] - probability) * (weight * mask)[..., None]
-    np.testing.assert_allclose(for_hidden, toward @ head.astype(np.float64), rtol=0, atol=5e-6)
-    np.testing.assert_allclose(for_head, np.einsum("bnv,bnd->vd", toward, hidden), rtol=0, atol=5e-6)
+    for_hidden, for_head = jax.jit(jax.grad(loss, argnums=(0, 1)))(hidden, head)
+    plain = hidden.astype(np.float64) @ head.astype(np.float64).T
+    logits = plain if soft_cap is None else soft_cap * np.tanh(plain / soft_cap)
+    log_z = np.log(np.exp(logits).sum(-1, keepdims=True))
+    probability = np.exp(logits - log_z)
+    toward = (np.eye(V)[targets] - probability) * weight[0][..., None]
+    toward = (toward + 2 * log_z * probability * weight[1][..., None]) * mask[..., None]
+    toward = toward if soft_cap is None else toward * (1 - np.tanh(plain / soft_cap) ** 2)
+    np.testing.assert_allclose(for_hidden, toward @ head.astype(np.float64), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(for_head, np.einsum("bnv,bnd->vd", toward, hidden), rtol=1e-5, atol=1e-5)
     # With a frozen head nothing changes for the hidden states.
-    alone = jax.grad(lambda hidden: loss(hidden, jnp.asarray(head)))(hidden)
-    np.testing.assert_allclose(alone, for_hidden, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(hidden, head), for_hidden, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 2 * B, 1000])
+def test_a_limit_on_tokens_changes_nothing(limit: int) -> None:
+    args = inputs()
+    for found, expected in zip(token_stats(*args, limit), token_stats(*args), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("trained", "keep", "products"), [((), False, 1), ((0,), False, 2), ((0, 1), True, 3), ((0, 1), False, 4)]
+)
+def test_how_many_products_with_the_head(
+    small_tiles: Callable[..., None], trained: tuple[int, ...], keep: bool, products: int
+) -> None:
+    small_tiles(4, 4, keep)
+    hidden, head, targets, mask = inputs()
+
+    def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        return jnp.sum(token_stats(hidden, head, targets, mask).logp)
+
+    run = jax.jit(jax.grad(loss, argnums=trained) if trained else loss)
+    assert str(jax.make_jaxpr(run)(hidden, head)).count("dot_general[") == products
+
+
+def test_the_logits_of_few_tokens_and_words_exist_at_one_time() -> None:
+    gpu = logprobs.Where("gpu").sizes
+    for tokens, words, width, limit in itertools.product(
+        (1, 512, 1000, 16_384), (320, 128_256, 151_936, 262_144, 262_208), (640, 4096), (None, 100)
+    ):
+        for sizes in (gpu, logprobs.CPU):
+            chunks, tile, keep = logprobs.tiles(tokens, words, width, limit, sizes)
+            chunk = -(-tokens // chunks)
+            assert chunk <= min(limit or sizes.chunk_tokens, sizes.chunk_tokens)
+            assert 4 * tile * max(chunk, width) <= sizes.tile_bytes
+            assert not keep or (4 * tokens * words <= logprobs.KEPT_BYTES and tokens <= (limit or tokens))
+            # Tiles that divide the vocabulary, where there are any that are not far smaller than they may be.
+            assert words % tile == 0 or words not in (320, 128_256, 262_144)
+
+
+def test_a_sure_models_entropy_and_gradient_are_not_lost_to_rounding() -> None:
+    # Logits 40 and 40 - x of two words: all that is asked for is of the size of exp(-x).
+    fall = np.array([4.0, 8.0, 12.0])
+    hidden, head = np.stack([np.full(3, 40.0), 40 - fall], axis=1)[None].astype(np.float32), np.eye(2, dtype=np.float32)
+    targets, mask = np.zeros((1, 3), np.int32), np.ones((1, 3), bool)
+    other = 1 / (1 + np.exp(fall))
+    entropy = -other * np.log(other) - (1 - other) * np.log1p(-other)
+
+    def run(hidden: jax.Array) -> tuple[jax.Array, logprobs.TokenStats]:
+        stats = token_stats(hidden, jnp.asarray(head), targets, mask)
+        return jnp.sum(stats.logp), stats
+
+    for_hidden, found = jax.jit(jax.grad(run, has_aux=True))(hidden)
+    np.testing.assert_allclose(found.entropy[0], entropy, rtol=0, atol=3e-7)
+    np.testing.assert_allclose(found.logp[0], np.log1p(-other), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(for_hidden[0, :, 0], other, rtol=1e-5)
+    np.testing.assert_array_equal(found.correct, 1)
+
+
+def test_words_that_are_equally_likely_are_all_correct() -> None:
+    hidden, head = jnp.ones((1, 3, 2)), jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    found = token_stats(hidden, head, jnp.array([[0, 1, 2]]), jnp.ones((1, 3), bool))
+    np.testing.assert_array_equal(found.correct[0], [1, 1, 0])
 
 
 def test_bfloat16_hidden_states_are_multiplied_into_float32() -> None:
     hidden, head, targets, mask = inputs()
     low_hidden, low_head = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16)
-    found = token_stats(low_hidden, head, targets, mask, 6)
+    found = token_stats(low_hidden, head, targets, mask)
     assert found.logp.dtype == jnp.float32
-    wide = naive(np.asarray(low_hidden, np.float32), np.asarray(low_head, np.float32), targets, mask)
-    np.testing.assert_allclose(found.logp, wide["logp"], rtol=0, atol=3e-6)
+    wide = np.asarray(low_hidden, np.float32), np.asarray(low_head, np.float32)
+    np.testing.assert_allclose(found.logp, naive(*wide, targets, mask)["logp"], rtol=0, atol=3e-6)
+
+    def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        return jnp.sum(token_stats(hidden, head, targets, mask).logp)
+
+    # Weights and gradients are rounded to bfloat16 before they are multiplied, to 2^-9 of each.
+    expected = jax.grad(loss, argnums=(0, 1))(*map(jnp.asarray, wide))
+    both = jax.jit(jax.grad(loss, argnums=(0, 1)))(low_hidden, low_head)
+    alone = jax.jit(jax.grad(loss))(low_hidden, low_head)
+    for low, high in zip((*both, alone), (*expected, expected[0]), strict=True):
+        assert low.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(low, np.float32), high, rtol=0.01, atol=0.03)
 
 
-def test_masked_positions_may_hold_anything() -> None:
+@pytest.mark.parametrize("trained", [False, True])
+def test_masked_positions_may_hold_anything(trained: bool) -> None:
     hidden, head, targets, mask = inputs()
     mask[0, 2] = mask[1, 6] = False
-    odd = targets.copy()
+    odd, odd_hidden = targets.copy(), hidden.copy()
     odd[0, 2], odd[1, 6] = 10**6, -(10**6)
+    odd_hidden[0, 2], odd_hidden[1, 6] = np.nan, np.inf
 
-    def run(targets: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        return jax.value_and_grad(lambda h: jnp.sum(token_stats(h, head, targets, mask, 4).logp))(jnp.asarray(hidden))
+    def run(hidden: np.ndarray, targets: np.ndarray) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
+            stats = token_stats(hidden, head, targets, mask)
+            return jnp.sum(stats.logp + jnp.square(stats.log_z))
 
-    for found, expected in zip(run(odd), run(targets), strict=True):
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1) if trained else (0,)))(hidden, head)
+
+    for found, expected in zip(*map(jax.tree.leaves, (run(odd_hidden, odd), run(hidden, targets))), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_vocabulary_rows_and_lengths_cut_over_devices(on_eight_devices: Callable[..., Any]) -> None:
+    report = on_eight_devices("on_cut_heads.py")
+    assert set(report) == {"frozen", "trained"}
+    # A device has 640 of 1280 words, after it has gathered the other columns of their rows, and 30 of 120 tokens.
+    rows, hidden, logits = 4 * 640 * 32, 4 * 120 * 32, 4 * 30 * 640
+    assert hidden < logits / 4
+    for name, found in report.items():
+        assert max(found["differences"]) < 2e-5, name
+        assert found["kinds"] == ["all-gather", "all-reduce"]
+        # Nothing but that, hidden states and figures of tokens goes from device to device: no logits, no other words.
+        assert rows <= found["outside"] < rows + hidden, name
+    assert report["frozen"]["in loops"] == 0
+    assert report["trained"]["in loops"] == 2 * rows  # the head's gradient, each tile added up over fsdp and context
 
 
 def model_of(experiment: Experiment, trained: Callable[..., State]) -> Decoder:

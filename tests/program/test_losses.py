@@ -94,10 +94,19 @@ def test_sft_divides_once_over_all_tokens() -> None:
     logp = jnp.array([[-1.0, -2.0, -3.0], [-10.0, 0.0, 0.0]])
     mask = jnp.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
     zero = jnp.zeros_like(mask)
-    terms = losses.build(Objective.SFT())(TokenStats(logp, zero, zero, mask), None, ONES)
+    terms = losses.build(Objective.SFT())(TokenStats(logp, zero, zero, zero, mask), None, ONES)
     assert (float(terms.loss.total), float(terms.loss.count)) == (16.0, 4.0)  # 4, and not the mean of means 6
-    terms = losses.build(Objective.SFT())(TokenStats(logp, zero, zero, mask), None, jnp.array([1.0, 0.0]))
+    terms = losses.build(Objective.SFT())(TokenStats(logp, zero, zero, zero, mask), None, jnp.array([1.0, 0.0]))
     assert (float(terms.loss.total), float(terms.loss.count)) == (6.0, 3.0)
+
+
+def test_z_loss_by_hand() -> None:
+    logp, log_z = jnp.array([[-1.0, -2.0, 0.0]]), jnp.array([[3.0, -4.0, 7.0]])
+    mask = jnp.array([[1.0, 1.0, 0.0]])
+    stats = TokenStats(logp, log_z, jnp.zeros_like(mask), jnp.zeros_like(mask), mask)
+    terms = losses.build(Objective.SFT(z_loss=0.01))(stats, None, jnp.ones(1))
+    assert float(terms.loss.total) == pytest.approx(1 + 2 + 0.01 * (9 + 16), rel=1e-6)
+    assert float(terms.loss.count) == 2
 
 
 def test_the_published_vector() -> None:

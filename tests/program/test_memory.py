@@ -16,6 +16,7 @@ from nnxdsl.program.memory import Part, Share, Trace, activations, memory, rows_
 from nnxdsl.program.shapes import lengths
 from nnxdsl.run.ahead_process import compiled_report, find_compiler
 from nnxdsl.spec.errors import RunError
+from nnxdsl.spec.tree import evolve
 
 ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3))
 BROAD = Small(layers=4, pattern=2, embed_dim=64, mlp_dim=256, heads=4, head_dim=16, vocab_size=320)
@@ -38,7 +39,7 @@ NAMES = {
 }
 
 
-def untraced(share: Share, rows: int, remat: str, logprob_tokens: int) -> int:
+def untraced(share: Share, rows: int, remat: str) -> int:
     """In place of a trace, for tests that look at arrays alone."""
     return rows
 
@@ -66,7 +67,7 @@ def test_exact_parts_are_the_layouts(experiment: Callable[..., Experiment], plac
 
 def test_what_is_offloaded_counts_in_the_hosts_memory(experiment: Callable[..., Experiment]) -> None:
     asked = experiment(model=BROAD, optimizer=ADAMW, memory=Memory(offload=("optimizer", "reference")))
-    here, away = (parts_of(one, untraced) for one in (attrs.evolve(asked, memory=Memory()), asked))
+    here, away = (parts_of(one, untraced) for one in (evolve(asked, {"memory.offload": ()}), asked))
     hosts = {name for name, part in away.items() if part.memory == "host"}
     assert hosts == {"optimizer", "reference copy"}
     assert {name: part.bytes for name, part in away.items()} == {name: part.bytes for name, part in here.items()}
@@ -86,7 +87,7 @@ def test_a_copy_of_the_layers_in_the_order_that_gathers_them(experiment: Callabl
 def test_activations_grow_with_rows_by_a_line(experiment: Callable[..., Experiment], remat: Any) -> None:
     asked = experiment(model=BROAD, batch_size=64, memory=Memory(remat=remat))
     blueprint = draw(asked)
-    found = [activations(blueprint, rows, asked.memory) for rows in (1, 2, 3, 12)]
+    found = [activations(blueprint, rows, remat) for rows in (1, 2, 3, 12)]
     for kind in ("trunk", "period"):
         one, two, three, twelve = (getattr(kept, kind) for kept in found)
         assert 0 < one < two
@@ -101,7 +102,7 @@ def test_activations_shrink_where_the_work_is_shared(experiment: Callable[..., E
     def kept(**changes: Any) -> int:
         asked = attrs.evolve(base, **changes)
         blueprint = draw(asked)
-        return activations(blueprint, rows_of(blueprint), asked.memory).trunk
+        return activations(blueprint, rows_of(blueprint), blueprint.remat).trunk
 
     whole = kept()
     assert kept(memory=Memory(remat="full")) < whole / 3

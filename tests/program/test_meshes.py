@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 
-def test_meshes_and_one_device_agree() -> None:
-    script = Path(__file__).with_name("on_meshes.py")
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(script.parent / "packages"), str(script.parents[2])]),
-    }
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_meshes_and_one_device_agree(on_eight_devices: Callable[..., Any]) -> None:
+    report = on_eight_devices("on_meshes.py")
     assert [entry["devices"] for entry in report.values()] == [1, 8, 8, 1, 8]
     for name, entry in report.items():
         alone = report[f"{name.split()[0]} one"]

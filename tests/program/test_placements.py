@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-
-def report_of(*names: str) -> dict[str, dict[str, Any]]:
-    script = Path(__file__).with_name("on_placements.py")
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(script.parent / "packages"), str(script.parents[2])]),
-    }
-    command = [sys.executable, str(script), *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def check(report: dict[str, dict[str, Any]]) -> None:
@@ -46,8 +28,8 @@ def lines(entry: dict[str, Any], ending: str) -> list[str]:
     return [line for line in entry["dump"].splitlines() if line.split()[1].endswith(ending)]
 
 
-def test_full_fine_tuning_with_a_reference() -> None:
-    report = report_of("full")
+def test_full_fine_tuning_with_a_reference(on_eight_devices: Callable[..., Any]) -> None:
+    report = on_eight_devices("on_placements.py", "full")
     check(report)
     assert [entry["devices"] for entry in report.values()] == [1, 8, 8, 8, 8]
     # The rows are not empty of what they are for: all parts are there, copies over data are cut, parts are on the host.
@@ -64,8 +46,8 @@ def test_full_fine_tuning_with_a_reference() -> None:
         assert line.endswith(" host") != line.startswith("trainable"), line
 
 
-def test_adapters_on_four_bits() -> None:
-    report = report_of("qlora")
+def test_adapters_on_four_bits(on_eight_devices: Callable[..., Any]) -> None:
+    report = on_eight_devices("on_placements.py", "qlora")
     check(report)
     up = "layers.blocks.0.mlp.up.kernel"
     dumped = report["qlora: data2-fsdp2-tensor2"]["dump"].splitlines()
@@ -89,27 +71,27 @@ def frozen_on_the_host(report: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_frozen_weights_on_the_host() -> None:
-    frozen_on_the_host(report_of("frozen lora"))
+def test_frozen_weights_on_the_host(on_eight_devices: Callable[..., Any]) -> None:
+    frozen_on_the_host(on_eight_devices("on_placements.py", "frozen lora"))
 
 
-def test_frozen_weights_of_four_bits_on_the_host() -> None:
-    frozen_on_the_host(report_of("frozen qlora"))
+def test_frozen_weights_of_four_bits_on_the_host(on_eight_devices: Callable[..., Any]) -> None:
+    frozen_on_the_host(on_eight_devices("on_placements.py", "frozen qlora"))
 
 
-def test_dimensions_that_do_not_divide_are_copied() -> None:
-    report = report_of("odd")
+def test_dimensions_that_do_not_divide_are_copied(on_eight_devices: Callable[..., Any]) -> None:
+    report = on_eight_devices("on_placements.py", "odd")
     check(report)
     up = "layers.blocks.0.mlp.up.kernel"
     assert lines(report["odd: replicate"], f"{up}")[0] == f"trainable {up} 1x16x30 float32 (None, 'fsdp', None) 960"
 
 
 @pytest.mark.slow
-def test_more_placements_of_four_bits_on_the_host() -> None:
-    check(report_of("slow frozen qlora"))
+def test_more_placements_of_four_bits_on_the_host(on_eight_devices: Callable[..., Any]) -> None:
+    check(on_eight_devices("on_placements.py", "slow frozen qlora"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["slow full", "slow qlora"])
-def test_more_placements(name: str) -> None:
-    check(report_of(name))
+def test_more_placements(on_eight_devices: Callable[..., Any], name: str) -> None:
+    check(on_eight_devices("on_placements.py", name))

@@ -56,7 +56,7 @@ def test_sums_are_of_their_parts(asked: Callable[..., Experiment]) -> None:
 
 
 def test_verdicts_go_by_what_is_usable(asked: Callable[..., Experiment]) -> None:
-    experiment = asked()
+    experiment = asked(memory=Memory(remat="none", reference="online"))
     needed = plan(experiment, "gpu")["bytes_per_device"]
     fits = attrs.evolve(H200, memory=2**33, usable=needed)
     found = plan(experiment, "gpu", fits)
@@ -77,6 +77,28 @@ def test_verdicts_go_by_what_is_usable(asked: Callable[..., Experiment]) -> None
     assert verdicts == {share: pytest.approx(1 / share, rel=1e-4) for share in verdicts}
 
 
+def test_rematerialisation_goes_by_what_is_usable(asked: Callable[..., Experiment]) -> None:
+    experiment = asked(model=Small(layers=6, pattern=2), batch_size=16)
+    by_policy = {
+        remat: plan(asked(model=Small(layers=6, pattern=2), batch_size=16, memory=Memory(remat=remat)), "gpu")
+        for remat in ("none", "products", "attention", "inputs", "full")
+    }
+    kept = [found["activations"][remat] for remat, found in by_policy.items()]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == 5
+    for remat, found in by_policy.items():
+        just = plan(experiment, "gpu", attrs.evolve(H200, usable=found["bytes_per_device"]))
+        assert just["verdict"]["fits"] is True
+        assert just["activations"][just["remat"]] >= found["activations"][remat]
+    roomy = plan(experiment, "gpu", H200)
+    assert (roomy["remat"], roomy["remat_why"]) == ("none", "fits")
+    tight = plan(experiment, "gpu", attrs.evolve(H200, usable=by_policy["products"]["bytes_per_device"]))
+    assert (tight["remat"], tight["remat_why"]) == ("products", "the first that fits")
+    hopeless = plan(experiment, "gpu", attrs.evolve(H200, usable=1))
+    assert (hopeless["remat"], hopeless["verdict"]["fits"]) == ("full", False)
+    assert plan(experiment, "cpu")["remat"] == "none"
+
+
 def test_no_verdict_where_nothing_is_known(asked: Callable[..., Experiment]) -> None:
     assert plan(asked())["verdict"] is plan(asked())["device"] is plan(asked())["step_seconds"] is None
     cpu = plan(asked(), device=hardware.device("cpu"))
@@ -93,11 +115,18 @@ def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> No
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "a frozen copy of the first weights"),
-        ({"adapter": Adapter.LoRA(rank=2)}, "the frozen base with the adapter off: no copy"),
+        ({}, "online: a frozen copy of the first weights, asked at every step"),
+        (
+            {"memory": Memory(reference="cached")},
+            "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step",
+        ),
+        (
+            {"adapter": Adapter.LoRA(rank=2)},
+            "online: the frozen base with the adapter off, asked at every step; no copy",
+        ),
         (
             {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=16)},
-            "the frozen base in NF4 with the adapter off: no copy",
+            "online: the frozen base in NF4 with the adapter off, asked at every step; no copy",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from nnxdsl.program.blueprint import draw, outline
 from nnxdsl.program.cost import cost
 from nnxdsl.program.memory import memory
 from nnxdsl.program.plan import plan
+from nnxdsl.program.remat import LADDER
 from nnxdsl.program.search import ALIKE, search
 from nnxdsl.program.shapes import lengths
 from nnxdsl.run.plan_command import _words
@@ -50,7 +51,7 @@ def everything(base: Experiment, count: int) -> dict[str, int]:
     for data, fsdp, context, tensor in itertools.product(range(1, count + 1), repeat=4):
         if data * fsdp * context * tensor * base.mesh.stage != count:
             continue
-        for rows, remat in itertools.product(range(1, base.batch_size + 1), ("none", "full")):
+        for rows, remat in itertools.product(range(1, base.batch_size + 1), LADDER):
             changes = {"mesh.data": data, "mesh.fsdp": fsdp, "mesh.context": context, "mesh.tensor": tensor}
             changes |= {"microbatch_size": None if rows == base.batch_size else rows, "memory.remat": remat}
             with contextlib.suppress(SpecError):
@@ -62,7 +63,11 @@ def everything(base: Experiment, count: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("base", ["everything", "rules of its own", "stages", "slices"], indirect=True)
+@pytest.mark.parametrize(
+    "base",
+    ["everything", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rules of its own", "stages", "slices"))],
+    indirect=True,
+)
 def test_everything_that_fits_is_found_and_nothing_else(base: Experiment) -> None:
     there = everything(base, 4 if base.mesh.stage > 1 else 2)
     sizes = sorted(there.values())

@@ -216,7 +216,7 @@ def test_the_two_turns_stay_one_loop(
     for function in (program.computation.gradients, program.computation.evaluate):
         text = jax.jit(function).lower(*arguments).compile().as_text()
         assert text is not None
-        products = re.findall(r' dot\(.*op_name="([^"]*bcd,vd->bcv/dot_general)"', text)
+        products = re.findall(r' dot\(.*op_name="([^"]*glcd,svd->sglcv\)*/dot_general)"', text)
         forward = [name for name in products if "transpose" not in name]
         assert len(forward) == 1, "the product with the head stands there once, for both models"
         assert " dot(" not in text[text.index("ENTRY") :]

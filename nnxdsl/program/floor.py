@@ -1,0 +1,214 @@
+"""Floating-point operations of a step: the fewest that its mathematics takes, and those that the program does.
+
+The fewest are what model FLOPs utilisation (MFU) is about: real tokens alone, each pair of tokens that see each other
+once, nothing twice. With N weights of the layers' products, V x D of the head, S tokens that go through the layers and
+C that need a log-probability, a forward pass takes F = 2 N S + 2 V D C and A for attention (Kaplan et al. 2020,
+arXiv:2001.08361, section 2.1). A backward pass takes F once more for the inputs, F once more where the weights are
+trained, and A twice, since attention has no weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch
+from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.remat import AGAIN
+from nnxdsl.program import adapters
+from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.shapes import Lengths
+
+_ORDER = (
+    ("attention.query", "attention.key", "attention.value"),
+    ("attention.output",),
+    ("mlp.gate", "mlp.up"),
+    ("mlp.down",),
+)
+"""The products of a layer in the order in which they are computed; those of one line read the same inputs."""
+
+
+@attrs.frozen
+class Flops:
+    """FLOPs of one step over all devices.
+
+    Attributes:
+        fewest: What its mathematics takes.
+        executed: What is computed: with padding, and all that is computed again.
+    """
+
+    fewest: float
+    executed: float
+
+
+@attrs.frozen
+class Weights:
+    """How many weights take part in the products.
+
+    Attributes:
+        trunk: Of the layers, adapters left out.
+        head: Of the output head.
+        adapter: Of the adapters.
+        idle: Of the layers, whose inputs need no gradient, since nothing below them is trained.
+        idle_layers: Layers whose attention lies below everything that is trained.
+    """
+
+    trunk: int
+    head: int
+    adapter: int
+    idle: int
+    idle_layers: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4)  # every step asks
+def weights(blueprint: Blueprint) -> Weights:
+    """The weights of a program's products."""
+    config = blueprint.config
+    trunk = sum(size for layer in range(config.num_layers) for size in _kernels(blueprint, layer).values())
+    adapter = sum(math.prod(leaf.shape) for p, leaf in blueprint.trainable.items() if adapters.is_adapter(p))
+    idle, idle_layers = _idle(blueprint) if blueprint.frozen else (0, ())
+    return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers)
+
+
+@attrs.frozen
+class Content:
+    """What a batch holds, its rows of weight 0 left out.
+
+    Attributes:
+        shared: [B] tokens of a row that all its branches see: the prompt of a pair.
+        branches: [B] each, tokens of a row's branches, which do not see each other: both completions of a pair.
+        targets: Tokens of all rows that need a log-probability.
+        is_compared: Whether it bears what the reference says of it.
+    """
+
+    shared: npt.NDArray[np.int64]
+    branches: tuple[npt.NDArray[np.int64], ...]
+    targets: int
+    is_compared: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows that go through the layers."""
+        return int(sum(np.sum(lengths) for lengths in (self.shared, *self.branches)))
+
+    def seen(self, window: int | None) -> int:
+        """Pairs (token, token that it sees) of all rows, in a layer with this window."""
+        whole = sum(np.sum(visible(self.shared + branch, window)) for branch in self.branches)
+        return int(whole - (len(self.branches) - 1) * np.sum(visible(self.shared, window)))
+
+
+def content(batch: Batch) -> Content:
+    """What a batch in numpy holds."""
+    real = np.asarray(batch.weight) > 0
+
+    def lengths(of: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        return of[real].astype(np.int64)
+
+    if isinstance(batch, PairBatch | PackedPairs):
+        branches = lengths(batch.chosen_length), lengths(batch.rejected_length)
+        targets = int(sum(np.sum(branch) for branch in branches))
+        return Content(lengths(batch.prompt_length), branches, targets, batch.reference_chosen is not None)
+    if isinstance(batch, PackedSequences):
+        segments = batch.segment.reshape(-1, batch.segment.shape[-1])
+        counts = np.concatenate([np.bincount(segment)[1:] for segment in segments]).astype(np.int64)
+        return Content(np.zeros_like(counts), (counts,), int(np.sum(batch.loss_mask)))
+    whole = lengths(batch.length)
+    return Content(np.zeros_like(whole), (whole,), int(np.sum(batch.loss_mask[real])))
+
+
+def fewest(blueprint: Blueprint, held: Content) -> float:
+    """The least that one step over a batch takes; a batch that bears what the reference says asks no reference."""
+    of, config = weights(blueprint), blueprint.config
+    kinds = [None if config.is_global(layer) else config.window for layer in range(config.num_layers)]
+    scores = {window: 4.0 * config.num_heads * config.head_dim * held.seen(window) for window in dict.fromkeys(kinds)}
+    attention = sum(scores[window] for window in kinds)
+    forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets
+    passes = 2 if blueprint.frozen else 3
+    step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
+    step -= 2 * of.idle * held.tokens + 2 * sum(scores[kinds[layer]] for layer in of.idle_layers)
+    return step + (forward + attention if _is_asked(blueprint, held) else 0)
+
+
+def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool) -> tuple[float, float]:
+    """The products of one step as the program computes them.
+
+    Args:
+        blueprint: The program.
+        rows: Of the batch.
+        filled: Tokens of each row, padding among them.
+        compared: Whether the step asks the reference.
+
+    Returns:
+        Those of the layers, and those of the head.
+    """
+    of, config = weights(blueprint), blueprint.config
+    (again, mixed_again), adapted = AGAIN[blueprint.remat], bool(blueprint.frozen)
+    tokens, targets = rows * filled.trunk, rows * filled.head
+    scores = 4 * config.num_heads * config.head_dim * filled.trunk * tokens * config.num_layers
+    # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
+    passes = 1 + 1 + (not adapted) + again + compared
+    # The reference is the base with its adapters off.
+    layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again)
+    layers += scores * (3 + mixed_again + compared)
+    # The head computes its logits once more in the backward pass, so that they need not be kept.
+    return layers, 2 * of.head * targets * (3 + (blueprint.head_path in blueprint.trainable) + compared)
+
+
+def work(blueprint: Blueprint, batch: Batch) -> Flops:
+    """The FLOPs of one step over a batch in numpy."""
+    held, rows = content(batch), len(batch.weight)
+    if isinstance(batch, PackedPairs | PackedSequences):
+        rows, per_block = math.prod(batch.tokens.shape[:2]), batch.tokens.shape[1]
+        filled = Lengths(batch.tokens.shape[2], batch.target.shape[1] // per_block)
+    elif isinstance(batch, PairBatch):
+        response = batch.chosen.shape[1]
+        filled = Lengths(batch.prompt.shape[1] + 2 * response, 2 * response)
+    else:
+        filled = Lengths(batch.tokens.shape[1], batch.tokens.shape[1] - 1)
+    padded = executed(blueprint, rows, filled, compared=_is_asked(blueprint, held))
+    return Flops(fewest(blueprint, held), sum(padded))
+
+
+def visible(tokens: npt.NDArray[np.int64], window: int | None) -> npt.NDArray[np.int64]:
+    """Pairs (token, token that it sees) of sequences of so many tokens: itself and those before it, in the window."""
+    inside = tokens if window is None else np.minimum(tokens, window)
+    return inside * (inside + 1) // 2 + (tokens - inside) * inside
+
+
+def _is_asked(blueprint: Blueprint, held: Content) -> bool:
+    return blueprint.reference is not None and not held.is_compared
+
+
+def _kernels(blueprint: Blueprint, layer: int) -> dict[str, int]:
+    """How many weights each product of a layer has, by its name in the layer."""
+    prefix, stacked = _block(blueprint.config, layer)
+    return {
+        path.removeprefix(prefix).removesuffix(".kernel"): math.prod(leaf.shape) // stacked
+        for path, leaf in blueprint.base.items()
+        if path.startswith(prefix) and path.endswith(".kernel")
+    }
+
+
+def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:
+    """Where a layer's leaves are, and how many layers each of them holds."""
+    part = ("layers", config.periods) if layer < config.periods * config.window_pattern else ("tail", 1)
+    return f"{part[0]}.blocks.{layer % config.window_pattern}.", part[1]
+
+
+def _idle(blueprint: Blueprint) -> tuple[int, tuple[int, ...]]:
+    """Weights whose inputs need no gradient, up to the first with an adapter; and layers whose attention is idle."""
+    idle, layers = 0, []
+    for layer in range(blueprint.config.num_layers):
+        prefix, kernels = _block(blueprint.config, layer)[0], _kernels(blueprint, layer)
+        for names in _ORDER:
+            idle += sum(kernels[name] for name in names)
+            adapted = tuple(f"{prefix}{name}." for name in names)
+            if any(path.startswith(adapted) for path in blueprint.trainable):
+                return idle, tuple(layers)
+            if names == _ORDER[0]:
+                layers.append(layer)
+    return idle, tuple(layers)

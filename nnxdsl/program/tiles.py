@@ -1,0 +1,393 @@
+"""What a softmax over a vocabulary says of one of its words, tile by tile: logits exist for a tile at a time.
+
+A tile is a chunk of tokens by a slice of the vocabulary. Its logits are reduced at once to a running maximum and sums
+relative to it (Milakov and Gimelshein 2018, arXiv:1805.02867), and, where a gradient will be asked for and the head is
+frozen, to the sum of the head's rows as well: attention with the head's rows as keys and values. All sums leave the
+target out and get it at the end, so that what a sure model leaves to the other words is not lost to rounding.
+
+Arrays have an axis for each direction in which devices cut them, and no sum runs over these within a loop: `g` for
+groups of rows, `l` for pieces of rows, `s` for pieces of the vocabulary; beside these `n` counts chunks of `c` tokens,
+`v` are the words of a tile, `d` is the width.
+"""
+
+# ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jaxtyping import Array, Float, Int
+
+from nnxdsl.models.activations import Constraint
+from nnxdsl.models.attention import capped
+
+_LOWEST = -1e30
+"""Below all logits, in place of an infinity, whose products with zero would be no numbers."""
+
+
+@attrs.frozen
+class Tiling:
+    """How a head is worked through.
+
+    Attributes:
+        pieces: In how many pieces the vocabulary is cut over devices.
+        words: Of a tile, of each piece of the vocabulary.
+        keep: Whether a trained head's logits are kept for the backward pass, where they would be computed again.
+        soft_cap: Logits `z` are `soft_cap * tanh(z / soft_cap)`; None for none.
+        constrain: Lays an activation out by its logical axes; None on one device.
+    """
+
+    pieces: int
+    words: int
+    keep: bool
+    soft_cap: float | None
+    constrain: Constraint | None
+
+
+class Said(NamedTuple):
+    """Of each token, all float32 `[n, g, l, c]`.
+
+    Attributes:
+        logp: Natural log of the target's probability.
+        log_z: Natural log of the sum of the exponentials of all logits.
+        entropy: In nats; carries no gradient.
+        correct: 1 where no word is likelier than the target; carries no gradient.
+    """
+
+    logp: Array
+    log_z: Array
+    entropy: Array
+    correct: Array
+
+
+class _Sums(NamedTuple):
+    """Over the words that a loop has seen, the target left out; all float32 `[s, g, l, c]`.
+
+    Attributes:
+        top: The largest logit, the target's among them.
+        mass: Sum of p = exp(logit - top).
+        fall: Sum of p * (logit - top).
+        target: The target's logit; `_LOWEST` where it is not among these words.
+        mean: Sum of p * (its logit's derivative by the word's product) * (the word's row), `[s, g, l, c, d]`; empty
+            (`d` = 0) where no gradient will be asked for.
+    """
+
+    top: Array
+    mass: Array
+    fall: Array
+    target: Array
+    mean: Array
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def said(
+    hidden: Float[Array, "n g l c d"], head: Float[Array, "w d"], targets: Int[Array, "n g l c"], how: Tiling
+) -> Said:
+    """What softmax(hidden @ head.T) says of `targets`.
+
+    Args:
+        hidden: Hidden states.
+        head: The output head, in the dtype of `hidden`.
+        targets: Words.
+        how: The tiles.
+
+    Returns:
+        Statistics in float32, from products accumulated in float32. Of two words that are likeliest both are correct.
+        With a frozen head, the forward pass of a derivative takes two products of the head's size and the backward pass
+        none; with a trained one it is one and two, or three where its logits are computed again. Without a derivative
+        it is one.
+    """
+    found, _ = _forward(hidden, head, targets, how, mean=False, keep=False)
+    return _said(_combined(found))
+
+
+class _Frozen(NamedTuple):
+    """What the gradient of hidden states needs where the head has none.
+
+    Attributes:
+        head: The head.
+        targets: The targets, `[n, g, l, c]`.
+        target: Their logits, likewise.
+        others: The probability of all other words, likewise.
+        scale: What `mean` is to be multiplied by, `[n, s, g, l, c]`.
+        mean: As of `_Sums`, `[n, s, g, l, c, d]`.
+    """
+
+    head: Array
+    targets: Array
+    target: Array
+    others: Array
+    scale: Array
+    mean: Array
+
+
+class _Trained(NamedTuple):
+    """What the gradients of hidden states and head need.
+
+    Attributes:
+        hidden: Hidden states, `[n, g, l, c, d]`.
+        head: The head.
+        targets: The targets, `[n, g, l, c]`.
+        top: As of `_Whole`.
+        total: Likewise.
+        logits: Of all tiles, `[n, tiles, s, g, l, c, v]`; None where they are computed again.
+    """
+
+    hidden: Array
+    head: Array
+    targets: Array
+    top: Array
+    total: Array
+    logits: Array | None
+
+
+def _forward_rule(
+    hidden: CustomVJPPrimal, head: CustomVJPPrimal, targets: CustomVJPPrimal, how: Tiling
+) -> tuple[Said, _Frozen | _Trained]:
+    values = hidden.value, head.value, targets.value
+    if head.perturbed:
+        found, logits = _forward(*values, how, mean=False, keep=how.keep)
+        whole = _combined(found)
+        return _said(whole), _Trained(*values, whole.top, whole.total, logits)
+    found, _ = _forward(*values, how, mean=True, keep=False)
+    whole = _combined(found)
+    # Sums are relative to the top of their own piece of the vocabulary.
+    scale = jnp.exp(found.top - whole.top[:, None]) / whole.total[:, None]
+    return _said(whole), _Frozen(*values[1:], whole.target, whole.others, scale, found.mean)
+
+
+def _backward_rule(how: Tiling, kept: _Frozen | _Trained, toward: Said) -> tuple[Array | None, Array | None, None]:
+    for_logp, for_log_z = (
+        jnp.zeros(kept.targets.shape, jnp.float32) if isinstance(one, SymbolicZero) else one
+        for one in (toward.logp, toward.log_z)
+    )
+    if isinstance(kept, _Trained):
+        return *_both(kept, for_logp, for_log_z, how), None
+    own = for_logp * kept.others + for_log_z * (1 - kept.others)
+    if how.soft_cap is not None:
+        own = own * _slope(kept.target, how.soft_cap)
+    mean = ((for_log_z - for_logp)[:, None] * kept.scale)[..., None] * kept.mean
+    parts = own[:, None, ..., None] * _rows(_cut(kept.head, how), kept.targets) + mean  # [n, s, g, l, c, d]
+    return jnp.sum(parts, axis=1).astype(kept.head.dtype), None, None
+
+
+said.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
+
+
+def _forward(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, how: Tiling, *, mean: bool, keep: bool
+) -> tuple[_Sums, jax.Array | None]:
+    """The sums of each chunk, `[n, s, g, l, c]`, and the logits of all tiles, `[n, tiles, s, g, l, c, v]`, if kept."""
+    head = _cut(head, how)
+
+    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[_Sums, jax.Array | None]]:
+        hidden, targets = given
+        nothing = jnp.zeros((head.shape[0], *targets.shape), jnp.float32)
+        width = hidden.shape[-1] if mean else 0
+        lowest = nothing + _LOWEST
+        sums = _Sums(lowest, nothing, nothing, lowest, jnp.zeros((*nothing.shape, width), jnp.float32))
+
+        def tile(sums: _Sums, number: jax.Array) -> tuple[_Sums, jax.Array | None]:
+            words = _tile(head, how, number)
+            logits = _logits(hidden, words, how)
+            return _more(sums, logits, words, targets, how, mean=mean), logits if keep else None
+
+        return None, _loop(tile, sums, jnp.arange(_tiles(head, how)))
+
+    return _loop(chunk, None, (hidden, targets))[1]
+
+
+def _more(sums: _Sums, logits: jax.Array, words: _Words, targets: jax.Array, how: Tiling, *, mean: bool) -> _Sums:
+    """The sums with one more tile `[s, g, l, c, v]`."""
+    top = jnp.maximum(sums.top, jnp.max(logits, axis=-1))
+    fall = logits - top[..., None]
+    p = jnp.where(words.are(targets), 0.0, jnp.exp(fall))
+    down = sums.top - top  # how far the sums until now fall
+    before = jnp.exp(down)
+    total = sums.mean
+    if mean:
+        slope = p if how.soft_cap is None else p * _slope(logits, how.soft_cap)
+        weight = slope.astype(words.rows.dtype)
+        more = jnp.einsum("sglcv,svd->sglcd", weight, words.rows, preferred_element_type=jnp.float32)
+        total = before[..., None] * total + _sums_laid_out(more, how)
+    return _Sums(
+        top,
+        before * sums.mass + jnp.sum(p, axis=-1),
+        before * (sums.fall + down * sums.mass) + jnp.sum(p * fall, axis=-1),
+        jnp.maximum(sums.target, words.at(logits, targets)),
+        total,
+    )
+
+
+class _Whole(NamedTuple):
+    """Of all pieces of the vocabulary together; all float32 `[n, g, l, c]`.
+
+    Attributes:
+        top: The largest logit.
+        total: Sum of exp(logit - top), the target among them.
+        others: The probability of all words but the target.
+        fall: Mean of logit - top.
+        target: The target's logit.
+    """
+
+    top: Array
+    total: Array
+    others: Array
+    fall: Array
+    target: Array
+
+
+def _combined(found: _Sums) -> _Whole:
+    """The sums of all pieces of the vocabulary `[n, s, g, l, c]`, with the targets."""
+    top, target = jnp.max(found.top, axis=1), jnp.max(found.target, axis=1)
+    down = found.top - top[:, None]
+    share = jnp.exp(down)
+    own, rest = jnp.exp(target - top), jnp.sum(share * found.mass, axis=1)
+    total = own + rest
+    fall = jnp.sum(share * (found.fall + down * found.mass), axis=1) + own * (target - top)
+    return _Whole(top, total, rest / total, fall / total, target)
+
+
+def _said(whole: _Whole) -> Said:
+    log_total = jnp.log(whole.total)
+    logp = whole.target - whole.top - log_total
+    correct = (whole.target >= whole.top).astype(jnp.float32)
+    return Said(logp, whole.top + log_total, log_total - whole.fall, correct)
+
+
+def _both(kept: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling) -> tuple[jax.Array, jax.Array]:
+    """Gradients of hidden states and head, a tile of the vocabulary after the other.
+
+    Tiles are outside and chunks of tokens inside, so that a tile's rows have all of their gradient when they are left:
+    it is float32 that long, and added up over devices once.
+    """
+    hidden, head = kept.hidden, _cut(kept.head, how)
+
+    def tile(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        toward_hidden, toward_head = sums
+        words = _tile(head, how, number)
+
+        def chunk(sums: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+            toward_hidden, toward_rows = sums
+            here, targets = _at(hidden, index), _at(kept.targets, index)
+            top, total, a, b = (_at(x, index)[..., None] for x in (kept.top, kept.total, for_logp, for_log_z))
+            logits = _logits(here, words, how) if kept.logits is None else _at(_at(kept.logits, index), number)
+            toward = jnp.exp(logits - top) * ((b - a) / total) + jnp.where(words.are(targets), a, 0.0)
+            if how.soft_cap is not None:
+                toward = toward * _slope(logits, how.soft_cap)
+            if words.fresh is not None:
+                toward = jnp.where(words.fresh, toward, 0.0)
+            toward = toward.astype(hidden.dtype)
+            more = jnp.einsum("sglcv,svd->sglcd", toward, words.rows, preferred_element_type=jnp.float32)
+            rows = jnp.einsum("sglcv,glcd->glsvd", toward, here, preferred_element_type=jnp.float32)
+            return (toward_hidden.at[index].add(_sums_laid_out(more, how)), toward_rows + rows), None
+
+        rows = jnp.zeros((*hidden.shape[1:3], *words.rows.shape), jnp.float32)  # [g, l, s, v, d]
+        (toward_hidden, rows), _ = _loop(chunk, (toward_hidden, rows), jnp.arange(len(hidden)))
+        rows = jnp.sum(rows, axis=(0, 1)).astype(head.dtype)
+        # Words of the tile before, which the last one may begin with, have their gradient already, and get no more.
+        before = jax.lax.dynamic_slice_in_dim(toward_head, words.first, how.words, axis=1)
+        return (toward_hidden, jax.lax.dynamic_update_slice_in_dim(toward_head, before + rows, words.first, 1)), None
+
+    count, *rest = hidden.shape
+    nothing = jnp.zeros((count, head.shape[0], *rest), jnp.float32), jnp.zeros_like(head)
+    (toward_hidden, toward_head), _ = _loop(tile, nothing, jnp.arange(_tiles(head, how)))
+    return jnp.sum(toward_hidden, axis=1).astype(hidden.dtype), toward_head.reshape(kept.head.shape)
+
+
+class _Words(NamedTuple):
+    """The words of a tile.
+
+    Attributes:
+        rows: Of the head, `[s, v, d]`.
+        first: The first word's number in its piece of the vocabulary.
+        numbers: Of all words, counted over all pieces, as targets are, `[s, 1, 1, 1, v]`.
+        fresh: Which of them no tile before has had, `[v]`; None where that is all of them.
+    """
+
+    rows: Array
+    first: Array
+    numbers: Array
+    fresh: Array | None
+
+    def are(self, targets: jax.Array) -> jax.Array:
+        """Whether a word is a token's target, `[s, g, l, c, v]`."""
+        return targets[..., None] == self.numbers
+
+    def at(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
+        """The logits of targets `[s, g, l, c]`; `_LOWEST` where a target is not among these words."""
+        index = targets - self.numbers[..., 0]
+        there = jnp.take_along_axis(logits, jnp.clip(index, 0, logits.shape[-1] - 1)[..., None], axis=-1)[..., 0]
+        return jnp.where((index >= 0) & (index < logits.shape[-1]), there, _LOWEST)
+
+
+def _cut(head: jax.Array, how: Tiling) -> jax.Array:
+    """A head `[w, d]` as `[s, w / s, d]`, each piece on devices of its own."""
+    head = head.reshape(how.pieces, -1, head.shape[1])
+    axes = ("activation_vocab", None, "activation_embed")
+    return head if how.constrain is None else how.constrain(head, axes)
+
+
+def _tiles(head: jax.Array, how: Tiling) -> int:
+    return -(-head.shape[1] // how.words)
+
+
+def _tile(head: jax.Array, how: Tiling, number: jax.Array) -> _Words:
+    """One tile; where tiles do not divide the vocabulary, the last one begins with words that it has had before."""
+    pieces, size, _ = head.shape
+    first = jnp.minimum(number * how.words, size - how.words)
+    rows = jax.lax.dynamic_slice_in_dim(head, first, how.words, axis=1)
+    numbers = (jnp.arange(pieces) * size)[:, None] + first + jnp.arange(how.words)
+    fresh = None if size % how.words == 0 else first + jnp.arange(how.words) >= number * how.words
+    return _Words(rows, first, numbers[:, None, None, None], fresh)
+
+
+def _logits(hidden: jax.Array, words: _Words, how: Tiling) -> jax.Array:
+    """Logits `[s, g, l, c, v]` of hidden states `[g, l, c, d]`, `_LOWEST` where a word is not fresh."""
+    logits = jnp.einsum("glcd,svd->sglcv", hidden, words.rows, preferred_element_type=jnp.float32)
+    if how.constrain is not None:
+        logits = how.constrain(logits, ("activation_vocab", "head_batch", "length", None, None))
+    if how.soft_cap is not None:
+        logits = capped(logits, how.soft_cap)
+    return logits if words.fresh is None else jnp.where(words.fresh, logits, _LOWEST)
+
+
+def _slope(logits: jax.Array, soft_cap: float) -> jax.Array:
+    """The derivative of capped logits by what they were, from the capped ones: 1 - tanh^2."""
+    return 1 - jnp.square(jnp.clip(logits / soft_cap, -1.0, 1.0))
+
+
+def _sums_laid_out(x: jax.Array, how: Tiling) -> jax.Array:
+    """Sums of the head's rows, `[s, g, l, c, d]`, as the logits that they are weighted by."""
+    axes = ("activation_vocab", "head_batch", "length", None, "activation_embed")
+    return x if how.constrain is None else how.constrain(x, axes)
+
+
+def _rows(head: jax.Array, targets: jax.Array) -> jax.Array:
+    """The head's rows of targets `[n, g, l, c]` as `[n, s, g, l, c, d]`; zero in pieces that have them not."""
+    size = head.shape[1]
+
+    def piece(rows: jax.Array, number: jax.Array) -> jax.Array:
+        index = targets - number * size
+        there = (index >= 0) & (index < size)
+        return jnp.where(there[..., None], rows[jnp.clip(index, 0, size - 1)], 0)
+
+    return jnp.moveaxis(jax.vmap(piece)(head, jnp.arange(len(head))), 0, 1)
+
+
+def _at(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+
+def _loop(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan`, without a loop where there is one turn."""
+    if len(jax.tree.leaves(xs)[0]) > 1:
+        return jax.lax.scan(body, carry, xs)
+    carry, out = body(carry, jax.tree.map(lambda x: x[0], xs))
+    return carry, jax.tree.map(lambda x: x[None], out)

@@ -1,0 +1,69 @@
+"""Run by test_logprobs.py in a process with eight CPU devices: a head cut over them against one device, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnxdsl import Mesh
+from nnxdsl.program import logprobs
+from nnxdsl.program.collectives import collectives
+from nnxdsl.program.devices import device_mesh
+from nnxdsl.program.layout import Layout
+from nnxdsl.program.logprobs import Where, token_stats
+
+ROWS, LENGTH, WIDTH, WORDS = 8, 15, 32, 1280
+
+
+def main() -> None:
+    """Figures of a frozen and of a trained head: tiles do not divide the vocabulary, nor devices the length."""
+    logprobs.CPU = logprobs.Sizes(4 * 96 * WIDTH, 12)
+    layout = Layout(Mesh(fsdp=2, context=2, tensor=2), {})
+    mesh = device_mesh(layout.mesh, jax.devices(), "heads")
+    where = Where("cpu", layout.constrain(mesh), layout.cuts, layout.length_shards)
+    draw = np.random.default_rng(0)
+    given: Any = (
+        draw.standard_normal((ROWS, LENGTH, WIDTH)).astype(np.float32),
+        draw.standard_normal((WORDS, WIDTH)).astype(np.float32),
+        draw.integers(0, WORDS, (ROWS, LENGTH)).astype(np.int32),
+        draw.random((ROWS, LENGTH)) < 0.7,
+        draw.standard_normal((2, ROWS, LENGTH)).astype(np.float32),
+    )
+    rows = PartitionSpec("fsdp")
+    specs = rows, PartitionSpec("tensor", ("fsdp", "context")), rows, rows, PartitionSpec(None, "fsdp")
+    places = tuple(NamedSharding(mesh, spec) for spec in specs)
+    report: dict[str, Any] = {}
+    for name, trained in (("frozen", 0), ("trained", (0, 1))):
+
+        def run(where: Where | None, hidden: Any, head: Any, targets: Any, mask: Any, weight: Any, of: Any) -> Any:
+            def loss(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, Any]:
+                stats = token_stats(hidden, head, targets, mask, None, 8.0, where)
+                return jnp.sum(stats.logp * weight[0] + jnp.square(stats.log_z) * weight[1]), stats
+
+            return jax.grad(loss, argnums=of, has_aux=True)(hidden, head)
+
+        alone = jax.jit(lambda *args, of=trained: run(None, *args, of))(*given)
+        outside = (places[0] if name == "frozen" else places[:2]), None
+        cut = jax.jit(lambda *args, of=trained: run(where, *args, of), in_shardings=places, out_shardings=outside)
+        compiled = cut.lower(*given).compile()
+        found = compiled(*(jax.device_put(array, place) for array, place in zip(given, places, strict=True)))
+        traffic = collectives(compiled.as_text() or "")
+        report[name] = {
+            "differences": jax.tree.leaves(
+                jax.tree.map(lambda one, other: float(np.abs(np.asarray(one) - np.asarray(other)).max()), alone, found)
+            ),
+            "kinds": sorted({one.kind for one in traffic}),
+            "in loops": sum(one.bytes for one in traffic if one.in_loop),
+            "outside": sum(one.bytes for one in traffic if not one.in_loop),
+        }
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Run by test_packing.py in a process with eight CPU devices: one step of packed pairs on meshes, as JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+HERE = Path(__file__).parent
+
+
+def module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+fixtures, packing = module(HERE / "conftest.py"), module(HERE / "test_packing.py")
+
+from small_lab.model import Small  # noqa: E402
+
+from nnxdsl import Adapter, Batching, Data, Experiment, Mesh, Objective, Optimizer, Schedule, compile  # noqa: E402
+
+MESHES = {
+    "padded on one device": (Mesh(), Batching.Padded()),
+    "packed, rows and width cut": (Mesh(fsdp=4, tensor=2), Batching.Packed()),
+    "packed, stages and tokens cut": (Mesh(data=2, stage=2, context=2), Batching.Packed()),
+}
+
+
+def main() -> None:
+    """One entry for each mesh."""
+    dataset = packing.pairs_of(np.random.default_rng(3).integers(1, [17, 17, 17], (40, 3)).tolist())
+    report: dict[str, Any] = {}
+    for name, (mesh, batching) in MESHES.items():
+        experiment = Experiment(
+            name="packed",
+            model=Small(layers=2, pattern=1, heads=4),
+            objective=Objective.DPO(beta=0.5),
+            data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+            optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+            adapter=Adapter.LoRA(rank=2),
+            batch_size=16,
+            microbatch_size=8,
+            steps=10,
+            mesh=mesh,
+            batching=batching,
+        )
+        program = compile(experiment)
+        state = fixtures.trained._get_wrapped_function()()(program)
+        batch = program.referenced(state, packing.batches(dataset, program, batching).at(0))
+        state, _ = program.step(state, batch)
+        state, metrics = program.step(state, batch)
+        report[name] = {
+            "shape": [*batch[0].shape],
+            "metrics": {key: float(value) for key, value in metrics.items()},
+            "norm": float(sum(jnp.sum(leaf**2) for leaf in jax.device_get(state.trainable).values())),
+        }
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

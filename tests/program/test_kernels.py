@@ -1,0 +1,100 @@
+"""Which kernel computes attention and why, what is refused by name, and that a step says the same with either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Data, Experiment, Memory, Mesh, Precision, compile
+from nnxdsl.models import row as rows
+from nnxdsl.program.blueprint import draw
+from nnxdsl.program.kernels import SHORT, Kernels
+from nnxdsl.spec.errors import PlanError
+
+LONG, BRIEF = rows.pair(SHORT, SHORT), rows.sequence(SHORT - 1)
+GPU = Kernels(platform="gpu", dtype="bfloat16", head_dim=256)
+
+
+def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
+    assert Kernels().choose(LONG) == (
+        "chunked",
+        "of rows of 768 slots, blocks leave out what no token sees",
+    )
+    assert Kernels().choose(BRIEF) == ("dense", "rows of 255 slots are short")
+    assert Kernels(asked="chunked").choose(BRIEF) == ("chunked", "asked for by name")
+    assert GPU.choose(None) == ("dense", "of a cache's slots nothing is known before")
+    assert Kernels().method(LONG).queries < attrs.evolve(GPU, asked="chunked").method(LONG).queries
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel", "why"),
+    [
+        ({}, "cudnn", "cuDNN's attention serves this program"),
+        ({"platform": "tpu", "dtype": "float32", "soft_cap": True}, "splash", "splash attention serves this program"),
+        ({"dtype": "float32"}, "chunked", "cuDNN's attention computes in bfloat16 or float16, this program in float32"),
+        ({"soft_cap": True}, "chunked", "cuDNN's attention has no soft cap of scores"),
+        ({"capability": 8.0}, "chunked", "at most 128, these are 256 wide"),
+        ({"head_dim": 36}, "chunked", "heads of a multiple of 8"),
+        ({"stages": 2}, "chunked", "not computed in a pipeline's stages"),
+        ({"heads_apart": True}, "chunked", "query heads and key/value heads split alike"),
+        ({"length_shards": 2}, "dense", "split over 2 devices; only the dense product spans them"),
+    ],
+)
+def test_fused_kernels_where_they_serve(changes: dict[str, Any], kernel: str, why: str) -> None:
+    found = attrs.evolve(GPU, **changes).choose(LONG)
+    assert found.kernel == kernel
+    assert why in found.why
+
+
+def test_packed_rows_are_cut_into_blocks() -> None:
+    found = GPU.choose(rows.packed(SHORT))
+    assert found.kernel == "chunked"
+    assert "cannot tell the sequences of a packed row apart" in found.why
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields", "message"),
+    [
+        ("cudnn", {}, "cuDNN's attention runs on a GPU, this program on a CPU"),
+        ("splash", {}, "splash attention runs on a TPU, this program on a CPU"),
+        ("chunked", {"mesh": Mesh(context=2)}, "the tokens of a row are split over 2 devices"),
+    ],
+)
+def test_what_cannot_serve_is_refused_by_its_path(
+    experiment: Callable[..., Experiment], asked: Any, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlanError) as error:
+        draw(experiment(memory=Memory(attention=asked), **fields))
+    (problem,) = error.value.problems
+    assert problem.path == "memory.attention"
+    assert message in problem.message
+    assert problem.message.endswith("use 'auto'")
+
+
+def test_heads_that_are_split_unlike(experiment: Callable[..., Experiment]) -> None:
+    def found(**fields: Any) -> Kernels:
+        return draw(experiment(model=Small(heads=4), precision=Precision(compute="bfloat16"), **fields), "gpu").kernels
+
+    assert (found().platform, found().dtype) == ("gpu", "bfloat16")
+    assert not found(mesh=Mesh(tensor=1)).heads_apart
+
+
+@pytest.mark.slow
+def test_a_step_is_the_same_in_blocks(experiment: Callable[..., Experiment], pairs: Callable[..., Any]) -> None:
+    metrics = []
+    for kernel in ("dense", "chunked"):
+        data = Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16)
+        asked = experiment(memory=Memory(attention=kernel, reference="online"), data=data)
+        program = compile(asked)
+        state = program.init()
+        _, found = program.step(state, pairs(asked.batch_size, seed=0))
+        metrics.append({name: float(value) for name, value in found.items()})
+    dense, blocks = metrics
+    assert blocks.keys() == dense.keys()
+    for name, value in dense.items():
+        np.testing.assert_allclose(blocks[name], value, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -1,0 +1,218 @@
+"""However rows are laid into arrays, a step computes the same: loss, metrics, gradients, what the reference says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Objective, SpecError, compile
+from nnxdsl.data import Batches, Pairs, Sequences
+from nnxdsl.data.batch import PackedPairs, PackedSequences, token_count
+from nnxdsl.data.dataset import Dataset, Kept
+from nnxdsl.data.packing import Size, fit
+from nnxdsl.data.ragged import RaggedBuilder
+from nnxdsl.data.report import Report
+from nnxdsl.program.compiler import Program
+from nnxdsl.program.floor import work
+from nnxdsl.program.shapes import abstract_batch
+
+VOCAB = 48
+BATCHINGS = (Batching.Padded(), Batching.Bucketed(buckets=2), Batching.Packed(), Batching.Packed(length=56))
+SIZE = Size(blocks=2, rows=2, length=48, targets=96, items=4)
+PAIR = st.tuples(st.integers(1, 16), st.integers(1, 16), st.integers(1, 16))
+
+
+@attrs.frozen(kw_only=True)
+class MeanOfSequences(Objective):
+    """A mean over sequences, of another package."""
+
+    reads: ClassVar[str] = "sequences"
+
+
+def ragged(rows: Sequence[Sequence[int]]) -> Any:
+    builder = RaggedBuilder()
+    for row in rows:
+        builder.add(row)
+    return builder.build()
+
+
+def kept(parts: dict[str, Any], rows: int) -> Kept:
+    report = Report(source="rows.jsonl", rows=rows, kept=rows, cut={}, dropped={}, odd={}, first={}, lengths={})
+    return Kept(parts, [f"rows.jsonl:{row + 1}" for row in range(rows)], report, "digest", is_chat=False)
+
+
+def pairs_of(lengths: Sequence[tuple[int, int, int]], seed: int = 0) -> Pairs:
+    draw = np.random.default_rng(seed)
+    names = ("prompt", "chosen", "rejected")
+    parts = {
+        name: ragged([draw.integers(1, VOCAB, row[i]).tolist() for row in lengths]) for i, name in enumerate(names)
+    }
+    return Pairs(kept(parts, len(lengths)))
+
+
+def sequences_of(lengths: Sequence[int], seed: int = 0, targets: float = 0.5) -> Sequences:
+    draw = np.random.default_rng(seed)
+    tokens = ragged([draw.integers(1, VOCAB, length).tolist() for length in lengths])
+    target = ragged([[0, 1, *(draw.random(length - 2) < targets).astype(int)] for length in lengths])
+    return Sequences(kept({"tokens": tokens, "target": target}, len(lengths)))
+
+
+def batches(dataset: Dataset, program: Program, batching: Batching) -> Batches:
+    asked = program.experiment
+    blocks = program.blueprint.blocks
+    order = Data.Text("none.jsonl").order
+    return Batches(dataset, batch_size=asked.batch_size, seed=0, order=order, batching=batching, blocks=blocks)
+
+
+@pytest.fixture(scope="module")
+def dpo(experiment: Callable[..., Experiment]) -> Program:
+    asked = {"adapter": Adapter.LoRA(rank=2), "microbatch_size": 2, "memory": Memory(reference="online")}
+    return compile(experiment(model=Small(layers=2, pattern=2), **asked))
+
+
+@pytest.fixture(scope="module")
+def sft(experiment: Callable[..., Experiment]) -> Program:
+    asked = {"objective": Objective.SFT(loss_on="all"), "microbatch_size": 2}
+    return compile(experiment(model=Small(layers=1, pattern=1), **asked))
+
+
+def close(found: Any, expected: Any) -> None:
+    (gradients, terms), (other, others) = jax.device_get((found, expected))
+    scale = max(1.0, *(np.abs(leaf).max() for leaf in other.values()))
+    for path, leaf in other.items():
+        np.testing.assert_allclose(gradients[path], leaf, rtol=1e-5, atol=1e-5 * scale, err_msg=path)
+    # Log-probabilities of tens of nats are subtracted in float32.
+    np.testing.assert_allclose(terms.loss.total, others.loss.total, rtol=5e-6)
+    assert set(terms.metrics) == set(others.metrics)
+    for ratio, wanted in zip(jax.tree.leaves(terms), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(ratio, wanted, rtol=1e-5, atol=2e-5)
+
+
+def test_pairs_side_by_side_have_the_gradients_of_pairs_alone(
+    dpo: Program, trained: Callable[..., Any], with_b: Callable[..., Any]
+) -> None:
+    state, gradients = with_b(trained(dpo)), jax.jit(dpo.computation.gradients)
+    arrays = state.trainable, state.frozen, state.reference
+
+    @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(lengths=st.lists(PAIR, min_size=1, max_size=4), seed=st.integers(0, 99))
+    def law(lengths: list[tuple[int, int, int]], seed: int) -> None:
+        dataset, rows = pairs_of([*lengths, (16, 16, 16)], seed), np.arange(len(lengths))
+        tokens, targets = dataset.loads()
+        layout = fit(tokens[rows], targets[rows], SIZE)
+        assert layout is not None
+        packed = dataset.packed(rows, SIZE, layout)
+        close(gradients(*arrays, packed), gradients(*arrays, dataset.batch(rows, 4)))
+
+    law()
+
+
+@pytest.mark.slow
+def test_sequences_side_by_side_have_the_gradients_of_sequences_alone(
+    sft: Program, trained: Callable[..., Any]
+) -> None:
+    state, gradients = trained(sft), jax.jit(sft.computation.gradients)
+    arrays = state.trainable, state.frozen, state.reference
+
+    @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(lengths=st.lists(st.integers(2, 24), min_size=1, max_size=4), seed=st.integers(0, 99))
+    def law(lengths: list[int], seed: int) -> None:
+        dataset, rows = sequences_of([*lengths, 24], seed), np.arange(len(lengths))
+        tokens, targets = dataset.loads()
+        layout = fit(tokens[rows], targets[rows], SIZE)
+        assert layout is not None
+        packed = dataset.packed(rows, SIZE, layout)
+        close(gradients(*arrays, packed), gradients(*arrays, dataset.batch(rows, 4)))
+
+    law()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dpo", "sft"])
+def test_a_step_is_the_same_however_its_rows_are_batched(
+    kind: str, request: pytest.FixtureRequest, trained: Callable[..., Any]
+) -> None:
+    program: Program = request.getfixturevalue(kind)
+    draw = np.random.default_rng(3)
+    dataset: Dataset = pairs_of(draw.integers(1, [17, 17, 17], (30, 3)).tolist())
+    if kind == "sft":
+        dataset = sequences_of(draw.integers(2, 33, 30).tolist())
+    found = {}
+    for batching in BATCHINGS:
+        batch = batches(dataset, program, batching).at(1)
+        state, metrics = program.step(trained(program), batch)
+        flops = work(program.blueprint, batch)
+        assert flops.executed > 0
+        found[batching] = state.trainable, metrics, token_count(batch), flops.fewest
+    (trainable, metrics, tokens, fewest), *others = found.values()
+    for leaves, figures, count, least in others:
+        assert int(figures["num_tokens"]) == count == tokens
+        assert least == pytest.approx(fewest, rel=1e-12)
+        for name, value in metrics.items():
+            assert float(figures[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
+        for path, leaf in trainable.items():
+            np.testing.assert_allclose(leaves[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.slow
+def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: Callable[..., Any]) -> None:
+    dataset = pairs_of(np.random.default_rng(4).integers(1, [17, 17, 17], (9, 3)).tolist())
+    state = trained(dpo)
+    padded, packed = (batches(dataset, dpo, batching) for batching in (Batching.Padded(), Batching.Packed()))
+    asked = dpo.referenced(state, packed.at(0))
+    assert isinstance(asked, PackedPairs)
+    rows, where = padded.indices(0), packed.places(0)
+    scored: Any = dpo.score(state, padded.at(0)).scored
+    for side, said in ((scored.chosen, asked.reference_chosen), (scored.rejected, asked.reference_rejected)):
+        expected = np.zeros(len(dataset))
+        expected[rows] = side
+        np.testing.assert_allclose(np.asarray(said)[where >= 0], expected[where[where >= 0]], rtol=1e-5)
+    online = dpo.evaluate(state, packed.at(0))
+    kept = dpo.evaluate(state, asked)
+    assert set(online) == set(kept)
+    for name, ratio in online.items():
+        assert float(kept[name].total) == pytest.approx(float(ratio.total), rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=repr)
+def test_what_is_compiled_ahead_is_what_may_come(batching: Batching, experiment: Callable[..., Experiment]) -> None:
+    for asked in (experiment(batching=batching), experiment(batching=batching, objective=Objective.SFT(loss_on="all"))):
+        program = compile(asked)
+        dataset: Dataset = pairs_of([(16, 16, 16)] * 4)
+        if asked.objective.reads == "sequences":
+            dataset = sequences_of([32] * 4, targets=1.0)
+        come = batches(dataset, program, batching).at(0)
+        blocks = program.blueprint.blocks
+        ahead = abstract_batch(asked.data, asked.batch_size, batching=batching, blocks=blocks)
+        assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), ahead) == jax.tree.map(
+            lambda leaf: (leaf.shape, leaf.dtype), come
+        )
+        packed = isinstance(come, PackedPairs | PackedSequences)
+        assert packed == isinstance(batching, Batching.Packed)
+
+
+def test_sequences_are_packed_only_for_sums_over_tokens(experiment: Callable[..., Experiment]) -> None:
+    with pytest.raises(SpecError) as error:
+        experiment(objective=MeanOfSequences(), batching=Batching.Packed())
+    assert str(error.value).endswith(
+        "batching: MeanOfSequences does not say that it is a sum over tokens (`sums_tokens`), and rows of several "
+        "sequences tell no more; use Batching.Bucketed() or Batching.Padded()"
+    )
+    assert experiment(objective=MeanOfSequences(), batching=Batching.Bucketed()).batching == Batching.Bucketed()
+
+
+@pytest.mark.slow
+def test_packed_steps_agree_on_eight_devices(on_eight_devices: Callable[..., Any]) -> None:
+    padded, *packed = on_eight_devices("on_packed.py").values()
+    assert [entry["shape"] for entry in packed] != [padded["shape"]] * len(packed)
+    for entry in packed:
+        assert entry["metrics"] == {name: pytest.approx(v, rel=1e-5, abs=2e-6) for name, v in padded["metrics"].items()}
+        assert entry["norm"] == pytest.approx(padded["norm"], rel=1e-5)
