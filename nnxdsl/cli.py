@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from nnxdsl.run import xla_flags
 from nnxdsl.run.store import RunDirectory, list_runs
 from nnxdsl.spec.base import declared
 from nnxdsl.spec.errors import NnxdslError, Problem, RunError, SpecError, nearest
@@ -203,10 +204,13 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
         command = importlib.import_module("nnxdsl.run.plan_command")
         given = {flag: getattr(options, flag) for flag in _PLAN_FLAGS if getattr(options, flag) is not None}
         return command.plan_command(changed, command.Asked(**given, as_json=options.json, home=options.home))
+    return _run(changed, options.home, options)
+
+
+def _run(experiment: Experiment, home: Path, options: _Options) -> int:
+    xla_flags.prepare(home, experiment.mesh.device_count)  # jax reads them when it is loaded
     command = importlib.import_module("nnxdsl.run.command")
-    return command.run_command(
-        changed, options.home, quiet=options.quiet, restart=options.restart, as_json=options.json
-    )
+    return command.run_command(experiment, home, quiet=options.quiet, restart=options.restart, as_json=options.json)
 
 
 def _no_verb(word: str, words: Sequence[str]) -> str:
@@ -422,5 +426,4 @@ def _resume(options: _Options, target: str, words: list[str]) -> int:
     home = directory.parent.resolve()
     if started.is_dir():
         os.chdir(started)  # relative paths in the experiment mean what they meant when it was started
-    command = importlib.import_module("nnxdsl.run.command")
-    return command.run_command(changed, home, quiet=options.quiet, restart=False, as_json=options.json)
+    return _run(changed, home, options)

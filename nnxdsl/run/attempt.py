@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import time
 import traceback
@@ -13,20 +14,27 @@ from typing import Any
 
 import attrs
 import jax
+import numpy as np
 
-from nnxdsl.data.dataset import Dataset
+from nnxdsl.data.batch import PackedPairs, PairBatch
+from nnxdsl.data.dataset import Dataset, Pairs
 from nnxdsl.data.order import Batches
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.floor import Flops, work
 from nnxdsl.program.initial import Source
 from nnxdsl.program.plan import describe
-from nnxdsl.run import process
+from nnxdsl.program.step import Batch, Leaves
+from nnxdsl.run import allocator, process
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.digest import digest
 from nnxdsl.run.display import Display, duration, number
 from nnxdsl.run.evaluation import Evaluator, Sample
 from nnxdsl.run.heartbeat import beating
 from nnxdsl.run.log import Log
+from nnxdsl.run.prefetch import Prefetch
+from nnxdsl.run.reference import DIRECTORY, ReferenceLogps, Rows, rows_of
+from nnxdsl.run.speed import Speed
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, Status
 from nnxdsl.spec.errors import NnxdslError, RunError
@@ -36,8 +44,18 @@ from nnxdsl.spec.tree import to_dict
 SHOWN = (("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
 """Metrics beside the loss that there is room for in a line: the first group of which there is any."""
 
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""Variables by which compilers and allocators are told what to do."""
+
 LOG_SECONDS = 10.0
 """Least time between two steps that are written to the log."""
+
+FIRST_MARGIN = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Largest relative difference that rounding may make between the first step's log-probabilities and those kept of the
+reference, by the dtype that is computed in."""
+
+AHEAD = 2
+"""Batches that wait on an accelerator for their steps."""
 
 _IDENTITY = {
     "tokenizer": "the tokenizer has changed (fingerprint)",
@@ -89,6 +107,7 @@ class _Pending:
     step: int
     metrics: Mapping[str, jax.Array]
     began: float
+    flops: Flops
 
 
 @attrs.define(init=False)
@@ -104,6 +123,8 @@ class Attempt:
     log: Log
     checkpoints: Checkpoints
     batches: Batches
+    ahead: Prefetch[tuple[Batch, Flops]]
+    speed: Speed
     identity: dict[str, str]
     committed: int | None
     number: int
@@ -124,8 +145,14 @@ class Attempt:
         """
         self.experiment, self.display, self.parts, self.source = experiment, display, parts, source
         self.batches = Batches(
-            parts.dataset, batch_size=experiment.batch_size, seed=experiment.seed, order=experiment.data.order
+            parts.dataset,
+            batch_size=experiment.batch_size,
+            seed=experiment.seed,
+            order=experiment.data.order,
+            batching=experiment.batching,
+            blocks=parts.program.blueprint.blocks,
         )
+        self.speed = Speed.of(parts.program)
         self.identity, self.samples, self.pending, self.committed = {}, [], None, None
         self.number, self.tokens, self.last_read, self.last_logged = 0, 0, 0.0, -math.inf
 
@@ -160,7 +187,8 @@ class Attempt:
                 self._fail(error)
                 raise
             try:
-                with self.checkpoints:
+                self.ahead = Prefetch(self._placed, self.experiment.steps, _depth(self.parts.program))
+                with self.checkpoints, self.ahead:
                     return self._train(state, start)
             except NnxdslError as error:
                 self._fail(error)
@@ -180,12 +208,32 @@ class Attempt:
         assert self.source is not None
         state = program.init(self.source)
         self.source = None  # its arrays are on the devices now; the host's copy is not needed any more
-        reference = {f"reference.{path}": leaf for path, leaf in state.reference.items()}
+        reference = {f"reference.{path}": leaf for path, leaf in _reference_of(program, state).items()}
         self._identify(saved, frozen=digest({**state.frozen, **reference}))
+        self._ask_reference(state)
         if step is None or saved is None:
             return state, 0
         self.tokens = saved["tokens"]
         return program.restored(state, step, self.checkpoints.restore(step, program.targets())), step
+
+    def _ask_reference(self, first: State) -> None:
+        """Sees to it that what the reference says is known of all pairs, where it is asked but once."""
+        if self.experiment.reference_mode != "cached":
+            return
+        evaluator, parts = self.parts.evaluator, self.parts
+        kept = ReferenceLogps(parts.program, self.identity["frozen"], self.directory.path.parent)
+
+        def referenced(dataset: Dataset, rows: Rows) -> Pairs:
+            assert isinstance(dataset, Pairs)  # refused before, where it is not
+            logps = kept.of(first, dataset, rows, self.display, self._is_asked_to_stop)
+            return dataset if logps is None else dataset.referenced(logps)
+
+        rows = rows_of(self.batches, self.experiment.steps)
+        self.batches = self.batches.over(referenced(self.batches.dataset, rows))
+        if evaluator is not None and evaluator.dataset is not None:
+            evaluator.dataset = referenced(evaluator.dataset, np.arange(len(evaluator.dataset)))
+        if evaluator is not None and not self._is_asked_to_stop():
+            evaluator.prepare(first)
 
     def _newest_step(self) -> int | None:
         good = self.checkpoints.latest_good()
@@ -234,6 +282,7 @@ class Attempt:
             **process.environment(sys.argv, Path.cwd()),
             "experiment": to_dict(self.experiment),
             "devices": devices,
+            "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         }
         self.number = directory.append_attempt({**record, "start": start})
         self._log(f"attempt {self.number}: {' '.join(record['argv'])}")
@@ -257,28 +306,56 @@ class Attempt:
         if not self.last_read:
             self.display.note("compiling the step ...")
         began = time.perf_counter()
-        state, metrics = self.parts.program.step(state, self.batches.at(step))
+        batch, flops = self.ahead.at(step)
+        state, metrics = self.parts.program.step(state, batch)
+        for value in metrics.values():
+            value.copy_to_host_async()
         self._settle()
-        self.pending = _Pending(step, metrics, began)
+        self.pending = _Pending(step, metrics, began, flops)
         self._note_committed(self.checkpoints.poll())
         return state
+
+    def _placed(self, step: int) -> tuple[Batch, Flops]:
+        """The batch of a step on its way to the devices, and what the step takes."""
+        batch = self.batches.at(step)
+        return self.parts.program.put(batch), work(self.parts.program.blueprint, batch)
 
     def _settle(self) -> None:
         """Waits for the metrics of the last step and writes them."""
         if self.pending is None:
             return
-        step, began = self.pending.step, self.pending.began
-        values = {name: value.item() for name, value in jax.device_get(self.pending.metrics).items()}
+        step, began, flops = self.pending.step, self.pending.began, self.pending.flops
+        values = {name: value.item() for name, value in self.pending.metrics.items()}
         self.pending = None
+        if not self.last_read and _is_cpu(self.parts.program):  # its temporaries are known now
+            allocator.keep_memory()
         now = time.perf_counter()
         seconds, self.last_read = now - max(began, self.last_read), now
         self.tokens += values["num_tokens"]
-        rates = {"tokens/s": values["num_tokens"] / seconds, "rows/s": self.experiment.batch_size / seconds}
+        rates = self.speed.rates(values["num_tokens"], seconds)
         row = {"step": step, "attempt": self.number, **values, "num_tokens": self.tokens, **rates}
-        self.directory.append_metrics(row)
+        self.directory.append_metrics({**row, **self.speed.use(flops, seconds)})
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             self._refuse_nan(step, values)
+        if step == 0:
+            self._compare_with_reference(values)
         self._show_step(step + 1, values, rates)
+
+    def _compare_with_reference(self, values: Mapping[str, float]) -> None:
+        """Says so if the first step's policy, which is the reference, does not say what was kept of the reference."""
+        batch = self.batches.at(0)
+        if not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:
+            return
+        rough = FIRST_MARGIN[self.parts.program.blueprint.compute.name]
+        for side, kept in (("chosen", batch.reference_chosen), ("rejected", batch.reference_rejected)):
+            now, then = values[f"logps/{side}"], float(np.average(kept, weights=batch.weight))
+            if abs(now - then) > rough * abs(then):
+                where = self.directory.path.parent / DIRECTORY
+                self._tell(
+                    f"warning: at step 0 the policy gives the {side} answers {now:.6g} nats on average, but {then:.6g} "
+                    f"were kept of the reference, which is the same model; delete {where} to ask it again, or set "
+                    "memory.reference='online'"
+                )
 
     def _show_step(self, done: int, values: Mapping[str, float], rates: Mapping[str, float]) -> None:
         total = self.experiment.steps
@@ -390,6 +467,21 @@ class Attempt:
 def by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
     """Held-out metrics of all evaluations."""
     return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in directory.evaluations()}
+
+
+def _reference_of(program: Program, first: State) -> Leaves:
+    """The weights of the reference beside the frozen ones: its copy, or those that are trained, before any step."""
+    is_asked_once = program.experiment.reference_mode == "cached" and not first.frozen
+    return first.trainable if is_asked_once else first.reference
+
+
+def _depth(program: Program) -> int:
+    """For how many steps ahead batches are made: a CPU has no idle moment for it, and makes them in microseconds."""
+    return 0 if _is_cpu(program) else AHEAD
+
+
+def _is_cpu(program: Program) -> bool:
+    return program.blueprint.platform == "cpu"
 
 
 def _headline(values: Mapping[str, float]) -> dict[str, float]:

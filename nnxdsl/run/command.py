@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nnxdsl.run.attempt import Outcome, TrainingError
+from nnxdsl.run.compile_cache import compile_cache
 from nnxdsl.run.display import Display
 from nnxdsl.run.loop import run
 from nnxdsl.spec.experiment import Experiment
@@ -26,7 +27,7 @@ def run_command(experiment: Experiment, home: Path, *, quiet: bool, restart: boo
     """
     display = Display(quiet=quiet)
     try:
-        with display:
+        with display, compile_cache(home, display.say):
             outcome = run(experiment, home, display, restart=restart)
     except TrainingError as error:
         sys.stderr.write(f"TrainingError: {error}\n")

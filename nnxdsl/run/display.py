@@ -79,7 +79,7 @@ class Display:
         (began, first), (ended, last) = self._past[0], self._past[-1]
         return self._left * (ended - began) / (last - first) if last > first else None
 
-    def stage(self, name: str, total: int | None = None) -> None:
+    def stage(self, name: str, total: int | None = None, *, unit: str = "steps") -> None:
         """Begins a stage: with a bar if `total` steps are known, else with a sign that something is done."""
         self._stage = clean(name)
         self._past.clear()
@@ -88,7 +88,7 @@ class Display:
         if self.quiet:
             return
         if not self.console.is_terminal:
-            self._print(Text(f"{self._stage} ..." if total is None else f"{self._stage}: {total} steps"))
+            self._print(Text(f"{self._stage} ..." if total is None else f"{self._stage}: {total:,} {unit}"))
             return
         if self._bars is None:
             self._bars = _Bars(self.console)

@@ -17,10 +17,13 @@ from nnxdsl.data.encode import Encoder, stop_ids
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.models.tree import Template
+from nnxdsl.program import adapters
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.losses import Ratio
 from nnxdsl.program.step import Leaves
-from nnxdsl.run.generate import Sampler, Sampling
+from nnxdsl.run.generate import Sampler
+from nnxdsl.run.reference import rows_read_at_once
+from nnxdsl.run.sampling import Sampling
 from nnxdsl.spec.cadence import Evaluation
 from nnxdsl.spec.errors import DataError, PlanError, Problem
 
@@ -45,7 +48,7 @@ class Evaluator:
         is_chat: Whether prompts are a user's turn in the chat template.
 
     Raises:
-        PlanError: Prompts that the model cannot read, all at once.
+        PlanError: Prompts that the model cannot read, and settings that do not fit it, all at once.
     """
 
     program: Program
@@ -59,6 +62,12 @@ class Evaluator:
 
     def __attrs_post_init__(self) -> None:
         self._prompts = _encoded(self)
+
+    def prepare(self, first: State) -> None:
+        """Asks the reference for its answers if its weights, those before any step, are trained and will be gone."""
+        is_cached = self.program.experiment.reference_mode == "cached"
+        if self.evaluation.prompts and is_cached and self.program.reference(first) is None:
+            (self._reference_answers,) = self._answers("policy", *self.program.policy(first))
 
     def metrics(self, state: State, is_to_end: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """Means over all held-out rows, each sum divided once; names begin with `eval/`. Empty without held-out data.
@@ -89,24 +98,40 @@ class Evaluator:
         prompts = self.evaluation.prompts
         if not prompts:
             return []
-        policy = self._answers("policy", *self.program.policy(state))
-        reference = self.program.reference(state)
-        if reference is not None and self._reference_answers is None:
-            self._reference_answers = self._answers("reference", *reference)
+        policy = self._of_policy(state)
         answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
         return [Sample(*texts) for texts in zip(prompts, policy, answers, strict=True)]
 
-    def _answers(self, name: str, template: Template, leaves: Leaves) -> list[str]:
-        blueprint = self.program.blueprint
+    def _of_policy(self, state: State) -> list[str]:
+        """The policy's answers; sees to it that the reference's are known as well, if there still is one."""
+        template, leaves = self.program.policy(state)
+        reference = self.program.reference(state)
+        if self.program.computation.reference is not None and int(state.step) == 0:  # before any step they are one
+            self._reference_answers = self._reference_answers or self._answers("policy", template, leaves)[0]
+            return self._reference_answers
+        if reference is None or self._reference_answers is not None:
+            return self._answers("policy", template, leaves)[0]
+        if any(adapters.is_adapter(path) for path in leaves):
+            policy, self._reference_answers = self._answers("policy", template, leaves, adapters.off(leaves))
+            return policy
+        (self._reference_answers,) = self._answers("reference", *reference)
+        return self._answers("policy", template, leaves)[0]
+
+    def _answers(self, name: str, template: Template, *models: Leaves) -> list[list[str]]:
+        """Of each of several models of one structure, asked together."""
+        blueprint, asked = self.program.blueprint, self.evaluation
         if name not in self._samplers:
             stops = stop_ids(self.tokenizer)
             self._samplers[name] = Sampler(template, blueprint.config, blueprint.compute, stops)
-        sampling = Sampling(self.evaluation.max_new_tokens, self.evaluation.temperature, self.program.experiment.seed)
-        return [self.tokenizer.decode(ids) for ids in self._samplers[name](leaves, self._prompts, sampling)]
+        sampling = Sampling(
+            asked.max_new_tokens, asked.temperature, asked.top_k, asked.top_p, self.program.experiment.seed
+        )
+        found = self._samplers[name].together(models, self._prompts, sampling)
+        return [[self.tokenizer.decode(ids) for ids in answers] for answers in found]
 
     def _batches(self) -> Iterator[PairBatch | SequenceBatch]:
-        """All held-out rows as in the file, a micro-batch at a time, which every mesh of the experiment can split."""
-        size = self.program.experiment.rows_at_once
+        """All held-out rows as in the file, in batches which every mesh of the experiment can split."""
+        size = rows_read_at_once(self.program)
         rows = 0 if self.dataset is None else len(self.dataset)
         for start in range(0, rows, size):
             assert self.dataset is not None
@@ -116,7 +141,8 @@ class Evaluator:
 def _encoded(evaluator: Evaluator) -> list[list[int]]:
     """The prompts as ids, each with room for its answer."""
     encoder, evaluation = Encoder(evaluator.tokenizer), evaluator.evaluation
-    limit = evaluator.program.blueprint.config.max_length
+    config = evaluator.program.blueprint.config
+    limit = config.max_length
     found: list[list[int]] = []
     problems: list[Problem] = []
     for index, text in enumerate(evaluation.prompts):
@@ -132,6 +158,9 @@ def _encoded(evaluator: Evaluator) -> list[list[int]]:
             )
             problems.append(Problem(f"evaluation.prompts.{index}", message))
         found.append(ids)
+    if evaluation.top_k is not None and evaluation.top_k >= config.vocab_size:
+        message = f"{evaluation.top_k:,} has no effect on a vocabulary of {config.vocab_size:,}; use None"
+        problems.append(Problem("evaluation.top_k", message))
     if problems:
         raise PlanError(problems, f"Experiment '{evaluator.program.experiment.name}'")
     return found

@@ -1,44 +1,39 @@
-"""Answers from a model: prefill once, then one token at a time through a KV cache, in one jitted loop."""
+"""Answers from models: prefill once, then one token at a time through a KV cache, in one jitted loop."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.attention import Places, left_padded
+from nnxdsl.models.attention import Places, capped, left_padded
+from nnxdsl.models.cache import Cache, New, init_cache, stored
 from nnxdsl.models.config import DecoderConfig
-from nnxdsl.models.decoder import Decoder, init_cache
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.row import Method, sequence
 from nnxdsl.models.tree import Template
 from nnxdsl.program.step import Leaves
+from nnxdsl.run.sampling import Sampling, draw, numbers_of, streams
 
 ROUND_TO = 16
 """Prompts are padded to a multiple of this, so that prompts of similar length share a compiled program."""
 
-
-class Sampling(NamedTuple):
-    """How tokens are chosen.
-
-    Attributes:
-        max_new_tokens: Longest answer.
-        temperature: 0 for the likeliest token, else logits are divided by it.
-        seed: Of the draws; the same seed and prompts give the same answers.
-    """
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
+# Where models stand beside each other in a cache: after the axis of the scanned layers, so that a scan over those moves
+# nothing. The tokens' places are the same for all models.
+_CACHE: Any = Cache(1, 0, None, None)  # pyright: ignore[reportArgumentType]
+_NEW: Any = New(1, 0, None)  # pyright: ignore[reportArgumentType]
 
 
 class Sampler:
-    """Generates with one model; the compiled loop is kept from call to call.
+    """Generates with models of one structure; the compiled loop is kept from call to call.
 
     Args:
-        template: The model.
+        template: The structure.
         config: Its numbers.
         dtype: Of activations and cache.
         stop_ids: Tokens that end an answer.
@@ -46,8 +41,8 @@ class Sampler:
 
     def __init__(self, template: Template, config: DecoderConfig, dtype: Any, stop_ids: Collection[int]) -> None:
         self._config = config
-        generate = partial(_generate, template, config, dtype, tuple(sorted(stop_ids)))
-        self._generate = jax.jit(generate, static_argnames=("new_tokens", "greedy"))
+        self._loop = _Loop(template, config, dtype, tuple(sorted(stop_ids)))
+        self._generate = jax.jit(self._loop.run, static_argnames=("new_tokens", "is_greedy", "top_k"))
 
     def __call__(self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Continuations of token-id prompts, the stop token left out.
@@ -59,70 +54,160 @@ class Sampler:
 
         Returns:
             New token ids for each prompt.
+
+        Raises:
+            ValueError: more new tokens than the model has positions, or a `top_k` beyond its vocabulary.
+        """
+        (answers,) = self.together([leaves], prompts, sampling)
+        return answers
+
+    def together(
+        self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> list[list[list[int]]]:
+        """What several models answer to the same prompts with the same draws, all in one batch.
+
+        An array that all models have is read once for all of them, in one product over the rows of all: so a policy
+        with adapters and its reference cost little more than one of them. Arrays of their own are copied side by side,
+        which is for adapters and not for whole models.
+
+        Args:
+            models: Arrays of each model; one that is the same object in all of them is theirs together.
+            prompts: As of a call.
+            sampling: As of a call.
+
+        Returns:
+            New token ids for each model and prompt.
+
+        Raises:
+            ValueError: as of a call.
         """
         room = self._config.max_length - sampling.max_new_tokens
+        if room < 1:
+            raise ValueError(
+                f"max_new_tokens={sampling.max_new_tokens} leaves no position of {self._config.max_length}"
+            )
+        if sampling.top_k is not None and sampling.top_k > self._config.vocab_size:
+            raise ValueError(f"top_k={sampling.top_k} of a vocabulary of {self._config.vocab_size}")
+        if not prompts:
+            return [[] for _ in models]
         kept = [list(prompt)[-room:] for prompt in prompts]
         length = min(room, -(-max(map(len, kept)) // ROUND_TO) * ROUND_TO)
         tokens = np.zeros((len(kept), length), np.int32)
         for row, prompt in enumerate(kept):
             tokens[row, length - len(prompt) :] = prompt
-        lengths = np.array([len(prompt) for prompt in kept], np.int32)
+        first, *others = models
+        shared = {path for path, leaf in first.items() if all(leaf is other[path] for other in others)}
         out, counts = self._generate(
-            leaves,
+            {path: leaf for path, leaf in first.items() if path in shared},
+            [{path: leaf for path, leaf in model.items() if path not in shared} for model in models],
             tokens,
-            lengths,
+            np.array([len(prompt) for prompt in kept], np.int32),
+            numbers_of(kept),
             jax.random.key(sampling.seed),
             np.float32(sampling.temperature),
+            None if sampling.top_p is None else np.float32(sampling.top_p),
             new_tokens=sampling.max_new_tokens,
-            greedy=sampling.temperature == 0.0,
+            is_greedy=sampling.temperature == 0.0,
+            top_k=sampling.top_k,
         )
-        return [row[:count].tolist() for row, count in zip(np.asarray(out), np.asarray(counts), strict=True)]
+        return [
+            [row[:count].tolist() for row, count in zip(rows, ends, strict=True)]
+            for rows, ends in zip(np.asarray(out), np.asarray(counts), strict=True)
+        ]
 
 
-def _generate(
-    template: Template,
-    config: DecoderConfig,
-    dtype: Any,
-    stop_ids: tuple[int, ...],
-    leaves: Leaves,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    key: jax.Array,
-    temperature: jax.Array,
-    *,
-    new_tokens: int,
-    greedy: bool,
-) -> tuple[jax.Array, jax.Array]:
-    model = template.merge(leaves)
-    assert isinstance(model, Decoder)
-    rows, prompt = tokens.shape
-    stops = jnp.array(stop_ids, jnp.int32)
+@attrs.frozen
+class _Loop:
+    """What is compiled for one structure; arrays come as arguments."""
 
-    def choose(hidden: jax.Array, key: jax.Array) -> jax.Array:
-        logits = jnp.einsum("bd,vd->bv", hidden, model.head().astype(hidden.dtype), preferred_element_type=jnp.float32)
-        if greedy:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return jax.random.categorical(key, logits / temperature).astype(jnp.int32)
+    template: Template
+    config: DecoderConfig
+    dtype: Any
+    stop_ids: tuple[int, ...]
 
-    def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        count, cache, token, done, out, counts = carry
-        out = out.at[:, count].set(token)
-        done = done | jnp.isin(token, stops)
-        counts = counts + (~done).astype(jnp.int32)
-        position = (lengths + count)[:, None]  # [B, 1]
-        places = Places(position, jnp.ones_like(position), jnp.zeros_like(position))
-        hidden, cache = model(token[:, None], places, cache=cache, dtype=dtype)
-        return count + 1, cache, choose(hidden[:, -1], jax.random.fold_in(key, count + 1)), done, out, counts
+    def run(
+        self,
+        shared: Leaves,
+        own: list[Leaves],
+        tokens: jax.Array,
+        lengths: jax.Array,
+        numbers: jax.Array,
+        key: jax.Array,
+        temperature: jax.Array,
+        top_p: jax.Array | None,
+        *,
+        new_tokens: int,
+        is_greedy: bool,
+        top_k: int | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """New tokens `[M, B, new_tokens]` of M models, and how many count `[M, B]`.
 
-    def going(carry: tuple[Any, ...]) -> jax.Array:
-        return (carry[0] < new_tokens) & ~jnp.all(carry[3])
+        Args:
+            shared: Arrays that all models have.
+            own: Those of each model.
+            tokens: Prompts `[B, P]`, padded on the left.
+            lengths: Of the prompts, `[B]`.
+            numbers: Of the rows' draws, `[B, 2]`.
+            key: Of all draws.
+            temperature: Scalar.
+            top_p: Scalar or None.
+            new_tokens: Longest answer.
+            is_greedy: The likeliest token is taken.
+            top_k: See `Sampling`.
+        """
+        models, (rows, prompt) = len(own), tokens.shape
+        axes = {path: int(path.startswith("layers.")) for path in own[0]}
+        stacked = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
+        forward = partial(jax.vmap, partial(self._forward, shared), out_axes=(0, _NEW), axis_size=models)
+        first, following = forward(in_axes=(axes, None, None, None)), forward(in_axes=(axes, 0, None, _CACHE))
+        stops, keys = jnp.array(self.stop_ids, jnp.int32), streams(key, numbers)
 
-    cache = init_cache(config, rows, prompt + new_tokens, dtype)
-    hidden, cache = model(tokens, left_padded(lengths, prompt), cache=cache, dtype=dtype)
-    first = choose(hidden[:, -1], jax.random.fold_in(key, 0))
-    none = jnp.zeros(rows, jnp.int32)
-    out = jnp.zeros((rows, new_tokens), jnp.int32)
-    *_, out, counts = jax.lax.while_loop(
-        going, step, (jnp.zeros((), jnp.int32), cache, first, jnp.zeros(rows, bool), out, none)
-    )
-    return out, counts
+        def choose(logits: jax.Array, count: jax.Array) -> jax.Array:
+            if is_greedy:
+                return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            now = jax.vmap(jax.random.fold_in, (0, None))(keys, count)
+            return jax.vmap(lambda logits: draw(now, logits, temperature, top_k, top_p))(logits)
+
+        def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            count, cache, token, done, out, counts = carry
+            position = (lengths + count - 1)[:, None]  # [B, 1]
+            places = Places(position, jnp.ones_like(position), jnp.zeros_like(position))
+            logits, new = following(stacked, token[:, :, None], places, cache)
+            # Written outside of vmap, which would copy the cache for it; so it is written in place.
+            return count + 1, stored(cache, new), *added(count, choose(logits, count), done, out, counts)
+
+        def added(
+            count: jax.Array, token: jax.Array, done: jax.Array, out: jax.Array, counts: jax.Array
+        ) -> tuple[jax.Array, ...]:
+            done = done | jnp.isin(token, stops)
+            return token, done, out.at[:, :, count].set(token), counts + (~done).astype(jnp.int32)
+
+        def is_going(carry: tuple[Any, ...]) -> jax.Array:
+            return (carry[0] < new_tokens) & ~jnp.all(carry[3])
+
+        logits, new = first(stacked, tokens, left_padded(lengths, prompt), None)
+        cache = stored(self._empty(models, rows, prompt + new_tokens - 1), new)
+        none = jnp.zeros((models, rows), jnp.int32)
+        zero, out = jnp.zeros((), jnp.int32), jnp.zeros((models, rows, new_tokens), jnp.int32)
+        begun = added(zero, choose(logits, zero), none.astype(bool), out, none)
+        *_, out, counts = jax.lax.while_loop(is_going, step, (zero + 1, cache, *begun))
+        return out, counts
+
+    def _forward(
+        self, shared: Leaves, own: Leaves, tokens: jax.Array, places: Places, cache: Cache | None
+    ) -> tuple[jax.Array, New]:
+        """Logits `[B, V]` after the last of some tokens `[B, T]`, and what a cache takes of these."""
+        model = self.template.merge({**shared, **own})
+        assert isinstance(model, Decoder)
+        method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
+        hidden, new = model(tokens, places, cache=cache, keeps=True, dtype=self.dtype, method=method)
+        assert new is not None  # it is asked for
+        head = model.head().astype(hidden.dtype)
+        logits = jnp.einsum("bd,vd->bv", hidden[:, -1], head, preferred_element_type=jnp.float32)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else capped(logits, cap), new
+
+    def _empty(self, models: int, rows: int, length: int) -> Cache:
+        """A cache of several models."""
+        empty = init_cache(self.config, rows, length, self.dtype)
+        return jax.vmap(lambda _: empty, out_axes=_CACHE)(jnp.zeros(models))

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from nnxdsl.data.dataset import load
+from nnxdsl.data.dataset import Dataset, Pairs, load
 from nnxdsl.data.rows import file_digest
 from nnxdsl.data.tokenizer import open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
@@ -21,7 +21,7 @@ from nnxdsl.run.lock import RunLock
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, checked_path
 from nnxdsl.spec.data import Data
-from nnxdsl.spec.errors import NnxdslError, RunError
+from nnxdsl.spec.errors import NnxdslError, PlanError, Problem, RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.identity import canonical
 from nnxdsl.spec.objective import SFT
@@ -152,6 +152,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
     vocabulary, limit = program.blueprint.config.vocab_size, program.blueprint.config.max_length
     loss_on = experiment.objective.loss_on if isinstance(experiment.objective, SFT) else "assistant"
     dataset = load(experiment.data, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
+    _require_pairs(experiment, dataset, "data")
     for line in dataset.report.lines():
         display.say(line)
     evaluator = None
@@ -162,8 +163,17 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
             if asked is None
             else load(asked, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
         )
+        if held_out is not None:
+            _require_pairs(experiment, held_out, "evaluation.data")
         evaluator = Evaluator(program, experiment.evaluation, held_out, tokenizer, dataset.is_chat)
     return Parts(program, tokenizer, dataset, evaluator)
+
+
+def _require_pairs(experiment: Experiment, dataset: Dataset, path: str) -> None:
+    """Refuses to keep what the reference says of rows that cannot carry it."""
+    if experiment.reference_mode == "cached" and not isinstance(dataset, Pairs):
+        message = f"{path} yields {type(dataset).__qualname__}, which cannot carry what is kept of it; use 'online'"
+        raise PlanError([Problem("memory.reference", message)], f"Experiment '{experiment.name}'")
 
 
 def _require_ours(directory: Path) -> None:

@@ -81,6 +81,7 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{total:,}, trained {trained:,} ({trained / total:.2%})"),
         ("computed in", f"{found['compute']}, on {found['platform']}"),
         ("reference", str(found["reference"])),
+        ("attention", str(found["attention"])),
         ("mesh", mesh_words(found["mesh"])),
     ]
     if found["slices"] > 1:
@@ -149,10 +150,8 @@ def _show_memory(found: Mapping[str, Any], console: Console) -> None:
         show_table(_memory_columns(there, ("total", found["host_bytes_per_device"])), console)
     if found["activations"]:
         gap(console)
-        policies = [
-            f"{policy} {size(count)}{' (in force)' if policy == found['remat'] else ''}"
-            for policy, count in found["activations"].items()
-        ]
+        chosen = {found["remat"]: f" ({found['remat_why']})"}
+        policies = [f"{policy} {size(count)}{chosen.get(policy, '')}" for policy, count in found["activations"].items()]
         console.print(line(f"activations by rematerialisation: {', '.join(policies)}"))
 
 

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from nnxdsl import Experiment, PlanError, Program, compile, evolve, from_json
+from nnxdsl import Evaluation, Experiment, PlanError, Program, Weights, compile, evolve, from_json
 from nnxdsl.data.dataset import load
 from nnxdsl.data.tokenizer import BytesTokenizer
 from nnxdsl.run.evaluation import Evaluator
+from nnxdsl.run.generate import Sampler
 from nnxdsl.run.store import RunDirectory
 
 
@@ -62,6 +63,37 @@ def test_meshes_that_do_not_divide_the_last_batch(finished: Any, lab: Any) -> No
     assert mine["policy"] == sample["policy"]
 
 
+def test_policy_and_reference_are_asked_together_and_before_any_step_once(
+    finished: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = from_json((finished.run("dpo") / "experiment.json").read_text(encoding="utf-8"), Experiment)
+    asked = Evaluation(every_steps=1, prompts=("Hi 1", "Hi 2, how are you?"), max_new_tokens=4)
+    dpo = compile(attrs.evolve(evolve(found, {"model.weights": Weights.Random()}), evaluation=asked))
+    evaluator = Evaluator(dpo, asked, None, BytesTokenizer(), is_chat=False)
+    calls: list[int] = []
+    together = Sampler.together
+
+    def counted(sampler: Sampler, models: Any, *args: Any) -> Any:
+        calls.append(len(models))
+        return together(sampler, models, *args)
+
+    monkeypatch.setattr(Sampler, "together", counted)
+    state = dpo.init()
+    evaluator.prepare(state)
+    assert not calls  # the reference is the base, which stays
+    first = evaluator.samples(state)
+    assert all(sample.policy == sample.reference for sample in first)
+    rng = np.random.default_rng(0)
+    learnt = {path: leaf + rng.normal(size=leaf.shape).astype(np.float32) for path, leaf in state.trainable.items()}
+    later = state._replace(step=state.step + 3, trainable=learnt)
+    resumed = attrs.evolve(evaluator)  # which knows nothing yet
+    found, again = resumed.samples(later), resumed.samples(later)
+    assert calls == [1, 2, 1]
+    assert found == again
+    assert [sample.reference for sample in found] == [sample.policy for sample in first]
+    assert all(sample.policy != sample.reference for sample in found)
+
+
 def test_prompts_that_the_model_cannot_read(evaluator: Evaluator) -> None:
     prompts = ("short", "x" * 2000)
     with pytest.raises(PlanError) as raised:
@@ -71,3 +103,7 @@ def test_prompts_that_the_model_cannot_read(evaluator: Evaluator) -> None:
         "  evaluation.prompts.1: 2,016 tokens and 6 new ones are more than the model's 1,024 positions; "
         "shorten it, or lower evaluation.max_new_tokens"
     )
+    changes = {"prompts": ("short",), "temperature": 1.0, "top_k": 10_000}
+    with pytest.raises(PlanError) as raised:
+        attrs.evolve(evaluator, evaluation=evolve(evaluator.evaluation, changes))
+    assert "  evaluation.top_k: 10,000 has no effect on a vocabulary of " in str(raised.value)

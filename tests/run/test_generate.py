@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,8 @@ from nnxdsl.models import tree
 from nnxdsl.models.attention import right_padded
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.run.generate import Sampler, Sampling
+from nnxdsl.run.generate import Sampler
+from nnxdsl.run.sampling import Sampling
 
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(
@@ -32,9 +35,10 @@ def template() -> tree.Template:
 
 @pytest.fixture(scope="module")
 def leaves(template: tree.Template) -> Leaves:
-    rng = np.random.default_rng(1)
+    """Values with which answers go by all tokens before: token vectors are small, or each would only say itself."""
+    rng, spread = np.random.default_rng(1), {"scale": 0.3, "embedding": 0.03}
     return {
-        path: jnp.asarray(rng.normal(size=leaf.shape) * (0.3 if path.endswith("scale") else 0.5), leaf.dtype)
+        path: jnp.asarray(rng.normal(size=leaf.shape) * spread.get(path.rpartition(".")[2], 0.5), leaf.dtype)
         for path, leaf in template.variables.items()
     }
 
@@ -73,6 +77,7 @@ def test_greedy_is_the_naive_loop(sampler: Sampler, leaves: Leaves, last_logits:
     found = sampler(leaves, PROMPTS, Sampling(NEW))
     assert found == [naive(last_logits, prompt, NEW) for prompt in PROMPTS]
     assert len({tuple(answer) for answer in found}) == len(PROMPTS)
+    assert all(len(set(answer)) > 2 for answer in found)
 
 
 def test_a_greedy_answer_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leaves: Leaves) -> None:
@@ -108,6 +113,59 @@ def test_draws_are_reproducible_by_seed(sampler: Sampler, leaves: Leaves) -> Non
     one, same, other = (sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.5, seed=seed)) for seed in (1, 1, 2))
     assert one == same
     assert one != other
+
+
+def test_capped_logits_are_drawn_from(template: tree.Template, sampler: Sampler, leaves: Leaves) -> None:
+    capped = Sampler(template, attrs.evolve(CONFIG, logit_soft_cap=1e-4), jnp.float32, stop_ids=())
+    found = capped(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
+    # All words are about as likely then, as they are at a high temperature.
+    assert found == sampler(leaves, PROMPTS, Sampling(NEW, temperature=1e5, seed=1))
+    assert found != sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
+
+
+def test_a_draw_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leaves: Leaves) -> None:
+    hot = Sampling(NEW, temperature=1.5, seed=1)
+    one = sampler(leaves, PROMPTS, hot)
+    assert sampler(leaves, PROMPTS[::-1], hot) == one[::-1]
+    first, again, second = sampler(leaves, (PROMPTS[0], PROMPTS[0], PROMPTS[2]), hot)
+    assert (first, second) == (one[0], one[2])
+    assert first != again  # the same prompt given twice has two answers
+
+
+def test_models_answer_together_as_each_alone(
+    template: tree.Template, sampler: Sampler, leaves: Leaves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
+    greedy = Sampling(NEW)
+    alone = [sampler(model, PROMPTS, greedy) for model in (leaves, changed)]
+    assert sampler.together([leaves, changed], PROMPTS, greedy) == alone
+    assert alone[0] != alone[1]
+    # A weight of both stands in products over the rows of both, and never twice beside itself.
+    seen: list[str] = []
+
+    def lowered(*args: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(jax.jit(sampler._loop.run, static_argnames=[*options]).lower(*args, **options).as_text())
+        return np.zeros((2, 3, NEW), np.int32), np.zeros((2, 3), np.int32)
+
+    monkeypatch.setattr(sampler, "_generate", lowered)
+    sampler.together([leaves, changed], PROMPTS, greedy)
+    products = [line for line in seen[0].splitlines() if "dot_general" in line]
+    assert any("tensor<2x32x16xf32>" in line for line in products)  # the changed one
+    assert any("tensor<32x64xf32>" in line for line in products)
+    assert not any("tensor<2x32x64xf32>" in line for line in products)
+
+
+def test_the_likeliest_of_one_or_of_no_mass_is_greedy(sampler: Sampler, leaves: Leaves) -> None:
+    drawn = sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.5, top_k=7, top_p=1e-6))
+    assert drawn == sampler(leaves, PROMPTS, Sampling(NEW))
+
+
+def test_what_a_model_cannot_do_is_refused(sampler: Sampler, leaves: Leaves) -> None:
+    with pytest.raises(ValueError, match="max_new_tokens=64 leaves no position of 64"):
+        sampler(leaves, PROMPTS, Sampling(64))
+    with pytest.raises(ValueError, match="top_k=51 of a vocabulary of 50"):
+        sampler(leaves, PROMPTS, Sampling(1, temperature=1.0, top_k=51))
+    assert sampler(leaves, [], Sampling(1)) == []
 
 
 def test_draws_follow_the_softmax(sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]) -> None:

@@ -99,7 +99,7 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
     found = plan(load("dpo.py", HERE))
     assert lines[0] == found["id"]
     assert "computed in  float32, on cpu" in lines
-    assert "reference    the frozen base with the adapter off: no copy" in lines
+    assert any(line.startswith("reference    cached: the first policy says it of each pair once") for line in lines)
     assert "mesh         one device" in lines
     assert "memory on each device" in lines
     for part in found["memory"]:
@@ -107,7 +107,8 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
             rf"^{part['name']} +{size(part['bytes'])} +{part['tag']} +{part['how']}$", "\n".join(lines), re.M
         )
     policies = ", ".join(f"{name} {size(count)}" for name, count in found["activations"].items())
-    assert f"activations by rematerialisation: {policies.replace(', full', ' (in force), full')}" in lines
+    policies = policies.replace(", products", " (nobody knows the device's memory), products")
+    assert f"activations by rematerialisation: {policies}" in lines
     assert f"{len(found['arrays'])} arrays, equal ones of all blocks in one row" in lines
     row = next(line for line in lines if " layers.blocks.*.mlp.up.kernel " in line)
     assert re.split(r"  +", row)[:6] == [
@@ -294,7 +295,7 @@ def test_a_search_prints_words_to_paste(nnxdsl: Terminal) -> None:
 def test_where_nothing_fits(nnxdsl: Terminal) -> None:
     words = ("model=Model.Llama3('8b')", "batch_size=1", "--search", "--device", "rtx4090", "--count", "1")
     assert nnxdsl("plan", "sft.py", *words) == (
-        "none of 2 placements on 1 x NVIDIA GeForce RTX 4090 fits; try quantization, an adapter, or shorter rows\n"
+        "none of 5 placements on 1 x NVIDIA GeForce RTX 4090 fits; try quantization, an adapter, or shorter rows\n"
     )
 
 

@@ -131,6 +131,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         "compute": "bfloat16",
         "platform": "gpu",
         "reference": "the frozen base with the adapter off: no copy",
+        "attention": "dense: rows of 64 slots are short",
         "mesh": MESH,
         "slices": 2,
         "across": {"data": 2, "stage": 1, "fsdp": 1},
@@ -141,6 +142,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         "host_bytes_per_device": 4 * GIB,
         "activations": {"none": 32 * GIB, "full": 5 * GIB},
         "remat": "none",
+        "remat_why": "asked for",
         "device": {"name": "h200", "description": "NVIDIA H200", "memory": 128 * GIB, "usable": 124 * GIB},
         "verdict": {"fits": True, "share": 0.5, "message": "fits: 62.0 of 124.0 GiB, 62.0 GiB free"},
         "warnings": [
@@ -282,6 +284,7 @@ def test_facts() -> None:
         ("parameters", "1,012,931,712, trained 13,045,760 (1.29%)"),
         ("computed in", "bfloat16, on gpu"),
         ("reference", "the frozen base with the adapter off: no copy"),
+        ("attention", "dense: rows of 64 slots are short"),
         ("mesh", "data=2 x fsdp=4 x tensor=2 (16 devices)"),
         ("slices", "2, slow links between them: 2 along data"),
     ]
@@ -317,7 +320,7 @@ def test_memory_beside_a_device() -> None:
         "optimizer  4 GiB  exact  every array of its state\n"
         "total      4 GiB\n"
         "\n"
-        "activations by rematerialisation: none 32 GiB (in force), full 5 GiB\n"
+        "activations by rematerialisation: none 32 GiB (asked for), full 5 GiB\n"
     ) in text
 
 

@@ -1,0 +1,174 @@
+"""What the reference says of each pair: asked once, kept beside the runs under a name of all that it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import math
+import time
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+import numpy.typing as npt
+
+import nnxdsl
+from nnxdsl.data.dataset import Pairs
+from nnxdsl.data.order import Batches
+from nnxdsl.program.compiler import Program, State
+from nnxdsl.run.display import Display
+from nnxdsl.run.jsonl import replace, write_json
+from nnxdsl.spec.tree import to_dict
+
+DIRECTORY = ".reference"
+"""Under the home of all runs, passed over where runs are listed. It may be deleted: what is missing is asked again."""
+
+SAVE_SECONDS = 30.0
+"""Least time between two saves of a pass: what a kill may lose."""
+
+LARGER = 4
+"""How many micro-batches are read at one time where nothing is kept for a backward pass."""
+
+Logps = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+
+
+def rows_read_at_once(program: Program) -> int:
+    """Rows of one forward pass without a backward pass, over all devices.
+
+    A CPU gains nothing from more rows, and where activations are computed again there is no room for more.
+    """
+    experiment = program.experiment
+    is_roomy = program.blueprint.remat == "none" and program.blueprint.platform != "cpu"
+    return experiment.rows_at_once * (LARGER if is_roomy else 1)
+
+
+def rows_of(batches: Batches, steps: int) -> Rows:
+    """The rows that so many steps learn from, each once, in the order of the file."""
+    if steps * batches.batch_size >= len(batches.dataset):
+        return np.arange(len(batches.dataset))
+    return np.unique(np.concatenate([batches.indices(step) for step in range(steps)]))
+
+
+@attrs.frozen
+class ReferenceLogps:
+    """The log-probabilities that a program's first policy, which is its reference, gives to pairs.
+
+    Attributes:
+        program: The program.
+        weights: Digest of the first weights.
+        home: Directory of all runs.
+    """
+
+    program: Program
+    weights: str
+    home: Path
+
+    def of(
+        self, first: State, dataset: Pairs, rows: Rows, display: Display, is_to_end: Callable[[], bool]
+    ) -> Logps | None:
+        """What the reference says of some rows: found beside the runs, or asked now and kept there.
+
+        Args:
+            first: The state before any step.
+            dataset: The pairs.
+            rows: Those that must be known.
+            display: Shows how far it is.
+            is_to_end: Asked before each batch; once it says so, what is known is kept and the result is None.
+
+        Returns:
+            `[rows of the dataset, 2]` float32, NaN where nothing is known.
+
+        Raises:
+            RunError: what was found out cannot be written.
+        """
+        depends = self._depends(dataset)
+        file = self.home / DIRECTORY / f"{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}.npz"
+        known = _load(file, len(dataset))
+        missing = rows[np.isnan(known[rows]).any(axis=1)]
+        if not len(missing):
+            return known
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file.with_suffix(".json"), depends)
+        size = rows_read_at_once(self.program)
+        total = math.ceil(len(missing) / size)
+        display.stage(f"asking the reference of {len(missing):,} pairs", total, unit="batches")
+        saved, before = time.monotonic(), None
+        for number, start in enumerate(range(0, len(missing), size)):
+            if is_to_end():
+                break
+            asked = missing[start : start + size]
+            scored: Any = self.program.score(first, dataset.batch(asked, size)).scored
+            _note(known, before)  # read while the next one is computed
+            before = asked, scored
+            display.step(number + 1, total, {}, {})
+            if time.monotonic() - saved >= SAVE_SECONDS:
+                _save(file, known)
+                saved = time.monotonic()
+        _note(known, before)
+        _save(file, known)
+        return None if np.isnan(known[missing]).any() and is_to_end() else known
+
+    def _depends(self, dataset: Pairs) -> dict[str, Any]:
+        """All that the log-probabilities depend on, in plain values."""
+        program, blueprint = self.program, self.program.blueprint
+        quantization = program.experiment.quantization
+        device = program.mesh.devices.flat[0]
+        return {
+            "weights": self.weights,
+            "network": attrs.asdict(blueprint.config),
+            "quantization": None if quantization is None else to_dict(quantization),
+            "ids": dataset.ids_digest(),
+            "compute": blueprint.compute.name,
+            "frozen": blueprint.kept.name,
+            "attention": attrs.asdict(blueprint.kernels),
+            "device": f"{device.platform}:{device.device_kind}",
+            "code": _code(),
+            "jax": jax.__version__,
+            "qwix": importlib.metadata.version("qwix"),
+        }
+
+
+@cache
+def _code() -> str:
+    """Digest of the source of all that computes."""
+    digest = hashlib.sha256()
+    root = Path(nnxdsl.__file__).parent
+    for floor in ("models", "program"):
+        for file in sorted((root / floor).rglob("*.py")):
+            digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _load(file: Path, rows: int) -> Logps:
+    """What is known; nothing where there is no such file, or it is damaged."""
+    try:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as held:  # a zip, whose checksums are compared
+            found = held["logps"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        found = None
+    if found is None or found.shape != (rows, 2) or found.dtype != np.float32:
+        return np.full((rows, 2), np.nan, np.float32)
+    return found
+
+
+def _save(file: Path, known: Logps) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, logps=known)
+    replace(file, buffer.getvalue())
+
+
+def _note(known: Logps, asked: tuple[Rows, Any] | None) -> None:
+    if asked is None:
+        return
+    rows, scored = asked
+    values = jax.device_get((scored.chosen, scored.rejected))
+    for side, column in enumerate(values):
+        known[rows, side] = column[: len(rows)]

@@ -1,0 +1,50 @@
+"""How fast a run goes: tokens, rows and FLOPs a second, and the share of what its devices could do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from nnxdsl.program import hardware
+from nnxdsl.program.compiler import Program
+from nnxdsl.program.floor import Flops
+
+
+@attrs.frozen
+class Speed:
+    """Turns the time of a step into figures.
+
+    Attributes:
+        unit: What a row is called.
+        rows: Of a step.
+        peak: Dense bfloat16 FLOP/s of all devices; None where it is not known, as of CPUs.
+    """
+
+    unit: str
+    rows: int
+    peak: float | None
+
+    @classmethod
+    def of(cls, program: Program) -> Speed:
+        """That of a program on its devices."""
+        experiment, devices = program.experiment, program.mesh.devices
+        known = hardware.of_kind(devices.flat[0].device_kind)
+        peak = known.flops * devices.size if known is not None and known.flops else None
+        return cls("pairs" if experiment.objective.reads == "pairs" else "rows", experiment.batch_size, peak)
+
+    def rates(self, tokens: float, seconds: float) -> dict[str, float]:
+        """What people watch: `tokens/s`, and `pairs/s` or `rows/s`."""
+        return {"tokens/s": tokens / seconds, f"{self.unit}/s": self.rows / seconds}
+
+    def use(self, flops: Flops, seconds: float) -> Mapping[str, float]:
+        """What the devices do.
+
+        `floor_tflops/s` counts the fewest operations that the step's mathematics takes. `mfu` is that over the peak;
+        `hfu` counts the operations that were computed. Both are left out where no peak is known.
+        """
+        figures = {"floor_tflops/s": flops.fewest / seconds / 1e12}
+        if self.peak is None:
+            return figures
+        shares = {"mfu": flops.fewest, "hfu": flops.executed}
+        return figures | {name: count / seconds / self.peak for name, count in shares.items()}

@@ -1,0 +1,99 @@
+"""What XLA compiled is found by the next process, beside the runs, without a word; and never stops a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import jax
+import pytest
+
+from nnxdsl.run.compile_cache import compile_cache
+from nnxdsl.run.store import list_runs
+
+ROOT = Path(__file__).parents[2]
+WORK = """
+import json, sys
+from pathlib import Path
+from nnxdsl.run import xla_flags
+xla_flags.prepare(Path(sys.argv[1]), 1)
+import jax, jax.numpy as jnp
+from nnxdsl.run.compile_cache import compile_cache
+counts = {"hits": 0, "misses": 0}
+def count(event, **_):
+    name = event.rpartition("_")[2]
+    if event.startswith("/jax/compilation_cache/cache_") and name in counts:
+        counts[name] += 1
+jax.monitoring.register_event_listener(count)
+told = []
+with compile_cache(Path(sys.argv[1]), told.append):
+    value = jax.jit(lambda x: jnp.sin(x @ x.T).sum())(jnp.arange(12.0).reshape(3, 4))
+print(json.dumps({"value": float(value).hex(), "told": told, **counts}))
+"""
+
+
+def work(home: Path, **environment: str) -> tuple[dict[str, object], str]:
+    """What a process of its own says, and its stderr."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TF_CPP"))}
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, str(home)],
+        env={**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+def entries(home: Path) -> list[Path]:
+    return sorted((home / ".cache").rglob("*-cache"))
+
+
+def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
+    first, said = work(tmp_path)
+    assert (first["hits"], first["told"], said) == (0, [], "")
+    assert first["misses"] == len(entries(tmp_path)) > 0
+    second, said = work(tmp_path)
+    assert second == {**first, "hits": first["misses"], "misses": 0}  # the same bits, too
+    assert said == ""
+    assert list_runs(tmp_path) == []
+    # Killed while it wrote: found, dropped and written anew. Compiled with a taste that is no feature of this machine,
+    # as compilers for some CPUs say of their own programs: used without a word.
+    torn, strange = entries(tmp_path)[:2]
+    torn.write_bytes(torn.read_bytes()[:-7])
+    program = zlib.decompress(strange.read_bytes())
+    if b"+sse2," in program:
+        strange.write_bytes(zlib.compress(program.replace(b"+sse2,", b"+tast,")))
+    third, said = work(tmp_path)
+    assert third == {**first, "hits": first["misses"] - 1, "misses": 1}  # pyright: ignore[reportOperatorIssue]
+    assert said == ""
+
+
+def test_the_users_own_place_and_refusal_are_heeded(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    work(tmp_path, JAX_COMPILATION_CACHE_DIR=str(own), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    assert list(own.glob("*-cache"))
+    work(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_place_that_will_not_do_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".cache").write_text("a file")
+    said, errors = work(tmp_path)
+    assert said["told"] == [f"what XLA compiles cannot be kept: {tmp_path / '.cache'} is no directory"]
+    assert errors == ""
+
+
+def test_jax_is_left_as_it_was(tmp_path: Path) -> None:
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    if before[0] is not None:
+        pytest.skip("whoever runs the tests has a place of their own")
+    with compile_cache(tmp_path / "runs", lambda text: None):
+        assert str(getattr(jax.config, names[0])).startswith(str(tmp_path))
+    assert [getattr(jax.config, name) for name in names] == before
+    assert not (tmp_path / "runs").exists()  # not before something is compiled

@@ -1,0 +1,35 @@
+"""Whole runs whose rows are packed tell the same as those whose rows are padded, and are the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def metrics(runs: Path, name: str) -> list[dict[str, Any]]:
+    (directory,) = runs.glob(f"{name}-*")
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_both_stages_run_packed_as_they_run_padded(lab: Any) -> None:
+    short = ("evaluation=None", "steps=4")
+    earlier = [f"model.weights.experiment.{word}" for word in short]
+    found = {}
+    for way in ("Padded", "Packed"):
+        batching = [f"{path}batching=Batching.{way}()" for path in ("", "model.weights.experiment.")]
+        code, _, err = lab.python("dpo.py", *short, *earlier, *batching, "--home", way)
+        assert code == 0, err
+        found[way] = lab.place / way
+    assert {path.name for path in found["Padded"].iterdir()} == {path.name for path in found["Packed"].iterdir()}
+    for stage in ("sft", "dpo"):
+        padded, packed = metrics(found["Padded"], stage), metrics(found["Packed"], stage)
+        assert len(padded) == len(packed) == 4
+        for one, other in zip(padded, packed, strict=True):
+            assert one["num_tokens"] == other["num_tokens"]
+            for name in ("loss", "grad_norm", "entropy"):
+                assert other[name] == pytest.approx(one[name], rel=2e-4), (stage, name)

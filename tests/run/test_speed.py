@@ -1,0 +1,36 @@
+"""Figures of a step: rates by what a row is, and shares of a peak where there is one."""
+
+from __future__ import annotations
+
+import attrs
+
+from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule, compile
+from nnxdsl.program.floor import Flops
+from nnxdsl.run.speed import Speed
+
+TEXT = Experiment(
+    name="speed",
+    model=Model.Gemma3("tiny"),
+    objective=Objective.SFT(),
+    data=Data.Conversations("none.jsonl", max_length=32),
+    optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+    batch_size=4,
+    steps=2,
+)
+
+
+def test_a_cpu_has_rates_but_no_share_of_a_peak() -> None:
+    speed = Speed.of(compile(TEXT))
+    assert speed == Speed("rows", 4, None)
+    assert speed.rates(100, 0.5) == {"tokens/s": 200.0, "rows/s": 8.0}
+    assert speed.use(Flops(3e12, 5e12), 0.5) == {"floor_tflops/s": 6.0}
+
+
+def test_pairs_are_called_so() -> None:
+    pairs = attrs.evolve(TEXT, objective=Objective.DPO(), data=Data.Preferences("none.jsonl"))
+    assert Speed.of(compile(pairs)).rates(100, 0.5) == {"tokens/s": 200.0, "pairs/s": 8.0}
+
+
+def test_use_is_a_share_of_all_devices_peak() -> None:
+    speed = Speed("pairs", 4, 2e12)
+    assert speed.use(Flops(0.5e12, 0.75e12), 0.5) == {"floor_tflops/s": 1.0, "mfu": 0.5, "hfu": 0.75}
