@@ -1,0 +1,167 @@
+"""What it gains to compute a pair's prompt once for both completions, against the work that it saves.
+
+`python benchmarks/prefix_sharing.py` takes the same LoRA-DPO step twice by turns: as nnxdsl takes it, on rows
+`[prompt | chosen | rejected]`, and on two ordinary causal rows for each pair. The gain in time should be 85 % of what
+the saved products promise; gradients must agree within 1e-5, else the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import small
+
+import nnxdsl
+from nnxdsl.data import PairBatch
+from nnxdsl.models.attention import right_padded
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.program.forward import Forward
+from nnxdsl.program.logprobs import TokenStats
+from nnxdsl.program.losses import Pairs
+from nnxdsl.program.step import Leaves, Moving
+
+SHAPES = ((8, 128), (128, 128), (192, 96), (256, 64), (320, 40))
+"""Tokens of the prompt and of each completion: the prompt is 0.06, 1, 2, 4 and 8 times as long."""
+
+AIM = 0.85
+"""Part of the gain that the saved products promise."""
+
+SAME = 1e-5
+"""By how much gradients may differ, of the largest of their array."""
+
+PAIRS, RANK = 4, 16
+HEADINGS = "{:>6} {:>9} {:>8} {:>7} {:>9} {:>11} {:>11} {:>13} {:>13} {:>13}"
+HEADED = (
+    *("prompt", "response", "reached", "gained", "promised"),
+    *("shared min", "twice min", "shared median", "twice median", "gradients off"),
+)
+
+
+class Twice(Forward):
+    """A forward pass that computes the prompt of a pair before each of its completions. All rows must be full."""
+
+    def pairs(self, model: Decoder, batch: PairBatch) -> tuple[Pairs, TokenStats]:
+        """As `Forward.pairs`, from rows `[prompt | completion]` [2B, P + R]."""
+        targets = jnp.concatenate([batch.chosen, batch.rejected])  # [2B, R]
+        tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), targets], axis=1)
+        length = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
+        hidden = self._hidden(model, tokens, right_padded(length, tokens.shape[1]))
+        stats = self._stats(hidden[:, -targets.shape[1] - 1 : -1], model, targets, jnp.ones(targets.shape, bool))
+        chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)
+        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
+        # As one row for each pair, as the caller expects them.
+        return Pairs(chosen, rejected, *lengths), TokenStats(*(jnp.concatenate(jnp.split(x, 2), 1) for x in stats))
+
+
+def flops(prompt: int, response: int, *, is_shared: bool) -> float:
+    """Products of a LoRA step for one pair, without the reference.
+
+    Those of the frozen weights twice (forward, and to the inputs), of the head twice, of attention three times over
+    the pairs of tokens that see each other, of adapters three times.
+    """
+    config = small.CONFIG
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    embed, mlp = config.embed_dim, config.mlp_dim
+    matrices = config.num_layers * (2 * embed * heads + 2 * embed * kv_heads + 3 * embed * mlp)
+    adapters = config.num_layers * RANK * (2 * (embed + heads) + 3 * (embed + mlp))
+    ordinary = prompt + response
+    tokens = prompt + 2 * response if is_shared else 2 * ordinary
+    in_prompt, in_response = prompt * (prompt + 1) / 2, response * (response + 1) / 2
+    seen = (1 if is_shared else 2) * in_prompt + 2 * (response * prompt + in_response)
+    attention = 4 * heads * seen * config.num_layers
+    head = config.vocab_size * embed * 2 * response
+    return 2 * 2 * matrices * tokens + 2 * 2 * head + 3 * attention + 3 * 2 * adapters * tokens
+
+
+def batch_of(prompt: int, response: int) -> PairBatch:
+    """Full rows of random tokens, with a reference that says 0 of each."""
+    draw = np.random.default_rng(0)
+
+    def ids(length: int) -> np.ndarray:
+        return draw.integers(1, small.CONFIG.vocab_size, (PAIRS, length)).astype(np.int32)
+
+    lengths = (np.full(PAIRS, length, np.int32) for length in (prompt, response, response))
+    known = np.zeros(PAIRS, np.float32)
+    return PairBatch(ids(prompt), ids(response), ids(response), *lengths, np.ones(PAIRS, np.float32), known, known)
+
+
+def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
+    """One row of the table."""
+    numbers = {"batch": PAIRS, "prompt": prompt, "response": response, "beta": 0.1, "learning_rate": 1e-5}
+    numbers |= {"rank": RANK, "alpha": 32.0, "lora": True, "spread": False, "seed": 0}
+    with tempfile.TemporaryDirectory() as place:
+        program = nnxdsl.compile(small.experiment(Path(place), numbers, "cached", random=True))
+    state = program.init()
+    shared = program.computation
+    twice = attrs.evolve(shared, forward=Twice(**attrs.asdict(shared.forward, recurse=False)))
+    batch = program.put(batch_of(prompt, response))
+    # With B = 0 nothing would be learnt about A.
+    trainable = {path: 0.02 * jnp.cos(jnp.arange(x.size)).reshape(x.shape) for path, x in state.trainable.items()}
+    gradients = [jax.jit(one.gradients)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
+    given = Moving(state.step, trainable, state.optimizer), state.frozen, {}, batch
+    sides = [jax.jit(one.step).lower(*given).compile() for one in (shared, twice)]
+    seconds: list[list[float]] = [[], []]
+    for turn in range(rounds + 1):
+        for side, taken in zip(sides, seconds, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(side(*given))
+            if turn:  # the first warms up
+                taken.append(time.perf_counter() - start)
+    promised = flops(prompt, response, is_shared=False) / flops(prompt, response, is_shared=True)
+    gained = min(seconds[1]) / min(seconds[0])
+    return {
+        "prompt": prompt,
+        "response": response,
+        "promised": promised,
+        "gained": gained,
+        "gained_by_turn": statistics.median(theirs / ours for ours, theirs in zip(*seconds, strict=True)),
+        "part": gained / promised,
+        "shared": seconds[0],
+        "twice": seconds[1],
+        "temporaries": [side.memory_analysis().temp_size_in_bytes for side in sides],
+        "gradients_off": off(*gradients),
+    }
+
+
+def off(one: Leaves, other: Leaves) -> float:
+    """The largest difference of an array's gradients, of its largest."""
+    return max(float(jnp.max(jnp.abs(one[path] - other[path])) / jnp.max(jnp.abs(one[path]))) for path in one)
+
+
+def main() -> int:
+    """The table; 1 if gradients differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10, help="timed steps of each side")
+    parser.add_argument("--json", type=Path, help="where all figures go as well")
+    options = parser.parse_args()
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")}
+    print(", ".join(f"{name} {value}" for name, value in versions.items()), f"{os.cpu_count()} cores", sep=", ")
+    print(HEADINGS.format(*HEADED))
+    found = []
+    for prompt, response in SHAPES:
+        row = compare(prompt, response, options.rounds)
+        found.append(row)
+        times = [f"{figure(row[side]):.3f}" for figure in (min, statistics.median) for side in ("shared", "twice")]
+        gains = [f"{row['part']:.0%}", f"{row['gained']:.2f}", f"{row['promised']:.2f}"]
+        print(HEADINGS.format(prompt, response, *gains, *times, f"{row['gradients_off']:.1e}"), flush=True)
+    print(f"aim: {AIM:.0%} of what is promised; gradients within {SAME:.0e}")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"versions": versions, "cores": os.cpu_count(), "rows": found}, indent=1))
+    return int(max(row["gradients_off"] for row in found) > SAME)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
