@@ -38,6 +38,8 @@ WITHOUT_JAX = (
     "run/drawing.py",
     "run/tables.py",
     "run/ahead_process.py",
+    "run/xla_flags.py",
+    "run/allocator.py",
     "program/hardware.py",
     "program/collectives.py",
     "run/stop.py",
