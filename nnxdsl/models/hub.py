@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import jax
@@ -159,15 +159,22 @@ class HubReader:
             WeightsError: a tensor of it is missing or of a dtype that is not understood.
         """
         source = self._sources[path]
-        parts = []
-        for name in source.names:
+        self._require(path)
+        parts = [self._tensors[name].read() for name in source.names]
+        parts = [part.T if source.transposed else part for part in parts]
+        return np.stack(parts) if source.stacked else parts[0]
+
+    def _require(self, path: str) -> None:
+        for name in self._sources[path].names:
             if name not in self._tensors:
                 raise WeightsError(str(self._missing(path, name, None)))
             if not self._tensors[name].readable:
                 raise WeightsError(str(self._unreadable(path, name)))
-            part = self._tensors[name].read()
-            parts.append(part.T if source.transposed else part)
-        return np.stack(parts) if source.stacked else parts[0]
+
+    def dtype(self, path: str) -> np.dtype:
+        """The dtype that `leaf` gives, without reading it; KeyError and WeightsError as there."""
+        self._require(path)
+        return np.result_type(*(self._tensors[name].numpy for name in self._sources[path].names))
 
     def check(self, template: Template) -> list[Problem]:
         """Everything that keeps the directory from filling a template; reads headers only, no weights.
@@ -240,13 +247,41 @@ class HubReader:
         )
 
 
-def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, jax.Array | np.ndarray]) -> None:
+class Shaped(Protocol):
+    """What is known of an array before it is read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype."""
+        ...
+
+
+def write(
+    directory: str | Path,
+    config: DecoderConfig,
+    leaves: Mapping[str, Shaped],
+    *,
+    value: Callable[[str], jax.Array | np.ndarray] | None = None,
+    max_shard_bytes: int | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> None:
     """Writes a directory that transformers loads as a model of the family that `config` is of.
 
     Args:
-        directory: is made if need be; its `config.json` and `model.safetensors` are replaced.
+        directory: is made if need be; its `config.json` and weights are replaced.
         config: the decoder's numbers.
-        leaves: the leaves of a plain decoder, each stored in its own dtype (float32, float16 or bfloat16).
+        leaves: the leaves of a plain decoder, each stored in its own dtype (float32, float16 or bfloat16); where
+            `value` is given, their shapes and dtypes are enough.
+        value: gives a leaf by path, when it is its turn: one is held at a time, and asked for once. None to take them
+            from `leaves`.
+        max_shard_bytes: the weights are split so that no file holds more than this, but for a tensor that is larger
+            alone. None for one file.
+        fields: more for `config.json`, such as ids of tokens.
 
     Raises:
         WeightsError: a leaf is missing, or is no part of a plain decoder (an adapter: merge it first); or no family of
@@ -257,27 +292,47 @@ def write(directory: str | Path, config: DecoderConfig, leaves: Mapping[str, jax
         problems = [f"{path}: missing" for path in wanted if path not in leaves]
         problems += [f"{path}: no leaf of a plain decoder" for path in leaves if path not in wanted]
         raise WeightsError("\n  ".join([f"{directory}: cannot be written:", *problems]))
-    text = json.dumps(to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name), indent=2)
+    about = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name), **(fields or {})}
     origin = {
-        name if name == _HEAD else f"model.{name}": (path, number)
-        for path, source in wanted.items()
-        for number, name in enumerate(source.names)
+        tensor_name(name): (path, number) for path, source in wanted.items() for number, name in enumerate(source.names)
     }
     tensors = {
         name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, (path, _) in origin.items()
     }
+    held: dict[str, Any] = {}  # the leaf whose tensors are being written: those of one leaf follow each other
 
-    def value(name: str) -> np.ndarray:
+    def part(name: str) -> np.ndarray:
         path, number = origin[name]
-        array = np.asarray(leaves[path][number] if wanted[path].stacked else leaves[path])
+        if path not in held:
+            held.clear()
+            held[path] = leaves[path] if value is None else value(path)
+        array = np.asarray(held[path][number] if wanted[path].stacked else held[path])
         return array.T if wanted[path].transposed else array
 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    safetensors.write(directory / SINGLE, tensors, value)
-    (directory / INDEX).unlink(missing_ok=True)  # of a sharded checkpoint that was here before
-    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    shards = safetensors.shards(tensors, max_shard_bytes)
+    if len(shards) == 1:
+        safetensors.write(directory / SINGLE, tensors, part)
+        (directory / INDEX).unlink(missing_ok=True)  # of a sharded checkpoint that was here before
+    else:
+        files = {f"model-{n:05d}-of-{len(shards):05d}.safetensors": names for n, names in enumerate(shards, start=1)}
+        for file, names in files.items():
+            safetensors.write(directory / file, {name: tensors[name] for name in names}, part)
+        total = sum(safetensors.size(*tensor) for tensor in tensors.values())
+        listing = {
+            "metadata": {"total_size": total},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        }
+        (directory / INDEX).write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
+        (directory / SINGLE).unlink(missing_ok=True)  # transformers would take it in place of the shards
+    (directory / "config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def tensor_name(name: str, prefix: str = "model.") -> str:
+    """The name in a file of a tensor of `sources`: the head stands beside the text model, all else in it."""
+    return name if name == _HEAD else prefix + name
 
 
 def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
@@ -285,12 +340,29 @@ def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
     single, listing = directory / SINGLE, directory / INDEX
     if not listing.exists():
         if not single.exists():
-            raise WeightsError(f"{directory}: expected {SINGLE} or {INDEX}, there is neither")
+            raise WeightsError(f"{directory}: expected {SINGLE} or {INDEX}, there is neither{_pickled(directory)}")
         return single, {}
     names = _read_json(listing).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()) or not names:
         raise WeightsError(f"{listing}: expected a 'weight_map' of tensor names to file names")
+    # By the names alone: in the Hub's own cache every file is a link to somewhere else.
+    outside = sorted({file for file in names.values() if Path(file).is_absolute() or ".." in Path(file).parts})
+    if outside:
+        files = ", ".join(map(repr, outside))
+        raise WeightsError(f"{listing}: names files outside of its directory, which are not read: {files}")
     return listing, {name: directory / file for name, file in names.items()}
+
+
+def _pickled(directory: Path) -> str:
+    """What to do about a directory whose weights are pickled: reading those runs whatever code they hold."""
+    found = sorted(file.name for file in directory.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if not found:
+        return ""
+    return (
+        f"; {', '.join(found)} would be read with pickle, which runs any code that a file holds, so it is not. Where "
+        f'you trust it, convert it with torch and transformers: python -c "from transformers import '
+        f"AutoModelForCausalLM as M; M.from_pretrained('{directory}').save_pretrained('{directory}-safetensors')\""
+    )
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -46,8 +47,15 @@ class Tensor:
         """Whether its dtype is one that `read` understands."""
         return self.dtype in _DTYPES
 
+    @property
+    def numpy(self) -> np.dtype:
+        """Its dtype as numpy knows it; a KeyError where that is not `readable`."""
+        return _DTYPES[self.dtype]
+
     def read(self) -> np.ndarray:
         """The values as stored, read-only and memory-mapped: nothing is read until it is used."""
+        if self.start == self.stop:  # nothing can be mapped
+            return np.empty(self.shape, _DTYPES[self.dtype])
         raw = np.memmap(self.file, np.uint8, "r", self.start, (self.stop - self.start,))
         return raw.view(_DTYPES[self.dtype]).reshape(self.shape)
 
@@ -65,38 +73,70 @@ def index(file: Path) -> dict[str, Tensor]:
         WeightsError: the file is missing, cut short or not of the format.
     """
     try:
-        size = file.stat().st_size
+        total = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8:
-                raise WeightsError(f"{file}: damaged: the file has {size} bytes, too few for a safetensors file")
-            if length > size - 8:
-                raise WeightsError(f"{file}: damaged: the header should take {length} bytes, the file has {size}")
+            if total < 8:
+                raise WeightsError(f"{file}: damaged: the file has {total} bytes, too few for a safetensors file")
+            if length > total - 8:
+                raise WeightsError(f"{file}: damaged: the header should take {length} bytes, the file has {total}")
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
         tensors = {}
         for name, entry in header.items():
             start, stop = entry["data_offsets"]
+            if not _is_plausible(entry["dtype"], entry["shape"], start, stop):
+                raise ValueError(name)
             tensors[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]), 8 + length + start, 8 + length + stop)
     except OSError as error:
         raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WeightsError(f"{file}: damaged: its header is not that of a safetensors file") from None
     last, end = max(
         ((name, tensor.stop) for name, tensor in tensors.items()), key=lambda item: item[1], default=("", 0)
     )
-    if end > size:
+    if end > total:
         raise WeightsError(
-            f"{file}: damaged: {last} should end at byte {end}, the file has {size} bytes; get the file again"
+            f"{file}: damaged: {last} should end at byte {end}, the file has {total} bytes; get the file again"
         )
     for name, tensor in tensors.items():
-        wanted = int(np.prod(tensor.shape)) * _DTYPES[tensor.dtype].itemsize if tensor.readable else None
+        wanted = size(tensor.shape, _DTYPES[tensor.dtype]) if tensor.readable else None
         if wanted is not None and tensor.stop - tensor.start != wanted:
             raise WeightsError(
                 f"{file}: damaged: {name} of shape {tensor.shape} and dtype {tensor.dtype} should take {wanted} bytes, "
                 f"the header says {tensor.stop - tensor.start}"
             )
     return tensors
+
+
+def _is_plausible(dtype: object, shape: object, start: object, stop: object) -> bool:
+    """Whether an entry of a header can be one; a damaged one must not be taken for a view of other bytes."""
+    numbers = [start, stop, *shape] if isinstance(shape, list) else [None]
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
+        return False
+    return isinstance(dtype, str) and isinstance(start, int) and isinstance(stop, int) and start <= stop
+
+
+def size(shape: Iterable[int], dtype: np.dtype) -> int:
+    """The bytes that an array takes."""
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def shards(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]], limit: int | None) -> list[list[str]]:
+    """The names of tensors for each file, in their order, so that no file holds more than `limit` bytes.
+
+    A tensor that is larger alone has a file of its own. Without a limit, or without tensors, there is one file.
+    """
+    found: list[list[str]] = [[]]
+    held = 0
+    for name, (shape, dtype) in tensors.items():
+        taken = size(shape, dtype)
+        if limit is not None and found[-1] and held + taken > limit:
+            found.append([])
+            held = 0
+        found[-1].append(name)
+        held += taken
+    return found
 
 
 def write(
@@ -123,7 +163,7 @@ def write(
             raise WeightsError(
                 f"{name}: dtype {np.dtype(dtype)} cannot be written; there are: {', '.join(map(str, _NAMES))}"
             )
-        stop = offset + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        stop = offset + size(shape, dtype)
         header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [offset, stop]}
         offset = stop
     encoded = json.dumps(header, separators=(",", ":")).encode()
