@@ -133,7 +133,7 @@ def _adapters(trainable: dict[str, jax.Array]) -> dict[str, np.ndarray]:
     """[in, rank] A of each module, by the Hub's name."""
     found: dict[str, np.ndarray] = {}
     for layer in range(CONFIG.num_layers):
-        period, place = divmod(layer, CONFIG.window_pattern)
+        period, place = divmod(layer, CONFIG.period)
         for ours, theirs in _MODULES.items():
             leaf = trainable[f"layers.blocks.{place}.{ours}.kernel_lora_a"]
             found[f"model.layers.{layer}.{theirs}"] = np.asarray(leaf[period])

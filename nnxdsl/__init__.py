@@ -1,6 +1,6 @@
 """nnxdsl: a post-training run as one typed Python object, compiled into a Flax NNX program.
 
-Importing it loads no jax; `compile` does when it is first used.
+Importing it loads no jax; `compile` and `load` do when they are first used.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ from nnxdsl.spec.weights import Weights
 if TYPE_CHECKING:
     from nnxdsl.program.compiler import Program as Program
     from nnxdsl.program.compiler import compile as compile
+    from nnxdsl.run.pretrained import Pretrained as Pretrained
+    from nnxdsl.run.pretrained import load as load
 
-_NEEDS_JAX = {"Program": "nnxdsl.program.compiler", "compile": "nnxdsl.program.compiler"}
+_NEEDS_JAX = {
+    "Pretrained": "nnxdsl.run.pretrained",
+    "Program": "nnxdsl.program.compiler",
+    "compile": "nnxdsl.program.compiler",
+    "load": "nnxdsl.run.pretrained",
+}
 
 
 def __getattr__(name: str) -> Any:

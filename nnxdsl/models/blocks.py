@@ -16,7 +16,7 @@ from nnxdsl.models.activations import constrain
 from nnxdsl.models.attention import Places, attend, mask
 from nnxdsl.models.cache import KV, Cache, attend_past, joined, ring_places
 from nnxdsl.models.chunked import attend_in_blocks
-from nnxdsl.models.decoder_config import Activation, DecoderConfig
+from nnxdsl.models.decoder_config import Activation, DecoderConfig, LayerKind
 from nnxdsl.models.fused import attend_cudnn, attend_splash
 from nnxdsl.models.layers import Linear, RMSNorm, rope_tables, rotate
 from nnxdsl.models.remat import named
@@ -73,13 +73,11 @@ def context(
         return View(own, places, mask(places, keys, window) if own.kernel == "dense" else None, rope)
 
     local_view = global_view = None
-    if config.window_pattern > 1:
-        rope = rope_tables(places.position, config.head_dim, config.rope_base_local)
-        local_view = view(config.window, rope)
-    if config.periods:
-        scaling = config.rope_scale, config.rope_ramp
-        rope = rope_tables(places.position, config.head_dim, config.rope_base_global, *scaling)
-        global_view = view(None, rope)
+    if "local" in config.layers:
+        rope = config.rope_local or config.rope_global
+        local_view = view(config.window, rope_tables(places.position, config.head_dim, rope))
+    if "global" in config.layers:
+        global_view = view(None, rope_tables(places.position, config.head_dim, config.rope_global))
     return Context(local_view, global_view)
 
 
@@ -89,7 +87,7 @@ def norm_of(config: DecoderConfig, features: int, axis: str, param_dtype: DTypeL
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention, in some families with normed queries and keys.
+    """Grouped-query attention, in some families with normed queries and keys, or with biases.
 
     Args:
         config: the decoder's numbers.
@@ -103,20 +101,27 @@ class Attention(nnx.Module):
         self.head_dim = head_dim
         self.query_scale = config.query_scale
         self.soft_cap = config.attention_soft_cap
-        self.query = Linear(embed, heads, axes=("embed", "heads"), rngs=rngs, param_dtype=param_dtype)
-        self.key = Linear(embed, kv_heads, axes=("embed", "kv_heads"), rngs=rngs, param_dtype=param_dtype)
-        self.value = Linear(embed, kv_heads, axes=("embed", "kv_heads"), rngs=rngs, param_dtype=param_dtype)
-        self.output = Linear(heads, embed, axes=("heads", "embed"), rngs=rngs, param_dtype=param_dtype)
-        self.query_norm = norm_of(config, head_dim, "head_dim", param_dtype) if config.query_key_norm else None
-        self.key_norm = norm_of(config, head_dim, "head_dim", param_dtype) if config.query_key_norm else None
+        given = {"rngs": rngs, "param_dtype": param_dtype, "bias": config.attention_bias != "none"}
+        self.query = Linear(embed, heads, axes=("embed", "heads"), **given)
+        self.key = Linear(embed, kv_heads, axes=("embed", "kv_heads"), **given)
+        self.value = Linear(embed, kv_heads, axes=("embed", "kv_heads"), **given)
+        self.output = Linear(heads, embed, axes=("heads", "embed"), **given | {"bias": config.attention_bias == "all"})
+        self.normed = config.query_key_norm
+        features = {"none": None, "head": (head_dim, head_dim), "row": (heads, kv_heads)}[self.normed]
+        axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
+        self.query_norm = norm_of(config, features[0], axes[0], param_dtype) if features else None
+        self.key_norm = norm_of(config, features[1], axes[1], param_dtype) if features else None
 
     def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds."""
         split = (*x.shape[:2], -1, self.head_dim)
-        query = constrain(self.query(x).reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
-        key = constrain(self.key(x).reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
-        value = constrain(self.value(x).reshape(split), "batch", "length", "activation_kv_heads", None)
-        if self.query_norm is not None and self.key_norm is not None:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.normed == "row" and self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query = constrain(query.reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
+        key = constrain(key.reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
+        value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
+        if self.normed == "head" and self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = rotate(query, view.rope), rotate(key, view.rope)
         new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
@@ -166,37 +171,39 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer: attention and MLP, each with a norm before and maybe one after, added to the residual stream.
+    """One layer: attention and MLP, each with a norm before it or after it or both, added to the residual stream.
 
     Args:
         config: the decoder's numbers.
-        is_global: attends over everything, not over the window.
+        kind: what its attention looks at.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
-    def __init__(self, config: DecoderConfig, *, is_global: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        def norm() -> RMSNorm:
-            return norm_of(config, config.embed_dim, "norm", param_dtype)
+    def __init__(self, config: DecoderConfig, *, kind: LayerKind, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        def norm(where: str) -> RMSNorm | None:
+            return (
+                norm_of(config, config.embed_dim, "norm", param_dtype) if config.norms in (where, "sandwich") else None
+            )
 
-        self.is_global = is_global
-        self.pre_attention_norm = norm()
+        self.kind: LayerKind = kind
+        self.pre_attention_norm = norm("pre")
         self.attention = Attention(config, rngs=rngs, param_dtype=param_dtype)
-        self.post_attention_norm = norm() if config.norms == "sandwich" else None
-        self.pre_mlp_norm = norm()
+        self.post_attention_norm = norm("post")
+        self.pre_mlp_norm = norm("pre")
         self.mlp = MLP(config, rngs=rngs, param_dtype=param_dtype)
-        self.post_mlp_norm = norm() if config.norms == "sandwich" else None
+        self.post_mlp_norm = norm("post")
 
     def __call__(self, x: jax.Array, context: Context, past: KV | None) -> tuple[jax.Array, KV]:
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is this layer's cache."""
-        view = context.global_view if self.is_global else context.local_view
+        view = context.global_view if self.kind == "global" else context.local_view
         assert view is not None  # `context` makes one for each kind of layer that there is
         x = named(x, "layer_input")
-        mixed, new = self.attention(self.pre_attention_norm(x), view, past)
-        if self.post_attention_norm is not None:
-            mixed = self.post_attention_norm(mixed)
-        x = constrain(x + mixed, "batch", "length", "activation_embed")
-        mixed = self.mlp(self.pre_mlp_norm(x))
-        if self.post_mlp_norm is not None:
-            mixed = self.post_mlp_norm(mixed)
-        return constrain(x + mixed, "batch", "length", "activation_embed"), new
+        mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
+        x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
+        mixed = self.mlp(_normed(self.pre_mlp_norm, x))
+        return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new
+
+
+def _normed(norm: RMSNorm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)

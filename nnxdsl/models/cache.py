@@ -7,6 +7,7 @@ so who sees whom is told by the slots' places alone, in whatever order they stan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention import MASKED, Places, capped
-from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
 
 
 class KV(NamedTuple):
@@ -29,17 +30,15 @@ class Slots(NamedTuple):
 
     Attributes:
         local_layers: `[layers, B, kv_heads, ring, head_dim]`; None without local layers.
-        global_layer: `[B, kv_heads, length, head_dim]`; None without one.
+        global_layers: `[layers, B, kv_heads, length, head_dim]`; None without global ones.
     """
 
     local_layers: KV | None
-    global_layer: KV | None
+    global_layers: KV | None
 
-    def of(self, layer: int | None) -> KV | None:
-        """Those of one local layer, counted from 0, or of the global one for None."""
-        if layer is None:
-            return self.global_layer
-        return jax.tree.map(lambda part: part[layer], self.local_layers)
+    def of(self, kind: LayerKind, layer: int) -> KV:
+        """Those of one layer, counted from 0 among those of its kind."""
+        return jax.tree.map(lambda part: part[layer], self.local_layers if kind == "local" else self.global_layers)
 
 
 class Cache(NamedTuple):
@@ -47,7 +46,7 @@ class Cache(NamedTuple):
 
     Attributes:
         layers: of the scanned layers, with a leading axis of `periods`; None without periods.
-        tail: of the layers after them, all local; None without any.
+        tail: of the layers after them; None without any.
         places: of all tokens, `[B, length]`; those to come are padding.
         next_slot: int32 scalar, the number of the next token.
     """
@@ -89,9 +88,15 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
         shape = (*leading, batch, config.num_kv_heads, slots, config.head_dim)
         return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
-    ring, periods, local = min(config.window or length, length), config.periods, config.window_pattern - 1
-    layers = Slots(empty(ring, periods, local) if local else None, empty(length, periods)) if periods else None
-    tail = Slots(empty(ring, config.tail_layers), None) if config.tail_layers else None
+    def slots(kinds: Sequence[LayerKind], *leading: int) -> Slots:
+        local, everywhere = kinds.count("local"), kinds.count("global")
+        ring = min(config.window or length, length)
+        return Slots(
+            empty(ring, *leading, local) if local else None, empty(length, *leading, everywhere) if everywhere else None
+        )
+
+    layers = slots(config.pattern, config.periods) if config.periods else None
+    tail = slots(config.tail) if config.tail else None
     places = Places(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
     return Cache(layers, tail, places, jnp.zeros((), jnp.int32))
 

@@ -5,16 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, RopeRamp
-from nnxdsl.models.families.gemma3 import FAMILY as _GEMMA3
+from nnxdsl.models.decoder_config import DecoderConfig, Rope, RopeRamp, Yarn, local_then_global
+from nnxdsl.models.families import gemma, gemma2, gemma3, llama3, mistral, olmo3, qwen2, qwen3
+from nnxdsl.models.families.gemma import GEMMA
+from nnxdsl.models.families.gemma2 import GEMMA2
 from nnxdsl.models.families.gemma3 import GEMMA3
-from nnxdsl.models.families.llama3 import FAMILY as _LLAMA3
 from nnxdsl.models.families.llama3 import LLAMA3
+from nnxdsl.models.families.mistral import MISTRAL
+from nnxdsl.models.families.olmo3 import OLMO3
+from nnxdsl.models.families.qwen2 import QWEN2
+from nnxdsl.models.families.qwen3 import QWEN3
 from nnxdsl.spec.errors import WeightsError
 
-__all__ = ["FAMILIES", "GEMMA3", "LLAMA3", "DecoderConfig", "RopeRamp", "from_hf", "to_hf"]
+__all__ = [
+    "FAMILIES",
+    "GEMMA",
+    "GEMMA2",
+    "GEMMA3",
+    "LLAMA3",
+    "MISTRAL",
+    "OLMO3",
+    "QWEN2",
+    "QWEN3",
+    "DecoderConfig",
+    "Rope",
+    "RopeRamp",
+    "Yarn",
+    "from_hf",
+    "local_then_global",
+    "to_hf",
+]
 
-FAMILIES = (_GEMMA3, _LLAMA3)
+# The first that has a decoder like it writes it.
+FAMILIES = tuple(module.FAMILY for module in (gemma3, llama3, gemma, gemma2, mistral, qwen2, qwen3, olmo3))
 
 
 def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
@@ -38,12 +61,13 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
     raise WeightsError(f"model_type: expected one of {known}, got {kind!r}")
 
 
-def to_hf(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
+def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None) -> dict[str, Any]:
     """The `config.json` that transformers 4.50 or newer reads as the same model.
 
     Args:
         config: the decoder's numbers.
         dtype: the name of the dtype in which the weights are stored.
+        like: the `model_type` to write if several families have such a decoder; of itself the first of `FAMILIES`.
 
     Returns:
         A dictionary of JSON values; `from_hf` of it is `config` again.
@@ -52,7 +76,7 @@ def to_hf(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
         WeightsError: no family has a decoder like this; says what each would need.
     """
     problems = []
-    for family in FAMILIES:
+    for family in sorted(FAMILIES, key=lambda family: like not in family.model_types):
         refused = family.refusals(config)
         if not refused:
             return {"architectures": [family.architecture], "torch_dtype": dtype, **family.write(config)}

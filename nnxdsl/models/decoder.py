@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.activations import arrive, constrain
-from nnxdsl.models.attention import Places, right_padded
+from nnxdsl.models.attention import Places, capped, right_padded
 from nnxdsl.models.blocks import Block, Context, context, norm_of
 from nnxdsl.models.cache import KV, Cache, New, Slots
-from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
 from nnxdsl.models.layers import Embedding, Head
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, rematerialised
@@ -25,18 +25,15 @@ class Period(nnx.Module):
 
     Args:
         config: the decoder's numbers.
-        layers: how many; the last of `config.window_pattern` is global.
+        kinds: of its layers, in their order.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
-    def __init__(self, config: DecoderConfig, layers: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        self.blocks = nnx.List(
-            [
-                Block(config, is_global=config.is_global(layer), rngs=rngs, param_dtype=param_dtype)
-                for layer in range(layers)
-            ]
-        )
+    def __init__(
+        self, config: DecoderConfig, kinds: Sequence[LayerKind], *, rngs: nnx.Rngs, param_dtype: DTypeLike
+    ) -> None:
+        self.blocks = nnx.List([Block(config, kind=kind, rngs=rngs, param_dtype=param_dtype) for kind in kinds])
 
     def __call__(
         self, x: jax.Array, context: Context, past: Slots | None = None, *, keeps: bool = False
@@ -49,17 +46,15 @@ class Period(nnx.Module):
             past: what the cache holds of these layers, if there is one.
             keeps: also return this call's keys and values; of local layers those that the window can still reach.
         """
-        local: list[KV] = []
-        last = None
+        news: dict[LayerKind, list[KV]] = {"local": [], "global": []}
         for block in self.blocks:
-            x, new = block(x, context, None if past is None else past.of(None if block.is_global else len(local)))
-            if block.is_global:
-                last = new
-            else:
-                local.append(_newest(new, context))
+            own = news[block.kind]
+            x, new = block(x, context, None if past is None else past.of(block.kind, len(own)))
+            own.append(_newest(new, context) if block.kind == "local" else new)
         if not keeps:
             return x, None
-        return x, Slots(jax.tree.map(lambda *parts: jnp.stack(parts), *local) if local else None, last)
+        stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
+        return x, Slots(*stacked)
 
 
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
@@ -71,7 +66,7 @@ def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tup
 class Decoder(nnx.Module):
     """A decoder, from tokens to final hidden states.
 
-    Layer i of the published numbering is `layers.blocks.{i % window_pattern}` at stack position `i // window_pattern`;
+    Layer i of the published numbering is `layers.blocks.{i % period}` at stack position `i // period`;
     the layers after the last whole period are `tail.blocks`.
 
     Args:
@@ -98,18 +93,18 @@ class Decoder(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         adapt: Callable[[Period], Period] = lambda period: period,
     ) -> None:
-        def period(layers: int, rngs: nnx.Rngs) -> Period:
-            return adapt(Period(config, layers, rngs=rngs, param_dtype=param_dtype))
+        def period(kinds: Sequence[LayerKind], rngs: nnx.Rngs) -> Period:
+            return adapt(Period(config, kinds, rngs=rngs, param_dtype=param_dtype))
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
         self.embed = Embedding(vocab, embed, scaled=config.scale_embedding, rngs=rngs, param_dtype=param_dtype)
         self.layers = (
-            _stack(lambda key: period(config.window_pattern, nnx.Rngs(params=key)), rngs.params(), config.periods)
+            _stack(lambda key: period(config.pattern, nnx.Rngs(params=key)), rngs.params(), config.periods)
             if config.periods
             else None
         )
-        self.tail = period(config.tail_layers, nnx.Rngs(params=rngs.params())) if config.tail_layers else None
+        self.tail = period(config.tail, nnx.Rngs(params=rngs.params())) if config.tail else None
         self.norm = norm_of(config, embed, "norm", param_dtype)
         self.lm_head = None if config.tied_head else Head(vocab, embed, rngs=rngs, param_dtype=param_dtype)
 
@@ -160,6 +155,13 @@ class Decoder(nnx.Module):
             x, tail = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
         return hidden, New(layers, tail, places) if keeps else None
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Logits `[..., V]` of hidden states `[..., D]`, float32; whole, so for few tokens."""
+        head = self.head().astype(hidden.dtype)
+        logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else capped(logits, cap)
 
     def head(self) -> jax.Array:
         """The output head `[V, D]`, the embedding's table if tied, in its own dtype; logits are `hidden @ head.T`."""

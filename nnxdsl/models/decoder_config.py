@@ -1,16 +1,27 @@
-"""A decoder as numbers and choices: all that tells one dense family from another; no jax, and no family by name."""
+"""A decoder as numbers and choices: all that tells one family from another; no jax, and no family by name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import attrs
 
-Norms = Literal["pre", "sandwich"]
+LayerKind = Literal["local", "global"]
+"""What a layer's attention looks at: the tokens in a sliding window, or all tokens before."""
+Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "zero_centred"]
+QueryKeyNorm = Literal["none", "head", "row"]
+AttentionBias = Literal["none", "qkv", "all"]
 Activation = Literal["silu", "gelu_tanh"]
 
-_CHOICES = {"norms": get_args(Norms), "norm_scale": get_args(NormScale), "activation": get_args(Activation)}
+_CHOICES = {
+    "norms": get_args(Norms),
+    "norm_scale": get_args(NormScale),
+    "query_key_norm": get_args(QueryKeyNorm),
+    "attention_bias": get_args(AttentionBias),
+    "activation": get_args(Activation),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -18,7 +29,7 @@ class RopeRamp:
     """Which of RoPE's frequencies are scaled: those that turn slowly (Llama 3, arXiv:2407.21783).
 
     A frequency is judged by its turns over `length` positions. With fewer than `slow` turns it is divided by
-    `rope_scale`, with more than `fast` turns it stays as it is, and in between it is mixed of the two, linearly in the
+    `Rope.scale`, with more than `fast` turns it stays as it is, and in between it is mixed of the two, linearly in the
     number of turns.
 
     Attributes:
@@ -32,18 +43,80 @@ class RopeRamp:
     length: int
 
     def __attrs_post_init__(self) -> None:
-        if not 0 < self.slow < self.fast:
-            raise ValueError(f"rope_ramp: expected 0 < slow < fast, got slow={self.slow} and fast={self.fast}")
-        if not self.length > 0:
-            raise ValueError(f"rope_ramp: length must be above 0, got {self.length}")
+        _check_ramp("rope_ramp", self.slow, self.fast, self.length)
+
+
+@attrs.frozen(kw_only=True)
+class Yarn:
+    """Which of RoPE's frequencies are scaled, and by how much angles' tables are (Peng et al. 2023, arXiv:2309.00071).
+
+    As `RopeRamp`, but what is mixed is mixed linearly in the frequency's number, not in its turns.
+
+    Attributes:
+        slow: turns below which a frequency is scaled in full (the Hub's `beta_slow`).
+        fast: turns above which it is not scaled (the Hub's `beta_fast`).
+        length: positions that the model was trained on before (the Hub's `original_max_position_embeddings`).
+        amplitude: what sines and cosines are multiplied by, which sharpens attention (the Hub's `attention_factor`).
+        whole: whether the ramp begins and ends at whole numbers (the Hub's `truncate`).
+    """
+
+    slow: float = 1.0
+    fast: float = 32.0
+    length: int
+    amplitude: float
+    whole: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        _check_ramp("yarn", self.slow, self.fast, self.length)
+        if not self.amplitude > 0:
+            raise ValueError(f"yarn: amplitude must be above 0, got {self.amplitude}")
+
+
+def _check_ramp(name: str, slow: float, fast: float, length: int) -> None:
+    if not 0 < slow < fast:
+        raise ValueError(f"{name}: expected 0 < slow < fast, got slow={slow} and fast={fast}")
+    if not length > 0:
+        raise ValueError(f"{name}: length must be above 0, got {length}")
+
+
+@attrs.frozen(kw_only=True)
+class Rope:
+    """Rotary positions of one kind of layers (Su et al., arXiv:2104.09864).
+
+    Attributes:
+        base: base wavelength.
+        scale: frequencies are divided by it, as if positions were.
+        ramp: which frequencies `scale` is for; None for all of them (linear scaling).
+    """
+
+    base: float
+    scale: float = 1.0
+    ramp: RopeRamp | Yarn | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("base", "scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"rope: {name} must be above 0, got {getattr(self, name)}")
+
+
+def local_then_global(layers: int) -> tuple[LayerKind, ...]:
+    """A period of so many layers, of which the last is global."""
+    return (*("local",) * (layers - 1), "global")
+
+
+def period_of(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    """The shortest period that gives these layers when it is repeated, the last time maybe in part."""
+    for length in range(1, len(kinds)):
+        if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):
+            return tuple(kinds[:length])
+    return tuple(kinds)
 
 
 @attrs.frozen(kw_only=True)
 class DecoderConfig:
     """The numbers and choices that fix a dense decoder's mathematics; the choices' defaults are those of Gemma 3.
 
-    Layers come in periods of `window_pattern`: all but the last of a period attend over a sliding window, the last
-    over everything. Layers that fill no whole period are the tail. Where all layers are global, a period is one layer.
+    Layers come in periods of `pattern`, which repeats; layers that fill no whole period are the tail.
 
     Attributes:
         vocab_size: rows of the embedding.
@@ -54,21 +127,21 @@ class DecoderConfig:
         num_kv_heads: key/value heads; divides `num_heads`.
         head_dim: width of one head; even.
         window: a local layer sees itself and `window - 1` tokens before; None where no layer is local.
-        window_pattern: layers of one period; 1 where all layers are global.
-        rope_base_local: RoPE base wavelength of the local layers.
-        rope_base_global: RoPE base wavelength of the global layers.
-        rope_scale: RoPE frequencies of the global layers are divided by it, as if positions were.
-        rope_ramp: which frequencies `rope_scale` is for; None for all of them (linear scaling).
+        pattern: the kinds of the layers of one period.
+        rope_local: rotary positions of the local layers; None where they turn as the global ones do.
+        rope_global: rotary positions of the global layers.
         query_scale: attention scores are multiplied by it.
         attention_soft_cap: attention scores are bent into its range, from minus it to it, before they are masked (Gemma
             2, arXiv:2408.00118); None for scores as they are.
         norm_eps: added to the mean square in every RMSNorm.
         max_length: positions that the model was made for.
         norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
-            sum with the residual stream.
+            sum with the residual stream; "post": those after alone (OLMo 2, arXiv:2501.00656).
         norm_scale: "plain": the scale begins at 1 and multiplies what is rounded already (Llama);
             "zero_centred": it begins at 0, and 1 + scale multiplies before the rounding (Gemma).
-        query_key_norm: an RMSNorm of each head's query and key before they are rotated.
+        query_key_norm: an RMSNorm of queries and of keys before they are rotated: "head": of each head; "row": of all
+            heads of a token together.
+        attention_bias: which of attention's linear layers add a bias: none, those before it, or the one after it too.
         activation: of the MLP's gate.
         scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
         tied_head: the embedding is the output head; else the head has weights of its own.
@@ -84,18 +157,17 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     window: int | None
-    window_pattern: int = 6
-    rope_base_local: float = 10_000.0
-    rope_base_global: float = 1_000_000.0
-    rope_scale: float = 1.0
-    rope_ramp: RopeRamp | None = None
+    pattern: tuple[LayerKind, ...] = local_then_global(6)
+    rope_local: Rope | None = Rope(base=10_000.0)
+    rope_global: Rope = Rope(base=1_000_000.0)
     query_scale: float
     attention_soft_cap: float | None = None
     norm_eps: float = 1e-6
     max_length: int
     norms: Norms = "sandwich"
     norm_scale: NormScale = "zero_centred"
-    query_key_norm: bool = True
+    query_key_norm: QueryKeyNorm = "head"
+    attention_bias: AttentionBias = "none"
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
     tied_head: bool = True
@@ -112,19 +184,27 @@ class DecoderConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; RoPE turns its halves against each other")
-        if self.window is None and self.window_pattern != 1:
-            raise ValueError(f"window_pattern={self.window_pattern} has local layers, which need a window")
+        if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
+            raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
+        if self.window is None and "local" in self.pattern:
+            raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
+
+    @property
+    def period(self) -> int:
+        """Layers of one period."""
+        return len(self.pattern)
 
     @property
     def periods(self) -> int:
         """Whole periods: the length of the scan over layers."""
-        return self.num_layers // self.window_pattern
+        return self.num_layers // self.period
 
     @property
-    def tail_layers(self) -> int:
-        """Layers after the last whole period; all of them local."""
-        return self.num_layers % self.window_pattern
+    def tail(self) -> tuple[LayerKind, ...]:
+        """The kinds of the layers after the last whole period."""
+        return self.pattern[: self.num_layers % self.period]
 
-    def is_global(self, layer: int) -> bool:
-        """Whether a layer, counted from 0 in the model or in its period, attends over everything."""
-        return (layer + 1) % self.window_pattern == 0
+    @property
+    def layers(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer."""
+        return self.pattern * self.periods + self.tail

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import attrs
 import jax
 import numpy as np
 
 from nnxdsl.models import safetensors
 from nnxdsl.models.config import from_hf, to_hf
-from nnxdsl.models.decoder_config import DecoderConfig, Norms
+from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.hub_names import HEAD, sources
 from nnxdsl.models.tree import Template
 from nnxdsl.spec.errors import Problem, WeightsError
 
@@ -26,66 +26,6 @@ _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # What the text decoder has no use for: parts of a multimodal checkpoint, and RoPE's frequencies in old checkpoints.
 _UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|.*\.rotary_emb\.inv_freq$")
-
-# Within a layer: ours, theirs, and whether theirs is transposed (torch keeps Linear weights as [out, in]).
-_LAYER = {
-    "attention.query.kernel": ("self_attn.q_proj.weight", True),
-    "attention.key.kernel": ("self_attn.k_proj.weight", True),
-    "attention.value.kernel": ("self_attn.v_proj.weight", True),
-    "attention.output.kernel": ("self_attn.o_proj.weight", True),
-    "attention.query_norm.scale": ("self_attn.q_norm.weight", False),
-    "attention.key_norm.scale": ("self_attn.k_norm.weight", False),
-    "mlp.gate.kernel": ("mlp.gate_proj.weight", True),
-    "mlp.up.kernel": ("mlp.up_proj.weight", True),
-    "mlp.down.kernel": ("mlp.down_proj.weight", True),
-}
-# What the Hub calls the norm before the MLP where it is the only one after attention, and where it is not.
-_NORMS: dict[Norms, dict[str, str]] = {
-    "pre": {
-        "pre_attention_norm.scale": "input_layernorm.weight",
-        "pre_mlp_norm.scale": "post_attention_layernorm.weight",
-    },
-    "sandwich": {
-        "pre_attention_norm.scale": "input_layernorm.weight",
-        "post_attention_norm.scale": "post_attention_layernorm.weight",
-        "pre_mlp_norm.scale": "pre_feedforward_layernorm.weight",
-        "post_mlp_norm.scale": "post_feedforward_layernorm.weight",
-    },
-}
-_TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
-_HEAD = "lm_head.weight"  # stands beside "model.", not in it
-
-
-@attrs.frozen
-class _Source:
-    """The tensors, without prefix, that make one leaf."""
-
-    names: tuple[str, ...]
-    stacked: bool
-    transposed: bool
-
-    def part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of each tensor, for the leaf's shape."""
-        part = shape[1:] if self.stacked else shape
-        return part[::-1] if self.transposed else part
-
-
-def sources(config: DecoderConfig) -> dict[str, _Source]:
-    """For each leaf of a plain decoder of `config`: the tensors that it is made of."""
-    found = {path: _Source((name,), False, False) for path, name in _TOP.items()}
-    if not config.tied_head:
-        found["lm_head.kernel"] = _Source((_HEAD,), False, False)
-    layer = {ours: names for ours, names in _LAYER.items() if config.query_key_norm or "_norm." not in ours}
-    layer |= {ours: (theirs, False) for ours, theirs in _NORMS[config.norms].items()}
-    pattern, periods = config.window_pattern, config.periods
-    for ours, (theirs, transposed) in layer.items():
-        for block in range(pattern if periods else 0):
-            names = tuple(f"layers.{period * pattern + block}.{theirs}" for period in range(periods))
-            found[f"layers.blocks.{block}.{ours}"] = _Source(names, True, transposed)
-        for block in range(config.tail_layers):
-            names = (f"layers.{periods * pattern + block}.{theirs}",)
-            found[f"tail.blocks.{block}.{ours}"] = _Source(names, False, transposed)
-    return found
 
 
 def read_config(directory: str | Path) -> DecoderConfig:
@@ -139,7 +79,7 @@ class HubReader:
             if name in _HEADS and self.config.tied_head:
                 self._heads[name] = tensor
             elif name in _HEADS:
-                self._tensors[_HEAD] = tensor
+                self._tensors[HEAD] = tensor
             elif name.startswith(self._prefix) and ours in wanted:
                 self._tensors[ours] = tensor
             elif not _UNUSED.match(name):
@@ -233,7 +173,7 @@ class HubReader:
                 )
 
     def _full(self, name: str) -> str:
-        return name if name == _HEAD else self._prefix + name
+        return name if name == HEAD else self._prefix + name
 
     def _missing(self, path: str, name: str, shape: tuple[int, ...] | None) -> Problem:
         file = self._where.get(self._full(name), self._listing)
@@ -332,7 +272,7 @@ def write(
 
 def tensor_name(name: str, prefix: str = "model.") -> str:
     """The name in a file of a tensor of `sources`: the head stands beside the text model, all else in it."""
-    return name if name == _HEAD else prefix + name
+    return name if name == HEAD else prefix + name
 
 
 def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:

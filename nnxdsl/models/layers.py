@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +11,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.activations import constrain, is_constrained
-from nnxdsl.models.decoder_config import NormScale, RopeRamp
+from nnxdsl.models.decoder_config import NormScale, Rope, RopeRamp, Yarn
 from nnxdsl.models.remat import named
 
 
 class Linear(nnx.Module):
-    """`x @ kernel`, with no bias.
+    """`x @ kernel`, and in some families a bias.
 
     Adapters and quantised weights (qwix) come from outside: they find the weight by watching this dot. So each Linear
     holds one weight, and nothing but a cast that is needed stands between the weight and the dot.
@@ -24,21 +26,33 @@ class Linear(nnx.Module):
         out_features: length of the last axis of the output.
         axes: logical names of the kernel's (in, out) axes, kept as the metadata `axes`.
         rngs: draws the kernel, normal with variance 1 / in_features, from its `params` stream.
-        param_dtype: dtype of the kernel.
+        param_dtype: dtype of the kernel and of the bias.
+        bias: whether there is one; it begins at zero.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, axes: tuple[str, str], rngs: nnx.Rngs, param_dtype: DTypeLike
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        axes: tuple[str, str],
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
+        bias: bool = False,
     ) -> None:
         values = jax.random.normal(rngs.params(), (in_features, out_features), jnp.float32) * in_features**-0.5
         self.kernel = nnx.Param(values.astype(param_dtype), axes=axes)  # [in, out]
+        self.bias = nnx.Param(jnp.zeros((out_features,), param_dtype), axes=axes[1:]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., in] -> [..., out]`, in the dtype of `x`."""
         # A gradient sums over all leading axes. XLA for CPUs does that over one axis as it stands; over two it first
         # turns the whole cotangent over, which takes as long as the products. Axes that devices cut stay apart.
         rows = x if is_constrained() else x.reshape(-1, x.shape[-1])
-        return named(self._product(rows).reshape(*x.shape[:-1], -1), "product")
+        product = self._product(rows)
+        if self.bias is not None:
+            product = product + self.bias[...].astype(x.dtype)
+        return named(product.reshape(*x.shape[:-1], -1), "product")
 
     def _product(self, x: jax.Array) -> jax.Array:
         # A quantised weight is no Variable. A cast that does nothing would hide a weight from qwix while tracing.
@@ -121,30 +135,47 @@ def _rows(count: int, features: int, rngs: nnx.Rngs, dtype: DTypeLike) -> jax.Ar
     return (jax.random.normal(rngs.params(), (count, features), jnp.float32) * features**-0.5).astype(dtype)
 
 
-def rope_tables(
-    position: jax.Array, head_dim: int, base: float, scale: float = 1.0, ramp: RopeRamp | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Angles of rotary positions (Su et al., arXiv:2104.09864), scaled to reach further than a model was trained for.
+def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Array, jax.Array]:
+    """Sines and cosines of rotary positions.
 
     Args:
         position: `[B, T]` integers.
         head_dim: width of a head.
-        base: the base wavelength.
-        scale: what frequencies are divided by, as if positions were.
-        ramp: which frequencies are; None for all of them.
+        rope: wavelengths, and how they are stretched to reach further than a model was trained for.
 
     Returns:
         (sin, cos), each `[B, T, head_dim // 2]` float32.
     """
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequency = np.float32(1.0) / np.float32(base) ** exponent  # radians per position
-    scaled = frequency / np.float32(scale)
-    if ramp is not None:
+    frequency = np.float32(1.0) / np.float32(rope.base) ** exponent  # radians per position
+    scaled, amplitude = frequency / np.float32(rope.scale), 1.0
+    if isinstance(rope.ramp, RopeRamp):
+        ramp = rope.ramp
         turns = frequency * np.float32(ramp.length / (2 * np.pi))
         kept = np.clip((turns - np.float32(ramp.slow)) / np.float32(ramp.fast - ramp.slow), 0, 1)
         scaled = (1 - kept) * scaled + kept * frequency
+    elif rope.ramp is not None:
+        kept, amplitude = _kept_by_yarn(rope.ramp, head_dim, rope.base), rope.ramp.amplitude
+        scaled = (1 - kept) * scaled + kept * frequency
     angle = position[..., None].astype(jnp.float32) * scaled  # [B, T, H/2]
-    return jnp.sin(angle), jnp.cos(angle)
+    if amplitude == 1.0:
+        return jnp.sin(angle), jnp.cos(angle)
+    return jnp.sin(angle) * np.float32(amplitude), jnp.cos(angle) * np.float32(amplitude)
+
+
+def _kept_by_yarn(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
+    """Which part of each frequency stays as it is, `[head_dim // 2]`."""
+
+    def number(turns: float) -> float:
+        """Of the frequency that makes so many turns over the length, as a real number."""
+        return head_dim * math.log(yarn.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = number(yarn.fast), number(yarn.slow)
+    if yarn.whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(max(last - first, 1e-3))
+    return 1 - np.clip(ramp, 0, 1)
 
 
 def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:

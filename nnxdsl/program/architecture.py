@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import singledispatch
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from nnxdsl.models import hub
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.config import GEMMA, GEMMA2, GEMMA3, LLAMA3, MISTRAL, OLMO3, QWEN2, QWEN3, DecoderConfig
+from nnxdsl.spec import weights
 from nnxdsl.spec.errors import NotRegisteredError, PlanError, Problem
-from nnxdsl.spec.model import Gemma3, Llama3, Model
-from nnxdsl.spec.weights import HF
+from nnxdsl.spec.model import HF, Gemma, Gemma2, Gemma3, Llama3, Mistral, Model, Olmo3, Qwen2, Qwen3
 
 
 @singledispatch
@@ -26,19 +28,33 @@ def architecture(model: Model) -> DecoderConfig:
     )
 
 
-@architecture.register
-def _(model: Gemma3) -> DecoderConfig:
-    return _published(model, GEMMA3[model.size], model.size)
+def _register(family: type[Model], sizes: Mapping[str, DecoderConfig]) -> None:
+    @architecture.register(family)
+    def _(model: Any) -> DecoderConfig:
+        return _published(model, sizes[model.size], model.size)
+
+
+_register(Gemma, GEMMA)
+_register(Gemma2, GEMMA2)
+_register(Gemma3, GEMMA3)
+_register(Llama3, LLAMA3)
+_register(Mistral, MISTRAL)
+_register(Olmo3, OLMO3)
+_register(Qwen2, QWEN2)
+_register(Qwen3, QWEN3)
 
 
 @architecture.register
-def _(model: Llama3) -> DecoderConfig:
-    return _published(model, LLAMA3[model.size], model.size)
+def _(model: HF) -> DecoderConfig:
+    directory = Path(model.path).expanduser()
+    if not directory.is_dir():
+        raise PlanError([Problem("model.path", f"{model.path}: no such directory")], f"{type(model).__qualname__}")
+    return hub.read_config(directory)
 
 
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     """The network of a published size; the one of its weights, where those say something of themselves."""
-    if not isinstance(model.weights, HF) or not (directory := Path(model.weights.path).expanduser()).is_dir():
+    if not isinstance(model.weights, weights.HF) or not (directory := Path(model.weights.path).expanduser()).is_dir():
         return config
     # What the weights say of themselves must be what was asked for; the vocabulary may be padded differently.
     stored = hub.read_config(directory)

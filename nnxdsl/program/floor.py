@@ -123,7 +123,7 @@ def content(batch: Batch) -> Content:
 def fewest(blueprint: Blueprint, held: Content) -> float:
     """The least that one step over a batch takes; a batch that bears what the reference says asks no reference."""
     of, config = weights(blueprint), blueprint.config
-    kinds = [None if config.is_global(layer) else config.window for layer in range(config.num_layers)]
+    kinds = [None if kind == "global" else config.window for kind in config.layers]
     scores = {window: 4.0 * config.num_heads * config.head_dim * held.seen(window) for window in dict.fromkeys(kinds)}
     attention = sum(scores[window] for window in kinds)
     forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets
@@ -154,8 +154,10 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     # The reference is the base with its adapters off.
     layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again)
     layers += scores * (3 + mixed_again + compared)
-    # The head computes its logits once more in the backward pass, so that they need not be kept.
-    return layers, 2 * of.head * targets * (3 + (blueprint.head_path in blueprint.trainable) + compared)
+    # A frozen head's gradient comes with its forward pass, see `tiles.said`; a trained one computes its logits once more
+    # in the backward pass, but where they are few enough to be kept.
+    heads = 4 if blueprint.head_path in blueprint.trainable else 2
+    return layers, 2 * of.head * targets * (heads + compared)
 
 
 def work(blueprint: Blueprint, batch: Batch) -> Flops:
@@ -195,8 +197,8 @@ def _kernels(blueprint: Blueprint, layer: int) -> dict[str, int]:
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:
     """Where a layer's leaves are, and how many layers each of them holds."""
-    part = ("layers", config.periods) if layer < config.periods * config.window_pattern else ("tail", 1)
-    return f"{part[0]}.blocks.{layer % config.window_pattern}.", part[1]
+    part = ("layers", config.periods) if layer < config.periods * config.period else ("tail", 1)
+    return f"{part[0]}.blocks.{layer % config.period}.", part[1]
 
 
 def _idle(blueprint: Blueprint) -> tuple[int, tuple[int, ...]]:

@@ -154,7 +154,7 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
     trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
     away = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
-    layers, pattern = blueprint.config.num_layers, blueprint.config.window_pattern
+    layers, pattern = blueprint.config.num_layers, blueprint.config.period
     period = everything * (pattern if remat == "full" else 1) // layers
     # A stage keeps what its own layers keep, at every tick, of one part of the rows.
     stages = blueprint.layout.stages

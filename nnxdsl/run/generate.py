@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.attention import Places, capped, left_padded
+from nnxdsl.models.attention import Places, left_padded
 from nnxdsl.models.cache import Cache, New, init_cache, stored
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
@@ -202,10 +202,7 @@ class _Loop:
         method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
         hidden, new = model(tokens, places, cache=cache, keeps=True, dtype=self.dtype, method=method)
         assert new is not None  # it is asked for
-        head = model.head().astype(hidden.dtype)
-        logits = jnp.einsum("bd,vd->bv", hidden[:, -1], head, preferred_element_type=jnp.float32)
-        cap = self.config.logit_soft_cap
-        return logits if cap is None else capped(logits, cap), new
+        return model.logits(hidden[:, -1]), new
 
     def _empty(self, models: int, rows: int, length: int) -> Cache:
         """A cache of several models."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import attrs
 
 from nnxdsl.spec.base import Spec
+from nnxdsl.spec.limits import filled
 from nnxdsl.spec.tokenizer import Auto, Tokenizer
 from nnxdsl.spec.weights import Random, Weights
 
@@ -25,11 +26,44 @@ class Model(Spec):
         tokenizer: What turns text into ids.
     """
 
+    Gemma: ClassVar[type[members.Gemma]]
+    Gemma2: ClassVar[type[members.Gemma2]]
     Gemma3: ClassVar[type[members.Gemma3]]
+    HF: ClassVar[type[members.HF]]
     Llama3: ClassVar[type[members.Llama3]]
+    Mistral: ClassVar[type[members.Mistral]]
+    Olmo3: ClassVar[type[members.Olmo3]]
+    Qwen2: ClassVar[type[members.Qwen2]]
+    Qwen3: ClassVar[type[members.Qwen3]]
 
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
+
+
+@attrs.frozen(kw_only=True)
+class Gemma(Model):
+    """Gemma (Gemma Team 2024, arXiv:2403.08295).
+
+    Attributes:
+        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "2b", "7b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Gemma2(Model):
+    """Gemma 2 (Gemma Team 2024, arXiv:2408.00118): scores and logits are capped, every second layer has a window.
+
+    Attributes:
+        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "2b", "9b", "27b"] = attrs.field(kw_only=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -56,3 +90,69 @@ class Llama3(Model):
     """
 
     size: Literal["tiny", "1b", "3b", "8b", "70b", "405b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Mistral(Model):
+    """Mistral (Jiang et al. 2023, arXiv:2310.06825); "7b" is version 0.3, "small-24b" the text model of January 2025.
+
+    Attributes:
+        size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "7b-v0.1", "7b", "nemo-12b", "small-24b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Olmo3(Model):
+    """OLMo 3 (OLMo Team 2025, arXiv:2512.13961).
+
+    Attributes:
+        size: Published size, or "tiny": 6 layers, 1.3 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "7b", "32b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Qwen2(Model):
+    """Qwen2.5 (Qwen Team 2024, arXiv:2412.15115), which is Qwen2 in all but its weights.
+
+    Attributes:
+        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Qwen3(Model):
+    """Qwen3, its dense models (Qwen Team 2025, arXiv:2505.09388).
+
+    Attributes:
+        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "0.6b", "1.7b", "4b", "8b", "14b", "32b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class HF(Model):
+    """Whatever a directory's `config.json` says, of any family that is known.
+
+    Attributes:
+        path: A directory in the format of the Hugging Face Hub; only its `config.json` is read.
+        weights: Where the first parameters come from, such as `Weights.HF` of the same directory.
+        tokenizer: What turns text into ids.
+    """
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    weights: Weights

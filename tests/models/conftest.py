@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from nnxdsl.models import tree
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.config import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.decoder import Decoder
 
 
@@ -26,8 +26,8 @@ def config() -> DecoderConfig:
         num_kv_heads=2,
         head_dim=8,
         window=4,
-        window_pattern=3,
-        rope_scale=2.0,
+        pattern=local_then_global(3),
+        rope_global=Rope(base=1_000_000.0, scale=2.0),
         query_scale=12**-0.5,
         max_length=64,
     )

@@ -16,12 +16,14 @@ from nnxdsl.models import tree
 from nnxdsl.models.activations import Axes, constrain, constrained_by
 from nnxdsl.models.attention import left_padded, right_padded
 from nnxdsl.models.cache import init_cache
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig, local_then_global
 from nnxdsl.models.decoder import Decoder, Period, example_inputs
 
 SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp_dim": 64, "head_dim": 8}
 CONFIGS = {
-    "gemma3": attrs.evolve(GEMMA3["tiny"], **SMALL, num_layers=8, window_pattern=3),  # two periods and a tail of two
+    "gemma3": attrs.evolve(
+        GEMMA3["tiny"], **SMALL, num_layers=8, pattern=local_then_global(3)
+    ),  # two periods and a tail of two
     "llama3": attrs.evolve(LLAMA3["tiny"], **SMALL, num_layers=3),
 }
 HIDDEN = ("batch", "length", "activation_embed")
@@ -60,7 +62,7 @@ def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
             return template.merge(values)(jnp.zeros((2, 5), jnp.int32), places, dtype=jnp.float32, remat=remat)[0]
 
     jax.eval_shape(forward, values)
-    traced = config.window_pattern + config.tail_layers  # a scan's body is traced once
+    traced = config.period + len(config.tail)  # a scan's body is traced once
     assert Counter(seen.calls) == {
         ((2, 5, 32), HIDDEN): 2 + 2 * traced,
         ((2, 5, 4, 8), QUERY): traced,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnxdsl.models import tree
-from nnxdsl.models.config import GEMMA3, DecoderConfig, from_hf, to_hf
+from nnxdsl.models.config import GEMMA3, DecoderConfig, Rope, from_hf, local_then_global, to_hf
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.spec.errors import WeightsError
 
@@ -96,7 +96,10 @@ def test_spelling_of_transformers_5() -> None:
     }
     new["layer_types"] = (["sliding_attention"] * 3 + ["full_attention"]) * 6 + ["sliding_attention"] * 2
     assert from_hf(new) == attrs.evolve(
-        GEMMA3["1b"], rope_base_local=5000.0, rope_base_global=2e6, rope_scale=4.0, window_pattern=4
+        GEMMA3["1b"],
+        rope_local=Rope(base=5000.0),
+        rope_global=Rope(base=2e6, scale=4.0),
+        pattern=local_then_global(4),
     )
 
 
@@ -106,15 +109,27 @@ def test_spelling_of_transformers_5() -> None:
     pattern=st.integers(1, 8),
     scalar=st.integers(1, 2000),
     scale=st.sampled_from([1.0, 8.0, 2.5]),
+    cap=st.sampled_from([None, 30.0]),
 )
-def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: float) -> None:
+def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: float, cap: float | None) -> None:
     config = attrs.evolve(
-        GEMMA3["tiny"], num_layers=layers, window_pattern=pattern, query_scale=scalar**-0.5, rope_scale=scale
+        GEMMA3["tiny"],
+        num_layers=layers,
+        pattern=local_then_global(pattern),
+        query_scale=scalar**-0.5,
+        rope_global=Rope(base=1_000_000.0, scale=scale),
+        logit_soft_cap=cap,
     )
-    again = from_hf(to_hf(config))
-    if pattern > layers:  # no global layer is left to say the pattern; then it has no effect
-        again = attrs.evolve(again, window_pattern=pattern)
-    assert again == config
+    assert from_hf(to_hf(config)) == config
+
+
+def test_layers_in_any_order() -> None:
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"] * 8 + ["full_attention", "sliding_attention"]
+    config = from_hf({k: v for k, v in ONE_BILLION.items() if k != "sliding_window_pattern"} | {"layer_types": kinds})
+    assert (config.pattern, config.periods, config.tail) == (("global", "local", "local"), 8, ("global", "local"))
+    assert from_hf(to_hf(config)) == config
+    irregular = ["full_attention"] * 3 + ["sliding_attention"] * 23
+    assert from_hf(ONE_BILLION | {"layer_types": irregular}).pattern == ("global",) * 3 + ("local",) * 23
 
 
 def test_every_field_that_is_not_understood_is_named() -> None:
@@ -122,34 +137,37 @@ def test_every_field_that_is_not_understood_is_named() -> None:
         from_hf(
             ONE_BILLION
             | {
-                "final_logit_softcapping": 30.0,
+                "final_logit_softcapping": "30",
                 "hidden_size": "1152",
-                "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+                "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
                 "num_experts": 8,
                 "sliding_windows": 12,
                 "use_qk_clip": False,
-                "layer_types": ["full_attention", "sliding_attention"] * 13,
+                "layer_types": ["full_attention", "sliding_attention"] * 12,
             }
         )
     assert str(caught.value) == "\n  ".join(
         [
             "config.json is not a Gemma 3 that can be read:",
-            "final_logit_softcapping: only None is implemented, got 30.0",
             "hidden_size: expected an integer above 0, got '1152'",
             "num_experts=8: not understood, and it could change the mathematics",
             "sliding_windows=12: not understood, and it could change the mathematics",
-            "layer_types: expected 26 layers in periods of 1, the last of each 'full_attention' and the others "
-            "'sliding_attention', got " + repr(["full_attention", "sliding_attention"] * 13),
-            "rope_scaling: only rope_type 'default', 'linear' and 'llama3' are implemented, got 'yarn'",
+            "rope_scaling: only rope_type 'default', 'linear', 'llama3' and 'yarn' are implemented, got 'dynamic'",
+            "layer_types: expected 26 layers of the kinds 'sliding_attention' and 'full_attention', got "
+            + repr(["full_attention", "sliding_attention"] * 12),
+            "final_logit_softcapping: expected a number above 0 or null, got '30'",
         ]
     )
+
+
+KNOWN = "'gemma3_text', 'gemma3', 'llama', 'gemma', 'gemma2', 'mistral', 'qwen2', 'qwen3', 'olmo3'"
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "bert"}, "model_type: expected one of 'gemma3_text', 'gemma3', 'llama', got 'bert'"),
-        ({}, "model_type: expected one of 'gemma3_text', 'gemma3', 'llama', got None"),
+        ({"model_type": "bert"}, f"model_type: expected one of {KNOWN}, got 'bert'"),
+        ({}, f"model_type: expected one of {KNOWN}, got None"),
         ({"model_type": "gemma3"}, "text_config: a gemma3 config.json holds the text decoder there; it is missing"),
         (
             ONE_BILLION | {"num_key_value_heads": 3},

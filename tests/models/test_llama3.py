@@ -19,7 +19,7 @@ from nnxdsl.models import hub, safetensors, tree
 from nnxdsl.models.attention import Places, left_padded, right_padded
 from nnxdsl.models.blocks import context
 from nnxdsl.models.cache import init_cache, stored
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.config import DecoderConfig, Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.layers import RMSNorm
 from nnxdsl.spec.errors import WeightsError
@@ -84,8 +84,11 @@ def test_the_reference_knows_scaled_frequencies_from_others() -> None:
     expected = np.load(REFERENCE / "tied" / "expected.npz")
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template_of(reader.config).variables}
     places = right_padded(jnp.asarray(expected["lengths"]), expected["tokens"].shape[1])
-    for change in ({"rope_ramp": None}, {"rope_ramp": None, "rope_scale": 1.0}):
-        other = logits_of(template_of(attrs.evolve(reader.config, **change)))(leaves, expected["tokens"], places)
+    rope = reader.config.rope_global
+    for change in (attrs.evolve(rope, ramp=None), Rope(base=rope.base)):
+        other = logits_of(template_of(attrs.evolve(reader.config, rope_global=change)))(
+            leaves, expected["tokens"], places
+        )
         assert float(jnp.abs(other[0] - expected["logits"][0]).max()) > 0.05
 
 
@@ -118,8 +121,8 @@ def test_greedy_answers_through_the_cache_equal_transformers_and_the_whole_forwa
     assert cache.tail is None
     assert cache.layers is not None
     assert cache.layers.local_layers is None
-    assert cache.layers.global_layer is not None
-    assert len(cache.layers.global_layer.key) == 3  # periods of one layer
+    assert cache.layers.global_layers is not None
+    assert len(cache.layers.global_layers.key) == 3  # periods of one layer
     part, seen, all_tokens = slice(0, prompt), [], tokens
     for _ in range(new):
         logits, cache = step(loaded.leaves, all_tokens[:, part], Places(*(x[:, part] for x in places)), cache)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nnxdsl import Model
 from nnxdsl.models import tree
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig, RopeRamp, from_hf, to_hf
+from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig, Rope, RopeRamp, Yarn, from_hf, local_then_global, to_hf
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.spec import model as members
 from nnxdsl.spec.errors import WeightsError
@@ -121,9 +121,9 @@ def test_spelling_of_transformers_5() -> None:
 
 def test_llama_3_0_and_what_a_file_leaves_out() -> None:
     plain = from_hf({"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": None})
-    assert (plain.rope_scale, plain.rope_ramp, plain.rope_base_global) == (1.0, None, 500_000.0)
+    assert plain.rope_global == Rope(base=500_000.0)
     assert (plain.num_kv_heads, plain.head_dim, plain.max_length, plain.tied_head) == (32, 128, 2048, False)
-    assert from_hf({"model_type": "llama"}).rope_base_global == 10_000.0
+    assert from_hf({"model_type": "llama"}).rope_global == Rope(base=10_000.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -131,11 +131,19 @@ def test_llama_3_0_and_what_a_file_leaves_out() -> None:
     layers=st.integers(1, 40),
     heads=st.sampled_from([(4, 2, 32), (6, 3, 20), (8, 8, 16)]),
     scale=st.sampled_from([1.0, 8.0, 2.5]),
-    ramp=st.sampled_from([None, RopeRamp(slow=1.0, fast=4.0, length=256), RopeRamp(slow=0.5, fast=3.5, length=77)]),
+    ramp=st.sampled_from(
+        [
+            None,
+            RopeRamp(slow=1.0, fast=4.0, length=256),
+            RopeRamp(slow=0.5, fast=3.5, length=77),
+            Yarn(length=64, amplitude=1.2),
+            Yarn(slow=0.5, fast=20.0, length=77, amplitude=1.0, whole=False),
+        ]
+    ),
     tied=st.booleans(),
 )
 def test_written_and_read_again(
-    layers: int, heads: tuple[int, int, int], scale: float, ramp: RopeRamp | None, tied: bool
+    layers: int, heads: tuple[int, int, int], scale: float, ramp: RopeRamp | Yarn | None, tied: bool
 ) -> None:
     config = attrs.evolve(
         LLAMA3["tiny"],
@@ -144,8 +152,7 @@ def test_written_and_read_again(
         num_kv_heads=heads[1],
         head_dim=heads[2],
         query_scale=heads[2] ** -0.5,
-        rope_scale=scale,
-        rope_ramp=ramp,
+        rope_global=Rope(base=500_000.0, scale=scale, ramp=ramp),
         tied_head=tied,
     )
     assert from_hf(to_hf(config)) == config
@@ -164,7 +171,7 @@ def test_every_field_that_is_not_understood_is_named() -> None:
                 "sliding_window": 4096,
                 "tie_word_embeddings": "no",
                 "quantization_config": {"bits": 4},
-                "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+                "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
             }
         )
     assert str(caught.value) == "\n  ".join(
@@ -177,8 +184,8 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "rms_norm_eps: expected a number above 0, got '1e-5'",
             "sliding_window=4096: not understood, and it could change the mathematics",
             "quantization_config={'bits': 4}: not understood, and it could change the mathematics",
+            "rope_scaling: only rope_type 'default', 'linear', 'llama3' and 'yarn' are implemented, got 'dynamic'",
             "tie_word_embeddings: expected true or false, got 'no'",
-            "rope_scaling: only rope_type 'default', 'linear' and 'llama3' are implemented, got 'yarn'",
         ]
     )
 
@@ -208,8 +215,8 @@ def test_rope_that_is_not_understood(field: str, value: object, message: str) ->
 
 
 def test_impossible_choices() -> None:
-    with pytest.raises(ValueError, match="window_pattern=2 has local layers, which need a window"):
-        attrs.evolve(LLAMA3["tiny"], window_pattern=2)
-    with pytest.raises(ValueError, match=r"norms: expected one of \('pre', 'sandwich'\), got 'post'"):
-        attrs.evolve(LLAMA3["tiny"], norms="post")
+    with pytest.raises(ValueError, match="has local layers, which need a window"):
+        attrs.evolve(LLAMA3["tiny"], pattern=local_then_global(2))
+    with pytest.raises(ValueError, match=r"norms: expected one of \('pre', 'sandwich', 'post'\), got 'after'"):
+        attrs.evolve(LLAMA3["tiny"], norms="after")
     assert isinstance(LLAMA3["tiny"], DecoderConfig)

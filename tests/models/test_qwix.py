@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnxdsl.models import tree
 from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import LLAMA3, DecoderConfig
+from nnxdsl.models.config import LLAMA3, DecoderConfig, local_then_global
 from nnxdsl.models.decoder import Decoder, Period, example_inputs
 
 # qwix 0.1.8 calls what flax deprecated; nothing of ours does.
@@ -36,7 +36,7 @@ CONFIG = DecoderConfig(
     num_kv_heads=2,
     head_dim=16,
     window=4,
-    window_pattern=2,
+    pattern=local_then_global(2),
     query_scale=0.25,
     max_length=64,
 )
@@ -85,8 +85,8 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
     adapters = {path: leaf for path, leaf in policy.variables.items() if "lora" in path}
     linear = r"(attention\.(query|key|value|output)|mlp\.(gate|up|down))\.kernel_lora_[ab]"
     assert all(re.fullmatch(rf"(layers|tail)\.blocks\.\d\.{linear}", path) for path in adapters)
-    assert len([path for path in adapters if path.startswith("layers.")]) == config.window_pattern * 7 * 2
-    assert len([path for path in adapters if path.startswith("tail.")]) == config.tail_layers * 7 * 2
+    assert len([path for path in adapters if path.startswith("layers.")]) == config.period * 7 * 2
+    assert len([path for path in adapters if path.startswith("tail.")]) == len(config.tail) * 7 * 2
     for path, leaf in adapters.items():
         assert issubclass(leaf.kind, nnx.LoRAParam)
         assert leaf.shape[:-2] == ((config.periods,) if path.startswith("layers.") else ())

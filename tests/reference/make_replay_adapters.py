@@ -41,7 +41,7 @@ def main() -> None:
         steps=10,
     )
     program = compile(experiment)
-    pattern = program.blueprint.config.window_pattern
+    pattern = program.blueprint.config.period
     found: dict[str, np.ndarray] = {}
     for path, leaf in program.init().trainable.items():
         if path.endswith("_lora_a"):

@@ -14,7 +14,7 @@ from flax import nnx
 
 from nnxdsl.models import tree
 from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.config import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.run.generate import Sampler
 from nnxdsl.run.sampling import Sampling
@@ -22,7 +22,7 @@ from nnxdsl.run.sampling import Sampling
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(
     vocab_size=50, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
-    window_pattern=3, rope_scale=2.0, query_scale=12**-0.5, max_length=LENGTH,
+    pattern=local_then_global(3), rope_global=Rope(base=1_000_000.0, scale=2.0), query_scale=12**-0.5, max_length=LENGTH,
 )  # fmt: skip
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [7], list(range(1, 20)))
 Leaves = dict[str, jax.Array]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import attrs
 
-from nnxdsl.models.decoder_config import DecoderConfig, RopeRamp
+from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Rope, RopeRamp, Yarn, period_of
 from nnxdsl.spec.errors import WeightsError
 
 # The numbers that every family has: the Hub's name and ours.
@@ -55,9 +56,21 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     ]
 )
-# What rope_type "llama3" has beside its factor: the Hub's name and ours.
+# What rope_type "llama3" and "yarn" have beside the factor: the Hub's name and ours.
 _RAMP = {"low_freq_factor": "slow", "high_freq_factor": "fast", "original_max_position_embeddings": "length"}
-_ROPE_KINDS = {"default": (), "linear": ("factor",), "llama3": ("factor", *_RAMP)}
+_YARN = {"beta_slow": "slow", "beta_fast": "fast", "original_max_position_embeddings": "length"}
+# What an entry of RoPE must have, and may have with which value where it has none.
+_ROPE_KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "default": ((), {}),
+    "linear": (("factor",), {}),
+    "llama3": (("factor", *_RAMP), {}),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": None, "mscale": None, "mscale_all_dim": None},
+    ),
+}
+
+_KINDS: dict[str, LayerKind] = {"sliding_attention": "local", "full_attention": "global"}
 
 
 @attrs.frozen(kw_only=True)
@@ -71,8 +84,7 @@ class Family:
         choices: fields of DecoderConfig that all its members share, with their values.
         read: a parsed `config.json` to the decoder's numbers; raises WeightsError.
         write: the fields of `config.json` for a decoder that has the `choices`.
-        query_scale: what attention scores are multiplied by in a decoder of these numbers, where `config.json` has no
-            field for it; None where it has one.
+        derived: what follows from a decoder's other numbers, for fields that `config.json` does not have.
     """
 
     title: str
@@ -81,13 +93,11 @@ class Family:
     choices: Mapping[str, object]
     read: Callable[[Mapping[str, Any]], DecoderConfig]
     write: Callable[[DecoderConfig], dict[str, Any]]
-    query_scale: Callable[[DecoderConfig], float] | None = None
+    derived: Callable[[DecoderConfig], Mapping[str, object]] = lambda _: {}
 
     def refusals(self, config: DecoderConfig) -> list[str]:
         """Everything in which a decoder differs from those of this family, as "field=what it is here"."""
-        wanted = dict(self.choices)
-        if self.query_scale is not None:
-            wanted["query_scale"] = self.query_scale(config)
+        wanted = {**self.choices, **self.derived(config)}
         return [
             f"{name}={value!r} (not {getattr(config, name)!r})"
             for name, value in wanted.items()
@@ -95,12 +105,8 @@ class Family:
         ]
 
 
-class Rope(NamedTuple):
-    """The rotary positions of one kind of layers, as DecoderConfig has them."""
-
-    base: float = 1.0
-    scale: float = 1.0
-    ramp: RopeRamp | None = None
+UNREAD = Rope(base=1.0)
+"""Stands for rotary positions that could not be read; the problem is noted."""
 
 
 class ConfigFile:
@@ -159,11 +165,11 @@ class ConfigFile:
             where: the field that the entry comes from, for messages.
 
         Returns:
-            The positions; of any kind if there is a problem.
+            The positions; `UNREAD` if there is a problem.
         """
         if not isinstance(entry, Mapping | None):
             self.problems.append(f"{where}: expected an object, got {entry!r}")
-            return Rope()
+            return UNREAD
         given: dict[str, Any] = {name: value for name, value in (entry or {}).items() if value is not None}
         kind = given.pop("rope_type", None) or given.get("type") or "default"
         given.pop("type", None)  # older files carry both names
@@ -171,24 +177,97 @@ class ConfigFile:
             *names, last = map(repr, _ROPE_KINDS)
             known = f"{', '.join(names)} and {last}"
             self.problems.append(f"{where}: only rope_type {known} are implemented, got {kind!r}")
-            return Rope()
+            return UNREAD
+        needed, optional = _ROPE_KINDS[kind]
         numbers: dict[str, Any] = {"rope_theta": given.pop("rope_theta", base)}
-        numbers |= {name: given.pop(name, None) for name in _ROPE_KINDS[kind]}
+        numbers |= {name: given.pop(name, None) for name in needed}
+        numbers |= {name: given.pop(name) for name in optional if name in given}
+        whole = given.pop("truncate", True) if kind == "yarn" else True
         given.pop("factor", None)  # with rope_type "default" transformers reads none, so neither does this
+        if kind == "yarn" and numbers["original_max_position_embeddings"] is None:
+            numbers["original_max_position_embeddings"] = self.fields.get("max_position_embeddings")
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 self.problems.append(f"{where}: {name}: expected a number above 0, got {value!r}")
-                return Rope()
-        if given:
-            self.problems.append(f"{where}: not understood: {given!r}")
+                return UNREAD
+        if given or not isinstance(whole, bool):
+            self.problems.append(f"{where}: not understood: {given or {'truncate': whole}!r}")
         base, scale = float(numbers["rope_theta"]), float(numbers.get("factor", 1.0))
-        if kind != "llama3":
-            return Rope(base, scale)
         try:
-            return Rope(base, scale, RopeRamp(**{ours: numbers[theirs] for theirs, ours in _RAMP.items()}))
+            match kind:
+                case "llama3":
+                    ramp = RopeRamp(**{ours: numbers[theirs] for theirs, ours in _RAMP.items()})
+                case "yarn":
+                    found = optional | numbers
+                    ramp = Yarn(
+                        **{ours: found[theirs] for theirs, ours in _YARN.items()},
+                        amplitude=_amplitude(
+                            scale, found["attention_factor"], found["mscale"], found["mscale_all_dim"]
+                        ),
+                        whole=bool(whole),
+                    )
+                case _:
+                    ramp = None
+            return Rope(base=base, scale=scale, ramp=ramp)
         except ValueError as error:
             self.problems.append(f"{where}: {error}")
-            return Rope()
+            return UNREAD
+
+    def one_rope(self, base: float = 10_000.0) -> Rope:
+        """Rotary positions that all layers share: `rope_theta` and `rope_scaling`, or `rope_parameters`.
+
+        Args:
+            base: transformers' wavelength where the file says none.
+        """
+        name = "rope_parameters" if self.fields.get("rope_parameters") is not None else "rope_scaling"
+        return self.rope(self.fields.get(name), self.fields.get("rope_theta", base), name)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A field that is true or false."""
+        value = self.fields.get(name, default)
+        if not isinstance(value, bool):
+            self.problems.append(f"{name}: expected true or false, got {value!r}")
+            return default
+        return value
+
+    def soft_cap(self, name: str, default: float | None) -> float | None:
+        """A bound of scores or logits; null where there is none."""
+        value = self.fields.get(name, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            self.problems.append(f"{name}: expected a number above 0 or null, got {value!r}")
+            return None
+        return None if value is None else float(value)
+
+    def window(self, default: int | None) -> int | None:
+        """`sliding_window`; null where no layer has one."""
+        value = self.fields.get("sliding_window", default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+            self.problems.append(f"sliding_window: expected an integer above 0 or null, got {value!r}")
+            return None
+        return value
+
+    def pattern(self, layers: int, default: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+        """The period of the layers' kinds, from `layer_types`.
+
+        Args:
+            layers: how many there are.
+            default: the period where the file does not say.
+
+        Returns:
+            `default`, where it gives the layers that the file says; else the shortest that does.
+        """
+        named = self.fields.get("layer_types")
+        wanted = [default[layer % len(default)] for layer in range(layers)]
+        if named is None:
+            return tuple(default)
+        if not isinstance(named, Sequence) or len(named) != layers or not set(named) <= set(_KINDS):
+            *others, last = map(repr, _KINDS)
+            self.problems.append(
+                f"layer_types: expected {layers} layers of the kinds {', '.join(others)} and {last}, got {named!r}"
+            )
+            return tuple(default)
+        kinds = [_KINDS[name] for name in named]
+        return tuple(default) if kinds == wanted else period_of(kinds)
 
     def decoder(self, **fields: Any) -> DecoderConfig:
         """The decoder, if nothing is wrong.
@@ -207,17 +286,65 @@ class ConfigFile:
             raise WeightsError(f"config.json is not a {self._title} that can be read: {error}") from None
 
 
+def fill_heads(numbers: dict[str, Any]) -> None:
+    """Works out what a file may leave to others: as many key/value heads as queries', heads that share the width."""
+    heads = numbers["num_attention_heads"]
+    if numbers["num_key_value_heads"] is None:
+        numbers["num_key_value_heads"] = heads
+    if numbers["head_dim"] is None:
+        numbers["head_dim"] = numbers["hidden_size"] // heads
+
+
+def late_windows(file: ConfigFile, layers: int) -> dict[str, Any]:
+    """`window` and `pattern` where `use_sliding_window` gives one to the layers from `max_window_layers` on."""
+    window = file.window(4096) if file.flag("use_sliding_window", False) else None
+    first = file.fields.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        file.problems.append(f"max_window_layers: expected an integer of 0 or above, got {first!r}")
+        first = layers
+    kinds: list[LayerKind] = ["global" if window is None or layer < first else "local" for layer in range(layers)]
+    pattern = file.pattern(layers, period_of(kinds))
+    return {"window": window if "local" in pattern else None, "pattern": pattern}
+
+
+def by_head_dim(config: DecoderConfig) -> dict[str, object]:
+    """What follows where scores are divided by the root of a head's width."""
+    return {"query_scale": config.head_dim**-0.5}
+
+
 def numbers_to_hf(config: DecoderConfig) -> dict[str, Any]:
     """The numbers that every family has, under the Hub's names."""
     return {theirs: getattr(config, ours) for theirs, ours in NUMBERS.items()}
 
 
-def rope_to_hf(config: DecoderConfig) -> dict[str, Any]:
-    """RoPE of the global layers in the spelling that transformers 4 and 5 read."""
+def layer_types(config: DecoderConfig) -> list[str]:
+    """The kind of every layer, under the Hub's names."""
+    names = {ours: theirs for theirs, ours in _KINDS.items()}
+    return [names[kind] for kind in config.layers]
+
+
+def rope_to_hf(rope: Rope) -> dict[str, Any]:
+    """Rotary positions in the spelling that transformers 4 and 5 read."""
     scaling: dict[str, Any] | None = None
-    if config.rope_ramp is not None:
-        ramp = {theirs: getattr(config.rope_ramp, ours) for theirs, ours in _RAMP.items()}
-        scaling = {"rope_type": "llama3", "factor": config.rope_scale, **ramp}
-    elif config.rope_scale != 1.0:
-        scaling = {"rope_type": "linear", "factor": config.rope_scale}
-    return {"rope_theta": config.rope_base_global, "rope_scaling": scaling}
+    match rope.ramp:
+        case RopeRamp():
+            ramp = {theirs: getattr(rope.ramp, ours) for theirs, ours in _RAMP.items()}
+            scaling = {"rope_type": "llama3", "factor": rope.scale, **ramp}
+        case Yarn():
+            ramp = {theirs: getattr(rope.ramp, ours) for theirs, ours in _YARN.items()}
+            tables = {"attention_factor": rope.ramp.amplitude, "truncate": rope.ramp.whole}
+            scaling = {"rope_type": "yarn", "factor": rope.scale, **ramp, **tables}
+        case None if rope.scale != 1.0:
+            scaling = {"rope_type": "linear", "factor": rope.scale}
+    return {"rope_theta": rope.base, "rope_scaling": scaling}
+
+
+def _amplitude(factor: float, given: float | None, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """What sines and cosines are multiplied by under YaRN, as transformers works it out."""
+
+    def by(part: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * part * math.log(factor) + 1.0
+
+    if given is not None:
+        return float(given)
+    return by(mscale) / by(mscale_all_dim) if mscale and mscale_all_dim else by(1.0)

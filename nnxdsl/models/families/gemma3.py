@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, Rope, numbers_to_hf, rope_to_hf
+from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Rope, local_then_global
+from nnxdsl.models.families.base import NUMBERS, UNREAD, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
 from nnxdsl.spec.errors import WeightsError
 
 # What tells a Gemma 3 from other decoders.
 _CHOICES: dict[str, Any] = {
     "norms": "sandwich",
     "norm_scale": "zero_centred",
-    "query_key_norm": True,
+    "query_key_norm": "head",
+    "attention_bias": "none",
     "activation": "gelu_tanh",
     "scale_embedding": True,
     "tied_head": True,
@@ -33,7 +34,7 @@ def _gemma3(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         window=window,
-        rope_scale=rope_scale,
+        rope_global=Rope(base=1_000_000.0, scale=rope_scale),
         query_scale=scalar**-0.5,
         max_length=length,
         **_CHOICES,
@@ -74,14 +75,14 @@ _FIXED: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
     "use_bidirectional_attention": False,
     "tie_word_embeddings": True,
 }
 
 # Read below; and `hidden_act`, which transformers does not read here.
 _OTHERS = (
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
     "sliding_window_pattern",
     "_sliding_window_pattern",
     "layer_types",
@@ -107,16 +108,15 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
         fields = {**text, **tied}
     file = ConfigFile("Gemma 3", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    pattern = _pattern(file, numbers["num_hidden_layers"])
     local, everything = _rope(file)
     return file.decoder(
         window=numbers["sliding_window"],
-        window_pattern=pattern,
-        rope_base_local=local.base,
-        rope_base_global=everything.base,
-        rope_scale=everything.scale,
-        rope_ramp=everything.ramp,
+        pattern=_pattern(file, numbers["num_hidden_layers"]),
+        rope_local=local,
+        rope_global=everything,
         query_scale=numbers["query_pre_attn_scalar"] ** -0.5,
+        attention_soft_cap=file.soft_cap("attn_logit_softcapping", None),
+        logit_soft_cap=file.soft_cap("final_logit_softcapping", None),
         **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
         **_CHOICES,
     )
@@ -127,35 +127,30 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "model_type": "gemma3_text",
         **numbers_to_hf(config),
         "sliding_window": config.window or _DEFAULTS["sliding_window"],  # without local layers it has no effect
-        "sliding_window_pattern": config.window_pattern,
-        "layer_types": [
-            "full_attention" if config.is_global(layer) else "sliding_attention" for layer in range(config.num_layers)
-        ],
-        "rope_local_base_freq": config.rope_base_local,
-        **rope_to_hf(config),
+        "layer_types": layer_types(config),
+        **_period(config.pattern),
+        "rope_local_base_freq": (config.rope_local or config.rope_global).base,
+        **rope_to_hf(config.rope_global),
         "query_pre_attn_scalar": round(config.query_scale**-2),
+        "attn_logit_softcapping": config.attention_soft_cap,
+        "final_logit_softcapping": config.logit_soft_cap,
         **_FIXED,
     }
 
 
-def _pattern(file: ConfigFile, layers: int) -> int:
-    """Layers in a period, from whichever spelling is there; of both, `layer_types` decides, as in transformers."""
+def _pattern(file: ConfigFile, layers: int) -> tuple[LayerKind, ...]:
+    """A period, from whichever spelling is there; of both, `layer_types` decides, as in transformers."""
     fields = file.fields
     named = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or 6
     if isinstance(named, bool) or not isinstance(named, int) or named < 1:
         file.problems.append(f"sliding_window_pattern: expected an integer above 0, got {named!r}")
-        return 6
-    kinds: Sequence[str] | None = fields.get("layer_types")
-    if kinds is None:
-        return named
-    pattern = kinds.index("full_attention") + 1 if "full_attention" in kinds else max(named, layers + 1)
-    wanted = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)]
-    if list(kinds) != wanted:
-        file.problems.append(
-            f"layer_types: expected {layers} layers in periods of {pattern}, the last of each 'full_attention' and the "
-            f"others 'sliding_attention', got {list(kinds)!r}"
-        )
-    return pattern
+        named = 6
+    return file.pattern(layers, local_then_global(named))
+
+
+def _period(pattern: tuple[LayerKind, ...]) -> dict[str, int]:
+    """The older spelling of the layers' kinds, which can say no others than these."""
+    return {"sliding_window_pattern": len(pattern)} if pattern == local_then_global(len(pattern)) else {}
 
 
 def _rope(file: ConfigFile) -> tuple[Rope, Rope]:
@@ -170,10 +165,10 @@ def _rope(file: ConfigFile) -> tuple[Rope, Rope]:
         where = ("rope_parameters.sliding_attention", "rope_parameters.full_attention")
     else:
         file.problems.append(f"rope_parameters: expected entries 'sliding_attention' and 'full_attention', got {new!r}")
-        return Rope(), Rope()
+        return UNREAD, UNREAD
     bases = fields.get("rope_local_base_freq", 10_000.0), fields.get("rope_theta", 1_000_000.0)
     local, everything = (file.rope(entry, base, name) for entry, base, name in zip(entries, bases, where, strict=True))
-    if local.scale != 1.0:
+    if local.scale != 1.0:  # which the older spelling could not say
         file.problems.append(f"{where[0]}: scaling of local layers is not implemented, got factor={local.scale!r}")
     return local, everything
 
@@ -185,4 +180,5 @@ FAMILY = Family(
     choices=_CHOICES,
     read=_read,
     write=_write,
+    derived=lambda config: {"rope_local": Rope(base=(config.rope_local or config.rope_global).base)},
 )

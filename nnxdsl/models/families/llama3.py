@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, RopeRamp
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, numbers_to_hf, rope_to_hf
+from nnxdsl.models.decoder_config import DecoderConfig, Rope, RopeRamp
+from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, by_head_dim, fill_heads, numbers_to_hf, rope_to_hf
 
 # What tells a Llama from other decoders; whether its head is tied depends on the size.
 _CHOICES: dict[str, Any] = {
+    "rope_local": None,
     "window": None,
-    "window_pattern": 1,
+    "pattern": ("global",),
     "norms": "pre",
     "norm_scale": "plain",
-    "query_key_norm": False,
+    "query_key_norm": "none",
+    "attention_bias": "none",
     "activation": "silu",
     "scale_embedding": False,
+    "attention_soft_cap": None,
+    "logit_soft_cap": None,
 }
-
-
-def _query_scale(head_dim: int) -> float:
-    return head_dim**-0.5
 
 
 def _llama3(
@@ -36,10 +36,8 @@ def _llama3(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rope_base_global=500_000.0,
-        rope_scale=factor,
-        rope_ramp=RopeRamp(slow=1.0, fast=4.0, length=before),
-        query_scale=_query_scale(head_dim),
+        rope_global=Rope(base=500_000.0, scale=factor, ramp=RopeRamp(slow=1.0, fast=4.0, length=before)),
+        query_scale=head_dim**-0.5,
         norm_eps=1e-5,
         max_length=length,
         tied_head=tied,
@@ -86,22 +84,11 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     """Reads both spellings of RoPE: `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`."""
     file = ConfigFile("Llama 3", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    heads = numbers["num_attention_heads"]
-    if numbers["num_key_value_heads"] is None:
-        numbers["num_key_value_heads"] = heads
-    if numbers["head_dim"] is None:
-        numbers["head_dim"] = numbers["hidden_size"] // heads
-    tied = fields.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool):
-        file.problems.append(f"tie_word_embeddings: expected true or false, got {tied!r}")
-    name = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
-    rope = file.rope(fields.get(name), fields.get("rope_theta", 10_000.0), name)
+    fill_heads(numbers)
     return file.decoder(
-        rope_base_global=rope.base,
-        rope_scale=rope.scale,
-        rope_ramp=rope.ramp,
-        query_scale=_query_scale(numbers["head_dim"]),
-        tied_head=tied,
+        rope_global=file.one_rope(),
+        query_scale=numbers["head_dim"] ** -0.5,
+        tied_head=file.flag("tie_word_embeddings", False),
         **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
         **_CHOICES,
     )
@@ -111,7 +98,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return {
         "model_type": "llama",
         **numbers_to_hf(config),
-        **rope_to_hf(config),
+        **rope_to_hf(config.rope_global),
         "tie_word_embeddings": config.tied_head,
         **_FIXED,
     }
@@ -124,5 +111,5 @@ FAMILY = Family(
     choices=_CHOICES,
     read=_read,
     write=_write,
-    query_scale=lambda config: _query_scale(config.head_dim),
+    derived=by_head_dim,
 )

@@ -8,7 +8,7 @@ import attrs
 
 from nnxdsl import Model, Weights
 from nnxdsl.models import hub
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models.config import DecoderConfig, local_then_global
 from nnxdsl.program import blueprint
 
 
@@ -50,7 +50,7 @@ def _(model: Small) -> DecoderConfig:
         num_kv_heads=max(1, model.heads // 2),
         head_dim=model.head_dim,
         window=model.window,
-        window_pattern=model.pattern,
+        pattern=local_then_global(model.pattern),
         query_scale=model.head_dim**-0.5,
         max_length=64,
     )
