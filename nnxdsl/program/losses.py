@@ -1,6 +1,7 @@
 """What is minimised, from log-probabilities and masks alone: a loss knows no model, no adapter and no device.
 
-A third party adds one in a file of its own: a frozen subclass of `Objective`, and a function registered with
+Here are what every loss says, and the loss of sequences; those of pairs are in `preferences.py`. A third party adds
+one in a file of its own: a frozen subclass of `Objective`, and a function registered with
 `@losses.build.register(MyObjective)`.
 """
 
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float
 
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.spec.errors import NotRegisteredError
-from nnxdsl.spec.objective import DPO, SFT, Objective
+from nnxdsl.spec.objective import SFT, Objective
 
 
 class Ratio(NamedTuple):
@@ -83,27 +84,6 @@ def _(objective: SFT) -> Loss:
     return loss
 
 
-@build.register
-def _(objective: DPO) -> Loss:
-    beta, smoothing = objective.beta, objective.label_smoothing
-
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
-        assert reference is not None
-        chosen = beta * (policy.chosen - reference.chosen)  # [B], beta enters here and nowhere else
-        rejected = beta * (policy.rejected - reference.rejected)
-        margin = chosen - rejected
-        per_pair = -(1 - smoothing) * jax.nn.log_sigmoid(margin) - smoothing * jax.nn.log_sigmoid(-margin)
-        metrics = {
-            "rewards/chosen": chosen,
-            "rewards/rejected": rejected,
-            "rewards/margins": margin,
-            "rewards/accuracies": (chosen > rejected).astype(jnp.float32),
-        }
-        return per_row(per_pair, metrics, weight)
-
-    return loss
-
-
 def per_row(loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]], weight: Float[Array, " B"]) -> Terms:
     """Terms of a loss that is a mean over rows."""
     return Terms(row_mean(loss, weight), {name: row_mean(value, weight) for name, value in metrics.items()})
@@ -112,3 +92,7 @@ def per_row(loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]],
 def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> Ratio:
     """A mean over rows, not divided yet; what a row of weight 0 holds does not matter."""
     return Ratio(jnp.sum(jnp.where(weight > 0, value, 0.0) * weight), jnp.sum(weight))
+
+
+# Whoever can build a loss can build those of pairs.
+from nnxdsl.program import preferences as _preferences  # noqa: E402, F401

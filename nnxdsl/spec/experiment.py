@@ -115,6 +115,7 @@ class Experiment(Spec):
             self._check_data,
             self._check_held_out,
             self._check_batch,
+            self._check_over_batch,
             self._check_split,
             self._check_packed,
             self._check_quantized,
@@ -143,6 +144,14 @@ class Experiment(Spec):
     def _check_batch(self) -> Iterable[Problem]:
         if self.microbatch_size is not None and self.batch_size % self.microbatch_size:
             yield Problem("microbatch_size", f"{self.microbatch_size} does not divide batch_size={self.batch_size}")
+
+    def _check_over_batch(self) -> Iterable[Problem]:
+        if self.objective.over_batch and self.microbatches > 1:
+            message = (
+                f"{type(self.objective).__qualname__} compares the rows of a batch with each other, which parts of "
+                f"{self.microbatch_size} rows would change; leave it None"
+            )
+            yield Problem("microbatch_size", message)
 
     def _check_split(self) -> Iterable[Problem]:
         size, path = self.rows_at_once, "batch_size" if self.microbatch_size is None else "microbatch_size"

@@ -1,4 +1,7 @@
-"""What is optimised. Losses live in `program/losses.py`; here is only what a person chooses."""
+"""What is optimised: the family, and what learns from sequences. Members that learn from pairs are in `preference.py`.
+
+Losses live in `program/losses.py` and `program/preferences.py`; here is only what a person chooses.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import attrs
 
 from nnxdsl.spec.base import Spec
-from nnxdsl.spec.limits import Limit, positive
+from nnxdsl.spec.limits import Limit
 
 if TYPE_CHECKING:
     from nnxdsl.spec import objective as members
+    from nnxdsl.spec import preference as pairs
 
 
 @attrs.frozen(kw_only=True)
@@ -18,7 +22,25 @@ class Objective(Spec):
     """The loss of a run; members hold just the numbers that their own formula reads."""
 
     SFT: ClassVar[type[members.SFT]]
-    DPO: ClassVar[type[members.DPO]]
+    DPO: ClassVar[type[pairs.DPO]]
+    RobustDPO: ClassVar[type[pairs.RobustDPO]]
+    IPO: ClassVar[type[pairs.IPO]]
+    Hinge: ClassVar[type[pairs.Hinge]]
+    LengthNormalizedDPO: ClassVar[type[pairs.LengthNormalizedDPO]]
+    EXO: ClassVar[type[pairs.EXO]]
+    DiscoPOP: ClassVar[type[pairs.DiscoPOP]]
+    NCA: ClassVar[type[pairs.NCA]]
+    BCO: ClassVar[type[pairs.BCO]]
+    SPPO: ClassVar[type[pairs.SPPO]]
+    APOZero: ClassVar[type[pairs.APOZero]]
+    APODown: ClassVar[type[pairs.APODown]]
+    AOT: ClassVar[type[pairs.AOT]]
+    AOTUnpaired: ClassVar[type[pairs.AOTUnpaired]]
+    ORPO: ClassVar[type[pairs.ORPO]]
+    SimPO: ClassVar[type[pairs.SimPO]]
+    CPO: ClassVar[type[pairs.CPO]]
+    ChosenSFT: ClassVar[type[pairs.ChosenSFT]]
+    Sum: ClassVar[type[pairs.Sum]]
 
     reads: ClassVar[str] = ""
     """What kind of batch it reads: "pairs" or "sequences". Third-party members set it too."""
@@ -26,6 +48,8 @@ class Objective(Spec):
     """Whether it compares the policy with a frozen reference model."""
     sums_tokens: ClassVar[bool] = False
     """Where it reads sequences: whether it sums over target tokens, whichever sequence they belong to."""
+    over_batch: ClassVar[bool] = False
+    """Whether the loss of a row depends on the other rows, so that a batch cannot be computed in parts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,20 +70,5 @@ class SFT(Objective):
     z_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
-@attrs.frozen(kw_only=True)
-class DPO(Objective):
-    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290, equation 7).
-
-    Per pair `-(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d)`, where `d` is the policy's log-ratio of chosen to
-    rejected minus the reference's, and `e` the label smoothing of conservative DPO (Mitchell 2023).
-
-    Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
-        label_smoothing: Assumed fraction of pairs whose labels are swapped.
-    """
-
-    reads: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-
-    beta: float = attrs.field(default=0.1, validator=positive)
-    label_smoothing: float = attrs.field(default=0.0, validator=Limit(at_least=0, below=0.5))
+# Whoever has the family has all its members.
+from nnxdsl.spec import preference as _preference  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from nnxdsl import cli
+from nnxdsl import Objective, cli
 from nnxdsl.models.config import GEMMA3
+from nnxdsl.spec.base import members_hint
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ HEADING = "in Experiment 'dpo'\n"
         (
             ["objective=DPO"],
             f"SpecError: 1 problem {HEADING}  objective: expected Objective, got 'DPO'; use one of its members: "
-            "Objective.SFT, Objective.DPO\n",
+            f"{members_hint(Objective)}\n",
         ),
         (
             ["adapter=None", "quantization=Quantization.NF4()"],

@@ -33,7 +33,7 @@ from nnxdsl import (
     Weights,
 )
 from nnxdsl.spec.base import Field, declared, is_family, members, registry
-from nnxdsl.spec.limits import Limit
+from nnxdsl.spec.limits import Limit, positive
 from nnxdsl.spec.placement import MESH_AXES, OFFLOADED
 
 PACKAGES = Path(__file__).parent / "packages"
@@ -110,6 +110,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return evaluations(st.none() | st.from_type(Data))
     if cls is Mesh:
         return meshes()
+    if cls is Objective.Sum:
+        return sums()
     if cls is Memory:
         return of_class(cls, offload=st.lists(OFFLOAD, unique=True).map(tuple))
     if cls is simpo.Mixture:
@@ -133,6 +135,15 @@ def meshes(draw: st.DrawFn) -> Mesh:
     given = {"rules": RULES, "array_rules": st.lists(st.tuples(TEXT, RULES), max_size=2).map(tuple)}
     kinds = {name: draw(of_field(declared(Mesh)[name])) for name in ("indivisible", "zero1")}
     return Mesh(**sizes, **kinds, slices=slices, **{name: draw(strategy) for name, strategy in given.items()})
+
+
+@st.composite
+def sums(draw: st.DrawFn) -> Spec:
+    """Sums of objectives of pairs."""
+    pairs = [cls for cls in members_of(Objective) if cls is not Objective.Sum and getattr(cls, "reads", "") == "pairs"]
+    terms = draw(st.lists(st.sampled_from(pairs).flatmap(of_noun), min_size=1, max_size=3))
+    weights = draw(st.lists(values(float, positive), min_size=len(terms), max_size=len(terms)))
+    return Objective.Sum(terms=tuple(terms), weights=tuple(weights))
 
 
 @st.composite
@@ -185,7 +196,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         objective=objective,
         data=draw(data),
         mesh=mesh,
-        microbatch_size=draw(st.sampled_from([None, micro])),
+        microbatch_size=None if objective.over_batch else draw(st.sampled_from([None, micro])),
         batch_size=micro * draw(st.integers(1, 3)),
         evaluation=draw(st.none() | evaluations(st.none() | data)),
         quantization=None if adapter is None else draw(st.none() | st.from_type(Quantization)),

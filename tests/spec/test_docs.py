@@ -51,6 +51,7 @@ def test_inherited_fields_have_the_text_of_the_nearest_class() -> None:
     assert field_docs(Twice) == {
         "beta": "Another text over two lines.",
         "label_smoothing": "Assumed fraction of pairs whose labels are swapped.",
+        "divergence": "How the distance from the reference is measured.",
     }
     assert field_docs(Spec) == {}
 

@@ -15,6 +15,7 @@ from nnxdsl import (
     BadRows,
     Batching,
     Data,
+    Divergence,
     Evaluation,
     Experiment,
     Model,
@@ -32,10 +33,17 @@ from nnxdsl import (
     get,
     to_json,
 )
-from nnxdsl.spec.base import declared, is_family, registry
+from nnxdsl.spec.base import declared, is_family, members, registry
 from nnxdsl.spec.identity import canonical, fingerprint
 
 OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
+
+OF_PAIRS = (
+    Objective.DPO(divergence=Divergence.Alpha()),
+    Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.2)),
+    *(cls() for cls in members(Objective).values() if cls.reads == "pairs" and cls is not Objective.Sum),
+)
+"""An object of every class that learns from pairs."""
 
 
 def samples(design: Any) -> dict[str, Experiment]:
@@ -60,6 +68,7 @@ def samples(design: Any) -> dict[str, Experiment]:
             evaluation=Evaluation(every_steps=1, data=Data.Text("held_out.jsonl"), prompts=("Hello?",)),
         ),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
+        **{f"pairs {number}": design(objective=each, microbatch_size=None) for number, each in enumerate(OF_PAIRS)},
         "llama": design(model=Model.Llama3("8b"), batching=Batching.Bucketed()),
     }
 
@@ -116,7 +125,7 @@ def test_the_earlier_stage_counts_by_its_own_mathematics(design: Any) -> None:
 
 def test_the_id_is_the_name_and_eight_digits(design: Any) -> None:
     assert design().id == f"dpo-gemma3-1b-{fingerprint(design())[:8]}"
-    assert design().id.rpartition("-")[2] == "b8ccaeb5"
+    assert design().id.rpartition("-")[2] == "b2566297"
 
 
 def test_the_canonical_text_writes_defaults_out(design: Any) -> None:
@@ -126,7 +135,7 @@ def test_the_canonical_text_writes_defaults_out(design: Any) -> None:
         '"data":{"bad_rows":{"type":"Stop"},"max_prompt_length":512,"max_response_length":512,'
         '"order":{"type":"Shuffled"},"path":"data/ultrafeedback.jsonl","type":"Preferences"},'
         '"model":{"size":"tiny","tokenizer":{"type":"Auto"},"type":"Gemma3","weights":{"type":"Random"}},'
-        '"objective":{"beta":0.1,"label_smoothing":0.0,"type":"DPO"},'
+        '"objective":{"beta":0.1,"divergence":{"type":"ReverseKL"},"label_smoothing":0.0,"type":"DPO"},'
         '"optimizer":{"b1":0.9,"b2":0.999,"eps":1e-08,"max_grad_norm":1.0,'
         '"schedule":{"final_ratio":0.0,"peak_lr":5e-06,"type":"WarmupCosine","warmup_ratio":0.1},'
         '"type":"AdamW","weight_decay":0.0},'

@@ -33,6 +33,14 @@ from nnxdsl import (
     zipped,
 )
 
+OBJECTIVES = (
+    "Objective.SFT, Objective.DPO, Objective.RobustDPO, Objective.IPO, Objective.Hinge, "
+    "Objective.LengthNormalizedDPO, Objective.EXO, Objective.DiscoPOP, Objective.NCA, Objective.BCO, Objective.SPPO, "
+    "Objective.APOZero, Objective.APODown, Objective.AOT, Objective.AOTUnpaired, Objective.ORPO, Objective.SimPO, "
+    "Objective.CPO, Objective.ChosenSFT, Objective.Sum"
+)
+SHORT = OBJECTIVES.replace("Objective.", "")
+
 
 def refused(build: Callable[[], object]) -> str:
     """The message of the SpecError that `build` raises."""
@@ -54,7 +62,7 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "unknown field, none near": (
         lambda: Objective.DPO(clip=0.1),  # type: ignore[call-arg]
-        "1 problem in Objective.DPO\n  clip: DPO has no field 'clip'; there are: beta, label_smoothing",
+        "1 problem in Objective.DPO\n  clip: DPO has no field 'clip'; there are: beta, divergence, label_smoothing",
     ),
     "text for int": (lambda: Mesh(tensor="3"), "1 problem in Mesh\n  tensor: expected int, got '3'"),
     "float for int": (lambda: Mesh(tensor=2.0), "1 problem in Mesh\n  tensor: expected int, got 2.0"),
@@ -133,7 +141,7 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "the family": (
         lambda: Objective(),
-        "1 problem in Objective\n  Objective is a family; use one of its members: Objective.SFT, Objective.DPO",
+        f"1 problem in Objective\n  Objective is a family; use one of its members: {OBJECTIVES}",
     ),
     "rule of a mesh": (
         lambda: Mesh(rules=(("mlp", "tensr"),)),
@@ -183,11 +191,11 @@ IN_EXPERIMENT: dict[str, tuple[dict[str, object], str]] = {
     ),
     "family for object": (
         {"objective": Objective},
-        "objective: expected Objective, got the class Objective; use one of its members: Objective.SFT, Objective.DPO",
+        f"objective: expected Objective, got the class Objective; use one of its members: {OBJECTIVES}",
     ),
     "text for object": (
         {"objective": "dpo"},
-        "objective: expected Objective, got 'dpo'; use one of its members: Objective.SFT, Objective.DPO",
+        f"objective: expected Objective, got 'dpo'; use one of its members: {OBJECTIVES}",
     ),
     "optional": (
         {"evaluation": 10},
@@ -285,7 +293,7 @@ def test_checks_between_fields_go_on_past_wrong_fields_and_do_not_guess(design: 
         lambda: design(objective="dpo", adapter="lora", batch_size=63, steps=0, data=Data.Conversations("chats.jsonl"))
     ) == (
         "4 problems in Experiment 'dpo-gemma3-1b'\n"
-        "  objective: expected Objective, got 'dpo'; use one of its members: Objective.SFT, Objective.DPO\n"
+        f"  objective: expected Objective, got 'dpo'; use one of its members: {OBJECTIVES}\n"
         "  steps: expected a value > 0, got 0\n"
         "  adapter: expected Adapter, got 'lora'; use one of its members: Adapter.LoRA\n"
         "  microbatch_size: 8 does not divide batch_size=63"
@@ -299,10 +307,13 @@ IN_JSON: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "member of another family": (
         {"objective": {"type": "AdamW"}},
-        "objective: Objective has no member 'AdamW'; there are: DPO, SFT",
+        f"objective: Objective has no member 'AdamW'; there are: {', '.join(sorted(SHORT.split(', ')))}",
     ),
     "another noun": ({"mesh": {"type": "Memory"}}, "mesh: expected type 'Mesh', got 'Memory'"),
-    "no type": ({"objective": {"beta": 0.1}}, "objective: needs a 'type': one of SFT, DPO"),
+    "no type": (
+        {"objective": {"beta": 0.1}},
+        f"objective: needs a 'type': one of {SHORT}",
+    ),
     "no type of a noun": ({"mesh": {"fsdp": 2}}, "mesh: needs a 'type': 'Mesh'"),
     "type is no text": ({"mesh": {"type": 3}}, "mesh.type: expected str, got 3"),
     "unknown module": (
@@ -321,8 +332,8 @@ IN_JSON: dict[str, tuple[dict[str, Any], str]] = {
         "objective: expected Objective, got Mixture",
     ),
     "built-in as third party": (
-        {"objective": {"type": "nnxdsl.spec.objective:DPO"}},
-        "objective: type 'nnxdsl.spec.objective:DPO' is written 'DPO'",
+        {"objective": {"type": "nnxdsl.spec.preference:DPO"}},
+        "objective: type 'nnxdsl.spec.preference:DPO' is written 'DPO'",
     ),
     "object for a number": ({"steps": {"type": "DPO"}}, "steps: expected int, got {'type': 'DPO'}"),
     "list for a number": ({"steps": [3]}, "steps: expected int, got [3]"),
@@ -385,7 +396,7 @@ AT_PATHS: dict[str, tuple[dict[str, object], str]] = {
         {"adapter": Adapter.LoRA(), "adapter.rank": 8},
         "adapter.rank: is changed, and so is 'adapter' as a whole; put both into one value",
     ),
-    "empty": ({"objective.": 3}, "objective: DPO has no field ''; there are: beta, label_smoothing"),
+    "empty": ({"objective.": 3}, "objective: DPO has no field ''; there are: beta, divergence, label_smoothing"),
 }
 
 

@@ -24,6 +24,7 @@ from nnxdsl import (
     evolve,
     to_python,
 )
+from nnxdsl.spec.base import members_hint
 from nnxdsl.spec.source import LONGEST_LITERAL, parse_value, render
 
 RUFF = Path(sys.executable).with_name("ruff")
@@ -196,7 +197,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "family": (
         "Objective()",
-        "1 problem\n  Objective is a family; use one of its members: Objective.SFT, Objective.DPO",
+        f"1 problem\n  Objective is a family; use one of its members: {members_hint(Objective)}",
     ),
     "import": (
         "__import__('os').system('true')",

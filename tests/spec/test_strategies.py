@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
+from my_lab import simpo
 
 from nnxdsl import Experiment, Spec, to_json
 from nnxdsl.spec.base import is_family, registry
 
-TAGS = sorted(
-    {cls.tag for cls in registry.values() if not is_family(cls)} | {"my_lab.simpo:SimPO", "my_lab.simpo:Mixture"}
-)
+QUICK = settings(max_examples=2000, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+CLASSES = {cls.tag: cls for cls in (*registry.values(), simpo.SimPO, simpo.Mixture) if not is_family(cls)}
+FAMILIES = sorted({cls.family.__name__ for cls in CLASSES.values()})
 
 
-@pytest.mark.parametrize("tag", TAGS)
-def test_every_class_is_drawn(tag: str) -> None:
-    quick = settings(max_examples=2000, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("tag", sorted(CLASSES))
+def test_every_class_is_drawn_of_its_family(tag: str) -> None:
+    cls = CLASSES[tag]
+    assert type(find(st.from_type(cls.family), lambda spec: type(spec) is cls, settings=QUICK)) is cls
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experiments_hold_every_family(family: str) -> None:
+    tags = tuple(f'"type": "{tag}"' for tag, cls in CLASSES.items() if cls.family.__name__ == family)
     found: Spec = find(
-        st.from_type(Experiment), lambda experiment: f'"type": "{tag}"' in to_json(experiment), settings=quick
+        st.from_type(Experiment), lambda experiment: any(tag in to_json(experiment) for tag in tags), settings=QUICK
     )
-    assert f'"type": "{tag}"' in to_json(found)
+    assert to_json(found)
