@@ -35,7 +35,7 @@ def main() -> None:
     def logps(leaves: Leaves, tokens: jax.Array, places: Places, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Of chosen and rejected, each [B], from rows of both [2B, P + R]."""
         model = forward.model(template, leaves)
-        hidden, _ = model(tokens, places, dtype=forward.dtype)
+        hidden, *_ = model(tokens, places, dtype=forward.dtype)
         logits = jnp.einsum("btd,vd->btv", hidden, model.head())[:, -response - 1 : -1]
         given = jnp.take_along_axis(logits, tokens[:, -response:, None], axis=-1)[..., 0]
         each = jnp.sum((given - jax.nn.logsumexp(logits, axis=-1)) * mask, axis=-1)

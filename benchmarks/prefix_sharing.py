@@ -26,6 +26,7 @@ import small
 
 import nnxdsl
 from nnxdsl.data import PairBatch
+from nnxdsl.models import row
 from nnxdsl.models.attention import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.program.forward import Forward
@@ -58,7 +59,7 @@ class Twice(Forward):
         targets = jnp.concatenate([batch.chosen, batch.rejected])  # [2B, R]
         tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), targets], axis=1)
         length = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
-        hidden = self._hidden(model, tokens, right_padded(length, tokens.shape[1]))
+        hidden = self._hidden(model, tokens, right_padded(length, tokens.shape[1]), row.sequence(tokens.shape[1]))
         stats = self._stats(hidden[:, -targets.shape[1] - 1 : -1], model, targets, jnp.ones(targets.shape, bool))
         chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))

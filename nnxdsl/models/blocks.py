@@ -16,10 +16,12 @@ from nnxdsl.models.activations import constrain
 from nnxdsl.models.attention import Places, attend, mask
 from nnxdsl.models.cache import KV, Cache, attend_past, joined, ring_places
 from nnxdsl.models.chunked import attend_in_blocks
-from nnxdsl.models.decoder_config import Activation, DecoderConfig, LayerKind
+from nnxdsl.models.decoder_config import Activation, AttentionBias, DecoderConfig, LayerKind
+from nnxdsl.models.experts import ExpertMLP
 from nnxdsl.models.fused import attend_cudnn, attend_splash
 from nnxdsl.models.layers import Linear, RMSNorm, rope_tables, rotate
 from nnxdsl.models.remat import named
+from nnxdsl.models.routing import RouterStats
 from nnxdsl.models.row import Method
 
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -101,11 +103,15 @@ class Attention(nnx.Module):
         self.head_dim = head_dim
         self.query_scale = config.query_scale
         self.soft_cap = config.attention_soft_cap
-        given = {"rngs": rngs, "param_dtype": param_dtype, "bias": config.attention_bias != "none"}
-        self.query = Linear(embed, heads, axes=("embed", "heads"), **given)
-        self.key = Linear(embed, kv_heads, axes=("embed", "kv_heads"), **given)
-        self.value = Linear(embed, kv_heads, axes=("embed", "kv_heads"), **given)
-        self.output = Linear(heads, embed, axes=("heads", "embed"), **given | {"bias": config.attention_bias == "all"})
+
+        def linear(in_features: int, out_features: int, axes: tuple[str, str], *biased: AttentionBias) -> Linear:
+            bias = config.attention_bias in biased
+            return Linear(in_features, out_features, axes=axes, rngs=rngs, param_dtype=param_dtype, bias=bias)
+
+        self.query = linear(embed, heads, ("embed", "heads"), "qkv", "all")
+        self.key = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
+        self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
+        self.output = linear(heads, embed, ("heads", "embed"), "all")
         self.normed = config.query_key_norm
         features = {"none": None, "head": (head_dim, head_dim), "row": (heads, kv_heads)}[self.normed]
         axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
@@ -191,18 +197,32 @@ class Block(nnx.Module):
         self.attention = Attention(config, rngs=rngs, param_dtype=param_dtype)
         self.post_attention_norm = norm("post")
         self.pre_mlp_norm = norm("pre")
-        self.mlp = MLP(config, rngs=rngs, param_dtype=param_dtype)
+        self.mlp = (
+            MLP(config, rngs=rngs, param_dtype=param_dtype)
+            if config.experts is None
+            else ExpertMLP(config.embed_dim, config.experts, rngs=rngs, param_dtype=param_dtype)
+        )
         self.post_mlp_norm = norm("post")
 
-    def __call__(self, x: jax.Array, context: Context, past: KV | None) -> tuple[jax.Array, KV]:
-        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is this layer's cache."""
+    def __call__(self, x: jax.Array, context: Context, past: KV | None) -> tuple[jax.Array, KV, RouterStats | None]:
+        """`[B, T, D]` to the same, this call's keys and values, and what the router says if the layer has one.
+
+        Args:
+            x: the residual stream.
+            context: of this call.
+            past: this layer's cache.
+        """
         view = context.global_view if self.kind == "global" else context.local_view
         assert view is not None  # `context` makes one for each kind of layer that there is
         x = named(x, "layer_input")
         mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
         x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
-        mixed = self.mlp(_normed(self.pre_mlp_norm, x))
-        return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new
+        stats, mixed = None, _normed(self.pre_mlp_norm, x)
+        if isinstance(self.mlp, ExpertMLP):
+            mixed, stats = self.mlp(mixed, view.places.segment > 0)
+        else:
+            mixed = self.mlp(mixed)
+        return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new, stats
 
 
 def _normed(norm: RMSNorm | None, x: jax.Array) -> jax.Array:

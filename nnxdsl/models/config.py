@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, Rope, RopeRamp, Yarn, local_then_global
-from nnxdsl.models.families import gemma, gemma2, gemma3, llama3, mistral, olmo3, qwen2, qwen3
+from nnxdsl.models.decoder_config import DecoderConfig, Experts, Rope, RopeRamp, Yarn, local_then_global
+from nnxdsl.models.families import (
+    gemma,
+    gemma2,
+    gemma3,
+    llama3,
+    mistral,
+    mixtral,
+    olmo3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from nnxdsl.models.families.gemma import GEMMA
 from nnxdsl.models.families.gemma2 import GEMMA2
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.mistral import MISTRAL
+from nnxdsl.models.families.mixtral import MIXTRAL
 from nnxdsl.models.families.olmo3 import OLMO3
 from nnxdsl.models.families.qwen2 import QWEN2
 from nnxdsl.models.families.qwen3 import QWEN3
+from nnxdsl.models.families.qwen3_moe import QWEN3_MOE
 from nnxdsl.spec.errors import WeightsError
 
 __all__ = [
@@ -24,10 +37,13 @@ __all__ = [
     "GEMMA3",
     "LLAMA3",
     "MISTRAL",
+    "MIXTRAL",
     "OLMO3",
     "QWEN2",
     "QWEN3",
+    "QWEN3_MOE",
     "DecoderConfig",
+    "Experts",
     "Rope",
     "RopeRamp",
     "Yarn",
@@ -37,7 +53,8 @@ __all__ = [
 ]
 
 # The first that has a decoder like it writes it.
-FAMILIES = tuple(module.FAMILY for module in (gemma3, llama3, gemma, gemma2, mistral, qwen2, qwen3, olmo3))
+_MODULES = (gemma3, llama3, gemma, gemma2, mistral, qwen2, qwen3, olmo3, mixtral, qwen3_moe)
+FAMILIES = tuple(module.FAMILY for module in _MODULES)
 
 
 def from_hf(config: Mapping[str, Any]) -> DecoderConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
 from nnxdsl.models.layers import Embedding, Head
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, rematerialised
+from nnxdsl.models.routing import RouterStats
 from nnxdsl.models.row import Method
 
 
@@ -37,8 +39,8 @@ class Period(nnx.Module):
 
     def __call__(
         self, x: jax.Array, context: Context, past: Slots | None = None, *, keeps: bool = False
-    ) -> tuple[jax.Array, Slots | None]:
-        """`[B, T, D]` to the same.
+    ) -> tuple[jax.Array, Slots | None, RouterStats | None]:
+        """`[B, T, D]` to the same, what a cache takes of it, and what its routers say.
 
         Args:
             x: the residual stream.
@@ -47,20 +49,36 @@ class Period(nnx.Module):
             keeps: also return this call's keys and values; of local layers those that the window can still reach.
         """
         news: dict[LayerKind, list[KV]] = {"local": [], "global": []}
+        routing = None
         for block in self.blocks:
             own = news[block.kind]
-            x, new = block(x, context, None if past is None else past.of(block.kind, len(own)))
+            x, new, stats = block(x, context, None if past is None else past.of(block.kind, len(own)))
+            routing = added(routing, stats)
             own.append(_newest(new, context) if block.kind == "local" else new)
         if not keeps:
-            return x, None
+            return x, None, routing
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
-        return x, Slots(*stacked)
+        return x, Slots(*stacked), routing
 
 
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
     """The smallest inputs that a Period of `config` runs on: what an `adapt` function gives to qwix."""
     places = right_padded(jnp.ones((1,), jnp.int32), 1)
     return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, places)
+
+
+class Out(NamedTuple):
+    """What a decoder says of tokens.
+
+    Attributes:
+        hidden: states after the final norm, `[B, T, D]`.
+        new: what a cache takes of the tokens; None if that was not asked for.
+        routing: what the routers of all layers say together; None without experts, and of layers in stages.
+    """
+
+    hidden: jax.Array
+    new: New | None
+    routing: RouterStats | None
 
 
 class Decoder(nnx.Module):
@@ -119,7 +137,7 @@ class Decoder(nnx.Module):
         remat: Remat = "none",
         stages: Stages | None = None,
         method: Method = Method(),  # noqa: B008 - frozen
-    ) -> tuple[jax.Array, New | None]:
+    ) -> Out:
         """Hidden states after the final norm.
 
         Args:
@@ -135,7 +153,7 @@ class Decoder(nnx.Module):
                 known only when it runs, it is "dense".
 
         Returns:
-            (hidden `[B, T, D]` in `dtype`, what a cache takes of the tokens; None if that is not asked for).
+            Hidden states in `dtype`, and what was asked for beside them.
 
         Raises:
             ValueError: a kernel needs to know the row where nothing, or another length, is known of it.
@@ -147,14 +165,15 @@ class Decoder(nnx.Module):
         shared = context(self.config, places, cache, method)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
         layers, tail = (None, None) if cache is None else (cache.layers, cache.tail)
+        routing = last = None
         if self.layers is not None and stages is not None and cache is None and not keeps:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
-            x, layers = _run_stack(self.layers, x, shared, layers, remat, keeps)
+            x, layers, routing = _run_stack(self.layers, x, shared, layers, remat, keeps)
         if self.tail is not None:
-            x, tail = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
+            x, tail, last = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
-        return hidden, New(layers, tail, places) if keeps else None
+        return Out(hidden, New(layers, tail, places) if keeps else None, added(routing, last))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[..., V]` of hidden states `[..., D]`, float32; whole, so for few tokens."""
@@ -187,16 +206,18 @@ def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -
 
 def _run_stack(
     layers: Period, x: jax.Array, context: Context, past: Slots | None, remat: Remat, keeps: bool
-) -> tuple[jax.Array, Slots | None]:
+) -> tuple[jax.Array, Slots | None, RouterStats | None]:
     """Runs the periods as a scan over their weights, so that compile time does not grow with depth."""
     run = _period_runner(layers, remat, keeps)
 
-    def step(x: jax.Array, each: tuple[nnx.State, Slots | None]) -> tuple[jax.Array, Slots | None]:
+    def step(x: jax.Array, each: tuple[nnx.State, Slots | None]) -> tuple[jax.Array, Any]:
         state, past = each
-        return run(arrive(state, "layers"), x, context, past)
+        x, *others = run(arrive(state, "layers"), x, context, past)
+        return x, others
 
     # The cache is only read here: all layers' new tokens are written to it at once, in place, when all have run.
-    return jax.lax.scan(step, x, (nnx.state(layers), past))
+    x, (kept, stats) = jax.lax.scan(step, x, (nnx.state(layers), past))
+    return x, kept, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
 
 
 def _run_in_stages(layers: Period, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
@@ -211,15 +232,24 @@ def _run_in_stages(layers: Period, x: jax.Array, context: Context, stages: Stage
     return run_stages(stack, state, x, context, stages)
 
 
-def _period_runner(period: Period, remat: Remat, keeps: bool) -> Callable[..., tuple[jax.Array, Slots | None]]:
+def _period_runner(
+    period: Period, remat: Remat, keeps: bool
+) -> Callable[..., tuple[jax.Array, Slots | None, RouterStats | None]]:
     graphdef = nnx.graphdef(period)
 
-    def run(state: nnx.State, x: jax.Array, context: Context, past: Slots | None) -> tuple[jax.Array, Slots | None]:
+    def run(state: nnx.State, x: jax.Array, context: Context, past: Slots | None) -> Any:
         return nnx.merge(graphdef, state)(x, context, past, keeps=keeps)
 
     # A scan's body is not merged with its own recomputation, so the barrier against that is not needed; the tail is
     # outside the scan, and the barrier costs it nothing that matters.
     return rematerialised(run, remat)
+
+
+def added(one: RouterStats | None, other: RouterStats | None) -> RouterStats | None:
+    """What the routers of several layers say together; None where there are none."""
+    if one is None or other is None:
+        return one if other is None else other
+    return jax.tree.map(jnp.add, one, other)
 
 
 def _newest(new: KV, context: Context) -> KV:

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import attrs
 
+from nnxdsl.models.experts_config import Experts
+
 LayerKind = Literal["local", "global"]
 """What a layer's attention looks at: the tokens in a sliding window, or all tokens before."""
 Norms = Literal["pre", "sandwich", "post"]
@@ -101,7 +103,8 @@ class Rope:
 
 def local_then_global(layers: int) -> tuple[LayerKind, ...]:
     """A period of so many layers, of which the last is global."""
-    return (*("local",) * (layers - 1), "global")
+    local: tuple[LayerKind, ...] = ("local",) * (layers - 1)
+    return (*local, "global")
 
 
 def period_of(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
@@ -144,6 +147,7 @@ class DecoderConfig:
         attention_bias: which of attention's linear layers add a bias: none, those before it, or the one after it too.
         activation: of the MLP's gate.
         scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
+        experts: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
         tied_head: the embedding is the output head; else the head has weights of its own.
         logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
             where they stay as they are.
@@ -170,6 +174,7 @@ class DecoderConfig:
     attention_bias: AttentionBias = "none"
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
+    experts: Experts | None = None
     tied_head: bool = True
     logit_soft_cap: float | None = None
 

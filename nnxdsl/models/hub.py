@@ -65,7 +65,7 @@ class HubReader:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.config = read_config(directory)
-        self._sources = sources(self.config)
+        self._sources = sources(self.config, _read_json(self.directory / "config.json").get("model_type"))
         self._tensors: dict[str, safetensors.Tensor] = {}
         self._heads: dict[str, safetensors.Tensor] = {}
         self._others: dict[str, safetensors.Tensor] = {}
@@ -100,9 +100,7 @@ class HubReader:
         """
         source = self._sources[path]
         self._require(path)
-        parts = [self._tensors[name].read() for name in source.names]
-        parts = [part.T if source.transposed else part for part in parts]
-        return np.stack(parts) if source.stacked else parts[0]
+        return source.leaf([self._tensors[name].read() for name in source.names])
 
     def _require(self, path: str) -> None:
         for name in self._sources[path].names:
@@ -135,12 +133,10 @@ class HubReader:
                 continue
             source = self._sources[path]
             shape = source.part_shape(leaf.shape)
-            if source.stacked and leaf.shape[0] != len(source.names):
-                problems.append(
-                    Problem(
-                        path, f"{self.directory / 'config.json'}: {len(source.names)} periods, expected {leaf.shape[0]}"
-                    )
-                )
+            if (stack := leaf.shape[: len(source.leading)]) != source.leading:
+                found, wanted = (" of ".join(map(str, sizes)) for sizes in (source.leading, stack))
+                message = f"{self.directory / 'config.json'}: {found} periods, expected {wanted}"
+                problems.append(Problem(path, message))
                 continue
             for name in source.names:
                 tensor = self._tensors.get(name)
@@ -209,6 +205,7 @@ def write(
     value: Callable[[str], jax.Array | np.ndarray] | None = None,
     max_shard_bytes: int | None = None,
     fields: Mapping[str, Any] | None = None,
+    like: str | None = None,
 ) -> None:
     """Writes a directory that transformers loads as a model of the family that `config` is of.
 
@@ -222,17 +219,18 @@ def write(
         max_shard_bytes: the weights are split so that no file holds more than this, but for a tensor that is larger
             alone. None for one file.
         fields: more for `config.json`, such as ids of tokens.
+        like: the `model_type` of the family to write, where several have such a decoder; see `config.to_hf`.
 
     Raises:
         WeightsError: a leaf is missing, or is no part of a plain decoder (an adapter: merge it first); or no family of
             the Hub has such a decoder.
     """
-    wanted = sources(config)
+    about = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
+    wanted = sources(config, about["model_type"])
     if wanted.keys() != leaves.keys():
         problems = [f"{path}: missing" for path in wanted if path not in leaves]
         problems += [f"{path}: no leaf of a plain decoder" for path in leaves if path not in wanted]
         raise WeightsError("\n  ".join([f"{directory}: cannot be written:", *problems]))
-    about = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name), **(fields or {})}
     origin = {
         tensor_name(name): (path, number) for path, source in wanted.items() for number, name in enumerate(source.names)
     }
@@ -247,8 +245,7 @@ def write(
         if path not in held:
             held.clear()
             held[path] = leaves[path] if value is None else value(path)
-        array = np.asarray(held[path][number] if wanted[path].stacked else held[path])
-        return array.T if wanted[path].transposed else array
+        return wanted[path].part(held[path], number)
 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

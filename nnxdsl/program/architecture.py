@@ -10,10 +10,22 @@ from typing import Any
 import attrs
 
 from nnxdsl.models import hub
-from nnxdsl.models.config import GEMMA, GEMMA2, GEMMA3, LLAMA3, MISTRAL, OLMO3, QWEN2, QWEN3, DecoderConfig
+from nnxdsl.models.config import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    LLAMA3,
+    MISTRAL,
+    MIXTRAL,
+    OLMO3,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    DecoderConfig,
+)
 from nnxdsl.spec import weights
 from nnxdsl.spec.errors import NotRegisteredError, PlanError, Problem
-from nnxdsl.spec.model import HF, Gemma, Gemma2, Gemma3, Llama3, Mistral, Model, Olmo3, Qwen2, Qwen3
+from nnxdsl.spec.model import HF, Gemma, Gemma2, Gemma3, Llama3, Mistral, Mixtral, Model, Olmo3, Qwen2, Qwen3, Qwen3MoE
 
 
 @singledispatch
@@ -39,9 +51,11 @@ _register(Gemma2, GEMMA2)
 _register(Gemma3, GEMMA3)
 _register(Llama3, LLAMA3)
 _register(Mistral, MISTRAL)
+_register(Mixtral, MIXTRAL)
 _register(Olmo3, OLMO3)
 _register(Qwen2, QWEN2)
 _register(Qwen3, QWEN3)
+_register(Qwen3MoE, QWEN3_MOE)
 
 
 @architecture.register

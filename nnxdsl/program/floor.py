@@ -154,8 +154,8 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     # The reference is the base with its adapters off.
     layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again)
     layers += scores * (3 + mixed_again + compared)
-    # A frozen head's gradient comes with its forward pass, see `tiles.said`; a trained one computes its logits once more
-    # in the backward pass, but where they are few enough to be kept.
+    # A frozen head's gradient comes with its forward pass, see `tiles.said`; a trained one computes its logits once
+    # more in the backward pass, but where they are few enough to be kept.
     heads = 4 if blueprint.head_path in blueprint.trainable else 2
     return layers, 2 * of.head * targets * (heads + compared)
 

@@ -136,10 +136,9 @@ class Forward:
             places = Places(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
         method = self.kernels.method(row.filled(tokens.shape[1]))
         with constrained_by(self.constrain, self.arrive, self.apart):
-            hidden, _ = model(
-                tokens, places, dtype=self.dtype, remat=self.remat, stages=self._stages(len(tokens)), method=method
-            )
-        return hidden[:, :length]
+            stages = self._stages(len(tokens))
+            out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
+        return out.hidden[:, :length]
 
     def _packed(
         self, model: Decoder, batch: PackedPairs | PackedSequences, branch: jax.Array, mask: jax.Array

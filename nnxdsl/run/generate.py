@@ -200,7 +200,7 @@ class _Loop:
         model = self.template.merge({**shared, **own})
         assert isinstance(model, Decoder)
         method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
-        hidden, new = model(tokens, places, cache=cache, keeps=True, dtype=self.dtype, method=method)
+        hidden, new, _ = model(tokens, places, cache=cache, keeps=True, dtype=self.dtype, method=method)
         assert new is not None  # it is asked for
         return model.logits(hidden[:, -1]), new
 

@@ -133,8 +133,7 @@ class Pretrained:
 
     def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
         decoder: Any = self._template.merge(leaves)
-        hidden, _ = decoder(tokens, places, dtype=self.dtype)
-        return decoder.logits(hidden)
+        return decoder.logits(decoder(tokens, places, dtype=self.dtype).hidden)
 
 
 def load(directory: str | Path, *, dtype: DTypeLike = jnp.float32, tokenizer: Tokenizer | None = None) -> Pretrained:

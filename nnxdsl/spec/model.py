@@ -32,9 +32,11 @@ class Model(Spec):
     HF: ClassVar[type[members.HF]]
     Llama3: ClassVar[type[members.Llama3]]
     Mistral: ClassVar[type[members.Mistral]]
+    Mixtral: ClassVar[type[members.Mixtral]]
     Olmo3: ClassVar[type[members.Olmo3]]
     Qwen2: ClassVar[type[members.Qwen2]]
     Qwen3: ClassVar[type[members.Qwen3]]
+    Qwen3MoE: ClassVar[type[members.Qwen3MoE]]
 
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
@@ -106,6 +108,19 @@ class Mistral(Model):
 
 
 @attrs.frozen(kw_only=True)
+class Mixtral(Model):
+    """Mixtral (Jiang et al. 2024, arXiv:2401.04088): each token goes through two of eight experts.
+
+    Attributes:
+        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "8x7b", "8x22b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
 class Olmo3(Model):
     """OLMo 3 (OLMo Team 2025, arXiv:2512.13961).
 
@@ -142,6 +157,19 @@ class Qwen3(Model):
     """
 
     size: Literal["tiny", "0.6b", "1.7b", "4b", "8b", "14b", "32b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Qwen3MoE(Model):
+    """Qwen3, its mixtures of experts (Qwen Team 2025, arXiv:2505.09388).
+
+    Attributes:
+        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "30b-a3b", "235b-a22b"] = attrs.field(kw_only=False)
 
 
 @attrs.frozen(kw_only=True)

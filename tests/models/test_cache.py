@@ -25,7 +25,9 @@ def step(config: DecoderConfig, template: tree.Template) -> Step:
     @jax.jit
     def run(leaves: Leaves, tokens: jax.Array, places: Places, cache: Cache | None) -> tuple[jax.Array, Cache]:
         method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
-        hidden, new = template.merge(leaves)(tokens, places, cache=cache, keeps=True, dtype=jnp.float32, method=method)
+        hidden, new, _ = template.merge(leaves)(
+            tokens, places, cache=cache, keeps=True, dtype=jnp.float32, method=method
+        )
         return hidden, stored(init_cache(config, 3, ROOM, jnp.float32) if cache is None else cache, new)
 
     return run

@@ -160,7 +160,9 @@ def test_every_field_that_is_not_understood_is_named() -> None:
     )
 
 
-KNOWN = "'gemma3_text', 'gemma3', 'llama', 'gemma', 'gemma2', 'mistral', 'qwen2', 'qwen3', 'olmo3'"
+KNOWN = (
+    "'gemma3_text', 'gemma3', 'llama', 'gemma', 'gemma2', 'mistral', 'qwen2', 'qwen3', 'olmo3', 'mixtral', 'qwen3_moe'"
+)
 
 
 @pytest.mark.parametrize(

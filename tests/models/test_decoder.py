@@ -133,7 +133,7 @@ def test_remat_changes_no_gradient(template: tree.Template, leaves: Leaves, poli
     tokens, places = draw(6, 2, 8), right_padded(jnp.array([8, 5]), 8)
 
     def loss(leaves: Leaves, remat: str) -> jax.Array:
-        hidden, _ = template.merge(leaves)(tokens, places, dtype=jnp.float32, remat=remat)
+        hidden, *_ = template.merge(leaves)(tokens, places, dtype=jnp.float32, remat=remat)
         return jnp.sum(jnp.sin(hidden))
 
     plain, *others = (jax.jit(jax.grad(loss), static_argnums=1)(leaves, remat) for remat in ("none", *policies))
@@ -169,8 +169,8 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
     decoder = Decoder(short, rngs=nnx.Rngs(0))
     assert decoder.layers is None
     places = right_padded(jnp.array([3]), 3)
-    whole, _ = decoder(draw(7, 1, 3), places, dtype=jnp.float32)
-    cached, new = decoder(
+    whole, *_ = decoder(draw(7, 1, 3), places, dtype=jnp.float32)
+    cached, new, _ = decoder(
         draw(7, 1, 3), places, cache=init_cache(short, 1, 3, jnp.float32), keeps=True, dtype=jnp.float32
     )
     close(cached, whole)

@@ -61,7 +61,7 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
     @jax.jit
     def logits(leaves, tokens, lengths):
         decoder = template.merge(leaves)
-        hidden, _ = decoder(tokens, right_padded(lengths, tokens.shape[1]), dtype=jnp.float32)
+        hidden, *_ = decoder(tokens, right_padded(lengths, tokens.shape[1]), dtype=jnp.float32)
         return hidden @ decoder.head().T
 
     got = logits(leaves, jnp.asarray(expected["tokens"]), jnp.asarray(expected["lengths"]))
@@ -214,8 +214,8 @@ def test_damaged_index_and_config(sharded: Path) -> None:
     assert message() == f"{listing}: expected a 'weight_map' of tensor names to file names"
     listing.write_text("[]")
     assert message() == f"{listing}: expected a JSON object, got list"
-    config.write_text(json.dumps({"model_type": "gemma2"}))
-    assert message() == f"{config}: model_type: expected one of 'gemma3_text', 'gemma3', 'llama', got 'gemma2'"
+    config.write_text(json.dumps({"model_type": "bert"}))
+    assert message().startswith(f"{config}: model_type: expected one of 'gemma3_text', 'gemma3', 'llama', ")
     config.write_text("{")
     assert message().startswith(f"{config}: damaged: not JSON: ")
     config.unlink()

@@ -60,7 +60,7 @@ def test_a_decoder_in_stages(config: DecoderConfig) -> None:
         assert isinstance(model, Decoder)
         sums = []
         for cut in (None, Stages(stages, 2, "stage")):
-            hidden, _ = model(tokens, places, dtype=jnp.float32, stages=cut)
+            hidden, *_ = model(tokens, places, dtype=jnp.float32, stages=cut)
             sums.append(jnp.sum(jnp.sin(hidden) * (places.segment == 1)[..., None]))
         return sums[0], sums[1]
 

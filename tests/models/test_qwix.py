@@ -128,7 +128,7 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
     @jax.jit
     def gradient(trained: dict[str, jax.Array], values: dict[str, jax.Array]) -> dict[str, jax.Array]:
         def loss(trained: dict[str, jax.Array]) -> jax.Array:
-            hidden, _ = policy.merge(values | trained)(tokens, places, dtype=jnp.float32, remat="full")
+            hidden, *_ = policy.merge(values | trained)(tokens, places, dtype=jnp.float32, remat="full")
             return jnp.sum(jnp.sin(3 * hidden))
 
         return jax.grad(loss)(trained)

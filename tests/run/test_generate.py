@@ -22,7 +22,8 @@ from nnxdsl.run.sampling import Sampling
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(
     vocab_size=50, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
-    pattern=local_then_global(3), rope_global=Rope(base=1_000_000.0, scale=2.0), query_scale=12**-0.5, max_length=LENGTH,
+    pattern=local_then_global(3), rope_global=Rope(base=1_000_000.0, scale=2.0), query_scale=12**-0.5,
+    max_length=LENGTH,
 )  # fmt: skip
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [7], list(range(1, 20)))
 Leaves = dict[str, jax.Array]
@@ -50,7 +51,7 @@ def last_logits(template: tree.Template, leaves: Leaves) -> Callable[[Sequence[i
     @jax.jit
     def forward(leaves: Leaves, tokens: jax.Array, length: jax.Array) -> jax.Array:
         model = template.merge(leaves)
-        hidden, _ = model(tokens, right_padded(length, LENGTH), dtype=jnp.float32)
+        hidden, *_ = model(tokens, right_padded(length, LENGTH), dtype=jnp.float32)
         return hidden[0, length[0] - 1] @ model.head().T
 
     def logits(tokens: Sequence[int]) -> np.ndarray:

@@ -41,7 +41,7 @@ def logits(program: Program, state: Any) -> np.ndarray:
     @jax.jit
     def forward(leaves: dict[str, jax.Array]) -> jax.Array:
         model = template.merge(leaves)
-        hidden, _ = model(TOKENS, right_padded(jnp.array([24, 17]), 24), dtype=jnp.float32)
+        hidden, *_ = model(TOKENS, right_padded(jnp.array([24, 17]), 24), dtype=jnp.float32)
         return hidden @ model.head().T
 
     return np.asarray(forward(leaves))

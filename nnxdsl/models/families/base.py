@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Rope, RopeRamp, Yarn, period_of
+from nnxdsl.models.decoder_config import DecoderConfig, Experts, LayerKind, Rope, RopeRamp, Yarn, period_of
 from nnxdsl.spec.errors import WeightsError
 
 # The numbers that every family has: the Hub's name and ours.
@@ -222,6 +222,23 @@ class ConfigFile:
         name = "rope_parameters" if self.fields.get("rope_parameters") is not None else "rope_scaling"
         return self.rope(self.fields.get(name), self.fields.get("rope_theta", base), name)
 
+    def ropes(self, bases: tuple[float, float]) -> tuple[Rope, Rope]:
+        """Rotary positions of the local and of the global layers, from `rope_parameters` of both kinds.
+
+        Args:
+            bases: transformers' wavelengths, local and global, where an entry says none.
+        """
+        given = self.fields.get("rope_parameters")
+        if not isinstance(given, Mapping) or not set(given) <= set(_KINDS):
+            *others, last = map(repr, _KINDS)
+            self.problems.append(f"rope_parameters: expected entries {', '.join(others)} and {last}, got {given!r}")
+            return UNREAD, UNREAD
+        local, everywhere = (
+            self.rope(given.get(kind), base, f"rope_parameters.{kind}")
+            for kind, base in zip(_KINDS, bases, strict=True)
+        )
+        return local, everywhere
+
     def flag(self, name: str, default: bool) -> bool:
         """A field that is true or false."""
         value = self.fields.get(name, default)
@@ -266,8 +283,18 @@ class ConfigFile:
                 f"layer_types: expected {layers} layers of the kinds {', '.join(others)} and {last}, got {named!r}"
             )
             return tuple(default)
-        kinds = [_KINDS[name] for name in named]
+        kinds: list[LayerKind] = [_KINDS[name] for name in named]
         return tuple(default) if kinds == wanted else period_of(kinds)
+
+    def experts(self, **fields: Any) -> Experts | None:
+        """The experts of these numbers; None if there is a problem."""
+        if self.problems:
+            return None
+        try:
+            return Experts(**fields)
+        except ValueError as error:
+            self.problems.append(str(error))
+            return None
 
     def decoder(self, **fields: Any) -> DecoderConfig:
         """The decoder, if nothing is wrong.

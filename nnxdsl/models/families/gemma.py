@@ -13,6 +13,7 @@ _CHOICES: dict[str, Any] = {
     "rope_local": None,
     "window": None,
     "pattern": ("global",),
+    "experts": None,
     "norms": "pre",
     "norm_scale": "zero_centred",
     "query_key_norm": "none",

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Rope, local_then_global
-from nnxdsl.models.families.base import NUMBERS, UNREAD, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
+from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
 from nnxdsl.spec.errors import WeightsError
 
 # What tells a Gemma 3 from other decoders.
 _CHOICES: dict[str, Any] = {
+    "experts": None,
     "norms": "sandwich",
     "norm_scale": "zero_centred",
     "query_key_norm": "head",
@@ -156,20 +157,14 @@ def _period(pattern: tuple[LayerKind, ...]) -> dict[str, int]:
 def _rope(file: ConfigFile) -> tuple[Rope, Rope]:
     """(local, global) from the spelling of transformers 4 or 5."""
     fields = file.fields
-    new = fields.get("rope_parameters")
-    if new is None:
-        entries = None, fields.get("rope_scaling")
-        where = ("rope_local_base_freq", "rope_scaling")
-    elif isinstance(new, Mapping) and set(new) <= {"sliding_attention", "full_attention"}:
-        entries = new.get("sliding_attention"), new.get("full_attention")
-        where = ("rope_parameters.sliding_attention", "rope_parameters.full_attention")
-    else:
-        file.problems.append(f"rope_parameters: expected entries 'sliding_attention' and 'full_attention', got {new!r}")
-        return UNREAD, UNREAD
     bases = fields.get("rope_local_base_freq", 10_000.0), fields.get("rope_theta", 1_000_000.0)
-    local, everything = (file.rope(entry, base, name) for entry, base, name in zip(entries, bases, where, strict=True))
+    if fields.get("rope_parameters") is not None:
+        where, (local, everything) = "rope_parameters.sliding_attention", file.ropes(bases)
+    else:
+        where, local = "rope_local_base_freq", file.rope(None, bases[0], "rope_local_base_freq")
+        everything = file.rope(fields.get("rope_scaling"), bases[1], "rope_scaling")
     if local.scale != 1.0:  # which the older spelling could not say
-        file.problems.append(f"{where[0]}: scaling of local layers is not implemented, got factor={local.scale!r}")
+        file.problems.append(f"{where}: scaling of local layers is not implemented, got factor={local.scale!r}")
     return local, everything
 
 

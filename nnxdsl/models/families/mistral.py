@@ -11,6 +11,7 @@ from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, by_head_dim
 # What tells a Mistral from other decoders; its layers all have a window, or none has.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "experts": None,
     "norms": "pre",
     "norm_scale": "plain",
     "query_key_norm": "none",
@@ -22,7 +23,8 @@ _CHOICES: dict[str, Any] = {
 }
 
 
-def _pattern(window: int | None) -> tuple[LayerKind, ...]:
+def pattern_of(window: int | None) -> tuple[LayerKind, ...]:
+    """The period of layers that all have a window, or of which none has."""
     return ("global",) if window is None else ("local",)
 
 
@@ -39,7 +41,7 @@ def _mistral(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         window=window,
-        pattern=_pattern(window),
+        pattern=pattern_of(window),
         rope_global=Rope(base=base),
         query_scale=head_dim**-0.5,
         norm_eps=1e-5,
@@ -86,7 +88,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     window = file.window(4096)
     return file.decoder(
         window=window,
-        pattern=_pattern(window),
+        pattern=pattern_of(window),
         rope_global=file.one_rope(),
         query_scale=numbers["head_dim"] ** -0.5,
         tied_head=file.flag("tie_word_embeddings", False),
@@ -113,5 +115,5 @@ FAMILY = Family(
     choices=_CHOICES,
     read=_read,
     write=_write,
-    derived=lambda config: {**by_head_dim(config), "pattern": _pattern(config.window)},
+    derived=lambda config: {**by_head_dim(config), "pattern": pattern_of(config.window)},
 )

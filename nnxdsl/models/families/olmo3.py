@@ -18,6 +18,7 @@ from nnxdsl.models.families.base import (
 
 # What tells an OLMo 3 from other decoders.
 _CHOICES: dict[str, Any] = {
+    "experts": None,
     "norms": "post",
     "norm_scale": "plain",
     "query_key_norm": "row",
@@ -79,16 +80,16 @@ _OTHERS = ("layer_types", "tie_word_embeddings", "rope_theta", "rope_scaling", "
 
 
 def _read(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Reads both spellings of RoPE; what stretches it is for the global layers alone."""
+    """Reads all spellings of RoPE: one for all layers, which is stretched on the global ones alone; or two."""
     file = ConfigFile("OLMo 3", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
     fill_heads(numbers)
-    rope = file.one_rope()
+    local, everywhere = _rope(file)
     return file.decoder(
         window=numbers["sliding_window"],
         pattern=file.pattern(numbers["num_hidden_layers"], local_then_global(4)),
-        rope_local=Rope(base=rope.base),
-        rope_global=rope,
+        rope_local=local,
+        rope_global=everywhere,
         query_scale=numbers["head_dim"] ** -0.5,
         tied_head=file.flag("tie_word_embeddings", False),
         **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
@@ -96,13 +97,27 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
+def _rope(file: ConfigFile) -> tuple[Rope, Rope]:
+    """(local, global)."""
+    given = file.fields.get("rope_parameters")
+    if isinstance(given, Mapping) and set(given) <= {"sliding_attention", "full_attention"}:
+        return file.ropes((500_000.0, 500_000.0))
+    rope = file.one_rope(500_000.0)
+    return Rope(base=rope.base), rope
+
+
 def _write(config: DecoderConfig) -> dict[str, Any]:
+    scaling = rope_to_hf(config.rope_global)["rope_scaling"]
     return {
         "model_type": "olmo3",
         **numbers_to_hf(config),
         "sliding_window": config.window or _DEFAULTS["sliding_window"],  # without local layers it has no effect
         "layer_types": layer_types(config),
         **rope_to_hf(config.rope_global),
+        "rope_parameters": {  # transformers 5 reads the older fields for the global layers alone
+            "sliding_attention": {"rope_type": "default", "rope_theta": config.rope_global.base},
+            "full_attention": {"rope_type": "default", "rope_theta": config.rope_global.base, **(scaling or {})},
+        },
         "tie_word_embeddings": config.tied_head,
         **_FIXED,
     }

@@ -21,6 +21,7 @@ from nnxdsl.models.families.base import (
 # What tells a Qwen3 from other decoders; whether its head is tied depends on the size.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "experts": None,
     "norms": "pre",
     "norm_scale": "plain",
     "query_key_norm": "head",

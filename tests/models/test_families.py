@@ -1,0 +1,127 @@
+"""Every family against transformers' stored figures: logits, loss, gradient, padding, packing, greedy answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxdsl.models import hub, tree
+from nnxdsl.models.attention import Places, left_padded, right_padded
+from nnxdsl.models.cache import init_cache, stored
+from nnxdsl.models.config import DecoderConfig, from_hf, to_hf
+from nnxdsl.models.decoder import Decoder
+
+REFERENCE = Path(__file__).parent.parent / "reference" / "families"
+NAMES = sorted(path.name for path in REFERENCE.iterdir())
+TOLERANCE = 1e-5
+"""Of the largest logit, of the loss, of the gradient's length."""
+
+
+class Loaded(NamedTuple):
+    """A checkpoint of the reference, and what transformers makes of it."""
+
+    config: DecoderConfig
+    leaves: dict[str, jax.Array]
+    expected: dict[str, np.ndarray]
+    logits: Callable[..., jax.Array]
+    template: tree.Template
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def loaded(request: pytest.FixtureRequest) -> Loaded:
+    reader = hub.HubReader(REFERENCE / request.param)
+    template = tree.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
+    assert reader.check(template) == []
+    leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
+    expected = dict(np.load(REFERENCE / request.param / "expected.npz"))
+
+    @jax.jit
+    def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
+        decoder = template.merge(leaves)
+        return decoder.logits(decoder(tokens, places, dtype=jnp.float32)[0])
+
+    return Loaded(reader.config, leaves, expected, logits, template)
+
+
+def close(got: jax.Array, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(got, wanted, atol=TOLERANCE * float(np.abs(wanted).max()), rtol=0)
+
+
+def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
+    tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))
+    size = tokens.shape[1]
+    right = loaded.logits(loaded.leaves, tokens, right_padded(jnp.asarray(lengths), size))
+    shifted = np.stack([np.roll(row, size - n) for row, n in zip(tokens, lengths, strict=True)])
+    left = loaded.logits(loaded.leaves, shifted, left_padded(jnp.asarray(lengths), size))
+    for row, n in enumerate(lengths):
+        close(right[row, :n], wanted[row, :n])
+        close(left[row, size - n :], wanted[row, :n])
+
+
+def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
+    tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))
+    parts = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
+    numbers = [np.full(n, segment + 1) for segment, n in enumerate(lengths)]
+    places = (np.concatenate(part)[None] for part in ([np.arange(n) for n in lengths], numbers))
+    position, segment = (jnp.asarray(part, jnp.int32) for part in places)
+    packed = Places(position, segment, jnp.zeros_like(segment))
+    got = loaded.logits(loaded.leaves, np.concatenate(parts)[None], packed)[0]
+    close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]))
+
+
+def test_loss_and_gradient(loaded: Loaded) -> None:
+    tokens, lengths = (jnp.asarray(loaded.expected[name]) for name in ("tokens", "lengths"))
+    size = tokens.shape[1]
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(leaves: dict[str, jax.Array]) -> jax.Array:
+        logps = jax.nn.log_softmax(loaded.logits(leaves, tokens, right_padded(lengths, size))[:, :-1])
+        chosen = jnp.take_along_axis(logps, tokens[:, 1:, None], axis=-1)[..., 0]
+        counted = jnp.arange(1, size) < lengths[:, None]
+        return -jnp.sum(chosen * counted) / jnp.sum(counted)
+
+    value, gradient = loss(loaded.leaves)
+    assert float(value) == pytest.approx(float(loaded.expected["loss"]), rel=TOLERANCE)
+    length = np.sqrt(sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in gradient.values()))
+    assert length == pytest.approx(float(loaded.expected["norm"]), rel=TOLERANCE)
+
+
+def test_greedy_answers_through_the_cache(loaded: Loaded) -> None:
+    prompt, greedy = int(loaded.expected["prompt"]), loaded.expected["greedy"]
+    tokens = jnp.asarray(loaded.expected["tokens"][:, :prompt])
+    rows, new = greedy.shape
+    cache = init_cache(loaded.config, rows, prompt + new, jnp.float32)
+
+    @jax.jit
+    def step(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places, cache: object) -> tuple:
+        hidden, kept, _ = (decoder := loaded.template.merge(leaves))(
+            tokens, places, cache=cache, keeps=True, dtype=jnp.float32
+        )
+        return jnp.argmax(decoder.logits(hidden[:, -1:]), axis=-1), stored(cache, kept)
+
+    places = right_padded(jnp.full((rows,), prompt, jnp.int32), prompt)
+    found = []
+    for number in range(new):
+        tokens, cache = step(loaded.leaves, tokens, places, cache)
+        found.append(tokens)
+        one = jnp.ones((rows, 1), jnp.int32)
+        places = Places(one * (prompt + number), one, jnp.zeros_like(one))
+    np.testing.assert_array_equal(jnp.concatenate(found, axis=1), greedy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_is_written_as_it_is_read(name: str) -> None:
+    config = hub.read_config(REFERENCE / name)
+    kind = json.loads((REFERENCE / name / "config.json").read_text())["model_type"]
+    written = to_hf(config, like=kind)
+    assert written["model_type"] == kind
+    assert from_hf(written) == config

@@ -1,0 +1,172 @@
+"""Makes the stored reference figures of the families with torch and transformers, of small random checkpoints.
+
+Run it in an environment that has torch and transformers (figures stored here: torch 2.15, transformers 5.23):
+
+    python tests/reference/make_families.py [NAME ...]
+
+It writes tests/reference/families/<name>/ : a Hub directory (config.json and safetensors), every parameter drawn anew,
+so that a norm, a bias or a sink that is left out shows; and expected.npz with
+
+- tokens [B, T], lengths [B] (rows are right-padded) and transformers' float32 logits [B, T, V], zero on padding;
+- loss, the mean of -log p over the tokens after the first of each row; norm, the length of its gradient;
+- prompt and greedy: of the first `prompt` tokens of each row, the next tokens [B, N] that its own cache gives.
+
+    python tests/reference/make_families.py check DIRECTORY NAME
+
+loads a directory that we wrote, and prints the largest difference of its logits from those of the family.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+HERE = Path(__file__).parent / "families"
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma": {"num_key_value_heads": 1},
+    # Scores and logits are small here, so are their caps.
+    "gemma2": {
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 12,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "mistral": {"sliding_window": 6, "rms_norm_eps": 1e-5},
+    "mistral_global": {"sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen2": {"tie_word_embeddings": True, "head_dim": None, "hidden_size": 32},
+    # The last three of five layers have a window: no period is shorter than the model.
+    "qwen2_windows": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2, "hidden_size": 32},
+    "qwen3": {"tie_word_embeddings": True, "rope_parameters": YARN},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True},
+    "qwen3_moe_plain": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "olmo3": {
+        "hidden_size": 32,
+        "sliding_window": 6,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": YARN,
+        },
+        "head_dim": None,
+    },
+}
+CLASSES = {
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "mistral": "Mistral",
+    "mixtral": "Mixtral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "olmo3": "Olmo3",
+}
+LENGTHS = (40, 25, 9)
+PROMPT, NEW = 8, 12
+
+
+def drawn(model: torch.nn.Module) -> None:
+    """Every parameter, and every buffer that a checkpoint holds, gets values that a trained model might have."""
+    with torch.no_grad():
+        for name, values in model.state_dict().items():
+            if not values.is_floating_point():
+                continue
+            if values.ndim == 1:  # norms, biases, sinks: about what they begin with, but not that
+                first = 1.0 if bool((values == 1).all()) else 0.0
+                values.copy_(first + torch.randn_like(values) * 0.3)
+            elif "embed_tokens" in name or "lm_head" in name:
+                values.copy_(torch.randn_like(values) * values.shape[-1] ** -0.5)
+            else:
+                values.copy_(torch.randn_like(values) * values.shape[-1] ** -0.5)
+
+
+def make(name: str, fields: dict[str, Any], seed: int) -> None:
+    """Writes one family's directory anew."""
+    torch.manual_seed(seed)
+    family = CLASSES[max((kind for kind in CLASSES if name.startswith(kind)), key=len)]
+    given = {key: value for key, value in {**SIZES, **fields}.items() if not (key == "head_dim" and value is None)}
+    config = getattr(transformers, f"{family}Config")(**given, attn_implementation="eager")
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    drawn(model)
+    directory = HERE / name
+    shutil.rmtree(directory, ignore_errors=True)
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    tokens = torch.randint(0, SIZES["vocab_size"], (len(LENGTHS), max(LENGTHS)))
+    mask = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
+    logits = model(input_ids=tokens, attention_mask=mask.long()).logits
+    logps = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, tokens[:, 1:, None])[..., 0]
+    loss = -(logps * mask[:, 1:]).sum() / mask[:, 1:].sum()
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None))
+    with torch.no_grad():
+        greedy = model.generate(
+            tokens[:, :PROMPT], max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+        )[:, PROMPT:]
+    np.savez_compressed(
+        directory / "expected.npz",
+        tokens=tokens.numpy().astype(np.int32),
+        lengths=np.array(LENGTHS, np.int32),
+        logits=(logits * mask[..., None]).detach().numpy(),
+        loss=np.float64(loss.item()),
+        norm=np.float64(norm.item()),
+        prompt=np.int32(PROMPT),
+        greedy=greedy.numpy().astype(np.int32),
+    )
+    print(f"{name}: loss {loss.item():.4f}, gradient {norm.item():.4f}")
+
+
+def check(directory: Path, name: str) -> float:
+    """How far the logits of a directory are from the figures of a family."""
+    expected = np.load(HERE / name / "expected.npz")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    mask = np.arange(expected["tokens"].shape[1])[None] < expected["lengths"][:, None]
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor(expected["tokens"]).long(), attention_mask=torch.tensor(mask).long()
+        ).logits
+    found = float(np.abs(logits.numpy() * mask[..., None] - expected["logits"]).max())
+    print(type(model).__name__, found)
+    return found
+
+
+def main(names: list[str]) -> None:
+    """Writes the families of these names, all of them if there are none."""
+    seeds: Callable[[str], int] = list(FAMILIES).index
+    for name in names or FAMILIES:
+        make(name, FAMILIES[name], seeds(name))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["check"]:
+        check(Path(sys.argv[2]), sys.argv[3])
+    else:
+        main(sys.argv[1:])
