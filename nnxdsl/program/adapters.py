@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Period, example_inputs
+from nnxdsl.models.experts import ExpertLinear, expert_dot
 from nnxdsl.models.layers import Linear
 from nnxdsl.models.tree import Leaf, Template
 from nnxdsl.program.layout import starred
@@ -59,20 +61,29 @@ def adapt(
         )
 
     def apply(period: Period) -> Period:
-        paths = [".".join(map(str, path)) for path, module in nnx.iter_modules(period) if isinstance(module, Linear)]
-        rules = [rule for path in paths if (rule := _rule(path, adapter, quantization))]
-        if not rules:
-            return period
         dtype = next(p.get_value().dtype for _, p in nnx.to_flat_state(nnx.state(period)))
-        # The example has the weights' dtype: a cast between weight and product would hide the weight from qwix.
-        inputs = example_inputs(config, dtype)
-        changed = qwix.apply_lora_to_model(period, qwix.LoraProvider(rules), *inputs, rngs=nnx.Rngs(0))
-        assert isinstance(changed, Period)
-        for path, variable in nnx.to_flat_state(nnx.state(changed)):
+        modules = [(path, ".".join(map(str, path)), module) for path, module in nnx.iter_modules(period)]
+        for path, name, module in modules:
+            own = [spec if _targeted(name, spec) else None for spec in (adapter, quantization)]
+            if isinstance(module, ExpertLinear) and any(own):
+                setattr(reduce(_inside, path[:-1], period), path[-1], AdaptedExperts(module, *own))
+        paths = [name for _, name, module in modules if isinstance(module, Linear)]
+        rules = [rule for path in paths if (rule := _rule(path, adapter, quantization))]
+        if rules:
+            # The example has the weights' dtype: a cast between weight and product would hide the weight from qwix.
+            inputs = example_inputs(config, dtype)
+            changed = qwix.apply_lora_to_model(period, qwix.LoraProvider(rules), *inputs, rngs=nnx.Rngs(0))
+            assert isinstance(changed, Period)
+            period = changed
+        for path, variable in nnx.to_flat_state(nnx.state(period)):
             _name_axes(".".join(map(str, path)), variable)
-        return changed
+        return period
 
     return apply
+
+
+def _inside(node: Any, part: str | int) -> Any:
+    return node[part] if isinstance(part, int) else getattr(node, part)
 
 
 def _rule(path: str, adapter: Adapter | None, quantization: Quantization | None) -> Any:
@@ -88,14 +99,70 @@ def _rule(path: str, adapter: Adapter | None, quantization: Quantization | None)
 def _name_axes(path: str, variable: nnx.Variable) -> None:
     """Give an adapter's or a scale's Variable its own logical axes: qwix copies those of the weight."""
     axes = variable.get_metadata().get("axes")
-    if axes is None:
+    if not path.endswith((A, B, SCALE)) or axes is None:
         return
+    *experts, inputs, outputs = axes
     if path.endswith(A):
-        variable.set_metadata(axes=(axes[0], "rank"))
+        variable.set_metadata(axes=(*experts, inputs, "rank"))
     elif path.endswith(B):
-        variable.set_metadata(axes=("rank", axes[1]))
-    elif path.endswith(SCALE):
-        variable.set_metadata(axes=("blocks", axes[1]))
+        variable.set_metadata(axes=(*experts, "rank", outputs))
+    else:
+        variable.set_metadata(axes=(*experts, "blocks", outputs))
+
+
+class FewBits(nnx.Module):
+    """A weight `[..., in, out]` as `quantise` makes it, where qwix would have put its own: same leaves, same paths."""
+
+    def __init__(self, weight: nnx.Variable, quantization: Quantization) -> None:
+        axes = weight.get_metadata().get("axes")
+        array = _in_few_bits(weight.get_value(), quantization)
+        self.array = jax.tree.map(lambda part: nnx.Param(part, axes=axes), array)
+
+    def restored(self) -> jax.Array:
+        """The weight that the few bits stand for."""
+        return _restored(jax.tree.map(lambda part: part[...], self.array, is_leaf=_is_variable))
+
+
+class AdaptedExperts(ExpertLinear):
+    """An ExpertLinear whose kernel has an adapter beside it, or few bits, or both.
+
+    qwix 0.1.8 puts neither on `jax.lax.ragged_dot`, and one B for all experts on an einsum. So this one takes the
+    place of the module, with leaves of the same names and, for each expert, the same mathematics as qwix's.
+
+    Args:
+        plain: the module whose place it takes.
+        adapter: what stands beside each expert's kernel; None for nothing.
+        quantization: what the kernel is kept in; None as it is.
+    """
+
+    def __init__(self, plain: ExpertLinear, adapter: LoRA | None, quantization: Quantization | None) -> None:
+        kernel = plain.kernel
+        self.bias = plain.bias
+        self.kernel = kernel if quantization is None else FewBits(kernel, quantization)
+        self.scale = None if adapter is None else adapter.alpha / adapter.rank
+        if adapter is not None:
+            (*experts, inputs, outputs), axes = kernel.shape, kernel.get_metadata().get("axes")
+            first, key = ((*experts, inputs, adapter.rank), jax.random.key(0))
+            second = (*experts, adapter.rank, outputs)
+            self.kernel_lora_a = nnx.LoRAParam(initial(A, first, key).astype(kernel.dtype), axes=axes)
+            self.kernel_lora_b = nnx.LoRAParam(initial(B, second, key).astype(kernel.dtype), axes=axes)
+
+    def product(self, x: jax.Array, expert: jax.Array) -> jax.Array:
+        """`x @ (kernel + scale * A B)` of each slot's expert, in the dtype of `x`."""
+        if isinstance(self.kernel, FewBits):
+            few = self.kernel
+            # Unpacked again for the backward pass: what is unpacked is as large as the weight was before.
+            result = jax.checkpoint(lambda x: expert_dot(x, few.restored(), expert))(x)
+        else:
+            result = super().product(x, expert)
+        if self.scale is None:
+            return result
+        low = expert_dot(x, self.kernel_lora_a[...], expert, axis=None)  # [B, T, k, rank]
+        return result + self.scale * expert_dot(low, self.kernel_lora_b[...], expert)
+
+
+def _is_variable(node: object) -> bool:
+    return isinstance(node, nnx.Variable)
 
 
 def is_adapter(path: str) -> bool:
@@ -164,8 +231,12 @@ def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, 
 
 def rounded(weight: jax.Array, quantization: Quantization) -> jax.Array:
     """The weight `[..., in, out]` that its few bits stand for."""
-    array, restore = _in_few_bits(weight, quantization), qwix.dequantize
-    for _ in range(weight.ndim - 2):
+    return _restored(_in_few_bits(weight, quantization))
+
+
+def _restored(array: Any) -> jax.Array:
+    restore = qwix.dequantize
+    for _ in range(array.ndim - 2):
         restore = jax.vmap(restore)
     return restore(array)
 

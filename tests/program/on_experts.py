@@ -1,0 +1,82 @@
+"""Run by test_adapted_experts.py with eight CPU devices: a mixture of experts on one device and on meshes, as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnxdsl import Mesh
+from nnxdsl.models import tree
+from nnxdsl.models.activations import constrained_by
+from nnxdsl.models.experts import ExpertMLP
+from nnxdsl.models.experts_config import Experts
+from nnxdsl.models.routing import load_balance
+from nnxdsl.program.devices import device_mesh
+from nnxdsl.program.layout import Array, Layout
+
+EMBED, ROWS, TOKENS = 16, 8, 12
+EXPERTS = Experts(count=8, per_token=3, mlp_dim=12, shared_dim=8, shared_gate=True, expert_bias=True)
+MESHES = {
+    "expert8": Mesh(expert=8),
+    "fsdp2-expert2-tensor2": Mesh(fsdp=2, expert=2, tensor=2),
+    "data2-context2-tensor2": Mesh(data=2, context=2, tensor=2),
+}
+
+
+def main() -> None:
+    """Prints, for each mesh, how far values and gradients are from those of one device, and how they lie."""
+    template = tree.abstract(lambda: ExpertMLP(EMBED, EXPERTS, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
+    rng = np.random.default_rng(0)
+    values = {
+        path: jnp.asarray(rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5, leaf.dtype)
+        for path, leaf in template.variables.items()
+    }
+    x = jnp.asarray(rng.normal(size=(ROWS, TOKENS, EMBED)), jnp.float32)
+    real = jnp.arange(TOKENS)[None] < jnp.asarray(rng.integers(3, TOKENS + 1, ROWS))[:, None]
+
+    def gradient(values: dict[str, Any], x: jax.Array, real: jax.Array) -> Any:
+        def loss(values: dict[str, Any], x: jax.Array) -> tuple[jax.Array, Any]:
+            module: Any = template.merge(values)
+            out, stats = module(x, real)
+            return jnp.sum(jnp.sin(jnp.where(real[..., None], out, 0))) + load_balance(stats)[0], (out, stats)
+
+        found, (out, stats) = jax.grad(loss, (0, 1), has_aux=True)(values, x)
+        return {"values": found[0], "x": found[1], "out": out, "stats": stats._asdict()}
+
+    alone = jax.jit(gradient)(values, x, real)
+    report = {}
+    for name, asked in MESHES.items():
+        arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in template.variables.items()}
+        layout, mesh = Layout(asked, {"trainable": arrays}), device_mesh(asked, jax.devices())
+        placed = {path: layout.sharding("trainable", path, mesh) for path in values}
+
+        def constrained(
+            values: dict[str, Any],
+            x: jax.Array,
+            real: jax.Array,
+            layout: Layout = layout,
+            mesh: jax.sharding.Mesh = mesh,
+        ) -> Any:
+            with constrained_by(layout.constrain(mesh), layout.arrive(mesh), layout.apart(mesh)):
+                return gradient(values, layout.constrain(mesh)(x, ("batch", "length", "activation_embed")), real)
+
+        run = jax.jit(constrained).lower(jax.device_put(values, placed), x, real).compile()
+        found = run(jax.device_put(values, placed), x, real)
+        report[name] = {
+            "spec": str(tuple(layout.arrays["trainable"]["gate.kernel"].spec)),
+            "difference": jax.tree.leaves(
+                jax.tree.map(lambda a, b: float(jnp.abs(a - jax.device_get(b)).max()), alone, found)
+            ),
+            "flops": run.cost_analysis()["flops"],
+        }
+    report["one"] = {"flops": jax.jit(gradient).lower(values, x, real).compile().cost_analysis()["flops"]}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

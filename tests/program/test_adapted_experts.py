@@ -1,0 +1,188 @@
+"""Adapters and few bits on the weights of experts, and experts on meshes: nothing changes but what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxdsl import Adapter, Quantization
+from nnxdsl.models import tree
+from nnxdsl.models.attention import right_padded
+from nnxdsl.models.config import MIXTRAL
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.experts import ExpertLinear
+from nnxdsl.program import adapters
+from nnxdsl.program.adapters import AdaptedExperts
+
+COUNT, IN, OUT = 4, 16, 24
+LORA = Adapter.LoRA(rank=2, alpha=6.0, targets=("mlp",))
+FEW = {"nf4": Quantization.NF4(block_size=8), "int8": Quantization.Int8(block_size=4)}
+
+
+def slots(rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
+    """Vectors of slots and their experts in order; some of no expert."""
+    expert = jnp.asarray(np.sort(rng.choice([0, 1, 3, COUNT], 2 * 5 * 2)), jnp.int32).reshape(2, 5, 2)
+    return jnp.asarray(rng.normal(size=(2, 5, 2, IN)), jnp.float32), expert
+
+
+def plain() -> ExpertLinear:
+    linear = ExpertLinear(COUNT, IN, OUT, axes=("embed", "mlp"), bias=True, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    linear.bias = nnx.Param(jnp.asarray(np.random.default_rng(1).normal(size=(COUNT, OUT)), jnp.float32))
+    return linear
+
+
+def leaves(module: nnx.Module) -> tuple[tree.Template, dict[str, jax.Array]]:
+    graphdef, state = nnx.split(module)
+    return tree.Template(graphdef, nnx.to_flat_state(state)), tree.flatten(module)
+
+
+def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
+    rng = np.random.default_rng(0)
+    x, expert = slots(rng)
+    base, own = leaves(plain())
+    policy, values = leaves(AdaptedExperts(plain(), LORA, None))
+    assert set(values) - set(own) == {"kernel_lora_a", "kernel_lora_b"}
+
+    @partial(jax.jit, static_argnums=0)
+    def run(template: tree.Template, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        module: Any = template.merge(values)
+        return module(x, expert)
+
+    # B is zero at first: the identity, bit for bit.
+    assert values["kernel_lora_a"].any()
+    np.testing.assert_array_equal(run(policy, values, x), run(base, own, x))
+
+    a, b = (jnp.asarray(rng.normal(size=values[f"kernel_lora_{end}"].shape), jnp.float32) for end in "ab")
+    assert (a.shape, b.shape) == ((COUNT, IN, 2), (COUNT, 2, OUT))
+
+    def adapted(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(run(policy, {**values, "kernel_lora_a": a, "kernel_lora_b": b}, x)))
+
+    def merged(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
+        kernel = own["kernel"] + 3.0 * jnp.einsum("eir,ero->eio", a, b)
+        return jnp.sum(jnp.sin(run(base, {**own, "kernel": kernel}, x)))
+
+    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1, 2)))(a, b, x) for f in (adapted, merged))
+    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-4), found, wanted)
+    kernel = own["kernel"] + 3.0 * jnp.einsum("eir,ero->eio", a, b)
+    np.testing.assert_allclose(adapters.merge(LORA, own["kernel"], a, b), kernel, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_bits_compute_what_they_stand_for(name: str) -> None:
+    rng = np.random.default_rng(0)
+    x, expert = slots(rng)
+    base, own = leaves(plain())
+    policy, values = leaves(AdaptedExperts(plain(), LORA, FEW[name]))
+    wanted_leaves = adapters.quantise(own["kernel"], FEW[name])
+    for path, wanted in zip((adapters.QVALUE, adapters.SCALE), wanted_leaves, strict=True):
+        np.testing.assert_array_equal(values["kernel" + path], wanted)
+    restored = {**own, "kernel": adapters.rounded(own["kernel"], FEW[name])}
+    assert float(jnp.abs(restored["kernel"] - own["kernel"]).max()) > 1e-3
+
+    def loss(template: tree.Template, values: dict[str, jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        module: Any = template.merge(values)
+        return lambda x: jnp.sum(jnp.sin(module(x, expert)))
+
+    found, wanted = (jax.jit(jax.value_and_grad(loss(*given)))(x) for given in ((policy, values), (base, restored)))
+    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-6, atol=1e-6), found, wanted)
+
+
+def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
+    x, expert = slots(np.random.default_rng(0))
+    template, values = leaves(AdaptedExperts(plain(), LORA, FEW["nf4"]))
+    trained = {path: value for path, value in values.items() if adapters.is_adapter(path)}
+    kept: list[tuple[int, ...]] = []
+
+    def trace(values: dict[str, jax.Array]) -> None:
+        def read(trained: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+            module: Any = template.merge({**values, **trained})
+            return module(x, expert)
+
+        _, back = jax.vjp(read, {path: values[path] for path in trained}, x)
+        given = {id(leaf) for leaf in jax.tree.leaves(values)}
+        kept.extend(leaf.shape for leaf in jax.tree.leaves(back) if id(leaf) not in given)
+
+    jax.eval_shape(trace, values)
+    assert kept
+    assert (COUNT, IN, OUT) not in kept
+
+
+@pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
+@pytest.mark.parametrize("quantization", [None, FEW["nf4"]], ids=["lora", "qlora"])
+def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization: Any) -> None:
+    config = attrs.evolve(
+        MIXTRAL["tiny"],
+        vocab_size=32,
+        embed_dim=32,
+        mlp_dim=16,
+        num_layers=2,
+        experts=attrs.evolve(MIXTRAL["tiny"].experts, mlp_dim=16, shared_dim=8),
+    )
+    lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention.query", "mlp"))
+    base = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    change = adapters.adapt(lora, quantization, config)
+    policy = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=change))
+    assert adapters.problems(lora, quantization, base.variables) == []
+    assert adapters.missed(lora, quantization, policy, base.variables) == []
+    layers = ["attention.query", *(f"mlp.{own}{name}" for own in ("", "shared.") for name in ("gate", "up", "down"))]
+    paths = {f"layers.blocks.0.{layer}.kernel" for layer in layers}
+    added = {path for path in policy.variables if adapters.is_adapter(path)}
+    assert added == {path + end for path in paths for end in (adapters.A, adapters.B)}
+    for path in added:
+        leaf, own = policy.variables[path], base.variables[path[: path.rindex("_lora")]]
+        is_a = path.endswith(adapters.A)
+        assert leaf.axes == ((*own.axes[:-1], "rank") if is_a else (*own.axes[:-2], "rank", own.axes[-1]))
+        assert leaf.shape == ((*own.shape[:-1], 2) if is_a else (*own.shape[:-2], 2, own.shape[-1]))
+        assert issubclass(leaf.kind, nnx.LoRAParam)
+    if quantization is not None:
+        scale = policy.variables["layers.blocks.0.mlp.down.kernel" + adapters.SCALE]
+        assert scale.axes == ("layers", "experts", "blocks", "embed")
+        assert scale.shape == (2, config.experts.count, 2, 32)
+        return
+
+    rng = np.random.default_rng(0)
+    values = {
+        path: jnp.asarray(
+            rng.normal(size=leaf.shape) * leaf.shape[-2 if len(leaf.shape) > 1 else -1] ** -0.5, leaf.dtype
+        )
+        for path, leaf in policy.variables.items()
+    }
+    merged = {path: values[path] for path in base.variables}
+    for path in paths:
+        merged[path] = adapters.merge(lora, values[path], values[path + adapters.A], values[path + adapters.B])
+    tokens, places = jnp.asarray(rng.integers(0, 32, (2, 7))), right_padded(jnp.array([7, 4]), 7)
+
+    @jax.jit
+    def hidden(values: dict[str, jax.Array]) -> jax.Array:
+        template = policy if len(values) == len(policy.variables) else base
+        model: Any = template.merge(values)
+        return model(tokens, places, dtype=jnp.float32)[0]
+
+    found = hidden(values)
+    assert float(jnp.abs(found - hidden({path: values[path] for path in base.variables})).max()) > 0.1
+    np.testing.assert_allclose(found, hidden(merged), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_meshes_and_one_device_agree(on_eight_devices: Callable[..., Any]) -> None:
+    report = on_eight_devices("on_experts.py")
+    alone = report.pop("one")
+    assert [entry["spec"] for entry in report.values()] == [
+        "('expert', None, None)",
+        "('expert', 'fsdp', 'tensor')",
+        "(None, 'context', 'tensor')",
+    ]
+    for name, entry in report.items():
+        # Sums over tokens are made in another order: a few units in the last place of gradients that reach 10.
+        assert max(entry["difference"]) < 2e-5, name
+        # Loops count once, so this is what stands around them; no device does the work of all.
+        assert entry["flops"] < 0.6 * alone["flops"], name
