@@ -99,13 +99,13 @@ def attend(
     Args:
         query: `[B, T, N, H]`.
         key: `[B, S, K, H]`, K a divisor of N.
-        value: `[B, S, K, H]`.
+        value: `[B, S, K, V]`, V often H.
         mask: `[B, T, S]` bool, True where seen.
         scale: what scores are multiplied by.
         soft_cap: bounds scores, see `capped`; None for scores as they are.
 
     Returns:
-        `[B, T, N, H]` in the dtype of `query`; scores and softmax are float32.
+        `[B, T, N, V]` in the dtype of `query`; scores and softmax are float32.
     """
     batch, length, heads, width = query.shape
     groups = heads // key.shape[2]
@@ -119,5 +119,5 @@ def attend(
     scores = scores.reshape(batch, -1, groups, length, key.shape[2])  # [B, K, G, T, S]
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), axis=-1).astype(query.dtype)
     weights = weights.reshape(batch, -1, groups * length, key.shape[2])
-    mixed = jnp.einsum("bkms,bksh->bkmh", weights, value).reshape(batch, -1, groups, length, width)
-    return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, width).astype(query.dtype)
+    mixed = jnp.einsum("bkms,bksh->bkmh", weights, value).reshape(batch, -1, groups, length, value.shape[-1])
+    return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)

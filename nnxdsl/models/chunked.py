@@ -39,7 +39,7 @@ def attend_in_blocks(
     Args:
         query: `[B, T, N, H]`.
         key: `[B, T, K, H]`, K a divisor of N.
-        value: `[B, T, K, H]`.
+        value: `[B, T, K, V]`, V often H.
         places: of the row's tokens, `[B, T]`.
         row: how the row is laid out; what it rules out is not computed.
         window: as of `attention.mask`.
@@ -48,7 +48,7 @@ def attend_in_blocks(
         queries: slots of a block, if that makes no more than `MOST` of them.
 
     Returns:
-        `[B, T, N, H]` in the dtype of `query`; scores and softmax are float32. Padding gives finite numbers, which
+        `[B, T, N, V]` in the dtype of `query`; scores and softmax are float32. Padding gives finite numbers, which
         need not be those of `attend`.
     """
     batch, length, heads, width = query.shape
@@ -57,7 +57,7 @@ def attend_in_blocks(
     rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, T, H]
     mixed: Any = _attend(rows, key, value, places, _How(blocks, window, scale, soft_cap))
-    return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, width)
+    return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1)
 
 
 class _How(NamedTuple):
@@ -71,7 +71,7 @@ class _How(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array, places: Places, how: _How) -> jax.Array:
-    """`[B, K, G, T, H]` from queries `[B, K, G, T, H]`, keys and values `[B, K, T, H]`."""
+    """`[B, K, G, T, V]` from queries `[B, K, G, T, H]`, keys `[B, K, T, H]` and values `[B, K, T, V]`."""
     return _forward(query, key, value, places, how)[0]
 
 
@@ -100,7 +100,7 @@ def _backward(how: _How, kept: tuple[Any, ...], toward: jax.Array) -> tuple[Any,
         rows, scores, slope = _scores(query, key, places, block, how)
         top, sums = (_grouped(part, block.queries)[..., None] for part in (highest, total))  # [B, K, G t, 1]
         weights = jnp.exp(scores - top) / sums
-        out = _grouped(toward, block.queries)  # [B, K, G t, H]
+        out = _grouped(toward, block.queries)  # [B, K, G t, V]
         keys, values = _of(key, block.keys, 2), _of(value, block.keys, 2)
         to_values = jnp.einsum("bkms,bkmh->bksh", weights.astype(out.dtype), out, preferred_element_type=jnp.float32)
         to_weights = jnp.einsum("bkmh,bksh->bkms", out, values, preferred_element_type=jnp.float32)
