@@ -173,7 +173,7 @@ def write(
         stream.write(len(encoded).to_bytes(8, "little"))
         stream.write(encoded)
         for name, (shape, dtype) in tensors.items():
-            array = np.ascontiguousarray(value(name))
+            array = np.asarray(value(name), order="C")
             if array.shape != tuple(shape) or array.dtype != dtype:
                 raise ValueError(f"{name}: announced as {shape} {dtype}, given as {array.shape} {array.dtype}")
             stream.write(array.view(np.uint8).data if array.ndim else array.tobytes())

@@ -1,0 +1,181 @@
+"""Adapters in PEFT's format: the logits that PEFT itself gives, its own names when written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnxdsl import Adapter
+from nnxdsl.models import peft, safetensors
+from nnxdsl.models.attention import right_padded
+from nnxdsl.models.hub import HubReader
+from nnxdsl.models.tree import Leaf
+from nnxdsl.program import adapters
+from nnxdsl.program.blueprint import template
+from nnxdsl.spec.errors import WeightsError
+
+REFERENCE = Path(__file__).parent.parent / "reference"
+BASES = {"gemma3": "gemma3/plain", "llama3": "llama3/untied"}
+
+
+def base_of(name: str) -> tuple[HubReader, dict[str, Leaf]]:
+    reader = HubReader(REFERENCE / BASES[name])
+    return reader, template(reader.config, jnp.float32).variables
+
+
+def read(directory: Path, name: str) -> peft.PeftAdapter:
+    reader, base = base_of(name)
+    return peft.read(directory, reader.config, base)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("gemma3", ("attention", "mlp")), ("llama3", ("attention.query", "attention.value", "mlp.down"))],
+)
+def test_logits_equal_those_of_peft(name: str, targets: tuple[str, ...]) -> None:
+    found = read(REFERENCE / "peft" / name, name)
+    assert set(found.targets) == set(targets)
+    assert found.base == BASES[name]
+    reader, _ = base_of(name)
+    expected = np.load(REFERENCE / "peft" / name / "expected.npz")
+    lora = Adapter.LoRA(rank=found.rank, alpha=found.alpha, targets=found.targets)
+    policy = template(reader.config, jnp.float32, lora)
+    assert set(found.leaves) == {path for path in policy.variables if adapters.is_adapter(path)}
+    for path, leaf in found.leaves.items():
+        assert leaf.shape == policy.variables[path].shape
+    leaves = {path: jnp.asarray(found.leaves[path] if path in found.leaves else reader.leaf(path))
+              for path in policy.variables}  # fmt: skip
+    tokens = jnp.asarray(expected["tokens"])
+
+    @jax.jit
+    def logits(leaves: dict[str, jax.Array]) -> jax.Array:
+        model: Any = policy.merge(leaves)
+        places = right_padded(jnp.full(2, tokens.shape[1]), tokens.shape[1])
+        return model.logits(model(tokens, places, dtype=jnp.float32).hidden)
+
+    got = logits(leaves)
+    assert np.abs(expected["logits"]).max() > 3
+    np.testing.assert_allclose(got, expected["logits"], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_written_as_peft_writes_it(name: str, tmp_path: Path) -> None:
+    found = read(REFERENCE / "peft" / name, name)
+    reader, _ = base_of(name)
+    peft.write(tmp_path, reader.config, found.leaves, rank=found.rank, alpha=found.alpha, base=found.base)
+    mine, theirs = (safetensors.index(place / peft.WEIGHTS) for place in (tmp_path, REFERENCE / "peft" / name))
+    assert mine.keys() == theirs.keys()
+    for tensor in theirs:
+        assert mine[tensor].shape == theirs[tensor].shape
+        assert np.array_equal(mine[tensor].read(), theirs[tensor].read())
+    ours, original = (json.loads((p / peft.CONFIG).read_text()) for p in (tmp_path, REFERENCE / "peft" / name))
+    original["target_modules"] = sorted(original["target_modules"])
+    assert {key: original[key] for key in ours} == ours
+
+
+def test_names_of_other_bases(tmp_path: Path) -> None:
+    found = read(REFERENCE / "peft" / "gemma3", "gemma3")
+    reader, _ = base_of("gemma3")
+    some = {path: leaf for path, leaf in found.leaves.items() if path.startswith("layers.blocks.4.mlp.up.")}
+    peft.write(tmp_path, reader.config, some, rank=3, alpha=12.0, base=None, is_multimodal=True)
+    assert set(safetensors.index(tmp_path / peft.WEIGHTS)) == {
+        f"base_model.model.model.language_model.layers.4.mlp.up_proj.lora_{side}.weight" for side in "AB"
+    }
+    modules = json.loads((tmp_path / peft.CONFIG).read_text())["target_modules"]
+    assert modules == ["model.language_model.layers.4.mlp.up_proj"]  # not all layers have one
+    again = read(tmp_path, "gemma3")
+    assert again.targets == ("blocks.4.mlp.up",)
+    assert all(np.array_equal(again.leaves[path], leaf) for path, leaf in some.items())
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., str]:
+    """Reads a copy of the Gemma adapter with settings and tensors changed; gives what is said of it."""
+
+    def change(settings: dict[str, Any] | None = None, tensors: Callable[[dict[str, Any]], None] | None = None) -> str:
+        place = Path(shutil.copytree(REFERENCE / "peft" / "gemma3", tmp_path / "adapter", dirs_exist_ok=True))
+        config = json.loads((place / peft.CONFIG).read_text())
+        (place / peft.CONFIG).write_text(json.dumps({**config, **(settings or {})}))
+        if tensors is not None:
+            file = place / peft.WEIGHTS
+            arrays = {name: np.array(tensor.read()) for name, tensor in safetensors.index(file).items()}
+            tensors(arrays)
+            safetensors.write(file, {name: (a.shape, a.dtype) for name, a in arrays.items()}, lambda name: arrays[name])
+        with pytest.raises(WeightsError) as caught:
+            read(place, "gemma3")
+        return str(caught.value).replace(str(place), "DIR")
+
+    return change
+
+
+def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]) -> None:
+    settings = {
+        "use_dora": True,
+        "use_rslora": True,
+        "init_lora_weights": "pissa",
+        "modules_to_save": ["lm_head"],
+        "peft_type": "IA3",
+        "bias": "all",
+        "newer": 2,
+    }
+    said = changed(settings).splitlines()
+    assert said[0] == "DIR: cannot be read as Adapter.LoRA:"
+    assert set(said[1:]) == {
+        "  adapter_config.json: use_dora: True is not what Adapter.LoRA can do",
+        "  adapter_config.json: use_rslora: True is not what Adapter.LoRA can do",
+        "  adapter_config.json: init_lora_weights: expected True or False or None or 'gaussian' or 'orthogonal' or "
+        "'eva', got 'pissa'",
+        "  adapter_config.json: modules_to_save: ['lm_head'] is not what Adapter.LoRA can do",
+        "  adapter_config.json: peft_type: expected 'LORA', got 'IA3'",
+        "  adapter_config.json: bias: expected 'none', got 'all'",
+        "  adapter_config.json: newer: 2 is not what Adapter.LoRA can do",
+    }
+
+
+def test_patterns_of_ranks(changed: Callable[..., str], tmp_path: Path) -> None:
+    said = changed({"alpha_pattern": {"q_proj": 6}})
+    assert said == (
+        "DIR: cannot be read as Adapter.LoRA:\n  adapter_config.json: rank_pattern, alpha_pattern: layers of several "
+        "ranks or alphas, where Adapter.LoRA has one of each: model.layers.0.mlp.down_proj has r=3, alpha=12, "
+        "model.layers.0.self_attn.q_proj has r=3, alpha=6"
+    )
+    place = tmp_path / "adapter"
+    config = json.loads((place / peft.CONFIG).read_text())  # all of them by pattern is one of each
+    (place / peft.CONFIG).write_text(json.dumps({**config, "alpha_pattern": {".*_proj": 6}}))
+    assert read(place, "gemma3").alpha == 6.0
+
+
+def test_every_tensor_that_does_not_fit(changed: Callable[..., str]) -> None:
+    def damage(arrays: dict[str, Any]) -> None:
+        name = "base_model.model.model.layers.{}.{}.weight"
+        del arrays[name.format(2, "self_attn.q_proj.lora_B")]
+        arrays[name.format(7, "mlp.up_proj.lora_A")] = np.zeros((4, 24), np.float32)
+        arrays[name.format(9, "mlp.up_proj.lora_A")] = np.zeros((3, 24), np.float32)
+        arrays["base_model.model.model.embed_tokens.lora_embedding_A"] = np.zeros((3, 24), np.float32)
+
+    said = changed(tensors=damage).splitlines()
+    full = "base_model.model.model.layers"
+    assert set(said[1:]) == {
+        f"  layers.blocks.2.attention.query.kernel_lora_b: expected a tensor {full}.2.self_attn.q_proj.lora_B.weight, "
+        "there is none; an adapter is on all layers",
+        f"  tail.blocks.1.mlp.up.kernel_lora_a: {full}.7.mlp.up_proj.lora_A.weight: expected shape (3, 24), "
+        "got (4, 24)",
+        f"  {full}.9.mlp.up_proj.lora_A.weight: is no adapter of a linear layer of this network, shape (3, 24)",
+        "  base_model.model.model.embed_tokens.lora_embedding_A: is no adapter of a linear layer of this network, "
+        "shape (3, 24)",
+    }
+
+
+def test_a_pickle_is_refused(tmp_path: Path) -> None:
+    shutil.copy(REFERENCE / "peft" / "gemma3" / peft.CONFIG, tmp_path)
+    (tmp_path / "adapter_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(WeightsError, match=r"adapter_model.bin would be read with pickle.*convert it with torch"):
+        read(tmp_path, "gemma3")

@@ -1,0 +1,107 @@
+"""Makes the stored reference figures of adapters with torch, transformers and PEFT: random LoRAs and their logits.
+
+Run it in an environment that has torch, transformers and peft (stored here: torch 2.15, transformers 5.12, peft 0.21):
+
+    python tests/reference/make_peft.py
+
+For bases that make_gemma3.py and make_llama3.py wrote, it writes tests/reference/peft/<name>/ : a directory of PEFT's
+own (adapter_config.json, adapter_model.safetensors) and expected.npz with token ids [B, T] and the float32 logits
+[B, T, V] of the base with the adapter on it.
+
+    python tests/reference/make_peft.py check DIRECTORY
+
+loads what tests/reference/export_ours.py wrote there (`model`, and `adapter` on `base`), in transformers and PEFT, and
+prints the largest differences of logits from those of our own model, how far both are from float64, and whether texts
+have the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+HERE = Path(__file__).parent
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # All linear layers, over two periods and a tail.
+    "gemma3": (
+        "gemma3/plain",
+        {"r": 3, "lora_alpha": 12, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
+                                                      "down_proj"]},
+    ),
+    # Some of them, and a scale below 1.
+    "llama3": ("llama3/untied", {"r": 4, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj", "down_proj"]}),
+}  # fmt: skip
+ROWS, LENGTH = 2, 20
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A model."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+
+
+def logits_of(model: Any, tokens: np.ndarray) -> np.ndarray:
+    """Logits [B, T, V] of full rows."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(tokens).long()).logits.numpy()
+
+
+def main() -> None:
+    """Writes every variant anew."""
+    for seed, (name, (base, fields)) in enumerate(VARIANTS.items()):
+        torch.manual_seed(seed)
+        model = get_peft_model(load(HERE / base), LoraConfig(task_type="CAUSAL_LM", **fields)).eval()
+        with torch.no_grad():
+            for path, parameter in model.named_parameters():
+                if ".lora_B." in path:  # zero at first, which would hide everything
+                    parameter.copy_(torch.randn_like(parameter) * 0.3)
+        directory = HERE / "peft" / name
+        shutil.rmtree(directory, ignore_errors=True)
+        model.save_pretrained(directory)
+        (directory / "README.md").unlink(missing_ok=True)
+        settings = json.loads((directory / "adapter_config.json").read_text())
+        settings["base_model_name_or_path"] = base
+        (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        tokens = np.random.default_rng(seed).integers(0, 96, (ROWS, LENGTH)).astype(np.int32)
+        plain = logits_of(load(HERE / base), tokens)
+        logits = logits_of(model, tokens)
+        assert np.abs(logits - plain).max() > 0.5  # the adapter is worth comparing
+        np.savez_compressed(directory / "expected.npz", tokens=tokens, logits=logits)
+
+
+def check(directory: Path) -> None:
+    """Prints how far logits are from the figures in a directory."""
+    expected = np.load(directory / "expected.npz")
+    largest = np.abs(expected["logits"]).max()
+
+    def adapted(dtype: torch.dtype) -> Any:
+        return PeftModel.from_pretrained(load(directory / "base", dtype), directory / "adapter").to(dtype).eval()
+
+    for name, make in (("merged", lambda dtype: load(directory / "model", dtype)), ("adapter", adapted)):
+        single, double = make(torch.float32), make(torch.float64)
+        theirs, exact = (logits_of(found, expected["tokens"]) for found in (single, double))
+        apart, ours, own = (np.abs(a - b).max() for a, b in (
+            (theirs, expected["logits"]), (expected["logits"], exact), (theirs, exact),
+        ))  # fmt: skip
+        print(f"{name}: {type(single).__name__}, logits up to {largest:.3g}, at most {apart:.3g} away; from float64 "
+              f"ours are {ours:.3g} away, theirs {own:.3g}")  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(directory / "model")
+    texts = json.loads((directory / "texts.json").read_text(encoding="utf-8"))
+    same = all(tokenizer(row["text"], add_special_tokens=False)["input_ids"] == row["ids"] for row in texts)
+    print(f"tokenizer: {type(tokenizer).__name__}, {len(texts)} texts, {'the same ids' if same else 'OTHER IDS'}")
+    chat = [{"role": "user", "content": "Hi"}]
+    print(repr(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["check"]:
+        check(Path(sys.argv[2]))
+    else:
+        main()
