@@ -40,12 +40,16 @@ def read_config(directory: str | Path) -> DecoderConfig:
     Raises:
         WeightsError: the file is missing, no JSON, or not of a family that is understood; names the file.
     """
-    file = Path(directory) / "config.json"
-    fields = _read_json(file)
+    fields = read_fields(directory)
     try:
         return from_hf(fields)
     except WeightsError as error:
-        raise WeightsError(f"{file}: {error}") from None
+        raise WeightsError(f"{Path(directory) / 'config.json'}: {error}") from None
+
+
+def read_fields(directory: str | Path) -> dict[str, Any]:
+    """A directory's `config.json` as it stands there; WeightsError where it is missing or no JSON object."""
+    return _read_json(Path(directory) / "config.json")
 
 
 class HubReader:
@@ -65,7 +69,7 @@ class HubReader:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.config = read_config(directory)
-        self._sources = sources(self.config, _read_json(self.directory / "config.json").get("model_type"))
+        self._sources = sources(self.config, read_fields(directory).get("model_type"))
         self._tensors: dict[str, safetensors.Tensor] = {}
         self._heads: dict[str, safetensors.Tensor] = {}
         self._others: dict[str, safetensors.Tensor] = {}

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.remat import AGAIN
+from nnxdsl.models.tree import Leaf
 from nnxdsl.program import adapters
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.shapes import Lengths
@@ -47,7 +48,7 @@ class Flops:
 
 @attrs.frozen
 class Weights:
-    """How many weights take part in the products.
+    """How many weights take part in the products of one token: of experts, those that it goes through.
 
     Attributes:
         trunk: Of the layers, adapters left out.
@@ -69,7 +70,7 @@ def weights(blueprint: Blueprint) -> Weights:
     """The weights of a program's products."""
     config = blueprint.config
     trunk = sum(size for layer in range(config.num_layers) for size in _kernels(blueprint, layer).values())
-    adapter = sum(math.prod(leaf.shape) for p, leaf in blueprint.trainable.items() if adapters.is_adapter(p))
+    adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if adapters.is_adapter(path))
     idle, idle_layers = _idle(blueprint) if blueprint.frozen else (0, ())
     return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers)
 
@@ -189,10 +190,16 @@ def _kernels(blueprint: Blueprint, layer: int) -> dict[str, int]:
     """How many weights each product of a layer has, by its name in the layer."""
     prefix, stacked = _block(blueprint.config, layer)
     return {
-        path.removeprefix(prefix).removesuffix(".kernel"): math.prod(leaf.shape) // stacked
+        path.removeprefix(prefix).removesuffix(".kernel"): _used(blueprint, leaf) // stacked
         for path, leaf in blueprint.base.items()
         if path.startswith(prefix) and path.endswith(".kernel")
     }
+
+
+def _used(blueprint: Blueprint, leaf: Leaf) -> int:
+    """How many numbers of a leaf one token meets."""
+    size, experts = math.prod(leaf.shape), blueprint.config.experts
+    return size if experts is None or "experts" not in leaf.axes else size * experts.per_token // experts.count
 
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:

@@ -198,12 +198,15 @@ def share_of(blueprint: Blueprint) -> Share:
         (target,) = layout.resolve((axis,), (size,)).spec
         return size // pieces(target, layout.mesh.sizes)
 
-    heads = cut("activation_heads", config.num_heads)
+    heads, experts = cut("activation_heads", config.num_heads), config.experts
+    if experts is not None:
+        experts = attrs.evolve(experts, mlp_dim=cut("activation_mlp", experts.mlp_dim))
     own = attrs.evolve(
         config,
         num_heads=heads,
         num_kv_heads=math.gcd(heads, cut("activation_kv_heads", config.num_kv_heads)),
         mlp_dim=cut("activation_mlp", config.mlp_dim),
+        experts=experts,
         vocab_size=cut("activation_vocab", config.vocab_size),
     )
     longest = lengths(asked.data).trunk
