@@ -21,7 +21,7 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.source import parse_value, render, to_python
 from nnxdsl.spec.tree import diff, evolve, flatten, from_dict, from_json, get, to_json
 
-VERBS = ("run", "show", "plan", "diff", "runs", "resume")
+VERBS = ("run", "show", "plan", "diff", "runs", "resume", "export", "convert", "compare")
 REFUSED = 2
 """Exit code when something was refused; the message says what."""
 INTERRUPTED = 130
@@ -33,6 +33,13 @@ _SERVES = {
     "quiet": ("run", "resume"),
     "restart": ("run",),
     "layout": ("diff",),
+    "adapter": ("export",),
+    "max_shard_size": ("export", "convert"),
+    "dtype": ("export", "convert"),
+    "to": ("convert",),
+    "unrolled": ("convert",),
+    "rtol": ("compare",),
+    "atol": ("compare",),
     **dict.fromkeys(_PLAN_FLAGS, ("plan",)),
 }
 """The verbs on which a flag has an effect."""
@@ -52,6 +59,12 @@ verbs:
   diff FILE OTHER what differs, and whether it is the same run; --layout: which arrays lie elsewhere
   runs            all runs and how they stand
   resume RUN      go on with a run; only placement and cadence may change
+  export RUN DIR  what a run learnt, for transformers to load
+                    --adapter                  the adapter alone, for PEFT
+                    --dtype bfloat16 --max-shard-size 5GB
+  convert SRC DST --to FORMAT   weights as hub, checkpoint or linen; --unrolled: each layer alone
+  compare A B     weights of two formats, array by array; exit code 1 where they differ
+                    --rtol R --atol A          differences that do not count
 
 FILE is a Python file with an `experiment`, a JSON file, a run's directory or its id.
 path=value sets a field: steps=10  objective.beta=0.2  "objective=Objective.DPO(beta=0.2)"
@@ -87,6 +100,13 @@ class _Options(argparse.Namespace):
     draw: str | None
     dump: bool
     limit: int | None
+    adapter: bool
+    max_shard_size: str | None
+    dtype: str | None
+    to: str | None
+    unrolled: bool
+    rtol: float | None
+    atol: float | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,6 +164,13 @@ def _parser(prog: str | None, usage: str, description: str) -> argparse.Argument
     parser.add_argument("--draw", metavar="PATH", help="plan: which device holds which block of one array")
     parser.add_argument("--dump", action="store_true", help="plan: the layout as text")
     parser.add_argument("--limit", type=int, metavar="S", help="plan --compile: seconds it may take (default: 300)")
+    parser.add_argument("--adapter", action="store_true", help="export: the adapter alone, in PEFT's format")
+    parser.add_argument("--dtype", metavar="NAME", help="export, convert: float32, bfloat16 or float16")
+    parser.add_argument("--max-shard-size", metavar="SIZE", help="export, convert: the most in one file: 5GB, 500MB")
+    parser.add_argument("--to", metavar="FORMAT", help="convert: hub, checkpoint or linen")
+    parser.add_argument("--unrolled", action="store_true", help="convert --to linen: each layer by itself")
+    parser.add_argument("--rtol", type=float, metavar="R", help="compare: relative difference that does not count")
+    parser.add_argument("--atol", type=float, metavar="A", help="compare: absolute difference that does not count")
     return parser
 
 
@@ -188,6 +215,8 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
         return _runs(options.home, as_json=options.json)
     if verb == "resume":
         return _resume(options, _taken(words, "resume needs a run: its directory or its id"), words)
+    if verb in ("export", "convert", "compare"):
+        return _weights(verb, options, [experiment.id, *words] if experiment and verb == "export" else words)
     if experiment is None:
         experiment = load(_taken(words, f"{verb} needs a file or a run"), options.home)
     if verb == "diff":
@@ -213,6 +242,50 @@ def _run(experiment: Experiment, home: Path, options: _Options) -> int:
     return command.run_command(experiment, home, quiet=options.quiet, restart=options.restart, as_json=options.json)
 
 
+def _weights(verb: str, options: _Options, words: list[str]) -> int:
+    """Verbs that read and write weights."""
+    needs = {
+        "export": ("a run: its directory or its id", "a directory to write"),
+        "convert": ("weights to read", "a directory to write"),
+        "compare": ("weights to compare", "other weights to compare with"),
+    }
+    first, second = (_taken(words, f"{verb} needs {what}") for what in needs[verb])
+    if words:
+        raise UsageError(f"{words[0]}: {verb} takes two words, no more")
+    # A bare id means a run; what is there means itself.
+    source = _weights_path(first, options.home)
+    other = _weights_path(second, options.home) if verb == "compare" else Path(second)
+    if verb == "export" and not source.exists():
+        source = run_directory(first, options.home)
+    source, other = _as_started(source, other)
+    command = importlib.import_module("nnxdsl.run.weights_command")
+    if verb == "compare":
+        return command.compare_command(source, other, rtol=options.rtol, atol=options.atol, as_json=options.json)
+    asked = command.Asked(dtype=options.dtype, max_shard_size=options.max_shard_size, as_json=options.json)
+    if verb == "export":
+        return command.export_command(source, other, asked, adapter=options.adapter)
+    if options.to is None:
+        raise UsageError("convert needs a format: --to hub, --to checkpoint or --to linen")
+    return command.convert_command(source, other, asked, to=options.to, unrolled=options.unrolled)
+
+
+def _weights_path(word: str, home: Path) -> Path:
+    path = Path(word)
+    return home / path if not path.exists() and (home / path / "run.json").is_file() else path
+
+
+def _as_started(source: Path, other: Path) -> tuple[Path, Path]:
+    """Goes to where a run was started, so that relative paths in its experiment mean what they meant there."""
+    run = next((place for place in (source, *source.parents[:2]) if (place / "run.json").is_file()), None)
+    attempts = RunDirectory(run).attempts() if run else []
+    started = Path(str(attempts[-1].get("cwd", "."))) if attempts else Path()
+    if not started.is_dir() or started.resolve() == Path.cwd():
+        return source, other
+    absolute = source.absolute(), other.absolute()
+    os.chdir(started)
+    return absolute
+
+
 def _no_verb(word: str, words: Sequence[str]) -> str:
     if words and words[0].startswith("="):
         value = "".join(words[:2]).lstrip("=") or "..."
@@ -226,7 +299,7 @@ def _refuse_idle_flags(verb: str, options: _Options) -> None:
     given = {flag for flag, value in vars(options).items() if value is not None and value is not False}
     idle = [flag for flag, verbs in _SERVES.items() if flag in given and verb not in verbs]
     if idle:
-        raise UsageError("; ".join(f"--{flag} has no effect on {verb}" for flag in idle))
+        raise UsageError("; ".join(f"--{flag.replace('_', '-')} has no effect on {verb}" for flag in idle))
     printed = [f"--{flag}" for flag in _PRINTS if flag in given]
     if len(printed) > 1:
         raise UsageError(f"{' and '.join(printed)} exclude each other")

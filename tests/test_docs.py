@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import json
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from nnxdsl.spec.placement import MESH_AXES
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "plan.md"
+WEIGHTS = ROOT / "docs" / "weights.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 UPDATE = bool(os.environ.get("NNXDSL_UPDATE_DOCS"))
 MAPS = ("mesh", "across", "activations", "compiled.versions")
@@ -57,14 +59,35 @@ def checked(block: str) -> str:
     return found
 
 
+def check_page(page: Path) -> None:
+    """Every command of a page prints what the page shows; in order, in this directory."""
+    text = page.read_text(encoding="utf-8")
+    changed = BLOCK.sub(lambda block: f"```console\n{checked(block[1])}```", text)
+    if UPDATE:
+        page.write_text(changed, encoding="utf-8")
+
+
 def test_commands_print_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    text = PAGE.read_text(encoding="utf-8")
-    assert len(BLOCK.findall(text)) >= 5
-    changed = BLOCK.sub(lambda block: f"```console\n{checked(block[1])}```", text)
-    if UPDATE:
-        PAGE.write_text(changed, encoding="utf-8")
+    assert len(BLOCK.findall(PAGE.read_text(encoding="utf-8"))) >= 5
+    check_page(PAGE)
+
+
+def test_the_page_on_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    original = ROOT / "tests" / "reference" / "llama3" / "untied"
+    for name in ("model", "pickled", "escaping", "cut", "other"):
+        (tmp_path / name).mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (tmp_path / name / file).write_bytes((original / file).read_bytes())
+    Path("pickled/model.safetensors").rename("pickled/pytorch_model.bin")
+    Path("escaping/model.safetensors.index.json").write_text('{"weight_map": {"model.norm.weight": "../cut/x"}}')
+    Path("cut/model.safetensors").write_bytes((original / "model.safetensors").read_bytes()[:-1000])
+    config = json.loads(Path("other/config.json").read_text())
+    Path("other/config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    assert len(BLOCK.findall(WEIGHTS.read_text(encoding="utf-8"))) >= 3
+    check_page(WEIGHTS)
 
 
 def test_the_rules_are_the_rules() -> None:

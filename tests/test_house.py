@@ -49,7 +49,7 @@ WITHOUT_JAX = (
 )
 ONLY_IN = {
     "qwix": {"program/adapters.py"},
-    "orbax": {"run/checkpoint.py"},
+    "orbax": {"run/checkpoint.py", "run/orbax_tree.py"},
     "huggingface_hub": {"models/hub_download.py"},
     "cattrs": {"spec/tree.py"},
     "tokenizers": {"data/hub_tokenizers.py"},

@@ -294,6 +294,12 @@ def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
     return listing, {name: directory / file for name, file in names.items()}
 
 
+def files_of(directory: str | Path) -> list[Path]:
+    """The safetensors files of a directory in the Hub's layout; WeightsError as of `HubReader`."""
+    listing, where = _list_files(Path(directory))
+    return sorted(set(where.values())) or [listing]
+
+
 def _pickled(directory: Path) -> str:
     """What to do about a directory whose weights are pickled: reading those runs whatever code they hold."""
     found = sorted(file.name for file in directory.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))

@@ -191,7 +191,7 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
     ("words", "message"),
     [
         (["shwo", "sft.py"], "UsageError: shwo: there is no such verb; did you mean 'show'?\n"),
-        (["sft.py"], "UsageError: sft.py: a verb comes first: run, show, plan, diff, runs, resume\n"),
+        (["sft.py"], "UsageError: sft.py: a verb comes first: run, show, plan, diff, runs, resume, export, convert, compare\n"),
         (["show"], "UsageError: show needs a file or a run\n"),
         (["diff", "sft.py"], "UsageError: diff needs another file or run to compare with\n"),
         (["runs", "all"], "UsageError: all: runs takes no words; name another directory of runs with --home\n"),

@@ -1,0 +1,65 @@
+"""Exports what a small run learnt, for tests/reference/make_peft.py to load in transformers and PEFT.
+
+    python tests/reference/export_ours.py Gemma3 DIRECTORY && python tests/reference/make_peft.py check DIRECTORY
+
+It draws a model of the family's size "tiny", writes it to DIRECTORY/base, trains an adapter on it for a few steps of
+DPO, and writes DIRECTORY/model, DIRECTORY/adapter, and expected.npz with the logits of the run's own model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, Weights
+from nnxdsl.data.tokenizer import BytesTokenizer
+from nnxdsl.run.display import Display
+from nnxdsl.run.export import export, logits
+from nnxdsl.run.loop import run
+from nnxdsl.run.saved import SavedModel
+
+TEXTS = ["Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n", "".join(map(chr, range(1, 300)))]
+
+
+def trained(experiment: Experiment, home: Path) -> Path:
+    """The directory of an experiment's run."""
+    return run(experiment, home, Display(quiet=True)).directory
+
+
+def main(family: str, place: Path) -> None:
+    """Writes everything."""
+    place.mkdir(parents=True)
+    (place / "texts.jsonl").write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(8)))
+    pairs = [{"prompt": f"Say {n}: ", "chosen": "good", "rejected": "bad"} for n in range(8)]
+    (place / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    model, optimizer = getattr(Model, family), Optimizer.AdamW(schedule=Schedule.Constant(lr=0.02))
+    common = {"optimizer": optimizer, "batch_size": 4, "steps": 6}
+    texts = Data.Text(str(place / "texts.jsonl"), max_length=16)
+    first = Experiment(name="base", model=model("tiny"), objective=Objective.SFT(loss_on="all"), data=texts, **common)
+    export(trained(first, place / "runs"), place / "base")
+    weights = Weights.HF(str(place / "base"))
+    second = Experiment(
+        name="adapted",
+        model=model("tiny", weights=weights),
+        adapter=Adapter.LoRA(rank=4, alpha=8.0),
+        objective=Objective.DPO(beta=0.2),
+        data=Data.Preferences(str(place / "pairs.jsonl"), max_prompt_length=16, max_response_length=8),
+        **common,
+    )
+    directory = trained(second, place / "runs")
+    for name, adapter in (("model", False), ("adapter", True)):
+        done = export(directory, place / name, adapter=adapter)
+        print(f"{name}: nnxdsl's own check: at most {done.difference:.3g} away")
+    saved = SavedModel.open(directory)
+    tokens = np.random.default_rng(1).integers(0, saved.config.vocab_size, (2, 100)).astype(np.int32)
+    ours = logits(saved.policy, saved.policy_leaf, tokens)
+    np.savez_compressed(place / "expected.npz", tokens=tokens, logits=ours)
+    rows = [{"text": text, "ids": BytesTokenizer().encode(text)} for text in TEXTS]
+    (place / "texts.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,250 @@
+"""What a run learnt as others load it: the same weights, logits and texts; whole or not there; nothing written over."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nnxdsl
+from nnxdsl import Tokenizer, Weights, cli
+from nnxdsl.data.tokenizer import BytesTokenizer, open_tokenizer
+from nnxdsl.models import peft
+from nnxdsl.models.attention import right_padded
+from nnxdsl.models.hub import INDEX, SINGLE, HubReader
+from nnxdsl.program.compiler import compile as compile_experiment
+from nnxdsl.run import origin
+from nnxdsl.run.appear import appearing
+from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.run.export import Exported, export
+from nnxdsl.spec.errors import RunError, WeightsError
+
+TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24)).astype(np.int32)
+TEXTS = ("Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n<eos", "".join(map(chr, range(1, 300))))
+
+
+def logits_of_run(run: Path) -> np.ndarray:
+    """Of the model that a run ended with, an adapter beside its base, as training has it."""
+    program = compile_experiment(origin.saved_experiment(run))
+    state = program.init(origin.open_source(program.blueprint, run.parent))
+    with Checkpoints.open(run / "checkpoints") as checkpoints:
+        step = checkpoints.steps()[-1]
+        state = program.restored(state, step, checkpoints.restore(step, program.targets()))
+    template, leaves = program.policy(state)
+
+    @jax.jit
+    def forward(leaves: dict[str, jax.Array]) -> jax.Array:
+        model: Any = template.merge(leaves)
+        return model.logits(model(TOKENS, right_padded(jnp.array([24, 24]), 24), dtype=jnp.float32).hidden)
+
+    return np.asarray(forward(leaves))
+
+
+def saved_arrays(run: Path, step: int | None = None) -> dict[str, np.ndarray]:
+    with Checkpoints.open(run / "checkpoints") as checkpoints:
+        step = checkpoints.steps()[-1] if step is None else step
+        infos = checkpoints.contents(step)["trainable"]
+        targets = {name: jax.ShapeDtypeStruct(info.shape, jnp.dtype(info.dtype)) for name, info in infos.items()}
+        return {
+            name: np.asarray(a) for name, a in checkpoints.restore(step, {"trainable": targets})["trainable"].items()
+        }
+
+
+def entries(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir()}
+
+
+@pytest.fixture(scope="session")
+def base(finished: Any, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """What the first run ended with."""
+    return export(finished.run("sft"), tmp_path_factory.mktemp("base") / "out")
+
+
+def test_a_model_with_all_weights_trained(finished: Any, base: Exported) -> None:
+    run, done, place = finished.run("sft"), base, base.directory.parent
+    assert (done.run, done.step, done.kind, done.difference) == (run.name, 60, "model", 0.0)
+    assert entries(place) == {"out"}
+    beside = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert set(done.files) == entries(place / "out") == {"config.json", SINGLE, *beside}
+    reader = HubReader(place / "out")
+    for path, array in saved_arrays(run).items():
+        assert reader.dtype(path) == np.float32
+        assert np.array_equal(reader.leaf(path), array)
+    config = json.loads((place / "out" / "config.json").read_text())
+    assert (config["model_type"], config["bos_token_id"], config["eos_token_id"]) == ("gemma3_text", 257, 258)
+    generation = json.loads((place / "out" / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [258, 260]
+
+
+def test_the_byte_tokenizer_as_a_file(base: Exported) -> None:
+    ours, theirs = BytesTokenizer(), open_tokenizer(Tokenizer.File(str(base.directory)), None)
+    for text in TEXTS:
+        assert theirs.encode(text) == ours.encode(text)
+        assert theirs.decode(ours.encode(text), skip_special=False) == text
+    names = ("bos_id", "bos_token", "eos_id", "eos_token", "stop_ids", "chat_template")
+    assert [getattr(theirs, name) for name in names] == [getattr(ours, name) for name in names]
+
+
+def test_an_adapter_merged_and_alone(finished: Any, base: Exported, tmp_path: Path) -> None:
+    run = finished.run("dpo")
+    wanted = logits_of_run(run)
+    merged = export(run, tmp_path / "merged")
+    close = 1e-5 * np.abs(wanted).max()
+    np.testing.assert_allclose(nnxdsl.load(tmp_path / "merged")(TOKENS), wanted, rtol=0, atol=close)
+    assert 0 < merged.difference < close
+    first, after = (HubReader(done.directory) for done in (base, merged))
+    assert np.array_equal(first.leaf("embed.embedding"), after.leaf("embed.embedding"))
+    path = "layers.blocks.0.mlp.up.kernel"
+    assert np.abs(first.leaf(path) - after.leaf(path)).max() > 1e-3
+
+    alone = export(run, tmp_path / "alone", adapter=True)
+    assert (alone.kind, alone.base, alone.difference) == ("adapter", None, 0.0)
+    assert alone.notes == (
+        "base_model_name_or_path is empty, since no Hub directory is the base; the base is what "
+        f"{finished.run('sft').name} ended with: nnxdsl export {finished.run('sft').name} BASE",
+    )
+    reader = HubReader(base.directory)
+    template = compile_experiment(origin.saved_experiment(run)).blueprint.base
+    found = peft.read(alone.directory, reader.config, template)
+    assert (found.rank, found.alpha, found.targets) == (4, 8.0, ("attention", "mlp"))
+    arrays = saved_arrays(run)
+    assert found.leaves.keys() == arrays.keys()
+    assert all(np.array_equal(found.leaves[path], array) for path, array in arrays.items())
+    with pytest.raises(WeightsError, match="trained all weights and has no adapter"):
+        export(finished.run("sft"), tmp_path / "none", adapter=True)
+
+
+def test_an_earlier_step_in_fewer_bits_and_several_files(finished: Any, tmp_path: Path) -> None:
+    run = finished.run("sft")
+    done = export(run / "checkpoints" / "00000054", tmp_path / "out", dtype="bfloat16", max_shard_bytes=500_000)
+    assert done.step == 54
+    assert 0 < done.difference < 0.05 * done.largest
+    listing = json.loads((tmp_path / "out" / INDEX).read_text())
+    files = set(listing["weight_map"].values())
+    assert files == {f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)}
+    assert len(files) > 4
+    # A header aside, each is below the limit; together they hold everything.
+    assert all(done.files[name] < 500_000 + 20_000 for name in files)
+    reader = HubReader(tmp_path / "out")
+    for path, array in saved_arrays(run, 54).items():
+        assert np.array_equal(reader.leaf(path), array.astype(ml_dtypes.bfloat16))
+    newest = saved_arrays(run)["embed.embedding"].astype(ml_dtypes.bfloat16)
+    assert not np.array_equal(reader.leaf("embed.embedding"), newest)
+
+
+def test_nothing_is_written_over(finished: Any, tmp_path: Path) -> None:
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name, what in (("held", "holds files already"), ("file", "is there already"), ("link", "is there already")):
+        with pytest.raises(RunError) as caught:
+            export(finished.run("sft"), tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name}: {what}; nothing is written over: name a new directory"
+    assert entries(tmp_path) == {"held", "file", "link"}
+    assert entries(tmp_path / "held") == {"notes.txt"}
+
+
+def test_a_full_disk_leaves_nothing(finished: Any, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))  # no file may be larger
+    try:
+        with pytest.raises(RunError, match=r"cannot be written, and nothing was left there: .*File too large"):
+            export(finished.run("sft"), tmp_path / "new" / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert entries(tmp_path / "new") == set()
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        dead, alive = tmp_path / f".writing-{child.pid}-1-out", tmp_path / f".writing-{os.getpid()}-0-out"
+        child.kill()
+    other = tmp_path / f".writing-{child.pid}-1-another"
+    for place in (dead, alive, other):
+        place.mkdir()
+        (place / SINGLE).write_bytes(b"half")
+    with appearing(tmp_path / "out") as place:
+        (place / SINGLE).write_bytes(b"whole")
+    assert entries(tmp_path) == {alive.name, other.name, "out"}
+
+
+@pytest.mark.slow
+def test_the_tokenizer_of_the_weights_is_copied(base: Exported, lab: Any) -> None:
+    base_place = Path(shutil.copytree(base.directory, lab.place / "hub"))
+    words = ("steps=2", "evaluation=None", "model.weights=Weights.HF('hub')", "adapter=Adapter.LoRA(rank=2)")
+    code, _, err = lab.python("sft.py", "run", *words)
+    assert code == 0, err
+    (run,) = (lab.place / "runs").glob("sft-*")
+    # From somewhere else, and by its id: relative paths mean what they meant to the run.
+    (lab.place / "else").mkdir()
+    code, out, err = lab.cli(
+        "export", run.name, "out", "--adapter", "--home", "../runs", "--json", cwd=lab.place / "else"
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["base"] == str(base_place)
+    assert found["tokenizer"] == f"that of {base_place.name}"
+    place = lab.place / "else" / "out"
+    assert json.loads((place / peft.CONFIG).read_text())["base_model_name_or_path"] == str(base_place)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (place / name).read_bytes() == (base_place / name).read_bytes()
+
+
+def test_words(finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*words: str) -> str:
+        assert cli.main(["export", *words]) == 2
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    run, out = str(finished.run("sft")), str(tmp_path / "out")
+    assert refused(run) == "UsageError: export needs a directory to write"
+    assert refused(run, out, "more") == "UsageError: more: export takes two words, no more"
+    assert refused(run, out, "--rtol", "1") == "UsageError: --rtol has no effect on export"
+    assert refused(run, out, "--dtype", "int8") == (
+        "RunError: dtype: expected one of float32, bfloat16, float16, got 'int8'"
+    )
+    assert refused(run, out, "--max-shard-size", "many") == (
+        "RunError: --max-shard-size: expected a size such as 5GB or 500MB, got 'many'"
+    )
+    assert refused(run, out, "--adapter", "--max-shard-size", "5GB") == (
+        "RunError: --max-shard-size has no effect with --adapter, which is one small file"
+    )
+    assert not (tmp_path / "out").exists()
+    copied = Path(shutil.copytree(finished.run("sft"), tmp_path / "sft-copy", ignore=shutil.ignore_patterns("000*")))
+    assert refused(str(copied), out) == f"WeightsError: {copied} has no checkpoint yet; run its experiment first"
+
+
+@pytest.mark.slow
+def test_few_bits_are_exported_as_they_were_before(lab: Any, tmp_path: Path) -> None:
+    words = (
+        "steps=3",
+        "evaluation=None",
+        "adapter=Adapter.LoRA(rank=4)",
+        "quantization=Quantization.NF4(block_size=64)",
+    )
+    code, _, err = lab.python("sft.py", "run", *words)
+    assert code == 0, err
+    (run,) = (lab.place / "runs").glob("sft-*")
+    done = export(run, tmp_path / "out")
+    assert done.notes[0].startswith("the run kept its base in few bits (NF4); what is exported")
+    assert done.difference < 1e-5 * done.largest
+    # The frozen weights without an adapter are the first ones, not what four bits left of them.
+    experiment = nnxdsl.evolve(origin.saved_experiment(run), {"adapter": None, "quantization": None})
+    source = origin.open_source(compile_experiment(experiment).blueprint, tmp_path)
+    reader = HubReader(tmp_path / "out")
+    assert np.array_equal(reader.leaf("embed.embedding"), source.leaf("embed.embedding"))
+    arrays, path = saved_arrays(run), "layers.blocks.0.mlp.up.kernel"
+    a, b = (np.float64(arrays[path + end]) for end in ("_lora_a", "_lora_b"))
+    scale = 32.0 / 4
+    np.testing.assert_allclose(reader.leaf(path), source.leaf(path) + scale * a @ b, rtol=0, atol=1e-6)
+    assert isinstance(experiment.model.weights, Weights.Random)
