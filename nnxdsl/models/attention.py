@@ -84,6 +84,18 @@ def capped(scores: jax.Array, soft_cap: float) -> jax.Array:
     return soft_cap * jnp.tanh(scores / soft_cap)
 
 
+def sunk(mixed: jax.Array, log_sum: jax.Array, sinks: jax.Array) -> jax.Array:
+    """What attention gives where each head's softmax has one score more, whose value is zero (arXiv:2508.10925).
+
+    Args:
+        mixed: `[B, K, G, T, V]`, without that score.
+        log_sum: `[B, K, G, T]` float32, log of the sum of the exponentials of the scores that are seen.
+        sinks: `[N]`, the score of each query head, N = K G.
+    """
+    score = sinks.astype(jnp.float32).reshape(*mixed.shape[1:3], 1)  # [K, G, 1]
+    return (mixed * jax.nn.sigmoid(log_sum - score)[..., None]).astype(mixed.dtype)
+
+
 def attend(
     query: jax.Array,
     key: jax.Array,
@@ -91,6 +103,7 @@ def attend(
     mask: jax.Array,
     scale: float,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Grouped-query attention (Ainslie et al., arXiv:2305.13245); query head n reads key/value head n // (N / K).
 
@@ -103,6 +116,7 @@ def attend(
         mask: `[B, T, S]` bool, True where seen.
         scale: what scores are multiplied by.
         soft_cap: bounds scores, see `capped`; None for scores as they are.
+        sinks: `[N]`, see `sunk`; None for none.
 
     Returns:
         `[B, T, N, V]` in the dtype of `query`; scores and softmax are float32.
@@ -117,7 +131,10 @@ def attend(
     if soft_cap is not None:
         scores = capped(scores, soft_cap)
     scores = scores.reshape(batch, -1, groups, length, key.shape[2])  # [B, K, G, T, S]
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), axis=-1).astype(query.dtype)
+    scores = jnp.where(mask[:, None, None], scores, MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
     weights = weights.reshape(batch, -1, groups * length, key.shape[2])
     mixed = jnp.einsum("bkms,bksh->bkmh", weights, value).reshape(batch, -1, groups, length, value.shape[-1])
+    if sinks is not None:
+        mixed = sunk(mixed, jax.nn.logsumexp(scores, axis=-1), sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)

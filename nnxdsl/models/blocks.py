@@ -19,6 +19,7 @@ from nnxdsl.models.chunked import attend_in_blocks
 from nnxdsl.models.decoder_config import Activation, AttentionBias, DecoderConfig, LayerKind
 from nnxdsl.models.experts import ExpertMLP
 from nnxdsl.models.fused import attend_cudnn, attend_splash
+from nnxdsl.models.latent import LatentAttention
 from nnxdsl.models.layers import Linear, RMSNorm, rope_tables, rotate
 from nnxdsl.models.remat import named
 from nnxdsl.models.routing import RouterStats
@@ -112,6 +113,7 @@ class Attention(nnx.Module):
         self.key = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
         self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
         self.output = linear(heads, embed, ("heads", "embed"), "all")
+        self.sinks = nnx.Param(jnp.zeros((config.num_heads,), param_dtype), axes=("heads",)) if config.sinks else None
         self.normed = config.query_key_norm
         features = {"none": None, "head": (head_dim, head_dim), "row": (heads, kv_heads)}[self.normed]
         axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
@@ -135,18 +137,24 @@ class Attention(nnx.Module):
             mixed = self._mix(query, key, value, view)  # [B, T, N, H]
         else:
             assert view.mask is not None  # the decoder refuses other kernels with a cache
-            mixed = attend_past(query, past, new, view.mask, self.query_scale, self.soft_cap)
+            mixed = attend_past(query, past, new, view.mask, self.query_scale, self.soft_cap, self._sinks)
         return self.output(named(mixed.reshape(*x.shape[:2], -1), "attention_output")), new
+
+    @property
+    def _sinks(self) -> jax.Array | None:
+        return None if self.sinks is None else self.sinks[...]
 
     def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
         kernel, row, window = view.method.kernel, view.method.row, view.method.window
         if view.mask is not None:
-            return attend(query, key, value, view.mask, self.query_scale, self.soft_cap)
+            return attend(query, key, value, view.mask, self.query_scale, self.soft_cap, self._sinks)
         assert row is not None  # the decoder refuses other kernels where nothing is known of the row
         given = {"window": window, "scale": self.query_scale}
         if kernel == "chunked":
-            blocks = {"soft_cap": self.soft_cap, "queries": view.method.queries}
+            blocks = {"soft_cap": self.soft_cap, "sinks": self._sinks, "queries": view.method.queries}
             return attend_in_blocks(query, key, value, view.places, row, **given, **blocks)
+        if self.sinks is not None:
+            raise ValueError(f"{kernel} attention has no sinks")
         if kernel == "splash":
             return attend_splash(query, key, value, view.places, row, **given, soft_cap=self.soft_cap)
         if self.soft_cap is not None:
@@ -194,7 +202,18 @@ class Block(nnx.Module):
 
         self.kind: LayerKind = kind
         self.pre_attention_norm = norm("pre")
-        self.attention = Attention(config, rngs=rngs, param_dtype=param_dtype)
+        self.attention = (
+            Attention(config, rngs=rngs, param_dtype=param_dtype)
+            if config.latent is None
+            else LatentAttention(
+                config.embed_dim,
+                config.num_heads,
+                config.latent,
+                query_scale=config.query_scale,
+                rngs=rngs,
+                param_dtype=param_dtype,
+            )
+        )
         self.post_attention_norm = norm("post")
         self.pre_mlp_norm = norm("pre")
         self.mlp = (

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention import MASKED, Places, capped
+from nnxdsl.models.attention import MASKED, Places, capped, sunk
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
 
 
@@ -49,12 +49,14 @@ class Cache(NamedTuple):
         tail: of the layers after them; None without any.
         places: of all tokens, `[B, length]`; those to come are padding.
         next_slot: int32 scalar, the number of the next token.
+        lead: of the layers before the scanned ones; None without any.
     """
 
     layers: Slots | None
     tail: Slots | None
     places: Places
     next_slot: jax.Array
+    lead: Slots | None = None
 
 
 class New(NamedTuple):
@@ -64,11 +66,13 @@ class New(NamedTuple):
         layers: of the scanned layers as in the cache, with a slot for each token; local layers may have the last alone.
         tail: of the layers after them.
         places: of the tokens, `[B, T]`.
+        lead: of the layers before them.
     """
 
     layers: Slots | None
     tail: Slots | None
     places: Places
+    lead: Slots | None = None
 
 
 def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
@@ -85,8 +89,8 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
     """
 
     def empty(slots: int, *leading: int) -> KV:
-        shape = (*leading, batch, config.num_kv_heads, slots, config.head_dim)
-        return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        shape = (*leading, batch, config.num_kv_heads, slots)
+        return KV(*(jnp.zeros((*shape, width), dtype) for width in config.head_widths))
 
     def slots(kinds: Sequence[LayerKind], *leading: int) -> Slots:
         local, everywhere = kinds.count("local"), kinds.count("global")
@@ -98,7 +102,7 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
     layers = slots(config.pattern, config.periods) if config.periods else None
     tail = slots(config.tail) if config.tail else None
     places = Places(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
-    return Cache(layers, tail, places, jnp.zeros((), jnp.int32))
+    return Cache(layers, tail, places, jnp.zeros((), jnp.int32), slots(config.lead) if config.lead else None)
 
 
 def ring_places(cache: Cache, window: int) -> Places:
@@ -132,12 +136,18 @@ def stored(cache: Cache, new: New) -> Cache:
     def put_place(old: jax.Array, new: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice_in_dim(old, new, cache.next_slot, axis=1)
 
-    layers, tail = jax.tree.map(put, (cache.layers, cache.tail), (new.layers, new.tail))
-    return Cache(layers, tail, Places(*map(put_place, cache.places, new.places)), end)
+    layers, tail, lead = jax.tree.map(put, (cache.layers, cache.tail, cache.lead), (new.layers, new.tail, new.lead))
+    return Cache(layers, tail, Places(*map(put_place, cache.places, new.places)), end, lead)
 
 
 def attend_past(
-    query: jax.Array, past: KV, own: KV, mask: jax.Array, scale: float, soft_cap: float | None = None
+    query: jax.Array,
+    past: KV,
+    own: KV,
+    mask: jax.Array,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """As `attention.attend`, to what a cache holds and to the call's own tokens, without writing them side by side.
 
@@ -148,6 +158,7 @@ def attend_past(
         mask: `[B, T, S + T]` bool, True where seen.
         scale: what scores are multiplied by.
         soft_cap: bounds scores, see `attention.capped`.
+        sinks: `[N]`, see `attention.sunk`.
 
     Returns:
         `[B, T, N, H]` in the dtype of `query`; scores, softmax and sums are float32.
@@ -164,13 +175,16 @@ def attend_past(
     if soft_cap is not None:
         joint = capped(joint, soft_cap)
     joint = joint.reshape(batch, kv_heads, -1, length, slots + length)  # [B, K, G, T, S + T]
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None], joint, MASKED), axis=-1).astype(query.dtype)
+    joint = jnp.where(mask[:, None, None], joint, MASKED)
+    weights = jax.nn.softmax(joint, axis=-1).astype(query.dtype)
     weights = weights.reshape(batch, kv_heads, -1, slots + length)
     before, among = (
         jnp.einsum("bkms,bksh->bkmh", part, values, preferred_element_type=jnp.float32)
         for part, values in ((weights[..., :slots], past.value), (weights[..., slots:], own.value))
     )
     mixed = (before + among).reshape(batch, kv_heads, -1, length, width)
+    if sinks is not None:
+        mixed = sunk(mixed, jax.nn.logsumexp(joint, axis=-1), sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, width).astype(query.dtype)
 
 

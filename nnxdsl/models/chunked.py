@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention import MASKED, Places, capped, mask
+from nnxdsl.models.attention import MASKED, Places, capped, mask, sunk
 from nnxdsl.models.row import QUERIES, Block, Range, Row
 
 MOST = 64
@@ -32,6 +32,7 @@ def attend_in_blocks(
     window: int | None,
     scale: float,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
     queries: int = QUERIES,
 ) -> jax.Array:
     """Grouped-query attention of a row with itself; as `attention.attend` for every real token.
@@ -45,6 +46,7 @@ def attend_in_blocks(
         window: as of `attention.mask`.
         scale: what scores are multiplied by.
         soft_cap: as of `attention.attend`.
+        sinks: likewise.
         queries: slots of a block, if that makes no more than `MOST` of them.
 
     Returns:
@@ -56,7 +58,9 @@ def attend_in_blocks(
     blocks = row.blocks(window, max(queries, -(-length // MOST)))
     rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, T, H]
-    mixed: Any = _attend(rows, key, value, places, _How(blocks, window, scale, soft_cap))
+    mixed, log_sum = _attend(rows, key, value, places, _How(blocks, window, scale, soft_cap))
+    if sinks is not None:
+        mixed = sunk(mixed, log_sum, sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1)
 
 
@@ -70,14 +74,20 @@ class _How(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array, places: Places, how: _How) -> jax.Array:
-    """`[B, K, G, T, V]` from queries `[B, K, G, T, H]`, keys `[B, K, T, H]` and values `[B, K, T, V]`."""
+def _attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, places: Places, how: _How
+) -> tuple[jax.Array, jax.Array]:
+    """From queries `[B, K, G, T, H]`, keys `[B, K, T, H]` and values `[B, K, T, V]`: what is mixed, and log sums.
+
+    Returns:
+        (`[B, K, G, T, V]`, log of the sum of the exponentials of the scores that are seen `[B, K, G, T]` float32).
+    """
     return _forward(query, key, value, places, how)[0]
 
 
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, places: Places, how: _How
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     mixed, highest, total = [], [], []
     for block in how.blocks:
         _, scores, _ = _scores(query, key, places, block, how)
@@ -90,22 +100,26 @@ def _forward(
         highest.append(_ungrouped(top, query))
         total.append(_ungrouped(sums, query))
     out, top, sums = (jnp.concatenate(parts, axis=3) for parts in (mixed, highest, total))
-    return out, (query, key, value, places, top, sums)
+    return (out, top + jnp.log(sums)), (query, key, value, places, top, sums)
 
 
-def _backward(how: _How, kept: tuple[Any, ...], toward: jax.Array) -> tuple[Any, ...]:
+def _backward(how: _How, kept: tuple[Any, ...], toward: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
     query, key, value, places, highest, total = kept
+    toward_mixed, toward_sums = toward
     to_query, to_key, to_value = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     for block in how.blocks:
         rows, scores, slope = _scores(query, key, places, block, how)
         top, sums = (_grouped(part, block.queries)[..., None] for part in (highest, total))  # [B, K, G t, 1]
         weights = jnp.exp(scores - top) / sums
-        out = _grouped(toward, block.queries)  # [B, K, G t, V]
+        out = _grouped(toward_mixed, block.queries)  # [B, K, G t, V]
         keys, values = _of(key, block.keys, 2), _of(value, block.keys, 2)
         to_values = jnp.einsum("bkms,bkmh->bksh", weights.astype(out.dtype), out, preferred_element_type=jnp.float32)
         to_weights = jnp.einsum("bkmh,bksh->bkms", out, values, preferred_element_type=jnp.float32)
         mean = jnp.sum(weights * to_weights, axis=-1, keepdims=True)
-        to_scores = weights * (to_weights - mean) * how.scale
+        to_sums = _grouped(toward_sums, block.queries)[
+            ..., None
+        ]  # zeros, which XLA leaves out, where nobody reads them
+        to_scores = weights * (to_weights - mean + to_sums) * how.scale
         if slope is not None:
             to_scores = to_scores * slope
         to_scores = to_scores.astype(query.dtype)

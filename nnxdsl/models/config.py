@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, Experts, Rope, RopeRamp, Yarn, local_then_global
+from nnxdsl.models.decoder_config import DecoderConfig, Experts, LatentConfig, Rope, RopeRamp, Yarn, local_then_global
 from nnxdsl.models.families import (
+    deepseek_v3,
     gemma,
     gemma2,
     gemma3,
+    gpt_oss,
     llama3,
     mistral,
     mixtral,
@@ -18,9 +20,11 @@ from nnxdsl.models.families import (
     qwen3,
     qwen3_moe,
 )
+from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.models.families.gemma import GEMMA
 from nnxdsl.models.families.gemma2 import GEMMA2
 from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.gpt_oss import GPT_OSS
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.mistral import MISTRAL
 from nnxdsl.models.families.mixtral import MIXTRAL
@@ -31,10 +35,12 @@ from nnxdsl.models.families.qwen3_moe import QWEN3_MOE
 from nnxdsl.spec.errors import WeightsError
 
 __all__ = [
+    "DEEPSEEK_V3",
     "FAMILIES",
     "GEMMA",
     "GEMMA2",
     "GEMMA3",
+    "GPT_OSS",
     "LLAMA3",
     "MISTRAL",
     "MIXTRAL",
@@ -44,6 +50,7 @@ __all__ = [
     "QWEN3_MOE",
     "DecoderConfig",
     "Experts",
+    "LatentConfig",
     "Rope",
     "RopeRamp",
     "Yarn",
@@ -53,7 +60,7 @@ __all__ = [
 ]
 
 # The first that has a decoder like it writes it.
-_MODULES = (gemma3, llama3, gemma, gemma2, mistral, qwen2, qwen3, olmo3, mixtral, qwen3_moe)
+_MODULES = (gemma3, llama3, gemma, gemma2, mistral, qwen2, qwen3, olmo3, mixtral, qwen3_moe, deepseek_v3, gpt_oss)
 FAMILIES = tuple(module.FAMILY for module in _MODULES)
 
 

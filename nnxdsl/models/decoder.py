@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import attrs
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -84,8 +85,8 @@ class Out(NamedTuple):
 class Decoder(nnx.Module):
     """A decoder, from tokens to final hidden states.
 
-    Layer i of the published numbering is `layers.blocks.{i % period}` at stack position `i // period`;
-    the layers after the last whole period are `tail.blocks`.
+    Layers before the first period are `lead.blocks`; of those after them layer i is `layers.blocks.{i % period}` at
+    stack position `i // period`; the layers after the last whole period are `tail.blocks`.
 
     Args:
         config: the decoder's numbers.
@@ -97,6 +98,7 @@ class Decoder(nnx.Module):
 
     Attributes:
         embed: the embedding.
+        lead: a Period of the layers before the stack, without experts; None without any.
         layers: a Period whose Variables have a leading axis "layers" of `config.periods`; None without periods.
         tail: a Period of the remaining layers; None without any.
         norm: the final norm.
@@ -111,12 +113,14 @@ class Decoder(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         adapt: Callable[[Period], Period] = lambda period: period,
     ) -> None:
-        def period(kinds: Sequence[LayerKind], rngs: nnx.Rngs) -> Period:
+        def period(kinds: Sequence[LayerKind], rngs: nnx.Rngs, config: DecoderConfig = config) -> Period:
             return adapt(Period(config, kinds, rngs=rngs, param_dtype=param_dtype))
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
         self.embed = Embedding(vocab, embed, scaled=config.scale_embedding, rngs=rngs, param_dtype=param_dtype)
+        dense = attrs.evolve(config, experts=None, dense_layers=0)
+        self.lead = period(config.lead, nnx.Rngs(params=rngs.params()), dense) if config.lead else None
         self.layers = (
             _stack(lambda key: period(config.pattern, nnx.Rngs(params=key)), rngs.params(), config.periods)
             if config.periods
@@ -164,8 +168,10 @@ class Decoder(nnx.Module):
             raise ValueError(f"{method.kernel} attention needs to know how {length} slots are laid out, got {row}")
         shared = context(self.config, places, cache, method)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
-        layers, tail = (None, None) if cache is None else (cache.layers, cache.tail)
+        lead, layers, tail = (None, None, None) if cache is None else (cache.lead, cache.layers, cache.tail)
         routing = last = None
+        if self.lead is not None:
+            x, lead, _ = _period_runner(self.lead, remat, keeps)(nnx.state(self.lead), x, shared, lead)
         if self.layers is not None and stages is not None and cache is None and not keeps:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
@@ -173,7 +179,7 @@ class Decoder(nnx.Module):
         if self.tail is not None:
             x, tail, last = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
-        return Out(hidden, New(layers, tail, places) if keeps else None, added(routing, last))
+        return Out(hidden, New(layers, tail, places, lead) if keeps else None, added(routing, last))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[..., V]` of hidden states `[..., D]`, float32; whole, so for few tokens."""

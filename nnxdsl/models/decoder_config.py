@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import attrs
 
 from nnxdsl.models.experts_config import Experts
+from nnxdsl.models.latent_config import LatentConfig
 
 LayerKind = Literal["local", "global"]
 """What a layer's attention looks at: the tokens in a sliding window, or all tokens before."""
@@ -117,23 +118,26 @@ def period_of(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
 
 @attrs.frozen(kw_only=True)
 class DecoderConfig:
-    """The numbers and choices that fix a dense decoder's mathematics; the choices' defaults are those of Gemma 3.
+    """The numbers and choices that fix a decoder's mathematics; the choices' defaults are those of Gemma 3.
 
-    Layers come in periods of `pattern`, which repeats; layers that fill no whole period are the tail.
+    The first `dense_layers` are the lead. Layers after them come in periods of `pattern`, which repeats; those that
+    fill no whole period are the tail.
 
     Attributes:
         vocab_size: rows of the embedding.
         embed_dim: width of the residual stream.
         mlp_dim: width of the gated MLP.
-        num_layers: all layers, whole periods and tail.
+        num_layers: all layers: lead, whole periods and tail.
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
-        head_dim: width of one head; even.
+        head_dim: width of one head; even. With `latent` that of the part that is rotated.
         window: a local layer sees itself and `window - 1` tokens before; None where no layer is local.
         pattern: the kinds of the layers of one period.
         rope_local: rotary positions of the local layers; None where they turn as the global ones do.
         rope_global: rotary positions of the global layers.
         query_scale: attention scores are multiplied by it.
+        sinks: each head has a score of its own that takes part in its softmax and brings nothing (GPT-OSS,
+            arXiv:2508.10925).
         attention_soft_cap: attention scores are bent into its range, from minus it to it, before they are masked (Gemma
             2, arXiv:2408.00118); None for scores as they are.
         norm_eps: added to the mean square in every RMSNorm.
@@ -147,7 +151,10 @@ class DecoderConfig:
         attention_bias: which of attention's linear layers add a bias: none, those before it, or the one after it too.
         activation: of the MLP's gate.
         scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
+        latent: keys and values are made of one narrow vector a token; None where they are made as queries are.
         experts: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
+        dense_layers: so many layers at the beginning have one MLP in spite of `experts`; they are of the first kinds of
+            `pattern`.
         tied_head: the embedding is the output head; else the head has weights of its own.
         logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
             where they stay as they are.
@@ -165,6 +172,7 @@ class DecoderConfig:
     rope_local: Rope | None = Rope(base=10_000.0)
     rope_global: Rope = Rope(base=1_000_000.0)
     query_scale: float
+    sinks: bool = False
     attention_soft_cap: float | None = None
     norm_eps: float = 1e-6
     max_length: int
@@ -174,17 +182,28 @@ class DecoderConfig:
     attention_bias: AttentionBias = "none"
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
+    latent: LatentConfig | None = None
     experts: Experts | None = None
+    dense_layers: int = 0
     tied_head: bool = True
     logit_soft_cap: float | None = None
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(DecoderConfig):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0 and field.default != 0:
                 raise ValueError(f"{field.name} must be above 0, got {value}")
             if field.name in _CHOICES and value not in _CHOICES[field.name]:
                 raise ValueError(f"{field.name}: expected one of {_CHOICES[field.name]}, got {value!r}")
+        if not 0 <= self.dense_layers <= (self.num_layers if self.experts else 0):
+            raise ValueError(
+                f"dense_layers={self.dense_layers}: expected from 0 to num_layers, and experts beside them"
+            )
+        if self.latent is not None and (self.num_kv_heads, self.head_dim) != (
+            self.num_heads,
+            self.latent.qk_rope_head_dim,
+        ):
+            raise ValueError("latent: expected as many num_kv_heads as num_heads, and head_dim=qk_rope_head_dim")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
@@ -202,14 +221,35 @@ class DecoderConfig:
     @property
     def periods(self) -> int:
         """Whole periods: the length of the scan over layers."""
-        return self.num_layers // self.period
+        return (self.num_layers - self.dense_layers) // self.period
+
+    @property
+    def lead(self) -> tuple[LayerKind, ...]:
+        """The kinds of the layers before the first period."""
+        return tuple(self.pattern[layer % self.period] for layer in range(self.dense_layers))
 
     @property
     def tail(self) -> tuple[LayerKind, ...]:
         """The kinds of the layers after the last whole period."""
-        return self.pattern[: self.num_layers % self.period]
+        return self.pattern[: (self.num_layers - self.dense_layers) % self.period]
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:
         """The kind of every layer."""
-        return self.pattern * self.periods + self.tail
+        return self.lead + self.pattern * self.periods + self.tail
+
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """Widths of a head's query and key, and of its value."""
+        if self.latent is None:
+            return self.head_dim, self.head_dim
+        return self.latent.qk_head_dim, self.latent.v_head_dim
+
+    def place(self, layer: int) -> tuple[str, int | None]:
+        """Where a layer's leaves are: the path of its block, and its position in the stack; None outside of it."""
+        later = layer - self.dense_layers
+        if later < 0:
+            return f"lead.blocks.{layer}", None
+        if later < self.periods * self.period:
+            return f"layers.blocks.{later % self.period}", later // self.period
+        return f"tail.blocks.{later % self.period}", None

@@ -235,21 +235,22 @@ def write(
         problems = [f"{path}: missing" for path in wanted if path not in leaves]
         problems += [f"{path}: no leaf of a plain decoder" for path in leaves if path not in wanted]
         raise WeightsError("\n  ".join([f"{directory}: cannot be written:", *problems]))
-    origin = {
-        tensor_name(name): (path, number) for path, source in wanted.items() for number, name in enumerate(source.names)
-    }
+    origin: dict[str, list[tuple[str, int]]] = {}
+    for path, source in wanted.items():
+        for number, name in enumerate(source.names):
+            origin.setdefault(tensor_name(name), []).append((path, number))
     tensors = {
         name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
-        for name, (path, _) in origin.items()
+        for name, [(path, _), *_] in origin.items()
     }
-    held: dict[str, Any] = {}  # the leaf whose tensors are being written: those of one leaf follow each other
+    held: dict[str, Any] = {}  # the leaves whose tensors are being written: those of one leaf follow each other
 
     def part(name: str) -> np.ndarray:
-        path, number = origin[name]
-        if path not in held:
+        if origin[name][0][0] not in held:
             held.clear()
-            held[path] = leaves[path] if value is None else value(path)
-        return wanted[path].part(held[path], number)
+            held.update((path, leaves[path] if value is None else value(path)) for path, _ in origin[name])
+        parts = [wanted[path].part(held[path], number) for path, number in origin[name]]
+        return parts[0] if len(parts) == 1 else np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,23 @@ _ATTENTION = {
     "attention.value": "self_attn.v_proj",
     "attention.output": "self_attn.o_proj",
 }
+# Of what is compressed: queries as they are, or compressed too.
+_LATENT_KEYS = {
+    "attention.key_value_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.key_value_up": "self_attn.kv_b_proj",
+    "attention.output": "self_attn.o_proj",
+}
+_LATENT: dict[bool, dict[str, str]] = {
+    False: {"attention.query": "self_attn.q_proj", **_LATENT_KEYS},
+    True: {"attention.query_down": "self_attn.q_a_proj", "attention.query_up": "self_attn.q_b_proj", **_LATENT_KEYS},
+}
+_LATENT_NORMS: dict[bool, dict[str, str]] = {
+    False: {"attention.key_value_norm": "self_attn.kv_a_layernorm"},
+    True: {
+        "attention.query_norm": "self_attn.q_a_layernorm",
+        "attention.key_value_norm": "self_attn.kv_a_layernorm",
+    },
+}
 _MLP = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
@@ -59,26 +76,42 @@ class Source:
         names: in the order of the leaf's leading axes, the last of which changes fastest.
         leading: lengths of the leaf's axes that the tensors do not have: periods, experts.
         transposed: whether the tensor is our matrix turned over: torch keeps linear layers' weights as [out, in].
+        share: (n, of): the tensor holds so many leaves, whose last axes take turns, and this is number n of them.
     """
 
     names: tuple[str, ...]
     leading: tuple[int, ...]
     transposed: bool
+    share: tuple[int, int] = (0, 1)
 
     def part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of each tensor, for the leaf's shape."""
         part = shape[len(self.leading) :]
-        return part[::-1] if self.transposed else part
+        return part[::-1] if self.transposed else (*part[:-1], part[-1] * self.share[1]) if part else part
 
     def part(self, leaf: Any, number: int) -> np.ndarray:
-        """One tensor of a leaf."""
+        """One tensor of a leaf, or its share of one."""
         array = np.asarray(leaf[np.unravel_index(number, self.leading)] if self.leading else leaf)
         return array.T if self.transposed else array
 
     def leaf(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The leaf of all its tensors; of one alone a view."""
-        turned = [part.T if self.transposed else part for part in parts]
+        number, of = self.share
+        turned = [part.T if self.transposed else part[..., number::of] if of > 1 else part for part in parts]
         return np.stack(turned).reshape(*self.leading, *turned[0].shape) if self.leading else turned[0]
+
+
+# GPT-OSS keeps the experts of a layer in one tensor, [experts, in, out] as we do, gate and up column by column.
+_FUSED = {
+    "mlp.router.weight": Source(("mlp.router.weight",), (), False),
+    "mlp.router.bias": Source(("mlp.router.bias",), (), False),
+    "mlp.gate.kernel": Source(("mlp.experts.gate_up_proj",), (), False, (0, 2)),
+    "mlp.up.kernel": Source(("mlp.experts.gate_up_proj",), (), False, (1, 2)),
+    "mlp.down.kernel": Source(("mlp.experts.down_proj",), (), False),
+    "mlp.gate.bias": Source(("mlp.experts.gate_up_proj_bias",), (), False, (0, 2)),
+    "mlp.up.bias": Source(("mlp.experts.gate_up_proj_bias",), (), False, (1, 2)),
+    "mlp.down.bias": Source(("mlp.experts.down_proj_bias",), (), False),
+}
 
 
 def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, Source]:
@@ -91,31 +124,51 @@ def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, S
     found = {path: Source((name,), (), False) for path, name in _TOP.items()}
     if not config.tied_head:
         found["lm_head.kernel"] = Source((HEAD,), (), False)
-    pattern, periods = config.period, config.periods
+    first, pattern, periods = config.dense_layers, config.period, config.periods
+    dense = _layer(attrs.evolve(config, experts=None, dense_layers=0), model_type)
+    for block in range(first):
+        for ours, own in dense.items():
+            names = tuple(f"layers.{block}.{name}" for name in own.names)
+            found[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
     for ours, own in _layer(config, model_type).items():
         for block in range(pattern if periods else 0):
-            names = (f"layers.{period * pattern + block}.{name}" for period in range(periods) for name in own.names)
+            names = (
+                f"layers.{first + period * pattern + block}.{name}" for period in range(periods) for name in own.names
+            )
             found[f"layers.blocks.{block}.{ours}"] = attrs.evolve(
                 own, names=tuple(names), leading=(periods, *own.leading)
             )
         for block in range(len(config.tail)):
-            names = (f"layers.{periods * pattern + block}.{name}" for name in own.names)
+            names = (f"layers.{first + periods * pattern + block}.{name}" for name in own.names)
             found[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=tuple(names))
     return found
 
 
 def _layer(config: DecoderConfig, model_type: str | None) -> dict[str, Source]:
     """Within a layer."""
-    found = {f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in _ATTENTION.items()}
+    attention = _ATTENTION if config.latent is None else _LATENT[config.latent.q_lora_rank is not None]
+    found = {f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in attention.items()}
     found |= {
         f"{ours}.bias": Source((f"{_ATTENTION[ours]}.bias",), (), False) for ours in _BIASED[config.attention_bias]
     }
-    norms = dict(_NORMS[config.norms]) | (_QUERY_KEY_NORMS if config.query_key_norm != "none" else {})
+    if config.sinks:
+        found["attention.sinks"] = Source(("self_attn.sinks",), (), False)
+    norms = dict(_NORMS[config.norms]) | (_LATENT_NORMS[config.latent.q_lora_rank is not None] if config.latent else {})
+    norms |= _QUERY_KEY_NORMS if config.query_key_norm != "none" else {}
     found |= {f"{ours}.scale": Source((f"{theirs}.weight",), (), False) for ours, theirs in norms.items()}
     if config.experts is None:
         return found | {f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in _MLP.items()}
+    if model_type == "gpt_oss":
+        return found | _FUSED
     router, experts, matrices = _EXPERTS.get(model_type or "", _OTHER_EXPERTS)
     found["mlp.router.weight"] = Source((f"{router}.weight",), (), False)
+    if config.experts.correction:
+        found["mlp.router.correction"] = Source((f"{router}.e_score_correction_bias",), (), False)
+    if config.experts.shared_dim is not None:
+        shared = {
+            f"mlp.shared.{ours}.kernel": f"mlp.shared_experts.{theirs}.weight" for ours, theirs in matrices.items()
+        }
+        found |= {ours: Source((theirs,), (), True) for ours, theirs in shared.items()}
     count = config.experts.count
     for ours, theirs in matrices.items():
         names = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))

@@ -21,7 +21,7 @@ from nnxdsl.models import safetensors
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.hub import tensor_name
 from nnxdsl.models.hub_names import Source, sources
-from nnxdsl.models.tree import Leaf
+from nnxdsl.models.tree import Leaf, within
 from nnxdsl.spec.errors import Problem, WeightsError
 
 CONFIG = "adapter_config.json"
@@ -377,7 +377,7 @@ def _without_prefix(module: str) -> str:
 
 
 def _in_period(path: str) -> str:
-    return path.removeprefix("layers.").removeprefix("tail.").removesuffix(".kernel")
+    return within(path).removesuffix(".kernel")
 
 
 def _means(target: str, path: str) -> bool:

@@ -9,6 +9,9 @@ import attrs
 import jax
 from flax import nnx
 
+STACKS = ("lead", "layers", "tail")
+"""What holds a decoder's layers, in their order; "layers" alone holds them stacked."""
+
 
 @attrs.frozen
 class Leaf:
@@ -78,6 +81,12 @@ def abstract(build: Callable[[], nnx.Module]) -> Template:
 def flatten(module: nnx.Module) -> dict[str, jax.Array]:
     """The arrays of a module by dotted path, as `Template.merge` takes them."""
     return {join(path): variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(module))}
+
+
+def within(path: str) -> str:
+    """The path of a layer's leaf within its stack of layers: `blocks.0.mlp.up.kernel` without what stands before."""
+    first, _, rest = path.partition(".")
+    return rest if first in STACKS else path
 
 
 def join(path: Iterable[Any]) -> str:

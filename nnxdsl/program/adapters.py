@@ -16,7 +16,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Period, example_inputs
 from nnxdsl.models.experts import ExpertLinear, expert_dot
 from nnxdsl.models.layers import Linear
-from nnxdsl.models.tree import Leaf, Template
+from nnxdsl.models.tree import Leaf, Template, within
 from nnxdsl.program.layout import starred
 from nnxdsl.spec.adapter import Adapter, LoRA
 from nnxdsl.spec.errors import NotRegisteredError, Problem, suggest
@@ -64,9 +64,10 @@ def adapt(
         dtype = next(p.get_value().dtype for _, p in nnx.to_flat_state(nnx.state(period)))
         modules = [(path, ".".join(map(str, path)), module) for path, module in nnx.iter_modules(period)]
         for path, name, module in modules:
-            own = [spec if _targeted(name, spec) else None for spec in (adapter, quantization)]
-            if isinstance(module, ExpertLinear) and any(own):
-                setattr(reduce(_inside, path[:-1], period), path[-1], AdaptedExperts(module, *own))
+            lora = adapter if _targeted(name, adapter) else None
+            few = quantization if _targeted(name, quantization) else None
+            if isinstance(module, ExpertLinear) and (lora or few):
+                setattr(reduce(_inside, path[:-1], period), str(path[-1]), AdaptedExperts(module, lora, few))
         paths = [name for _, name, module in modules if isinstance(module, Linear)]
         rules = [rule for path in paths if (rule := _rule(path, adapter, quantization))]
         if rules:
@@ -82,7 +83,7 @@ def adapt(
     return apply
 
 
-def _inside(node: Any, part: str | int) -> Any:
+def _inside(node: Any, part: Any) -> Any:
     return node[part] if isinstance(part, int) else getattr(node, part)
 
 
@@ -220,7 +221,7 @@ def _targeted(path: str, spec: Adapter | Quantization | None) -> bool:
 
 def _in_period(path: str) -> str:
     """The path of a layer's leaf within its period, which is what targets are matched with."""
-    return path.removeprefix("layers.").removeprefix("tail.")
+    return within(path)
 
 
 def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, jax.Array]:

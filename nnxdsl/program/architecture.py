@@ -11,9 +11,11 @@ import attrs
 
 from nnxdsl.models import hub
 from nnxdsl.models.config import (
+    DEEPSEEK_V3,
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GPT_OSS,
     LLAMA3,
     MISTRAL,
     MIXTRAL,
@@ -25,7 +27,22 @@ from nnxdsl.models.config import (
 )
 from nnxdsl.spec import weights
 from nnxdsl.spec.errors import NotRegisteredError, PlanError, Problem
-from nnxdsl.spec.model import HF, Gemma, Gemma2, Gemma3, Llama3, Mistral, Mixtral, Model, Olmo3, Qwen2, Qwen3, Qwen3MoE
+from nnxdsl.spec.model import (
+    GPTOSS,
+    HF,
+    DeepSeekV3,
+    Gemma,
+    Gemma2,
+    Gemma3,
+    Llama3,
+    Mistral,
+    Mixtral,
+    Model,
+    Olmo3,
+    Qwen2,
+    Qwen3,
+    Qwen3MoE,
+)
 
 
 @singledispatch
@@ -46,9 +63,11 @@ def _register(family: type[Model], sizes: Mapping[str, DecoderConfig]) -> None:
         return _published(model, sizes[model.size], model.size)
 
 
+_register(DeepSeekV3, DEEPSEEK_V3)
 _register(Gemma, GEMMA)
 _register(Gemma2, GEMMA2)
 _register(Gemma3, GEMMA3)
+_register(GPTOSS, GPT_OSS)
 _register(Llama3, LLAMA3)
 _register(Mistral, MISTRAL)
 _register(Mixtral, MIXTRAL)

@@ -25,12 +25,14 @@ from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.shapes import Lengths
 
 _ORDER = (
-    ("attention.query", "attention.key", "attention.value"),
+    ("attention.query", "attention.key", "attention.value", "attention.query_down", "attention.key_value_down"),
+    ("attention.query_up", "attention.key_value_up"),
     ("attention.output",),
     ("mlp.gate", "mlp.up"),
     ("mlp.down",),
 )
-"""The products of a layer in the order in which they are computed; those of one line read the same inputs."""
+"""The products of a layer in the order in which they are computed; those of one line read the same inputs. No layer
+has all of them."""
 
 
 @attrs.frozen
@@ -125,7 +127,9 @@ def fewest(blueprint: Blueprint, held: Content) -> float:
     """The least that one step over a batch takes; a batch that bears what the reference says asks no reference."""
     of, config = weights(blueprint), blueprint.config
     kinds = [None if kind == "global" else config.window for kind in config.layers]
-    scores = {window: 4.0 * config.num_heads * config.head_dim * held.seen(window) for window in dict.fromkeys(kinds)}
+    scores = {
+        window: 2.0 * config.num_heads * sum(config.head_widths) * held.seen(window) for window in dict.fromkeys(kinds)
+    }
     attention = sum(scores[window] for window in kinds)
     forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets
     passes = 2 if blueprint.frozen else 3
@@ -149,7 +153,7 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     of, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], bool(blueprint.frozen)
     tokens, targets = rows * filled.trunk, rows * filled.head
-    scores = 4 * config.num_heads * config.head_dim * filled.trunk * tokens * config.num_layers
+    scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens * config.num_layers
     # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
     passes = 1 + 1 + (not adapted) + again + compared
     # The reference is the base with its adapters off.
@@ -204,8 +208,8 @@ def _used(blueprint: Blueprint, leaf: Leaf) -> int:
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:
     """Where a layer's leaves are, and how many layers each of them holds."""
-    part = ("layers", config.periods) if layer < config.periods * config.period else ("tail", 1)
-    return f"{part[0]}.blocks.{layer % config.period}.", part[1]
+    path, position = config.place(layer)
+    return f"{path}.", 1 if position is None else config.periods
 
 
 def _idle(blueprint: Blueprint) -> tuple[int, tuple[int, ...]]:
@@ -214,10 +218,10 @@ def _idle(blueprint: Blueprint) -> tuple[int, tuple[int, ...]]:
     for layer in range(blueprint.config.num_layers):
         prefix, kernels = _block(blueprint.config, layer)[0], _kernels(blueprint, layer)
         for names in _ORDER:
-            idle += sum(kernels[name] for name in names)
+            idle += sum(kernels.get(name, 0) for name in names)
             adapted = tuple(f"{prefix}{name}." for name in names)
             if any(path.startswith(adapted) for path in blueprint.trainable):
                 return idle, tuple(layers)
-            if names == _ORDER[0]:
+            if names == _ORDER[1]:
                 layers.append(layer)
     return idle, tuple(layers)

@@ -42,6 +42,7 @@ class Kernels:
         stages: In how many stages the stack of layers works.
         heads_apart: Whether query heads and key/value heads are split over other devices.
         packed: Whether several sequences stand in a row of the data.
+        sinks: Whether a head's softmax has a score of its own.
         capability: Of the GPUs; None where it is not known, which is taken for 9.0 or above.
     """
 
@@ -54,6 +55,7 @@ class Kernels:
     stages: int = 1
     heads_apart: bool = False
     packed: bool = False
+    sinks: bool = False
     capability: float | None = None
 
     def choose(self, row: Row | None) -> Choice:
@@ -118,6 +120,8 @@ class Kernels:
             return f"{title} cannot tell the sequences of a packed row apart"
         if self.stages > 1:
             return f"{title} is not computed in a pipeline's stages"
+        if self.sinks:
+            return f"{title} has no sinks"
         if self.heads_apart:
             return f"{title} needs query heads and key/value heads split alike"
         if kernel == "cudnn":
@@ -166,4 +170,5 @@ def kernels(
         layout.stages,
         len({pieces(target, layout.mesh.sizes) for target in targets}) > 1,
         packed,
+        config.sinks,
     )

@@ -25,8 +25,8 @@ ROUND_TO = 16
 
 # Where models stand beside each other in a cache: after the axis of the scanned layers, so that a scan over those moves
 # nothing. The tokens' places are the same for all models.
-_CACHE: Any = Cache(1, 0, None, None)  # pyright: ignore[reportArgumentType]
-_NEW: Any = New(1, 0, None)  # pyright: ignore[reportArgumentType]
+_CACHE: Any = Cache(layers=1, tail=0, places=None, next_slot=None, lead=0)  # pyright: ignore[reportArgumentType]
+_NEW: Any = New(layers=1, tail=0, places=None, lead=0)  # pyright: ignore[reportArgumentType]
 
 
 class Sampler:

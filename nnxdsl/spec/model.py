@@ -26,9 +26,11 @@ class Model(Spec):
         tokenizer: What turns text into ids.
     """
 
+    DeepSeekV3: ClassVar[type[members.DeepSeekV3]]
     Gemma: ClassVar[type[members.Gemma]]
     Gemma2: ClassVar[type[members.Gemma2]]
     Gemma3: ClassVar[type[members.Gemma3]]
+    GPTOSS: ClassVar[type[members.GPTOSS]]
     HF: ClassVar[type[members.HF]]
     Llama3: ClassVar[type[members.Llama3]]
     Mistral: ClassVar[type[members.Mistral]]
@@ -40,6 +42,19 @@ class Model(Spec):
 
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
+
+
+@attrs.frozen(kw_only=True)
+class DeepSeekV3(Model):
+    """DeepSeek-V3, of which R1 is one (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, experts in groups.
+
+    Attributes:
+        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "671b"] = attrs.field(kw_only=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +94,19 @@ class Gemma3(Model):
     """
 
     size: Literal["tiny", "270m", "1b", "4b", "12b", "27b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class GPTOSS(Model):
+    """GPT-OSS (OpenAI 2025, arXiv:2508.10925): experts with biases, attention sinks, every second layer with a window.
+
+    Attributes:
+        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "20b", "120b"] = attrs.field(kw_only=False)
 
 
 @attrs.frozen(kw_only=True)

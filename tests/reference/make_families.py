@@ -51,6 +51,20 @@ YARN = {
     "beta_fast": 4.0,
     "beta_slow": 0.5,
 }
+LATENT = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 2,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"num_key_value_heads": 1},
     # Scores and logits are small here, so are their caps.
@@ -66,6 +80,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # The last three of five layers have a window: no period is shorter than the model.
     "qwen2_windows": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2, "hidden_size": 32},
     "qwen3": {"tie_word_embeddings": True, "rope_parameters": YARN},
+    # Two dense layers before three with experts; queries compressed, and scores sharpened with YaRN.
+    "deepseek_v3": {
+        **LATENT,
+        "q_lora_rank": 16,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "deepseek_v3_plain": {
+        **LATENT,
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "rope_interleave": False,
+        "first_k_dense_replace": 1,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "rope_parameters": {**YARN, "truncate": False},
+    },
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True},
     "qwen3_moe_plain": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
@@ -80,6 +114,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 CLASSES = {
+    "gpt_oss": "GptOss",
+    "deepseek_v3": "DeepseekV3",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "mistral": "Mistral",

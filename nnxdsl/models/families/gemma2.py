@@ -11,10 +11,12 @@ from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, layer_types
 # What tells a Gemma 2 from other decoders.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "latent": None,
     "experts": None,
     "norms": "sandwich",
     "norm_scale": "zero_centred",
     "query_key_norm": "none",
+    "sinks": False,
     "attention_bias": "none",
     "activation": "gelu_tanh",
     "scale_embedding": True,

@@ -11,10 +11,12 @@ from nnxdsl.spec.errors import WeightsError
 
 # What tells a Gemma 3 from other decoders.
 _CHOICES: dict[str, Any] = {
+    "latent": None,
     "experts": None,
     "norms": "sandwich",
     "norm_scale": "zero_centred",
     "query_key_norm": "head",
+    "sinks": False,
     "attention_bias": "none",
     "activation": "gelu_tanh",
     "scale_embedding": True,

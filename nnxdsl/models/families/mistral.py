@@ -11,10 +11,12 @@ from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, by_head_dim
 # What tells a Mistral from other decoders; its layers all have a window, or none has.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "latent": None,
     "experts": None,
     "norms": "pre",
     "norm_scale": "plain",
     "query_key_norm": "none",
+    "sinks": False,
     "attention_bias": "none",
     "activation": "silu",
     "scale_embedding": False,

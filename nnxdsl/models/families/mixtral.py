@@ -12,9 +12,12 @@ from nnxdsl.models.families.mistral import pattern_of
 # What tells a Mixtral from other decoders; its layers all have a window, or none has.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "latent": None,
+    "dense_layers": 0,
     "norms": "pre",
     "norm_scale": "plain",
     "query_key_norm": "none",
+    "sinks": False,
     "attention_bias": "none",
     "activation": "silu",
     "scale_embedding": False,

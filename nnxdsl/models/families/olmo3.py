@@ -18,10 +18,12 @@ from nnxdsl.models.families.base import (
 
 # What tells an OLMo 3 from other decoders.
 _CHOICES: dict[str, Any] = {
+    "latent": None,
     "experts": None,
     "norms": "post",
     "norm_scale": "plain",
     "query_key_norm": "row",
+    "sinks": False,
     "attention_bias": "none",
     "activation": "silu",
     "scale_embedding": False,

@@ -21,10 +21,12 @@ from nnxdsl.models.families.base import (
 # What tells a Qwen2 from other decoders; whether its head is tied depends on the size.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "latent": None,
     "experts": None,
     "norms": "pre",
     "norm_scale": "plain",
     "query_key_norm": "none",
+    "sinks": False,
     "attention_bias": "qkv",
     "activation": "silu",
     "scale_embedding": False,

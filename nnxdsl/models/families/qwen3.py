@@ -21,10 +21,12 @@ from nnxdsl.models.families.base import (
 # What tells a Qwen3 from other decoders; whether its head is tied depends on the size.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "latent": None,
     "experts": None,
     "norms": "pre",
     "norm_scale": "plain",
     "query_key_norm": "head",
+    "sinks": False,
     "attention_bias": "none",
     "activation": "silu",
     "scale_embedding": False,

@@ -12,9 +12,12 @@ from nnxdsl.models.families.mistral import pattern_of
 # What tells such a decoder from others; its layers all have a window, or none has.
 _CHOICES: dict[str, Any] = {
     "rope_local": None,
+    "latent": None,
+    "dense_layers": 0,
     "norms": "pre",
     "norm_scale": "plain",
     "query_key_norm": "head",
+    "sinks": False,
     "attention_bias": "none",
     "activation": "silu",
     "scale_embedding": False,
