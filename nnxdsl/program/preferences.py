@@ -26,6 +26,9 @@ LARGEST_EXPONENT = 80.0
 """Of a likelihood ratio: exp(80) and its products with small numbers are float32's still. Scores are flat beyond, as
 TRL's are, where a policy gives a completion e^80 times less than its reference."""
 
+LARGEST_SQUARED = 1e18
+"""Of a difference of scores: its square, and that times its derivative, are float32's still."""
+
 CERTAIN = -float(jnp.finfo(jnp.float32).eps)
 """The largest mean log-probability whose odds are told from those of 1, the probability that has none."""
 
@@ -89,7 +92,7 @@ def _(divergence: ReverseKL, ratio: Rows) -> Rows:
 
 @score.register
 def _(divergence: ForwardKL, ratio: Rows) -> Rows:
-    return -jnp.expm1(jnp.minimum(-ratio, LARGEST_EXPONENT))
+    return -_expm1(jnp.minimum(-ratio, LARGEST_EXPONENT))
 
 
 @score.register
@@ -99,7 +102,16 @@ def _(divergence: JensenShannon, ratio: Rows) -> Rows:
 
 @score.register
 def _(divergence: Alpha, ratio: Rows) -> Rows:
-    return -jnp.expm1(jnp.minimum(-divergence.alpha * ratio, LARGEST_EXPONENT)) / divergence.alpha
+    return -_expm1(jnp.minimum(-divergence.alpha * ratio, LARGEST_EXPONENT)) / divergence.alpha
+
+
+@jax.custom_jvp
+def _expm1(x: Rows) -> Rows:
+    """`exp(x) - 1`, whose derivative is `exp(x)`; jax takes the value plus 1 for it, which far below 0 is lost."""
+    return jnp.expm1(x)
+
+
+_expm1.defjvp(lambda primals, tangents: (jnp.expm1(primals[0]), jnp.exp(primals[0]) * tangents[0]))
 
 
 def of_difference(beta: float, divergence: Divergence, of: Callable[[Rows], Rows], *, per_token: bool = False) -> Loss:
@@ -163,7 +175,11 @@ def _(objective: spec.RobustDPO) -> Loss:
 @build.register
 def _(objective: spec.IPO) -> Loss:
     tau = objective.tau
-    return of_difference(tau, objective.divergence, lambda d: jnp.square(d - 1 / (2 * tau)), per_token=True)
+
+    def of(d: Rows) -> Rows:
+        return jnp.square(jnp.clip(d, -LARGEST_SQUARED, LARGEST_SQUARED) - 1 / (2 * tau))
+
+    return of_difference(tau, objective.divergence, of, per_token=True)
 
 
 @build.register
