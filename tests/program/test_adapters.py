@@ -94,7 +94,7 @@ def test_quantise_is_what_qwix_does(
     quantization: Quantization, dtype: Any, experiment: Callable[..., Experiment]
 ) -> None:
     config = draw(experiment(model=Small(layers=2))).config
-    period = Period(config, 2, rngs=nnx.Rngs(0), param_dtype=dtype)
+    period = Period(config, config.pattern, rngs=nnx.Rngs(0), param_dtype=dtype)
     rule = qwix.QuantizationRule(
         module_path=r".*", weight_qtype=adapters.qtype(quantization), tile_size=quantization.block_size
     )
