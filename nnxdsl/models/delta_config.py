@@ -1,0 +1,41 @@
+"""A gated DeltaNet layer as numbers; no jax, and no family by name."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class DeltaConfig:
+    """The heads of a gated DeltaNet layer (Yang et al., arXiv:2412.06464), as Qwen3-Next has them.
+
+    Attributes:
+        key_heads: heads of queries and keys.
+        value_heads: heads of values, each with a memory of its own; a multiple of `key_heads`.
+        key_head_dim: width of one head's query and key.
+        value_head_dim: width of one head's value.
+        conv_kernel: tokens that the causal convolution looks at: the token itself, and those before it.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int = 4
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(DeltaConfig):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(f"{field.name} must be above 0, got {getattr(self, field.name)}")
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"value_heads={self.value_heads} is not a multiple of key_heads={self.key_heads}")
+
+    @property
+    def groups(self) -> int:
+        """Value heads that share one key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_head_dim + self.value_heads * self.value_head_dim
