@@ -31,6 +31,7 @@ DEFAULT_RULES: Rules = (
     ("mlp", "tensor"),
     ("embed", ("fsdp", "context", "expert")),
     ("embed", ("fsdp", "context")),
+    ("latent", ("fsdp", "context", "expert")),
     ("rank", None),
     ("head_dim", None),
     ("norm", None),

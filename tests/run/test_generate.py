@@ -116,8 +116,10 @@ def test_draws_are_reproducible_by_seed(sampler: Sampler, leaves: Leaves) -> Non
     assert one != other
 
 
-def test_capped_logits_are_drawn_from(template: tree.Template, sampler: Sampler, leaves: Leaves) -> None:
-    capped = Sampler(template, attrs.evolve(CONFIG, logit_soft_cap=1e-4), jnp.float32, stop_ids=())
+def test_capped_logits_are_drawn_from(sampler: Sampler, leaves: Leaves) -> None:
+    config = attrs.evolve(CONFIG, logit_soft_cap=1e-4)
+    template = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    capped = Sampler(template, config, jnp.float32, stop_ids=())
     found = capped(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
     # All words are about as likely then, as they are at a high temperature.
     assert found == sampler(leaves, PROMPTS, Sampling(NEW, temperature=1e5, seed=1))
