@@ -259,6 +259,25 @@ def test_the_order_of_rows_means_nothing() -> None:
         assert mean(found.loss) == pytest.approx(mean(say(OF_PAIRS[name]).loss), rel=1e-6)
 
 
+@pytest.mark.parametrize("name", [name for name, objective in OF_PAIRS.items() if not objective.over_batch])
+def test_parts_of_a_batch_add_up(name: str) -> None:
+    # Of unequal sizes, and lengths: a mean of means would be another number.
+    parts = [
+        say(OF_PAIRS[name], *(Pairs(*(x[part] for x in pairs)) for pairs in (POLICY, REFERENCE)), ONES[part])
+        for part in (slice(0, 5), slice(5, 12))
+    ]
+    for whole, one, other in zip(*map(jax.tree.leaves, (say(OF_PAIRS[name]), *parts)), strict=True):
+        assert float(one + other) == pytest.approx(float(whole), rel=2e-6, abs=1e-6)
+
+
+def test_the_page_s_sums_are_sums() -> None:
+    space: dict[str, Any] = {"Objective": Objective}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, space)
+    assert space["mpo"] == SUM
+    assert space["rpo"].needs_reference
+
+
 def said(build: Callable[[], object]) -> str:
     with pytest.raises(SpecError) as caught:
         build()
