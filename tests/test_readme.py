@@ -21,7 +21,7 @@ def test_every_python_block_runs() -> None:
     for source in blocks("python"):
         exec(compile(source, "README.md", "exec"), space)
     assert len(space["sweep"]) == 8
-    assert space["SimPO"](beta=3).beta == 3.0
+    assert space["DPOP"](beta=3).beta == 3.0
     assert set(space["state"].trainable) == set(space["program"].blueprint.trainable)
 
 
