@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -17,6 +17,7 @@ from nnxdsl.models.attention import Places, attend, mask
 from nnxdsl.models.cache import KV, Cache, attend_past, joined, ring_places
 from nnxdsl.models.chunked import attend_in_blocks
 from nnxdsl.models.decoder_config import Activation, AttentionBias, DecoderConfig, LayerKind
+from nnxdsl.models.delta import DeltaNet, DeltaState
 from nnxdsl.models.experts import ExpertMLP
 from nnxdsl.models.fused import attend_cudnn, attend_splash
 from nnxdsl.models.latent import LatentAttention
@@ -39,7 +40,7 @@ class View(NamedTuple):
         places: of this call's tokens, `[B, T]`.
         mask: `[B, T, S]` bool, True where a token sees another, those of the cache first; None where the method needs
             no mask of all slots.
-        rope: (sin, cos), each `[B, T, head_dim // 2]` float32.
+        rope: (sin, cos), each `[B, T, turned // 2]` float32; empty where nothing turns.
     """
 
     method: Method
@@ -54,10 +55,18 @@ class Context(NamedTuple):
     Attributes:
         local_view: of layers with a window; None if no layer is local.
         global_view: of layers that attend over everything; None if no layer is global.
+        linear_view: of layers without attention; None if no layer is linear.
     """
 
     local_view: View | None
     global_view: View | None
+    linear_view: View | None
+
+    def view(self, kind: LayerKind) -> View:
+        """That of a kind of layer that there is."""
+        found = {"local": self.local_view, "global": self.global_view, "linear": self.linear_view}[kind]
+        assert found is not None  # `context` makes one for each kind
+        return found
 
 
 def context(
@@ -75,13 +84,16 @@ def context(
         own = attrs.evolve(method, window=window)
         return View(own, places, mask(places, keys, window) if own.kernel == "dense" else None, rope)
 
-    local_view = global_view = None
+    local_view = global_view = linear_view = None
     if "local" in config.layers:
         rope = config.rope_local or config.rope_global
         local_view = view(config.window, rope_tables(places.position, config.head_dim, rope))
     if "global" in config.layers:
         global_view = view(None, rope_tables(places.position, config.head_dim, config.rope_global))
-    return Context(local_view, global_view)
+    if "linear" in config.layers:
+        nothing = jnp.zeros((*places.position.shape, 0), jnp.float32)
+        linear_view = View(attrs.evolve(method, window=None), places, None, (nothing, nothing))
+    return Context(local_view, global_view, linear_view)
 
 
 def norm_of(config: DecoderConfig, features: int, axis: str, param_dtype: DTypeLike) -> RMSNorm:
@@ -109,7 +121,8 @@ class Attention(nnx.Module):
             bias = config.attention_bias in biased
             return Linear(in_features, out_features, axes=axes, rngs=rngs, param_dtype=param_dtype, bias=bias)
 
-        self.query = linear(embed, heads, ("embed", "heads"), "qkv", "all")
+        self.gated = config.output_gate
+        self.query = linear(embed, heads * (2 if self.gated else 1), ("embed", "heads"), "qkv", "all")
         self.key = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
         self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
         self.output = linear(heads, embed, ("heads", "embed"), "all")
@@ -126,6 +139,9 @@ class Attention(nnx.Module):
         query, key, value = self.query(x), self.key(x), self.value(x)
         if self.normed == "row" and self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        gate = None
+        if self.gated:  # each head's query, then its gate
+            query, gate = jnp.split(query.reshape(*x.shape[:2], -1, 2 * self.head_dim), 2, axis=-1)
         query = constrain(query.reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
         key = constrain(key.reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
         value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
@@ -138,6 +154,8 @@ class Attention(nnx.Module):
         else:
             assert view.mask is not None  # the decoder refuses other kernels with a cache
             mixed = attend_past(query, past, new, view.mask, self.query_scale, self.soft_cap, self._sinks)
+        if gate is not None:
+            mixed = mixed * jax.nn.sigmoid(gate)
         return self.output(named(mixed.reshape(*x.shape[:2], -1), "attention_output")), new
 
     @property
@@ -202,18 +220,7 @@ class Block(nnx.Module):
 
         self.kind: LayerKind = kind
         self.pre_attention_norm = norm("pre")
-        self.attention = (
-            Attention(config, rngs=rngs, param_dtype=param_dtype)
-            if config.latent is None
-            else LatentAttention(
-                config.embed_dim,
-                config.num_heads,
-                config.latent,
-                query_scale=config.query_scale,
-                rngs=rngs,
-                param_dtype=param_dtype,
-            )
-        )
+        self.attention = _mixer(config, kind, rngs=rngs, param_dtype=param_dtype)
         self.post_attention_norm = norm("post")
         self.pre_mlp_norm = norm("pre")
         self.mlp = (
@@ -223,18 +230,20 @@ class Block(nnx.Module):
         )
         self.post_mlp_norm = norm("post")
 
-    def __call__(self, x: jax.Array, context: Context, past: KV | None) -> tuple[jax.Array, KV, RouterStats | None]:
-        """`[B, T, D]` to the same, this call's keys and values, and what the router says if the layer has one.
+    def __call__(
+        self, x: jax.Array, context: Context, past: KV | DeltaState | None
+    ) -> tuple[jax.Array, Any, RouterStats | None]:
+        """`[B, T, D]` to the same, what a cache takes of it, and what the router says if the layer has one.
 
         Args:
             x: the residual stream.
             context: of this call.
             past: this layer's cache.
         """
-        view = context.global_view if self.kind == "global" else context.local_view
-        assert view is not None  # `context` makes one for each kind of layer that there is
+        view = context.view(self.kind)
         x = named(x, "layer_input")
-        mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
+        mixer: Any = self.attention
+        mixed, new = mixer(_normed(self.pre_attention_norm, x), view, past)
         x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         stats, mixed = None, _normed(self.pre_mlp_norm, x)
         if isinstance(self.mlp, ExpertMLP):
@@ -242,6 +251,20 @@ class Block(nnx.Module):
         else:
             mixed = self.mlp(mixed)
         return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new, stats
+
+
+def _mixer(
+    config: DecoderConfig, kind: LayerKind, *, rngs: nnx.Rngs, param_dtype: DTypeLike
+) -> Attention | LatentAttention | DeltaNet:
+    """What mixes the tokens of a layer of this kind."""
+    given: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype}
+    if kind == "linear":
+        assert config.delta is not None  # a config with such layers has it
+        return DeltaNet(config.embed_dim, config.delta, norm_eps=config.norm_eps, **given)
+    if config.latent is not None:
+        heads, scale = config.num_heads, config.query_scale
+        return LatentAttention(config.embed_dim, heads, config.latent, query_scale=scale, **given)
+    return Attention(config, **given)
 
 
 def _normed(norm: RMSNorm | None, x: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention import MASKED, Places, capped, sunk
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
+from nnxdsl.models.delta import DeltaState, no_tokens
 
 
 class KV(NamedTuple):
@@ -31,14 +32,17 @@ class Slots(NamedTuple):
     Attributes:
         local_layers: `[layers, B, kv_heads, ring, head_dim]`; None without local layers.
         global_layers: `[layers, B, kv_heads, length, head_dim]`; None without global ones.
+        states: of linear layers, with a leading axis of layers; None without any. They grow with no token.
     """
 
     local_layers: KV | None
     global_layers: KV | None
+    states: DeltaState | None = None
 
-    def of(self, kind: LayerKind, layer: int) -> KV:
-        """Those of one layer, counted from 0 among those of its kind."""
-        return jax.tree.map(lambda part: part[layer], self.local_layers if kind == "local" else self.global_layers)
+    def of(self, kind: LayerKind, layer: int) -> KV | DeltaState:
+        """What one layer remembers, counted from 0 among those of its kind."""
+        held = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}[kind]
+        return jax.tree.map(lambda part: part[layer], held)
 
 
 class Cache(NamedTuple):
@@ -95,8 +99,15 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
     def slots(kinds: Sequence[LayerKind], *leading: int) -> Slots:
         local, everywhere = kinds.count("local"), kinds.count("global")
         ring = min(config.window or length, length)
+        states = None
+        if config.delta is not None and "linear" in kinds:
+            axes = (*leading, kinds.count("linear"))
+            none = no_tokens(config.delta, batch, dtype)
+            states = jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), none)
         return Slots(
-            empty(ring, *leading, local) if local else None, empty(length, *leading, everywhere) if everywhere else None
+            empty(ring, *leading, local) if local else None,
+            empty(length, *leading, everywhere) if everywhere else None,
+            states,
         )
 
     layers = slots(config.pattern, config.periods) if config.periods else None
@@ -136,7 +147,13 @@ def stored(cache: Cache, new: New) -> Cache:
     def put_place(old: jax.Array, new: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice_in_dim(old, new, cache.next_slot, axis=1)
 
-    layers, tail, lead = jax.tree.map(put, (cache.layers, cache.tail, cache.lead), (new.layers, new.tail, new.lead))
+    def put_layers(old: Slots | None, new: Slots | None) -> Slots | None:
+        if old is None or new is None:
+            return None
+        kept = jax.tree.map(put, old._replace(states=None), new._replace(states=None))
+        return kept._replace(states=new.states)  # these are not written to, but replaced
+
+    layers, tail, lead = map(put_layers, (cache.layers, cache.tail, cache.lead), (new.layers, new.tail, new.lead))
     return Cache(layers, tail, Places(*map(put_place, cache.places, new.places)), end, lead)
 
 

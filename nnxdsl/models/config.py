@@ -19,6 +19,7 @@ from nnxdsl.models.families import (
     qwen2,
     qwen3,
     qwen3_moe,
+    qwen3_next,
 )
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.models.families.gemma import GEMMA
@@ -32,6 +33,7 @@ from nnxdsl.models.families.olmo3 import OLMO3
 from nnxdsl.models.families.qwen2 import QWEN2
 from nnxdsl.models.families.qwen3 import QWEN3
 from nnxdsl.models.families.qwen3_moe import QWEN3_MOE
+from nnxdsl.models.families.qwen3_next import QWEN3_NEXT
 from nnxdsl.spec.errors import WeightsError
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "QWEN2",
     "QWEN3",
     "QWEN3_MOE",
+    "QWEN3_NEXT",
     "DecoderConfig",
     "Experts",
     "LatentConfig",
@@ -60,7 +63,21 @@ __all__ = [
 ]
 
 # The first that has a decoder like it writes it.
-_MODULES = (gemma3, llama3, gemma, gemma2, mistral, qwen2, qwen3, olmo3, mixtral, qwen3_moe, deepseek_v3, gpt_oss)
+_MODULES = (
+    gemma3,
+    llama3,
+    gemma,
+    gemma2,
+    mistral,
+    qwen2,
+    qwen3,
+    olmo3,
+    mixtral,
+    qwen3_moe,
+    deepseek_v3,
+    gpt_oss,
+    qwen3_next,
+)
 FAMILIES = tuple(module.FAMILY for module in _MODULES)
 
 

@@ -49,7 +49,7 @@ class Period(nnx.Module):
             past: what the cache holds of these layers, if there is one.
             keeps: also return this call's keys and values; of local layers those that the window can still reach.
         """
-        news: dict[LayerKind, list[KV]] = {"local": [], "global": []}
+        news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": []}
         routing = None
         for block in self.blocks:
             own = news[block.kind]

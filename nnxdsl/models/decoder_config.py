@@ -7,11 +7,12 @@ from typing import Literal, get_args
 
 import attrs
 
+from nnxdsl.models.delta_config import DeltaConfig
 from nnxdsl.models.experts_config import Experts
 from nnxdsl.models.latent_config import LatentConfig
 
-LayerKind = Literal["local", "global"]
-"""What a layer's attention looks at: the tokens in a sliding window, or all tokens before."""
+LayerKind = Literal["local", "global", "linear"]
+"""What mixes a layer's tokens: attention to those in a sliding window, or to all tokens before; or a gated DeltaNet."""
 Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row"]
@@ -90,14 +91,16 @@ class Rope:
         base: base wavelength.
         scale: frequencies are divided by it, as if positions were.
         ramp: which frequencies `scale` is for; None for all of them (linear scaling).
+        part: the part of a head that is turned, from its beginning.
     """
 
     base: float
     scale: float = 1.0
     ramp: RopeRamp | Yarn | None = None
+    part: float = 1.0
 
     def __attrs_post_init__(self) -> None:
-        for name in ("base", "scale"):
+        for name in ("base", "scale", "part"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"rope: {name} must be above 0, got {getattr(self, name)}")
 
@@ -151,6 +154,8 @@ class DecoderConfig:
         attention_bias: which of attention's linear layers add a bias: none, those before it, or the one after it too.
         activation: of the MLP's gate.
         scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
+        output_gate: what attention gives is multiplied by a sigmoid of the token (Qwen3-Next).
+        delta: the heads of linear layers; None where there are none.
         latent: keys and values are made of one narrow vector a token; None where they are made as queries are.
         experts: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
         dense_layers: so many layers at the beginning have one MLP in spite of `experts`; they are of the first kinds of
@@ -173,6 +178,8 @@ class DecoderConfig:
     rope_global: Rope = Rope(base=1_000_000.0)
     query_scale: float
     sinks: bool = False
+    output_gate: bool = False
+    delta: DeltaConfig | None = None
     attention_soft_cap: float | None = None
     norm_eps: float = 1e-6
     max_length: int
@@ -208,8 +215,13 @@ class DecoderConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; RoPE turns its halves against each other")
+        for rope in (self.rope_local, self.rope_global):
+            if rope is not None and (self.head_dim * rope.part) % 2:
+                raise ValueError(f"head_dim={self.head_dim}: a part of {rope.part} is no even number, which RoPE turns")
         if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
             raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
+        if (self.delta is None) == ("linear" in self.pattern):
+            raise ValueError(f"pattern={self.pattern}: linear layers need delta, and it needs them")
         if self.window is None and "local" in self.pattern:
             raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
 

@@ -57,7 +57,7 @@ class Conv(nnx.Module):
 
     def __init__(self, channels: int, size: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         values = jax.random.normal(rngs.params(), (channels, 1, size), jnp.float32) * size**-0.5
-        self.kernel = nnx.Param(values.astype(param_dtype), axes=("conv", None, None))  # [channels, 1, size]
+        self.weight = nnx.Param(values.astype(param_dtype), axes=("conv", None, None))  # [channels, 1, size]
 
 
 class DeltaNet(nnx.Module):
@@ -124,7 +124,7 @@ class DeltaNet(nnx.Module):
         rates = self.rates(x).reshape(batch, length, keys, 2 * groups)
         rates = constrain(rates, "batch", None, "activation_heads", None)
         mixed, gate = jnp.split(mixed, [mixed.shape[-1] - groups * width], axis=-1)
-        weights = _Weights(*(weight[...] for weight in (self.conv.kernel, self.decay_log, self.decay_bias)))
+        weights = _Weights(*(weight[...] for weight in (self.conv.weight, self.decay_log, self.decay_bias)))
         numbers, row = _Numbers(config, self.chunk), view.method.row if past is None else None
         state = no_tokens(config, batch, x.dtype) if past is None else past
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from nnxdsl.models.decoder_config import DecoderConfig, Norms
+from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Norms
 
 HEAD = "lm_head.weight"
 """Stands beside what the text model's tensors have before their names, not behind it."""
@@ -76,6 +76,7 @@ class Source:
         names: in the order of the leaf's leading axes, the last of which changes fastest.
         leading: lengths of the leaf's axes that the tensors do not have: periods, experts.
         transposed: whether the tensor is our matrix turned over: torch keeps linear layers' weights as [out, in].
+        unit: whether the tensor has an axis of length 1 before those of our leaf.
         share: (n, of): the tensor holds so many leaves, whose last axes take turns, and this is number n of them.
     """
 
@@ -83,20 +84,27 @@ class Source:
     leading: tuple[int, ...]
     transposed: bool
     share: tuple[int, int] = (0, 1)
+    unit: bool = False
 
     def part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of each tensor, for the leaf's shape."""
         part = shape[len(self.leading) :]
+        if self.unit:
+            return (1, *part)
         return part[::-1] if self.transposed else (*part[:-1], part[-1] * self.share[1]) if part else part
 
     def part(self, leaf: Any, number: int) -> np.ndarray:
         """One tensor of a leaf, or its share of one."""
         array = np.asarray(leaf[np.unravel_index(number, self.leading)] if self.leading else leaf)
+        if self.unit:
+            return array[None]
         return array.T if self.transposed else array
 
     def leaf(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The leaf of all its tensors; of one alone a view."""
         number, of = self.share
+        if self.unit:
+            parts = [part[0] for part in parts]
         turned = [part.T if self.transposed else part[..., number::of] if of > 1 else part for part in parts]
         return np.stack(turned).reshape(*self.leading, *turned[0].shape) if self.leading else turned[0]
 
@@ -114,6 +122,17 @@ _FUSED = {
 }
 
 
+_LINEAR = {
+    "attention.inputs.kernel": Source(("linear_attn.in_proj_qkvz.weight",), (), True),
+    "attention.rates.kernel": Source(("linear_attn.in_proj_ba.weight",), (), True),
+    "attention.conv.weight": Source(("linear_attn.conv1d.weight",), (), False),
+    "attention.decay_log": Source(("linear_attn.A_log",), (), False),
+    "attention.decay_bias": Source(("linear_attn.dt_bias",), (), False),
+    "attention.norm.scale": Source(("linear_attn.norm.weight",), (), False),
+    "attention.output.kernel": Source(("linear_attn.out_proj.weight",), (), True),
+}
+
+
 def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, Source]:
     """For each leaf of a plain decoder of `config`: the tensors that it is made of.
 
@@ -124,38 +143,30 @@ def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, S
     found = {path: Source((name,), (), False) for path, name in _TOP.items()}
     if not config.tied_head:
         found["lm_head.kernel"] = Source((HEAD,), (), False)
+    dense = attrs.evolve(config, experts=None, dense_layers=0)
     first, pattern, periods = config.dense_layers, config.period, config.periods
-    dense = _layer(attrs.evolve(config, experts=None, dense_layers=0), model_type)
-    for block in range(first):
-        for ours, own in dense.items():
+    for block, kind in enumerate(config.lead):
+        for ours, own in _layer(dense, kind, model_type).items():
             names = tuple(f"layers.{block}.{name}" for name in own.names)
             found[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
-    for ours, own in _layer(config, model_type).items():
-        for block in range(pattern if periods else 0):
-            names = (
-                f"layers.{first + period * pattern + block}.{name}" for period in range(periods) for name in own.names
-            )
-            found[f"layers.blocks.{block}.{ours}"] = attrs.evolve(
-                own, names=tuple(names), leading=(periods, *own.leading)
-            )
-        for block in range(len(config.tail)):
-            names = (f"layers.{first + periods * pattern + block}.{name}" for name in own.names)
-            found[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=tuple(names))
+    for block, kind in enumerate(config.pattern if periods else ()):
+        for ours, own in _layer(config, kind, model_type).items():
+            layers = (first + period * pattern + block for period in range(periods))
+            names = tuple(f"layers.{layer}.{name}" for layer in layers for name in own.names)
+            stack = {"names": names, "leading": (periods, *own.leading)}
+            found[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
+    for block, kind in enumerate(config.tail):
+        for ours, own in _layer(config, kind, model_type).items():
+            names = tuple(f"layers.{first + periods * pattern + block}.{name}" for name in own.names)
+            found[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
     return found
 
 
-def _layer(config: DecoderConfig, model_type: str | None) -> dict[str, Source]:
-    """Within a layer."""
-    attention = _ATTENTION if config.latent is None else _LATENT[config.latent.q_lora_rank is not None]
-    found = {f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in attention.items()}
-    found |= {
-        f"{ours}.bias": Source((f"{_ATTENTION[ours]}.bias",), (), False) for ours in _BIASED[config.attention_bias]
+def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None) -> dict[str, Source]:
+    """Within a layer of this kind."""
+    found = _mixer(config, kind) | {
+        f"{ours}.scale": Source((f"{theirs}.weight",), (), False) for ours, theirs in _NORMS[config.norms].items()
     }
-    if config.sinks:
-        found["attention.sinks"] = Source(("self_attn.sinks",), (), False)
-    norms = dict(_NORMS[config.norms]) | (_LATENT_NORMS[config.latent.q_lora_rank is not None] if config.latent else {})
-    norms |= _QUERY_KEY_NORMS if config.query_key_norm != "none" else {}
-    found |= {f"{ours}.scale": Source((f"{theirs}.weight",), (), False) for ours, theirs in norms.items()}
     if config.experts is None:
         return found | {f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in _MLP.items()}
     if model_type == "gpt_oss":
@@ -165,12 +176,30 @@ def _layer(config: DecoderConfig, model_type: str | None) -> dict[str, Source]:
     if config.experts.correction:
         found["mlp.router.correction"] = Source((f"{router}.e_score_correction_bias",), (), False)
     if config.experts.shared_dim is not None:
-        shared = {
-            f"mlp.shared.{ours}.kernel": f"mlp.shared_experts.{theirs}.weight" for ours, theirs in matrices.items()
-        }
+        beside = "mlp.shared_expert" if config.experts.shared_gate else "mlp.shared_experts"
+        shared = {f"mlp.shared.{ours}.kernel": f"{beside}.{theirs}.weight" for ours, theirs in matrices.items()}
         found |= {ours: Source((theirs,), (), True) for ours, theirs in shared.items()}
+    if config.experts.shared_gate:
+        found["mlp.shared.weight"] = Source(("mlp.shared_expert_gate.weight",), (), False, unit=True)
     count = config.experts.count
     for ours, theirs in matrices.items():
         names = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))
         found[f"mlp.{ours}.kernel"] = Source(names, (count,), True)
     return found
+
+
+def _mixer(config: DecoderConfig, kind: LayerKind) -> dict[str, Source]:
+    """What mixes the tokens of a layer."""
+    if kind == "linear":
+        return dict(_LINEAR)
+    attention = _ATTENTION if config.latent is None else _LATENT[config.latent.q_lora_rank is not None]
+    norms = _QUERY_KEY_NORMS if config.query_key_norm != "none" else {}
+    if config.latent is not None:
+        norms = _LATENT_NORMS[config.latent.q_lora_rank is not None]
+    biased = _BIASED[config.attention_bias]
+    return {
+        **{f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in attention.items()},
+        **{f"{ours}.bias": Source((f"{_ATTENTION[ours]}.bias",), (), False) for ours in biased},
+        **({"attention.sinks": Source(("self_attn.sinks",), (), False)} if config.sinks else {}),
+        **{f"{ours}.scale": Source((f"{theirs}.weight",), (), False) for ours, theirs in norms.items()},
+    }

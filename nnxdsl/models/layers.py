@@ -140,12 +140,13 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
 
     Args:
         position: `[B, T]` integers.
-        head_dim: width of a head.
+        head_dim: width of a head; a part of it turns.
         rope: wavelengths, and how they are stretched to reach further than a model was trained for.
 
     Returns:
-        (sin, cos), each `[B, T, head_dim // 2]` float32.
+        (sin, cos), each `[B, T, turned // 2]` float32.
     """
+    head_dim = int(head_dim * rope.part)
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequency = np.float32(1.0) / np.float32(rope.base) ** exponent  # radians per position
     scaled, amplitude = frequency / np.float32(rope.scale), 1.0
@@ -183,11 +184,14 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
 
     Args:
         x: `[B, T, heads, head_dim]`.
-        rope: (sin, cos), each `[B, T, head_dim // 2]`.
+        rope: (sin, cos), each `[B, T, turned // 2]`; what is behind the turned part of a head stays as it is.
 
     Returns:
         The turned heads in the dtype of `x`; float32 inside.
     """
+    turned = 2 * rope[0].shape[-1]
+    if turned < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :turned], rope), x[..., turned:]], axis=-1)
     sin, cos = (table[:, :, None, :] for table in rope)  # [B, T, 1, H/2]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -23,6 +23,7 @@ from nnxdsl.models.config import (
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    QWEN3_NEXT,
     DecoderConfig,
 )
 from nnxdsl.spec import weights
@@ -42,6 +43,7 @@ from nnxdsl.spec.model import (
     Qwen2,
     Qwen3,
     Qwen3MoE,
+    Qwen3Next,
 )
 
 
@@ -75,6 +77,7 @@ _register(Olmo3, OLMO3)
 _register(Qwen2, QWEN2)
 _register(Qwen3, QWEN3)
 _register(Qwen3MoE, QWEN3_MOE)
+_register(Qwen3Next, QWEN3_NEXT)
 
 
 @architecture.register

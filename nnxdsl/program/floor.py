@@ -25,7 +25,10 @@ from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.shapes import Lengths
 
 _ORDER = (
-    ("attention.query", "attention.key", "attention.value", "attention.query_down", "attention.key_value_down"),
+    (
+        *("attention.query", "attention.key", "attention.value", "attention.query_down", "attention.key_value_down"),
+        *("attention.inputs", "attention.rates"),
+    ),
     ("attention.query_up", "attention.key_value_up"),
     ("attention.output",),
     ("mlp.gate", "mlp.up"),
@@ -126,15 +129,15 @@ def content(batch: Batch) -> Content:
 def fewest(blueprint: Blueprint, held: Content) -> float:
     """The least that one step over a batch takes; a batch that bears what the reference says asks no reference."""
     of, config = weights(blueprint), blueprint.config
-    kinds = [None if kind == "global" else config.window for kind in config.layers]
-    scores = {
-        window: 2.0 * config.num_heads * sum(config.head_widths) * held.seen(window) for window in dict.fromkeys(kinds)
-    }
-    attention = sum(scores[window] for window in kinds)
+    # What linear layers do with their memories is little beside their products, and left out.
+    windows = {"local": config.window, "global": None}
+    seen = {kind: held.seen(window) for kind, window in windows.items() if kind in config.layers}
+    scores = [2.0 * config.num_heads * sum(config.head_widths) * seen.get(kind, 0) for kind in config.layers]
+    attention = sum(scores)
     forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets
     passes = 2 if blueprint.frozen else 3
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
-    step -= 2 * of.idle * held.tokens + 2 * sum(scores[kinds[layer]] for layer in of.idle_layers)
+    step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
     return step + (forward + attention if _is_asked(blueprint, held) else 0)
 
 
@@ -153,7 +156,8 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     of, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], bool(blueprint.frozen)
     tokens, targets = rows * filled.trunk, rows * filled.head
-    scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens * config.num_layers
+    scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens
+    scores *= sum(kind != "linear" for kind in config.layers)
     # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
     passes = 1 + 1 + (not adapted) + again + compared
     # The reference is the base with its adapters off.

@@ -201,8 +201,12 @@ def share_of(blueprint: Blueprint) -> Share:
     heads, experts = cut("activation_heads", config.num_heads), config.experts
     if experts is not None:
         experts = attrs.evolve(experts, mlp_dim=cut("activation_mlp", experts.mlp_dim))
+    delta, part = config.delta, config.num_heads // heads
+    if delta is not None and not delta.key_heads % part:
+        delta = attrs.evolve(delta, key_heads=delta.key_heads // part, value_heads=delta.value_heads // part)
     own = attrs.evolve(
         config,
+        delta=delta,
         num_heads=heads,
         num_kv_heads=math.gcd(heads, cut("activation_kv_heads", config.num_kv_heads)),
         mlp_dim=cut("activation_mlp", config.mlp_dim),

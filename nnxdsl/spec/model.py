@@ -39,6 +39,7 @@ class Model(Spec):
     Qwen2: ClassVar[type[members.Qwen2]]
     Qwen3: ClassVar[type[members.Qwen3]]
     Qwen3MoE: ClassVar[type[members.Qwen3MoE]]
+    Qwen3Next: ClassVar[type[members.Qwen3Next]]
 
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
@@ -198,6 +199,19 @@ class Qwen3MoE(Model):
     """
 
     size: Literal["tiny", "30b-a3b", "235b-a22b"] = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class Qwen3Next(Model):
+    """Qwen3-Next (Qwen Team, 2025): three layers of four are gated DeltaNets (arXiv:2412.06464), all have experts.
+
+    Attributes:
+        size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "80b-a3b"] = attrs.field(kw_only=False)
 
 
 @attrs.frozen(kw_only=True)

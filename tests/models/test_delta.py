@@ -29,7 +29,7 @@ FIGURES = Path(__file__).parent.parent / "reference/mixers"
 WEIGHTS = {
     "inputs.kernel": "in_proj_qkvz.weight",
     "rates.kernel": "in_proj_ba.weight",
-    "conv.kernel": "conv1d.weight",
+    "conv.weight": "conv1d.weight",
     "decay_log": "A_log",
     "decay_bias": "dt_bias",
     "norm.scale": "norm.weight",
@@ -87,7 +87,7 @@ def relative(got: Any, wanted: Any, tolerance: float, least: float = 0.0) -> Non
 
 def test_parameters_and_their_axes(layer: Layer) -> None:
     assert {path: (leaf.shape, leaf.axes) for path, leaf in layer.template.variables.items()} == {
-        "conv.kernel": ((2 * 16 + 24, 1, 4), ("conv", None, None)),
+        "conv.weight": ((2 * 16 + 24, 1, 4), ("conv", None, None)),
         "decay_bias": ((4,), ("heads",)),
         "decay_log": ((4,), ("heads",)),
         "inputs.kernel": ((20, 2 * 16 + 2 * 24), ("embed", "heads")),

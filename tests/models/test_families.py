@@ -21,6 +21,8 @@ from nnxdsl.models.decoder import Decoder
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 NAMES = sorted(path.name for path in REFERENCE.iterdir())
+# Second members of their families, and one that takes a minute to compile.
+LONG = {"deepseek_v3_plain", "mistral_global", "qwen2_windows", "qwen3_moe_plain", "qwen3_next"}
 TOLERANCE = 1e-5
 """Of the largest logit, of the loss, of the gradient's length."""
 
@@ -35,7 +37,9 @@ class Loaded(NamedTuple):
     template: tree.Template
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
+)
 def loaded(request: pytest.FixtureRequest) -> Loaded:
     reader = hub.HubReader(REFERENCE / request.param)
     template = tree.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))

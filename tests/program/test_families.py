@@ -1,4 +1,4 @@
-"""Networks of every family as the spec names them: placed on meshes, read from a directory, refused where they differ."""
+"""Networks of the families as the spec names them: placed on meshes, read from a directory, refused."""
 
 from __future__ import annotations
 

@@ -103,6 +103,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True},
     "qwen3_moe_plain": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    # Its norms amplify last digits with the usual 1e-6.
+    "qwen3_next": {
+        "rms_norm_eps": 0.05,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 6,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 12,
+        "head_dim": 16,
+    },
     "olmo3": {
         "hidden_size": 32,
         "sliding_window": 6,
@@ -123,6 +136,7 @@ CLASSES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
     "olmo3": "Olmo3",
 }
 LENGTHS = (40, 25, 9)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
@@ -24,6 +24,7 @@ from nnxdsl import (
     Order,
     Quantization,
     Schedule,
+    Spec,
     SpecError,
     Tokenizer,
     Weights,
@@ -44,6 +45,12 @@ OF_PAIRS = (
     *(cls() for cls in members(Objective).values() if cls.reads == "pairs" and cls is not Objective.Sum),
 )
 """An object of every class that learns from pairs."""
+
+
+def model_of(cls: type[Spec]) -> Spec:
+    """A model of any family: its first size, or a directory, and random weights."""
+    first = next(field for field in declared(cls).values() if field.positional)
+    return cls(*(get_args(first.type)[:1] or ("model",)), weights=Weights.Random())
 
 
 def samples(design: Any) -> dict[str, Experiment]:
@@ -69,7 +76,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         ),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
         **{f"pairs {number}": design(objective=each, microbatch_size=None) for number, each in enumerate(OF_PAIRS)},
-        "llama": design(model=Model.Llama3("8b"), batching=Batching.Bucketed()),
+        **{name: design(model=model_of(cls), batching=Batching.Bucketed()) for name, cls in members(Model).items()},
     }
 
 

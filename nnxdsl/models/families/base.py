@@ -71,6 +71,7 @@ _ROPE_KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 _KINDS: dict[str, LayerKind] = {"sliding_attention": "local", "full_attention": "global"}
+LINEAR_KINDS: dict[str, LayerKind] = {"linear_attention": "linear", "full_attention": "global"}
 
 
 @attrs.frozen(kw_only=True)
@@ -213,14 +214,24 @@ class ConfigFile:
             self.problems.append(f"{where}: {error}")
             return UNREAD
 
-    def one_rope(self, base: float = 10_000.0) -> Rope:
+    def one_rope(self, base: float = 10_000.0, part: float = 1.0) -> Rope:
         """Rotary positions that all layers share: `rope_theta` and `rope_scaling`, or `rope_parameters`.
 
         Args:
             base: transformers' wavelength where the file says none.
+            part: of a head that is turned, where the file does not say (`partial_rotary_factor`).
         """
         name = "rope_parameters" if self.fields.get("rope_parameters") is not None else "rope_scaling"
-        return self.rope(self.fields.get(name), self.fields.get("rope_theta", base), name)
+        entry = self.fields.get(name)
+        given = self.fields.get("partial_rotary_factor", part)
+        if isinstance(entry, Mapping) and "partial_rotary_factor" in entry:
+            entry = {key: value for key, value in entry.items() if key != "partial_rotary_factor"}
+            given = self.fields[name]["partial_rotary_factor"]
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
+            self.problems.append(f"partial_rotary_factor: expected a number above 0 and at most 1, got {given!r}")
+            given = 1.0
+        rope = self.rope(entry, self.fields.get("rope_theta", base), name)
+        return attrs.evolve(rope, part=float(given))
 
     def ropes(self, bases: tuple[float, float]) -> tuple[Rope, Rope]:
         """Rotary positions of the local and of the global layers, from `rope_parameters` of both kinds.
@@ -263,12 +274,15 @@ class ConfigFile:
             return None
         return value
 
-    def pattern(self, layers: int, default: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    def pattern(
+        self, layers: int, default: Sequence[LayerKind], kinds: Mapping[str, LayerKind] = _KINDS
+    ) -> tuple[LayerKind, ...]:
         """The period of the layers' kinds, from `layer_types`.
 
         Args:
             layers: how many there are.
             default: the period where the file does not say.
+            kinds: those that there may be, under the Hub's names.
 
         Returns:
             `default`, where it gives the layers that the file says; else the shortest that does.
@@ -277,14 +291,14 @@ class ConfigFile:
         wanted = [default[layer % len(default)] for layer in range(layers)]
         if named is None:
             return tuple(default)
-        if not isinstance(named, Sequence) or len(named) != layers or not set(named) <= set(_KINDS):
-            *others, last = map(repr, _KINDS)
+        if not isinstance(named, Sequence) or len(named) != layers or not set(named) <= set(kinds):
+            *others, last = map(repr, kinds)
             self.problems.append(
                 f"layer_types: expected {layers} layers of the kinds {', '.join(others)} and {last}, got {named!r}"
             )
             return tuple(default)
-        kinds: list[LayerKind] = [_KINDS[name] for name in named]
-        return tuple(default) if kinds == wanted else period_of(kinds)
+        found: list[LayerKind] = [kinds[name] for name in named]
+        return tuple(default) if found == wanted else period_of(found)
 
     def experts(self, **fields: Any) -> Experts | None:
         """The experts of these numbers; None if there is a problem."""
@@ -346,7 +360,7 @@ def numbers_to_hf(config: DecoderConfig) -> dict[str, Any]:
 
 def layer_types(config: DecoderConfig) -> list[str]:
     """The kind of every layer, under the Hub's names."""
-    names = {ours: theirs for theirs, ours in _KINDS.items()}
+    names = {ours: theirs for theirs, ours in (_KINDS | LINEAR_KINDS).items()}
     return [names[kind] for kind in config.layers]
 
 

@@ -27,6 +27,8 @@ _CHOICES: dict[str, Any] = {
     "norm_scale": "plain",
     "query_key_norm": "none",
     "attention_bias": "all",
+    "output_gate": False,
+    "delta": None,
     "activation": "silu",
     "scale_embedding": False,
     "attention_soft_cap": None,

@@ -25,6 +25,8 @@ _CHOICES: dict[str, Any] = {
     "query_key_norm": "row",
     "sinks": False,
     "attention_bias": "none",
+    "output_gate": False,
+    "delta": None,
     "activation": "silu",
     "scale_embedding": False,
     "attention_soft_cap": None,

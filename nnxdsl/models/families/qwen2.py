@@ -28,6 +28,8 @@ _CHOICES: dict[str, Any] = {
     "query_key_norm": "none",
     "sinks": False,
     "attention_bias": "qkv",
+    "output_gate": False,
+    "delta": None,
     "activation": "silu",
     "scale_embedding": False,
     "attention_soft_cap": None,

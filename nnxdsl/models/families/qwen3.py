@@ -28,6 +28,8 @@ _CHOICES: dict[str, Any] = {
     "query_key_norm": "head",
     "sinks": False,
     "attention_bias": "none",
+    "output_gate": False,
+    "delta": None,
     "activation": "silu",
     "scale_embedding": False,
     "attention_soft_cap": None,
