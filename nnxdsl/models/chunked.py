@@ -58,7 +58,8 @@ def attend_in_blocks(
     blocks = row.blocks(window, max(queries, -(-length // MOST)))
     rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, T, H]
-    mixed, log_sum = _attend(rows, key, value, places, _How(blocks, window, scale, soft_cap))
+    found: Any = _attend(rows, key, value, places, _How(blocks, window, scale, soft_cap))
+    mixed, log_sum = found
     if sinks is not None:
         mixed = sunk(mixed, log_sum, sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1)

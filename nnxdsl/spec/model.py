@@ -225,4 +225,4 @@ class HF(Model):
     """
 
     path: str = attrs.field(kw_only=False, validator=filled)
-    weights: Weights
+    weights: Weights  # pyright: ignore[reportGeneralTypeIssues] - no default: nothing else would be expected
