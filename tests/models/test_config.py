@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnxdsl.models import tree
-from nnxdsl.models.config import GEMMA3, DecoderConfig, Rope, from_hf, local_then_global, to_hf
+from nnxdsl.models.config import FAMILIES, GEMMA3, DecoderConfig, Rope, from_hf, local_then_global, to_hf
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.spec.errors import WeightsError
 
@@ -160,9 +160,7 @@ def test_every_field_that_is_not_understood_is_named() -> None:
     )
 
 
-KNOWN = (
-    "'gemma3_text', 'gemma3', 'llama', 'gemma', 'gemma2', 'mistral', 'qwen2', 'qwen3', 'olmo3', 'mixtral', 'qwen3_moe'"
-)
+KNOWN = ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
     close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]))
 
 
+@pytest.mark.slow
 def test_loss_and_gradient(loaded: Loaded) -> None:
     tokens, lengths = (jnp.asarray(loaded.expected[name]) for name in ("tokens", "lengths"))
     size = tokens.shape[1]
@@ -99,6 +100,7 @@ def test_loss_and_gradient(loaded: Loaded) -> None:
     assert length == pytest.approx(float(loaded.expected["norm"]), rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_greedy_answers_through_the_cache(loaded: Loaded) -> None:
     prompt, greedy = int(loaded.expected["prompt"]), loaded.expected["greedy"]
     tokens = jnp.asarray(loaded.expected["tokens"][:, :prompt])

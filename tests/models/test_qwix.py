@@ -71,7 +71,13 @@ def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period],
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("gemma3", "float"), ("gemma3", "nf4"), ("gemma3", "int8"), ("llama3", "float"), ("llama3", "nf4")],
+    [
+        pytest.param("gemma3", "float", marks=pytest.mark.slow),
+        ("gemma3", "nf4"),
+        pytest.param("gemma3", "int8", marks=pytest.mark.slow),
+        ("llama3", "float"),
+        pytest.param("llama3", "nf4", marks=pytest.mark.slow),
+    ],
 )
 def test_adapters_on_every_period(family: str, name: str) -> None:
     config = CONFIGS[family]

@@ -152,6 +152,7 @@ def test_the_merged_weights_are_the_adapted_model(
     np.testing.assert_allclose(logits(program, merged), found, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_first_values_of_a_are_he_uniform_and_its_own_for_each_path_and_seed(
     experiment: Callable[..., Experiment],
 ) -> None:

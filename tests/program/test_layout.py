@@ -103,6 +103,7 @@ def with_adapters(name: str) -> None:
     check_everywhere(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_every_array_of_every_model_with_adapters_and_four_bits(name: str) -> None:
     with_adapters(name)

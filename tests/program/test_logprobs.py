@@ -257,7 +257,7 @@ def test_packed_pairs_equal_ordinary_rows(
             ids = np.concatenate([prompt, getattr(batch, name)[row][: getattr(batch, f"{name}_length")[row]]])
             tokens[2 * row + side, : len(ids)] = ids
             first[2 * row + side], length[2 * row + side] = len(prompt), len(ids)
-    hidden, _ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(tokens, length)
+    hidden, *_ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(tokens, length)
     slots = np.arange(1, 16)
     mask = (slots >= first[:, None]) & (slots < length[:, None])
     expected = naive(np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), tokens[:, 1:], mask)
@@ -293,7 +293,7 @@ def test_targets_of_sequences_are_predicted_from_the_token_before(
     decoder = model_of(experiment(objective=Objective.SFT(loss_on="all")), trained)
     batch = sequences(4)
     found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).sequences(decoder, batch))(batch)
-    hidden, _ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(batch.tokens, batch.length)
+    hidden, *_ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(batch.tokens, batch.length)
     expected = naive(
         np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), batch.tokens[:, 1:], batch.loss_mask[:, 1:]
     )

@@ -128,7 +128,14 @@ def test_a_share_is_cut_by_the_rules_of_activations(experiment: Callable[..., Ex
     assert (own.num_heads, own.mlp_dim) == (4, 128)
 
 
-@pytest.mark.parametrize(("trained", "remat"), [("everything", "none"), ("everything", "full"), ("adapters", "none")])
+@pytest.mark.parametrize(
+    ("trained", "remat"),
+    [
+        pytest.param("everything", "none", marks=pytest.mark.slow),
+        pytest.param("everything", "full", marks=pytest.mark.slow),
+        ("adapters", "none"),
+    ],
+)
 def test_it_is_close_to_what_xla_takes_on_a_cpu(
     experiment: Callable[..., Experiment], trained: str, remat: Any
 ) -> None:

@@ -28,6 +28,7 @@ def lines(entry: dict[str, Any], ending: str) -> list[str]:
     return [line for line in entry["dump"].splitlines() if line.split()[1].endswith(ending)]
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_with_a_reference(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("on_placements.py", "full")
     check(report)
@@ -75,10 +76,12 @@ def test_frozen_weights_on_the_host(on_eight_devices: Callable[..., Any]) -> Non
     frozen_on_the_host(on_eight_devices("on_placements.py", "frozen lora"))
 
 
+@pytest.mark.slow
 def test_frozen_weights_of_four_bits_on_the_host(on_eight_devices: Callable[..., Any]) -> None:
     frozen_on_the_host(on_eight_devices("on_placements.py", "frozen qlora"))
 
 
+@pytest.mark.slow
 def test_dimensions_that_do_not_divide_are_copied(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("on_placements.py", "odd")
     check(report)

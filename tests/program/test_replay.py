@@ -47,7 +47,10 @@ def test_every_run_is_compared() -> None:
     assert min(norms) < 1.0 < max(norms)
 
 
-@pytest.mark.parametrize("name", RUNS)
+QUICK = ("dpo-lora-adamw", "sft-full-adamw")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
 def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
     fields = RUNS[name]
     if name.startswith("dpo"):

@@ -63,6 +63,7 @@ def everything(base: Experiment, count: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base",
     ["everything", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rules of its own", "stages", "slices"))],
@@ -79,6 +80,7 @@ def test_everything_that_fits_is_found_and_nothing_else(base: Experiment) -> Non
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["adapters"], indirect=True)
 def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) -> None:
     found, _ = search(base, H200, 4)

@@ -112,6 +112,7 @@ def test_a_forgotten_registration_says_what_to_write(name: str, experiment: Call
     assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_memory_of_the_compiled_step(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
 ) -> None:

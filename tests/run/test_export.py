@@ -70,6 +70,7 @@ def base(finished: Any, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return export(finished.run("sft"), tmp_path_factory.mktemp("base") / "out")
 
 
+@pytest.mark.slow
 def test_a_model_with_all_weights_trained(finished: Any, base: Exported) -> None:
     run, done, place = finished.run("sft"), base, base.directory.parent
     assert (done.run, done.step, done.kind, done.difference) == (run.name, 60, "model", 0.0)

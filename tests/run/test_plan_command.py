@@ -57,7 +57,7 @@ def nnxdsl(place: Path, capsys: pytest.CaptureFixture[str]) -> Terminal:
 # What is planned
 
 
-@pytest.mark.parametrize("file", ["sft.py", "dpo.py"])
+@pytest.mark.parametrize("file", ["sft.py", pytest.param("dpo.py", marks=pytest.mark.slow)])
 def test_bytes_are_those_of_the_arrays(place: Path, file: str) -> None:
     experiment = evolve(load(file, HERE), {"model.weights": load("sft.py", HERE).model.weights})
     found = plan(experiment)
@@ -213,6 +213,7 @@ def test_for_machines_it_is_the_same(nnxdsl: Terminal) -> None:
 # So many devices
 
 
+@pytest.mark.slow
 def test_a_count_of_devices(nnxdsl: Terminal) -> None:
     note = "# the mesh says nothing of 4 devices: planned with mesh.fsdp=4\n"
     dumped = nnxdsl("plan", "dpo.py", "--count", "4", "--dump", err=note)
@@ -270,6 +271,7 @@ def test_words_that_do_not_go_together(nnxdsl: Terminal, words: str, message: st
 # Searching
 
 
+@pytest.mark.slow
 def test_a_search_prints_words_to_paste(nnxdsl: Terminal) -> None:
     device = hardware.device("h200")
     assert device.usable
@@ -323,6 +325,7 @@ def test_layouts_are_compared(nnxdsl: Terminal) -> None:
 # Compiling
 
 
+@pytest.mark.slow
 def test_a_plan_is_compiled_for_a_divided_cpu(lab: Any, place: Path) -> None:
     words = ("plan", "sft.py", "mesh.fsdp=2", "--compile", "--device", "cpu", "--limit", "250")
     code, out, err = lab.cli(*words, "--json")

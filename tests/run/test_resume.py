@@ -90,6 +90,7 @@ def test_killed_twice_it_ends_bit_equal(
     assert len(RunDirectory(lab.place / "runs" / finished.run("sft").name).attempts()) == 1
 
 
+@pytest.mark.slow
 def test_stopped_by_signals_and_by_a_file_it_ends_bit_equal(
     lab: Any, finished: Any, wait_until: Callable[..., None]
 ) -> None:
