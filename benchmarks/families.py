@@ -46,7 +46,7 @@ REFERENCE = ROOT / "tests" / "reference" / "families"
 PAGE = ROOT / "docs" / "models.md"
 COLUMNS = ("logits", "loss", "gradient", "answers", "left", "packed", "LoRA", "NF4", "8 devices", "export")
 LORA = Adapter.LoRA(rank=2, alpha=4.0)
-NF4 = Quantization.NF4(block_size=8)
+NF4 = Quantization.NF4(block_size=4)
 Leaves = dict[str, jax.Array]
 
 
