@@ -200,6 +200,12 @@ def test_what_would_change_the_mathematics_is_refused(file: dict[str, Any], conf
     ]
 
 
+def test_heads_that_turn_in_part_are_refused_where_the_family_has_none() -> None:
+    entry = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+    with pytest.raises(WeightsError, match=r"rope_parameters: not understood: \{'partial_rotary_factor': 0.5\}"):
+        from_hf(QWEN3_06B | {"rope_parameters": entry})
+
+
 def test_windows_of_the_later_layers() -> None:
     config = from_hf(QWEN2_05B | {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 21})
     assert (config.window, config.layers) == (512, ("global",) * 21 + ("local",) * 3)

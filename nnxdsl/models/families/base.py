@@ -214,15 +214,18 @@ class ConfigFile:
             self.problems.append(f"{where}: {error}")
             return UNREAD
 
-    def one_rope(self, base: float = 10_000.0, part: float = 1.0) -> Rope:
+    def one_rope(self, base: float = 10_000.0, part: float | None = None) -> Rope:
         """Rotary positions that all layers share: `rope_theta` and `rope_scaling`, or `rope_parameters`.
 
         Args:
             base: transformers' wavelength where the file says none.
-            part: of a head that is turned, where the file does not say (`partial_rotary_factor`).
+            part: of a head that is turned, where the file does not say (`partial_rotary_factor`); None in families that
+                turn all of it, for which that field is not understood.
         """
         name = "rope_parameters" if self.fields.get("rope_parameters") is not None else "rope_scaling"
         entry = self.fields.get(name)
+        if part is None:
+            return self.rope(entry, self.fields.get("rope_theta", base), name)
         given = self.fields.get("partial_rotary_factor", part)
         if isinstance(entry, Mapping) and "partial_rotary_factor" in entry:
             entry = {key: value for key, value in entry.items() if key != "partial_rotary_factor"}
