@@ -11,6 +11,18 @@ import attrs
 from nnxdsl.models.decoder_config import DecoderConfig, Experts, LayerKind, Rope, RopeRamp, Yarn, period_of
 from nnxdsl.spec.errors import WeightsError
 
+# What most families have of the choices that all of them make; each says what it has otherwise.
+USUAL: dict[str, Any] = {
+    "norms": "pre",
+    "norm_scale": "plain",
+    "query_key_norm": "none",
+    "sinks": False,
+    "attention_bias": "none",
+    "output_gate": False,
+    "activation": "silu",
+    "scale_embedding": False,
+}
+
 # The numbers that every family has: the Hub's name and ours.
 NUMBERS = {
     "vocab_size": "vocab_size",

@@ -7,22 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.models.decoder_config import DecoderConfig, Experts, LatentConfig, Rope, Yarn
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, numbers_to_hf, rope_to_hf
+from nnxdsl.models.families.base import NUMBERS, USUAL, ConfigFile, Family, numbers_to_hf, rope_to_hf
 
 # What tells a DeepSeek-V3 from other decoders.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "window": None,
     "pattern": ("global",),
     "rope_local": None,
-    "norms": "pre",
-    "norm_scale": "plain",
-    "query_key_norm": "none",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }

@@ -6,21 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.models.decoder_config import DecoderConfig, Rope
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, by_head_dim, numbers_to_hf, rope_to_hf
+from nnxdsl.models.families.base import NUMBERS, USUAL, ConfigFile, Family, by_head_dim, numbers_to_hf, rope_to_hf
 
 # What tells a Gemma from other decoders.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "rope_local": None,
     "window": None,
     "pattern": ("global",),
     "latent": None,
     "experts": None,
-    "norms": "pre",
     "norm_scale": "zero_centred",
-    "query_key_norm": "none",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
     "activation": "gelu_tanh",
     "scale_embedding": True,

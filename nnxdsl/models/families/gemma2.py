@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.models.decoder_config import DecoderConfig, Rope, local_then_global
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
+from nnxdsl.models.families.base import NUMBERS, USUAL, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
 
 # What tells a Gemma 2 from other decoders.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "rope_local": None,
     "latent": None,
     "experts": None,
     "norms": "sandwich",
     "norm_scale": "zero_centred",
-    "query_key_norm": "none",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
     "activation": "gelu_tanh",
     "scale_embedding": True,

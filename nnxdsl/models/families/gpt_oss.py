@@ -8,6 +8,7 @@ from typing import Any
 from nnxdsl.models.decoder_config import DecoderConfig, Experts, Rope, Yarn
 from nnxdsl.models.families.base import (
     NUMBERS,
+    USUAL,
     ConfigFile,
     Family,
     by_head_dim,
@@ -19,18 +20,13 @@ from nnxdsl.models.families.base import (
 
 # What tells a GPT-OSS from other decoders.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "rope_local": None,
     "latent": None,
     "dense_layers": 0,
     "sinks": True,
-    "norms": "pre",
-    "norm_scale": "plain",
-    "query_key_norm": "none",
     "attention_bias": "all",
-    "output_gate": False,
     "delta": None,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }

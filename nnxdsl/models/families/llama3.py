@@ -6,24 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.models.decoder_config import DecoderConfig, Rope, RopeRamp
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, by_head_dim, fill_heads, numbers_to_hf, rope_to_hf
+from nnxdsl.models.families.base import (
+    NUMBERS,
+    USUAL,
+    ConfigFile,
+    Family,
+    by_head_dim,
+    fill_heads,
+    numbers_to_hf,
+    rope_to_hf,
+)
 
 # What tells a Llama from other decoders; whether its head is tied depends on the size.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "rope_local": None,
     "window": None,
     "pattern": ("global",),
     "latent": None,
     "experts": None,
-    "norms": "pre",
-    "norm_scale": "plain",
-    "query_key_norm": "none",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }

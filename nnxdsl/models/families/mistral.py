@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Rope
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, by_head_dim, fill_heads, numbers_to_hf, rope_to_hf
+from nnxdsl.models.families.base import (
+    NUMBERS,
+    USUAL,
+    ConfigFile,
+    Family,
+    by_head_dim,
+    fill_heads,
+    numbers_to_hf,
+    rope_to_hf,
+)
 
 # What tells a Mistral from other decoders; its layers all have a window, or none has.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "rope_local": None,
     "latent": None,
     "experts": None,
-    "norms": "pre",
-    "norm_scale": "plain",
-    "query_key_norm": "none",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }

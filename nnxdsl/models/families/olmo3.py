@@ -8,6 +8,7 @@ from typing import Any
 from nnxdsl.models.decoder_config import DecoderConfig, Rope, Yarn, local_then_global
 from nnxdsl.models.families.base import (
     NUMBERS,
+    USUAL,
     ConfigFile,
     Family,
     fill_heads,
@@ -18,17 +19,12 @@ from nnxdsl.models.families.base import (
 
 # What tells an OLMo 3 from other decoders.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "latent": None,
     "experts": None,
     "norms": "post",
-    "norm_scale": "plain",
     "query_key_norm": "row",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }

@@ -8,6 +8,7 @@ from typing import Any
 from nnxdsl.models.decoder_config import DecoderConfig, Rope
 from nnxdsl.models.families.base import (
     NUMBERS,
+    USUAL,
     ConfigFile,
     Family,
     by_head_dim,
@@ -20,18 +21,12 @@ from nnxdsl.models.families.base import (
 
 # What tells a Qwen3 from other decoders; whether its head is tied depends on the size.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "rope_local": None,
     "latent": None,
     "experts": None,
-    "norms": "pre",
-    "norm_scale": "plain",
     "query_key_norm": "head",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }

@@ -6,23 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.models.decoder_config import DecoderConfig, Experts, Rope
-from nnxdsl.models.families.base import NUMBERS, ConfigFile, Family, by_head_dim, fill_heads, numbers_to_hf, rope_to_hf
+from nnxdsl.models.families.base import (
+    NUMBERS,
+    USUAL,
+    ConfigFile,
+    Family,
+    by_head_dim,
+    fill_heads,
+    numbers_to_hf,
+    rope_to_hf,
+)
 from nnxdsl.models.families.mistral import pattern_of
 
 # What tells such a decoder from others; its layers all have a window, or none has.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "rope_local": None,
     "latent": None,
     "dense_layers": 0,
-    "norms": "pre",
-    "norm_scale": "plain",
     "query_key_norm": "head",
-    "sinks": False,
-    "attention_bias": "none",
-    "output_gate": False,
     "delta": None,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }

@@ -9,6 +9,7 @@ from nnxdsl.models.decoder_config import DecoderConfig, DeltaConfig, Experts, La
 from nnxdsl.models.families.base import (
     LINEAR_KINDS,
     NUMBERS,
+    USUAL,
     ConfigFile,
     Family,
     by_head_dim,
@@ -24,18 +25,14 @@ _PART = 0.25
 
 # What tells a Qwen3-Next from other decoders.
 _CHOICES: dict[str, Any] = {
+    **USUAL,
     "window": None,
     "rope_local": None,
     "latent": None,
     "dense_layers": 0,
-    "norms": "pre",
     "norm_scale": "zero_centred",
     "query_key_norm": "head",
-    "sinks": False,
-    "attention_bias": "none",
     "output_gate": True,
-    "activation": "silu",
-    "scale_embedding": False,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
