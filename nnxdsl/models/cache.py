@@ -178,7 +178,7 @@ def attend_past(
         sinks: `[N]`, see `attention.sunk`.
 
     Returns:
-        `[B, T, N, H]` in the dtype of `query`; scores, softmax and sums are float32.
+        `[B, T, N, V]`, V the width of a value, in the dtype of `query`; scores, softmax and sums are float32.
     """
     batch, length, heads, width = query.shape
     kv_heads, slots = past.key.shape[1:3]
@@ -199,10 +199,10 @@ def attend_past(
         jnp.einsum("bkms,bksh->bkmh", part, values, preferred_element_type=jnp.float32)
         for part, values in ((weights[..., :slots], past.value), (weights[..., slots:], own.value))
     )
-    mixed = (before + among).reshape(batch, kv_heads, -1, length, width)
+    mixed = (before + among).reshape(batch, kv_heads, -1, length, past.value.shape[-1])
     if sinks is not None:
         mixed = sunk(mixed, jax.nn.logsumexp(joint, axis=-1), sinks)
-    return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, width).astype(query.dtype)
+    return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)
 
 
 def _written(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:

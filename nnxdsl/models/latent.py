@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.activations import constrain
 from nnxdsl.models.attention import attend
-from nnxdsl.models.cache import KV
+from nnxdsl.models.cache import KV, attend_past
 from nnxdsl.models.chunked import attend_in_blocks
 from nnxdsl.models.fused import attend_cudnn, attend_splash
 from nnxdsl.models.latent_config import LatentConfig
@@ -91,12 +91,11 @@ class LatentAttention(nnx.Module):
         turned = jnp.broadcast_to(turned, (*still.shape[:3], turned.shape[-1]))
         key = jnp.concatenate([still, turned], axis=-1)
         new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
-        if past is not None:
-            key, value = (
-                jnp.swapaxes(jnp.concatenate([before.astype(own.dtype), own], axis=2), 1, 2)
-                for before, own in zip(past, new, strict=True)
-            )
-        mixed = self._mix(query, key, value, view)  # [B, T, N, V]
+        if past is None:
+            mixed = self._mix(query, key, value, view)  # [B, T, N, V]
+        else:
+            assert view.mask is not None  # the decoder refuses other kernels with a cache
+            mixed = attend_past(query, past, new, view.mask, self.query_scale)
         return self.output(named(mixed.reshape(split), "attention_output")), new
 
     def _query(self, x: jax.Array) -> jax.Array:
