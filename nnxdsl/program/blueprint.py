@@ -140,6 +140,8 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
 
     base = template(config, kept)
     problems = adapters.problems(adapter, quantization, base.variables) + _length_problems(experiment, config)
+    if experiment.router_loss and config.experts is None:
+        problems.append(Problem("model.router_loss", "has no effect: this network has no experts"))
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, kept, adapter, quantization) if adapter or quantization else base

@@ -288,12 +288,14 @@ def compile(
             platform=blueprint.platform,
             kernels=blueprint.kernels.on(available[0], experiment.name),
             apart=layout.apart(mesh) if mesh.size > 1 else None,
+            routed=experiment.router_loss > 0,
         ),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
         curve=optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps),
         microbatches=experiment.microbatches,
         offload=experiment.memory.offload,
+        router_loss=experiment.router_loss,
     )
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation)

@@ -8,7 +8,7 @@ In packed batches several such pairs, or sequences, stand in one row, and do not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -22,11 +22,26 @@ from nnxdsl.models.attention import Places, right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
+from nnxdsl.models.routing import RouterStats
 from nnxdsl.models.row import Row
 from nnxdsl.models.tree import Template
 from nnxdsl.program.kernels import Kernels
 from nnxdsl.program.logprobs import Cuts, TokenStats, Where, token_stats
 from nnxdsl.program.losses import Pairs
+
+
+class Read(NamedTuple):
+    """What one model says of a micro-batch.
+
+    Attributes:
+        scored: What the loss reads: of pairs, or of the tokens of sequences. Goes with `batch.weight.reshape(-1)`.
+        stats: Of every target token, filling left out.
+        routing: What the routers of all layers say of all real tokens; None where no loss reads it.
+    """
+
+    scored: Pairs | TokenStats
+    stats: TokenStats
+    routing: RouterStats | None
 
 
 @attrs.frozen
@@ -46,6 +61,7 @@ class Forward:
         platform: "cpu", "gpu" or "tpu".
         kernels: What chooses attention's kernel for rows of a layout.
         apart: Computes what cannot be cut on each device's part of activations; None on one device.
+        routed: Whether a loss reads what routers say; what nothing reads would be computed backward all the same.
     """
 
     dtype: Any
@@ -60,12 +76,27 @@ class Forward:
     platform: str = "cpu"
     kernels: Kernels = attrs.field(factory=Kernels)
     apart: Apart | None = None
+    routed: bool = False
 
-    def pairs(self, model: Decoder, batch: PairBatch) -> tuple[Pairs, TokenStats]:
+    def read(self, model: Decoder, batch: Batch) -> Read:
+        """What a model says of a batch of any kind."""
+        hidden, routing = self._hidden(model, *_laid_out(batch))
+        if isinstance(batch, PackedPairs):
+            scored, stats = self._packed_pairs(model, hidden, batch)
+        elif isinstance(batch, PairBatch):
+            scored, stats = self._pairs(model, hidden, batch)
+            stats = stats._replace(mask=stats.mask * batch.weight[:, None])
+        else:
+            packed = isinstance(batch, PackedSequences)
+            scored = (
+                self._packed(model, hidden, batch, batch.loss_mask) if packed else self._sequences(model, hidden, batch)
+            )
+            stats = scored._replace(mask=scored.mask * batch.weight[:, None])
+        return Read(scored, stats, routing)
+
+    def _pairs(self, model: Decoder, hidden: jax.Array, batch: PairBatch) -> tuple[Pairs, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
-        tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)  # [B, P + 2R]
         prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
-        hidden = self._hidden(model, tokens, pair_places(batch), rows.pair(prompt, response))
         # A token is predicted from the slot before it, and the first of both completions from the prompt's last slot.
         from_prompt = hidden[:, prompt - 1 : prompt]  # [B, 1, D]
         for_chosen = hidden[:, prompt : prompt + response - 1]
@@ -81,16 +112,14 @@ class Forward:
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         return Pairs(chosen, rejected, *lengths), stats
 
-    def sequences(self, model: Decoder, batch: SequenceBatch) -> TokenStats:
+    def _sequences(self, model: Decoder, hidden: jax.Array, batch: SequenceBatch) -> TokenStats:
         """Statistics of every token but the first `[B, T - 1]`; the mask keeps the loss's targets."""
-        length = batch.tokens.shape[1]
-        hidden = self._hidden(model, batch.tokens, right_padded(batch.length, length), rows.sequence(length))
         return self._stats(hidden[:, :-1], model, batch.tokens[:, 1:], batch.loss_mask[:, 1:])
 
-    def packed_pairs(self, model: Decoder, batch: PackedPairs) -> tuple[Pairs, TokenStats]:
-        """As `pairs`, of all pairs `[G * K]`; the statistics of each target `[G, C]`."""
+    def _packed_pairs(self, model: Decoder, hidden: jax.Array, batch: PackedPairs) -> tuple[Pairs, TokenStats]:
+        """As `_pairs`, of all pairs `[G * K]`; the statistics of each target `[G, C]`."""
         pairs = batch.weight.shape[1]
-        stats = self._packed(model, batch, batch.branch, batch.owner < 2 * pairs)
+        stats = self._packed(model, hidden, batch, batch.owner < 2 * pairs)
         # A sum over all targets for each completion, and no scatter: float32 on every platform, always in one order.
         own = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
         sums = jnp.sum(jnp.where(own, stats.logp[:, None, :], 0.0), axis=-1)
@@ -98,23 +127,13 @@ class Forward:
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         return Pairs(*(part.reshape(-1) for part in (*scored, *lengths))), stats
 
-    def packed_sequences(self, model: Decoder, batch: PackedSequences) -> TokenStats:
-        """Statistics of the targets of each block `[G, C]`."""
-        return self._packed(model, batch, jnp.zeros_like(batch.segment), batch.loss_mask)
-
-    def read(self, model: Decoder, batch: Batch) -> tuple[Pairs | TokenStats, TokenStats]:
-        """What a loss reads of a batch of any kind, and the statistics of each of its target tokens, filling left out.
-
-        The first goes with the weights `batch.weight.reshape(-1)`.
-        """
-        if isinstance(batch, PackedPairs):
-            return self.packed_pairs(model, batch)
-        if isinstance(batch, PairBatch):
-            pairs, stats = self.pairs(model, batch)
-            return pairs, stats._replace(mask=stats.mask * batch.weight[:, None])
-        packed = isinstance(batch, PackedSequences)
-        stats = self.packed_sequences(model, batch) if packed else self.sequences(model, batch)
-        return stats, stats._replace(mask=stats.mask * batch.weight[:, None])
+    def _packed(
+        self, model: Decoder, hidden: jax.Array, batch: PackedPairs | PackedSequences, mask: jax.Array
+    ) -> TokenStats:
+        """Statistics of the targets of each block `[G, C]`, each predicted from its source."""
+        hidden = hidden.reshape(len(batch.tokens), -1, hidden.shape[-1])  # [G, r * T, D]
+        predicting = jnp.take_along_axis(hidden, batch.source[:, :, None], axis=1)  # [G, C, D]
+        return self._stats(predicting, model, batch.target, mask)
 
     def model(self, template: Template, leaves: Mapping[str, jax.Array]) -> Decoder:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
@@ -128,8 +147,10 @@ class Forward:
         """Weights, or their gradients, where the layout wants them."""
         return {path: leaf if self.arrive is None else self.arrive(path, leaf) for path, leaf in leaves.items()}
 
-    def _hidden(self, model: Decoder, tokens: jax.Array, places: Places, row: Row) -> jax.Array:
-        """Final hidden states `[B, T, D]` of tokens `[B, T]`, in rows that are laid out so."""
+    def _hidden(
+        self, model: Decoder, tokens: jax.Array, places: Places, row: Row
+    ) -> tuple[jax.Array, RouterStats | None]:
+        """Final hidden states `[B, T, D]` of tokens `[B, T]`, in rows that are laid out so, and what routers say."""
         length = tokens.shape[1]
         if fill := -length % self.length_multiple:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
@@ -138,18 +159,7 @@ class Forward:
         with constrained_by(self.constrain, self.arrive, self.apart):
             stages = self._stages(len(tokens))
             out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
-        return out.hidden[:, :length]
-
-    def _packed(
-        self, model: Decoder, batch: PackedPairs | PackedSequences, branch: jax.Array, mask: jax.Array
-    ) -> TokenStats:
-        """Statistics of the targets of each block `[G, C]`, each predicted from its source."""
-        blocks, _, length = batch.tokens.shape
-        places = Places(*(part.reshape(-1, length) for part in (batch.position, batch.segment, branch)))
-        hidden = self._hidden(model, batch.tokens.reshape(-1, length), places, rows.packed(length))  # [G * r, T, D]
-        hidden = hidden.reshape(blocks, -1, hidden.shape[-1])  # [G, r * T, D]
-        predicting = jnp.take_along_axis(hidden, batch.source[:, :, None], axis=1)  # [G, C, D]
-        return self._stats(predicting, model, batch.target, mask)
+        return out.hidden[:, :length], out.routing if self.routed else None
 
     def _stages(self, rows: int) -> Stages | None:
         if self.stages == 1:
@@ -168,6 +178,20 @@ def parts_in_stages(stages: int, rows: int) -> int:
     As many as there are rows for, up to four times the stages: little time is lost then, and products are still large.
     """
     return max(parts for parts in range(1, min(rows, 4 * stages) + 1) if rows % parts == 0)
+
+
+def _laid_out(batch: Batch) -> tuple[jax.Array, Places, Row]:
+    """The tokens of a batch as rows `[B, T]`, where they stand, and what is known of every row."""
+    if isinstance(batch, PairBatch):
+        tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)  # [B, P + 2R]
+        return tokens, pair_places(batch), rows.pair(batch.prompt.shape[1], batch.chosen.shape[1])
+    if isinstance(batch, SequenceBatch):
+        length = batch.tokens.shape[1]
+        return jnp.asarray(batch.tokens), right_padded(batch.length, length), rows.sequence(length)
+    branch = batch.branch if isinstance(batch, PackedPairs) else jnp.zeros_like(batch.segment)
+    length = batch.tokens.shape[-1]
+    tokens, *places = (x.reshape(-1, length) for x in (batch.tokens, batch.position, batch.segment, branch))
+    return tokens, Places(*places), rows.packed(length)
 
 
 def pair_places(batch: PairBatch) -> Places:

@@ -12,9 +12,10 @@ import numpy as np
 import optax
 
 from nnxdsl.data.batch import Batch, token_count
+from nnxdsl.models.routing import load_balance
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
-from nnxdsl.program.forward import Forward, kept
+from nnxdsl.program.forward import Forward, Read, kept
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, row_mean
 
@@ -22,18 +23,6 @@ Leaves = dict[str, jax.Array]
 Scored = Pairs | TokenStats
 """What a loss reads of one model: of pairs, or of the tokens of sequences."""
 _TURNS = np.array([False, True])  # whether it is the policy's turn
-
-
-class Read(NamedTuple):
-    """What one model says of a micro-batch.
-
-    Attributes:
-        scored: What the loss reads: of pairs, or of the tokens of sequences.
-        stats: Of every target token.
-    """
-
-    scored: Scored
-    stats: TokenStats
 
 
 class Moving(NamedTuple):
@@ -63,6 +52,7 @@ class Computation:
         curve: The learning rate by step.
         microbatches: In how many parts a batch is computed.
         offload: The parts that lie in the host's memory, and are fetched when they are used.
+        router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
     """
 
     policy: Template
@@ -73,6 +63,7 @@ class Computation:
     curve: Callable[[Any], Any]
     microbatches: int
     offload: tuple[str, ...] = ()
+    router_loss: float = 0.0
 
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
@@ -153,7 +144,7 @@ class Computation:
             out, back = jax.vjp(read, leaves)
 
             def gradient() -> tuple[Leaves, Terms]:
-                toward, terms = jax.grad(lambda out: _total(self._terms(out, compared, batch)), has_aux=True)(out)
+                toward, terms = jax.grad(lambda out: _total(self._trained(out, compared, batch)), has_aux=True)(out)
                 return back(toward)[0], terms
 
             return out, gradient
@@ -184,7 +175,7 @@ class Computation:
 
         def read(leaves: Leaves) -> Read:
             model = self.forward.model(self.policy, {**frozen, **leaves})
-            return Read(*self.forward.read(model, batch))
+            return self.forward.read(model, batch)
 
         return read
 
@@ -211,10 +202,23 @@ class Computation:
 
         def terms() -> Terms:
             out = self._reader(frozen, batch)(self.cast(trainable))
-            return self._terms(out, None if self.reference is None else out.scored, batch)
+            return self._trained(out, None if self.reference is None else out.scored, batch)
 
         gradients = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
         return gradients, _zeros(jax.eval_shape(terms))
+
+    def _trained(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
+        """What is minimised: the objective's terms and, where it is asked for, the load-balancing loss of routers.
+
+        The latter belongs to the batch as a whole. It is added with the count of the objective's own loss, so that
+        dividing by that leaves it as it is; its metric is `aux_loss`, TRL's name, not multiplied by its strength.
+        """
+        terms = self._terms(out, compared, batch)
+        if out.routing is None:
+            return terms
+        uneven = load_balance(out.routing)
+        loss = terms.loss.total + self.router_loss * terms.loss.count * _divide(*uneven)
+        return Terms(Ratio(loss, terms.loss.count), {**terms.metrics, "aux_loss": Ratio(*uneven)})
 
     def _terms(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
         weight = batch.weight.reshape(-1)

@@ -123,6 +123,7 @@ class Experiment(Spec):
             self._check_reference,
             self._check_offload,
             self._check_earlier,
+            self._check_router,
         )
 
     def _check_data(self) -> Iterable[Problem]:
@@ -214,6 +215,20 @@ class Experiment(Spec):
                     "is another network than that of model.weights.experiment; both must be of one family and size",
                 )
 
+    @property
+    def router_loss(self) -> float:
+        """Strength of the load-balancing loss of routers; 0 where the model has no such field."""
+        return getattr(self.model, "router_loss", 0.0)
+
+    def _check_router(self) -> Iterable[Problem]:
+        if not self.router_loss:
+            return
+        if self.microbatches > 1:
+            message = f"it compares all tokens of a batch, which parts of {self.microbatch_size} rows would change; "
+            yield Problem("model.router_loss", message + "leave microbatch_size None, or set 0")
+        if self.mesh.stage > 1:
+            yield Problem("model.router_loss", "stages of a pipeline do not tell what their routers say; set 0")
+
     def main(self) -> None:
         """The command line of this experiment: `python FILE [run|show|plan|diff OTHER] [path=value ...]`."""
         # The one arrow that points up: a file that ends in `experiment.main()` is what people run.
@@ -221,5 +236,6 @@ class Experiment(Spec):
 
 
 def _network(model: Model) -> Model:
-    """The model without where its weights and tokenizer come from."""
-    return attrs.evolve(model, weights=Random(), tokenizer=Auto())
+    """The model without where its weights and tokenizer come from, and without how its routers learn."""
+    routers = {"router_loss": 0.0} if hasattr(model, "router_loss") else {}
+    return attrs.evolve(model, weights=Random(), tokenizer=Auto(), **routers)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import attrs
 
 from nnxdsl.spec.base import Spec
-from nnxdsl.spec.limits import filled
+from nnxdsl.spec.limits import Limit, filled
 from nnxdsl.spec.tokenizer import Auto, Tokenizer
 from nnxdsl.spec.weights import Random, Weights
 
@@ -53,9 +53,12 @@ class DeepSeekV3(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
+        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
+            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "671b"] = attrs.field(kw_only=False)
+    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -105,9 +108,12 @@ class GPTOSS(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
+        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
+            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "20b", "120b"] = attrs.field(kw_only=False)
+    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -144,9 +150,12 @@ class Mixtral(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
+        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
+            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "8x7b", "8x22b"] = attrs.field(kw_only=False)
+    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -196,9 +205,12 @@ class Qwen3MoE(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
+        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
+            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "30b-a3b", "235b-a22b"] = attrs.field(kw_only=False)
+    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -209,9 +221,12 @@ class Qwen3Next(Model):
         size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
+        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
+            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "80b-a3b"] = attrs.field(kw_only=False)
+    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -222,7 +237,10 @@ class HF(Model):
         path: A directory in the format of the Hugging Face Hub; only its `config.json` is read.
         weights: Where the first parameters come from, such as `Weights.HF` of the same directory.
         tokenizer: What turns text into ids.
+        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
+            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     path: str = attrs.field(kw_only=False, validator=filled)
     weights: Weights  # pyright: ignore[reportGeneralTypeIssues] - no default: nothing else would be expected
+    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))

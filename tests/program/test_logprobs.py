@@ -246,7 +246,7 @@ def test_packed_pairs_equal_ordinary_rows(
 ) -> None:
     decoder = model_of(experiment(model=model), trained)
     batch = pairs(5, seed=3)
-    found, stats = jax.jit(lambda batch: Forward(jnp.float32, "none", 9).pairs(decoder, batch))(batch)
+    found, stats, _ = jax.jit(lambda batch: Forward(jnp.float32, "none", 9).read(decoder, batch))(batch)
     sizes = batch.prompt_length, batch.chosen_length, batch.rejected_length
     assert len(set(zip(*sizes, strict=True))) == 5
     tokens, first = np.zeros((10, 16), np.int32), np.zeros(10, np.int32)
@@ -275,7 +275,7 @@ def test_the_sides_do_not_see_each_other(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
 ) -> None:
     decoder = model_of(experiment(), trained)
-    run = jax.jit(lambda batch: Forward(jnp.float32, "none", 64).pairs(decoder, batch)[0])
+    run = jax.jit(lambda batch: Forward(jnp.float32, "none", 64).read(decoder, batch).scored)
     batch = pairs(4)
     other = run(batch._replace(rejected=pairs(4, seed=9).rejected))
     np.testing.assert_array_equal(run(batch).chosen, other.chosen)
@@ -292,7 +292,7 @@ def test_targets_of_sequences_are_predicted_from_the_token_before(
 ) -> None:
     decoder = model_of(experiment(objective=Objective.SFT(loss_on="all")), trained)
     batch = sequences(4)
-    found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).sequences(decoder, batch))(batch)
+    found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).read(decoder, batch).scored)(batch)
     hidden, *_ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(batch.tokens, batch.length)
     expected = naive(
         np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), batch.tokens[:, 1:], batch.loss_mask[:, 1:]
