@@ -34,8 +34,12 @@ class Spec:
     Subclasses are decorated with `@attrs.frozen(kw_only=True)`; one that is not, or that declares a field which could
     not go through JSON and back, is a TypeError. A class may override `problems` to check fields against each other.
     Fields are strictly typed (only int widens to float), and hold numbers, text, tuples, None and other specs.
+
+    A field that a class gets after experiments with it have run is named in `later_fields`, and its default is what the
+    class did before: where it holds that, the identity leaves it out, so that those runs keep their ids.
     """
 
+    later_fields: ClassVar[frozenset[str]] = frozenset()
     family: ClassVar[type[Spec]]
     tag: ClassVar[str]
 

@@ -15,7 +15,10 @@ SCHEMA = 1
 
 
 def canonical(spec: Spec) -> str:
-    """The one JSON text of a spec's identity: keys sorted, defaults written out, placement and cadence left out."""
+    """The one JSON text of a spec's identity: keys sorted, placement and cadence left out.
+
+    Defaults are written out, but for those of fields that came to their class later (`Spec.later_fields`).
+    """
     return json.dumps(identity(spec), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -27,8 +30,15 @@ def identity(value: object) -> object:
     """
     if isinstance(value, Spec):
         outside: frozenset[str] = getattr(type(value), "outside_identity", frozenset())
-        inside = [name for name in declared(type(value)) if name not in outside]
-        return {"type": value.tag, **{name: identity(getattr(value, name)) for name in inside}}
+        return {
+            "type": value.tag,
+            **{
+                name: identity(held)
+                for name, field in declared(type(value)).items()
+                if name not in outside
+                and not ((held := getattr(value, name)) == field.default and name in value.later_fields)
+            },
+        }
     if isinstance(value, tuple):
         return [identity(item) for item in cast("tuple[object, ...]", value)]
     return value

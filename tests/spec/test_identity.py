@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
+import attrs
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
@@ -128,6 +129,29 @@ def test_the_earlier_stage_counts_by_its_own_mathematics(design: Any) -> None:
     longer = evolve(staged, {"model.weights.experiment.steps": 3})
     assert get(longer, "model.weights.experiment.steps") == 3
     assert longer.id != staged.id
+
+
+@attrs.frozen(kw_only=True)
+class Grown(Spec):
+    """A class that has a second field by now; the default of that is what it did before."""
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"second"})
+
+    first: int = 1
+    second: float = 0.0
+
+
+def test_a_field_that_came_later_counts_where_it_is_not_its_default() -> None:
+    tag = f"{Grown.__module__}:Grown"
+    assert canonical(Grown()) == f'{{"first":1,"type":"{tag}"}}'
+    assert canonical(Grown(second=0.5)) == f'{{"first":1,"second":0.5,"type":"{tag}"}}'
+    assert canonical(Grown(first=2, second=0)) == f'{{"first":2,"type":"{tag}"}}'
+
+
+def test_later_fields_are_fields_with_defaults() -> None:
+    for cls in registry.values():
+        for name in cls.later_fields:
+            assert declared(cls)[name].default is not attrs.NOTHING, (cls, name)
 
 
 def test_the_id_is_the_name_and_eight_digits(design: Any) -> None:
