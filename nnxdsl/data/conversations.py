@@ -12,6 +12,8 @@ from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.spec.data import Conversations
 from nnxdsl.spec.errors import DataError
 
+SCOPES = ("assistant", "completion", "all")
+COMPLETION_READS = "objective.loss_on='completion' reads prompt and completion; use 'assistant' for whole conversations"
 READS = "Data.Conversations reads messages (or conversations), or prompt/completion (text or messages)"
 
 
@@ -27,17 +29,23 @@ def load_conversations(
     """Conversations of a file; see `load`.
 
     A row has `messages` (or `conversations`), or `prompt` and `completion` as text or as messages. Targets are the
-    assistant's turns with their ends, or the completion; with `loss_on="all"` every token after the first. A row that
-    is too long is cut on its right. Markers of the tokenizer in the row's own text are refused; plain text may begin
-    with BOS and end with EOS.
+    assistant's turns with their ends, or a completion of text; with `loss_on="completion"` all that follows the prompt,
+    whoever says it; with `loss_on="all"` every token after the first. A row that is too long is cut on its right.
+    Markers of the tokenizer in the row's own text are refused; plain text may begin with BOS and end with EOS.
     """
-    if loss_on not in ("assistant", "all"):
-        raise DataError(f"loss_on: expected 'assistant' or 'all', got {loss_on!r}")
+    if loss_on not in SCOPES:
+        raise DataError(f"loss_on: expected {', '.join(map(repr, SCOPES[:-1]))} or {SCOPES[-1]!r}, got {loss_on!r}")
     encoder, markers = Encoder(tokenizer), Markers(tokenizer)
 
     def convert(row: Fields) -> Example:
+        if loss_on == "completion" and not ("prompt" in row and "completion" in row):
+            require(row, ("prompt", "completion"), COMPLETION_READS)
         ids, said, merged, chat = _encode(row, encoder, markers)
         targets = said if loss_on == "assistant" else [True] * len(ids)
+        if loss_on == "completion":
+            _require_answer(row["completion"])
+            first = said.index(True)
+            targets = [False] * first + targets[first:]
         return sequence(ids, targets, data.max_length, merged=merged, chat=chat)
 
     kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary)
@@ -94,6 +102,15 @@ def _encode_text(
     said = split.completions[0]
     markers.ids(said[:-1], prompt + completion, "fields 'prompt' and 'completion' together")
     return split.prompt + said, [False] * len(split.prompt) + [True] * len(said), split.merged
+
+
+def _require_answer(completion: str | list[Message]) -> None:
+    """Refuses a completion that the assistant does not begin: it would not be known where its first turn begins."""
+    speaker = "assistant" if isinstance(completion, str) else read_messages(completion, "completion")[0]["role"]
+    if speaker != "assistant":
+        raise RowError(
+            "not an answer", f"field 'completion': begins with a message of {speaker!r}, not the assistant's"
+        )
 
 
 def _messages(value: str | list[object], name: str, role: str, markers: Markers) -> list[Message]:

@@ -312,7 +312,8 @@ def load(
         data: What to read.
         tokenizer: What turns text into ids.
         max_position: Longest sequence that the model can take; None does not check.
-        loss_on: Targets of conversations: "assistant" for the assistant's turns, "all" for every token but the first.
+        loss_on: Targets of conversations: "assistant" for the assistant's turns, "completion" for all that follows the
+            prompt, "all" for every token but the first.
         vocabulary: Ids that the model has rows for; a row with one beyond is bad. A tokenizer may have more than its
             model. None does not check.
 

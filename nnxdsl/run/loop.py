@@ -24,7 +24,6 @@ from nnxdsl.spec.data import Data
 from nnxdsl.spec.errors import NnxdslError, PlanError, Problem, RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.identity import canonical
-from nnxdsl.spec.objective import SFT
 from nnxdsl.spec.source import to_python
 from nnxdsl.spec.tree import to_dict
 from nnxdsl.spec.weights import From
@@ -150,7 +149,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
     owner = origin.tokenizer_owner(experiment)
     tokenizer = open_tokenizer(owner.model.tokenizer, origin.tokenizer_directory(owner, home))
     vocabulary, limit = program.blueprint.config.vocab_size, program.blueprint.config.max_length
-    loss_on = experiment.objective.loss_on if isinstance(experiment.objective, SFT) else "assistant"
+    loss_on: str = getattr(experiment.objective, "loss_on", "assistant")
     dataset = load(experiment.data, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
     _require_pairs(experiment, dataset, "data")
     for line in dataset.report.lines():

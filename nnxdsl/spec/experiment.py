@@ -20,7 +20,7 @@ from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.identity import run_id
 from nnxdsl.spec.limits import Limit, name, positive
 from nnxdsl.spec.model import Model
-from nnxdsl.spec.objective import SFT, Objective
+from nnxdsl.spec.objective import Objective
 from nnxdsl.spec.optimizer import Optimizer
 from nnxdsl.spec.placement import BATCH_AXES, Memory, Mesh
 from nnxdsl.spec.precision import Precision
@@ -138,8 +138,8 @@ class Experiment(Spec):
         if data.yields != reads:
             wanted, cure = _READ.get(reads, (reads, f"data that yields {reads}"))
             yield Problem(path, f"{objective} reads {wanted}, {type(data).__qualname__} yields {data.rows}; use {cure}")
-        elif isinstance(data, Text) and isinstance(self.objective, SFT) and self.objective.loss_on == "assistant":
-            message = f"'assistant' has no meaning for {type(data).__qualname__} ({path}); use loss_on='all'"
+        elif isinstance(data, Text) and (scope := getattr(self.objective, "loss_on", "all")) != "all":
+            message = f"{scope!r} has no meaning for {type(data).__qualname__} ({path}); use loss_on='all'"
             yield Problem("objective.loss_on", message)
 
     def _check_batch(self) -> Iterable[Problem]:

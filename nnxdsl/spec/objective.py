@@ -57,8 +57,9 @@ class SFT(Objective):
     """Supervised fine-tuning: mean negative log-likelihood of the target tokens of the whole batch.
 
     Attributes:
-        loss_on: Which tokens are targets: "assistant" for the assistant's turns of a conversation, "all" for every
-            token after the first.
+        loss_on: Which tokens are targets: "assistant" for the assistant's turns of a conversation, or a completion of
+            text; "completion" for all that follows the prompt, in rows of `prompt` and `completion`, whoever says it
+            (answers of tools too); "all" for every token after the first.
         z_loss: Strength of an auxiliary loss that keeps logits from drifting: the mean square of log Z, the natural
             log of what the softmax divides by, over target tokens (PaLM, arXiv:2204.02311, which has 1e-4); 0 for none.
     """
@@ -66,7 +67,7 @@ class SFT(Objective):
     reads: ClassVar[str] = "sequences"
     sums_tokens: ClassVar[bool] = True
 
-    loss_on: Literal["assistant", "all"] = "assistant"
+    loss_on: Literal["assistant", "completion", "all"] = "assistant"
     z_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 

@@ -62,6 +62,30 @@ def test_prompt_and_completion(write, tokens: BytesTokenizer) -> None:
     assert parts(tokens, dataset, 2)[1] == ["the cat<end_of_turn>"]
 
 
+def test_loss_on_completion_has_all_that_follows_the_prompt(write, tokens: BytesTokenizer) -> None:
+    tool = {"role": "tool", "content": "42"}
+    path = write(
+        {"prompt": "Q: ", "completion": "yes"},
+        {"prompt": CHAT[:2], "completion": [CHAT[2], tool, CHAT[4]]},
+        {"prompt": "Hi", "completion": [CHAT[2]]},
+    )
+    dataset = load(Data.Conversations(path), tokens, loss_on="completion")
+    assert parts(tokens, dataset, 0)[1] == ["yes<eos>"]
+    assert parts(tokens, dataset, 1)[1] == [
+        "the cat<end_of_turn>\n<start_of_turn>tool\n42<end_of_turn>\n<start_of_turn>model\nthe dog<end_of_turn>"
+    ]
+    assert parts(tokens, dataset, 2)[1] == ["the cat<end_of_turn>"]
+    answers = load(Data.Conversations(path), tokens)  # the assistant's own words alone
+    assert parts(tokens, answers, 1)[1] == ["the cat<end_of_turn>", "the dog<end_of_turn>"]
+
+
+def test_loss_on_completion_reads_rows_that_have_one(write, tokens: BytesTokenizer) -> None:
+    with pytest.raises(DataError, match="'prompt' is missing.*use 'assistant' for whole conversations"):
+        load(Data.Conversations(write({"messages": CHAT})), tokens, loss_on="completion")
+    with pytest.raises(DataError, match="field 'completion': begins with a message of 'user', not the assistant's"):
+        load(Data.Conversations(write({"prompt": CHAT[:3], "completion": CHAT[3:]})), tokens, loss_on="completion")
+
+
 def test_a_conversation_that_the_user_ends(write, tokens: BytesTokenizer) -> None:
     whole, targets = parts(tokens, load(Data.Conversations(write({"messages": CHAT[:4]})), tokens))
     assert whole.endswith("And?<end_of_turn>\n")
