@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nnxdsl.run import xla_flags
 from nnxdsl.run.store import RunDirectory, list_runs
@@ -63,6 +63,7 @@ verbs:
                     --adapter                  the adapter alone, for PEFT
                     --dtype bfloat16 --max-shard-size 5GB
   convert SRC DST --to FORMAT   weights as hub, checkpoint or linen; --unrolled: each layer alone
+  app             the web app: launch, watch and compare runs in a browser; see nnxdsl app --help
   compare A B     weights of two formats, array by array; exit code 1 where they differ
                     --rtol R --atol A          differences that do not count
 
@@ -114,6 +115,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser(
         "nnxdsl", "VERB [FILE-or-RUN] [path=value ...]", "Run, resume and inspect post-training experiments."
     )
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["app"]:  # whose flags are its own
+        return _guarded(lambda: _app().main(words[1:]))
 
     def command() -> int:
         options = _parsed(parser, argv)
@@ -189,6 +194,27 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> _Opt
         known = [name for action in parser._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
         raise UsageError(f"{unknown[0]}: there is no such flag{nearest(flag, known) or f'; see {parser.prog} --help'}")
     return options
+
+
+def _app() -> Any:
+    """The web app's command: `nnxdsl/_app` where nnxdsl is installed, the folder `app` beside it in a checkout.
+
+    It is found by its place and never by the name `app`, which may be anything in other people's directories.
+    """
+    here = Path(__file__).parent
+    place = next((path for path in (here / "_app", here.parent / "app") if (path / "command.py").is_file()), None)
+    if place is None:
+        raise RunError(f"the app's files are missing: there is no {here / '_app'}; install nnxdsl again")
+    name = "nnxdsl._app"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, place / "__init__.py", submodule_search_locations=[str(place)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return importlib.import_module(f"{name}.command")
 
 
 def _guarded(command: Callable[[], int]) -> int:

@@ -1,0 +1,111 @@
+"""`nnxdsl app`: its words, and a server that ends without touching any run. Loads gradio last, as it takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from nnxdsl.spec.errors import NnxdslError, RunError
+
+from .settings import LOOPBACK, Limits, Settings
+
+PASSWORD_VARIABLE = "NNXDSL_APP_PASSWORD"
+REFUSED = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves the app until it is interrupted; returns the process's exit code."""
+    try:
+        settings = settings_of(argv)
+        return serve(settings)
+    except NnxdslError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return REFUSED
+
+
+def settings_of(argv: Sequence[str] | None) -> Settings:
+    """What the words of a command line mean.
+
+    Raises:
+        RunError: they would open the app to others without a password.
+    """
+    parser = argparse.ArgumentParser(prog="nnxdsl app", description="A web app over a directory of runs.")
+    parser.add_argument("--home", type=Path, default=Path("runs"), help="directory of all runs (default: runs)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than 127.0.0.1 need a password"
+    )
+    parser.add_argument("--port", type=int, default=7860, help="port (default: 7860; 0: any free one)")
+    parser.add_argument("--read-only", action="store_true", help="show runs, start and change none")
+    parser.add_argument("--password-file", type=Path, help=f"file with the password; or set {PASSWORD_VARIABLE}")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="further name of this machine"
+    )
+    parser.add_argument("--slots", type=int, default=1, help="runs that the queue keeps going at once (default: 1)")
+    given = parser.parse_args(argv)
+    password = _password(given.password_file)
+    if given.host not in LOOPBACK and password is None:
+        raise RunError(
+            f"--host {given.host} would open the app to others: set {PASSWORD_VARIABLE} or give --password-file, and "
+            "put TLS before it; or keep 127.0.0.1 and use `ssh -L`"
+        )
+    if given.slots < 1:
+        raise RunError(f"--slots: expected a value > 0, got {given.slots}")
+    return Settings(
+        home=given.home.absolute(),
+        project=Path.cwd(),
+        host=given.host,
+        port=given.port,
+        read_only=given.read_only,
+        password=password,
+        allowed_hosts=tuple(given.allow_host),
+        limits=Limits(slots=given.slots),
+    )
+
+
+def _password(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(PASSWORD_VARIABLE) or None
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise RunError(f"--password-file {file}: cannot be read: {error}") from error
+    if not text:
+        raise RunError(f"--password-file {file}: is empty")
+    return text
+
+
+def serve(settings: Settings) -> int:
+    """Serves until SIGINT or SIGTERM, and returns 0.
+
+    Raises:
+        RunError: gradio is missing, the port is taken, or the home cannot be made.
+    """
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--home {settings.home}: cannot be made: {error.strerror}") from error
+    try:
+        site_module = importlib.import_module(f"{__package__}.site")
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise RunError("the app needs gradio: pip install 'nnxdsl[app]'") from error
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: ended.set())
+    try:
+        site, blocks, address = site_module.served(settings)
+    except OSError as error:
+        raise RunError(f"--port {settings.port}: {error}; take another one, or --port 0") from error
+    sys.stdout.write(f"nnxdsl app on {address} (runs in {settings.home}); Ctrl-C ends it, runs go on\n")
+    sys.stdout.flush()
+    ended.wait()
+    site.close()
+    blocks.close(verbose=False)
+    return 0

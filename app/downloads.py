@@ -1,0 +1,67 @@
+"""Files that pages offer for saving: only what is named here, of runs that are in the home; plain ASGI, no gradio."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+import attrs
+
+from nnxdsl.run.store import RunDirectory
+from nnxdsl.spec.errors import RunError
+
+from .security import App, Receive, Scope, Send
+from .state import Site
+
+PATH = "/download"
+TYPES = {
+    "experiment.py": "text/x-python",
+    "experiment.json": "application/json",
+    "metrics.jsonl": "application/jsonl",
+    "samples.jsonl": "application/jsonl",
+    "events.jsonl": "application/jsonl",
+    "log.txt": "text/plain",
+}
+"""What may be asked of a run, `/download?run=ID&file=NAME`."""
+
+CHUNK = 1 << 20
+
+
+@attrs.define
+class Downloads:
+    """Answers `/download`, and passes everything else on."""
+
+    app: App
+    site: Site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http" or scope["path"] != PATH:
+            await self.app(scope, receive, send)
+            return
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        run, name = query.get("run", [""])[-1], query.get("file", [""])[-1]
+        try:
+            if scope["method"] != "GET" or name not in TYPES:
+                raise RunError(f"one of {', '.join(TYPES)} may be had")
+            path = RunDirectory(self.site.settings.home / run).file(name)
+            file = path.open("rb")
+        except (RunError, OSError) as error:
+            await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)
+            return
+        with file:
+            await _start(send, 200, TYPES[name].encode(), f"{run}-{name}")
+            while chunk := file.read(CHUNK):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_all(send: Send, status: int, body: bytes, kind: bytes, name: str | None) -> None:
+    await _start(send, status, kind, name)
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _start(send: Send, status: int, kind: bytes, name: str | None) -> None:
+    headers = [(b"content-type", kind)]
+    if name is not None:  # run ids are plain names
+        headers.append((b"content-disposition", f'attachment; filename="{name}"'.encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})

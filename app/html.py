@@ -1,0 +1,82 @@
+"""HTML that cannot be forged: text is escaped unless it is `Html` already; knows nothing of pages."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlencode
+
+Child = object
+"""An `Html`, text or a number (escaped), None (nothing), or an iterable of children."""
+
+_VOID = frozenset({"br", "hr", "img", "input", "meta", "path", "rect", "line", "circle", "polyline"})
+
+
+class Html(str):
+    """Text that is HTML: made by the functions of this file alone, from escaped parts."""
+
+    __slots__ = ()
+
+
+def join(*children: Child, sep: str = "") -> Html:
+    """The children one after another.
+
+    >>> join("a < b", None, [tag("b", "c")])
+    'a &lt; b<b>c</b>'
+    """
+    return Html(html.escape(sep).join(_parts(children)))
+
+
+def tag(name: str, *children: Child, **attributes: object) -> Html:
+    """One element.
+
+    Args:
+        name: Its tag.
+        children: What stands in it.
+        attributes: `cls` is `class`, `for_` is `for`, an underscore inside a name is a hyphen; True is a bare
+            attribute, None and False are left out, a mapping or list is written as JSON.
+
+    >>> tag("a", "x > y", href='/run?id="a"', data_do="runs.stop", hidden=True)
+    '<a href="/run?id=&quot;a&quot;" data-do="runs.stop" hidden>x &gt; y</a>'
+    """
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in _VOID:
+        return Html(f"<{name}{written}>" if name in ("br", "hr", "img", "input", "meta") else f"<{name}{written}/>")
+    return Html(f"<{name}{written}>{''.join(_parts(children))}</{name}>")
+
+
+def link(path: str, **query: object) -> str:
+    """A path of the app with a query; values that are None or empty are left out.
+
+    >>> link("/run", id="a b", tab=None)
+    '/run?id=a+b'
+    """
+    given = {key: value for key, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _parts(children: Iterable[Child]) -> list[str]:
+    found: list[str] = []
+    for child in children:
+        if child is None or child is False:
+            continue
+        if isinstance(child, Html):
+            found.append(child)
+        elif isinstance(child, str | int | float):
+            found.append(html.escape(str(child)))
+        elif isinstance(child, Iterable):
+            found += _parts(child)
+        else:
+            found.append(html.escape(str(child)))
+    return found
+
+
+def _attribute(key: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    name = "class" if key == "cls" else key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    text = json.dumps(value, separators=(",", ":")) if isinstance(value, Mapping | list | tuple) else str(value)
+    return f' {name}="{html.escape(text)}"'

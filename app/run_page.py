@@ -1,0 +1,15 @@
+"""The page Run; knows no gradio."""
+
+from __future__ import annotations
+
+from .html import tag
+from .page import Answer, Ask, Page
+from .state import Site
+
+
+def opened(site: Site, ask: Ask) -> Answer:
+    """The page for its query."""
+    return Answer({"main": tag("p", "This page is not written yet.", cls="empty")})
+
+
+PAGE = Page(name="run", path="/run", title="Run", regions=("main",), actions={"open": opened}, in_navigation=False)

@@ -1,0 +1,75 @@
+"""Numbers, sizes and times as people read them; knows no run."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+from .html import Html, tag
+
+
+def number(value: object) -> str:
+    """Four significant digits.
+
+    >>> [number(x) for x in (0.693147, 12345.6, 2e-7, 3, float("nan"), None)]
+    ['0.6931', '12,346', '2e-07', '3', 'nan', '-']
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return str(value)
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """`42 s`, `3:05 min`, `2:07 h`, `3 d 4 h`."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    if whole < 86400:
+        return f"{whole // 3600}:{whole // 60 % 60:02d} h"
+    return f"{whole // 86400} d {whole // 3600 % 24} h"
+
+
+def size(count: float) -> str:
+    """Bytes: `512 B`, `1.5 KiB`, `72.04 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.4g} TiB"
+
+
+def parsed(iso: str | None) -> datetime.datetime | None:
+    """A time that a run wrote; None where it is none."""
+    try:
+        return datetime.datetime.fromisoformat(iso) if iso else None
+    except ValueError:
+        return None
+
+
+def time_of(iso: str | None) -> Html:
+    """A time as `<time>`: the browser shows it in its own zone, the whole of it on hover."""
+    when = parsed(iso)
+    if when is None:
+        return tag("span", "-")
+    return tag("time", when.strftime("%Y-%m-%d %H:%M"), datetime=when.isoformat(), title=when.isoformat())
+
+
+def age(seconds: float) -> str:
+    """How long ago: coarse, so that a page does not change at every look."""
+    if not math.isfinite(seconds):
+        return "never"
+    if seconds < 10:
+        return "now"
+    if seconds < 60:
+        return f"{int(seconds // 10) * 10} s ago"
+    return f"{int(seconds // 60)} min ago" if seconds < 3600 else f"{duration(seconds // 60 * 60)} ago"

@@ -1,0 +1,215 @@
+"""A tiny run, an app as a process of its own, and a browser that tolerates no error and no request to elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TINY = """
+from nnxdsl import *
+
+experiment = Experiment(
+    name="tiny",
+    model=Model.Gemma3("tiny"),
+    adapter=Adapter.LoRA(rank=2, alpha=4.0, targets=("attention",)),
+    objective=Objective.DPO(beta=0.2),
+    data=Data.Preferences("pairs.jsonl", max_prompt_length=32, max_response_length=16),
+    optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=2e-3)),
+    batch_size=2,
+    steps=12,
+    evaluation=Evaluation(
+        every_steps=6,
+        data=Data.Preferences("pairs_held_out.jsonl", max_prompt_length=32, max_response_length=16),
+        prompts=("Say 1: ",),
+        max_new_tokens=4,
+    ),
+    checkpoint=Checkpoint(every_steps=4, keep=2),
+)
+
+if __name__ == "__main__":
+    experiment.main()
+"""
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+def write_project(place: Path) -> Path:
+    """A project with `experiments/tiny.py` and its pairs."""
+
+    def pair(number: int) -> dict[str, object]:
+        return {
+            "prompt": f"Say {number}: ",
+            "chosen": "good " + "x" * (number % 4),
+            "rejected": "bad " + "y" * (number % 3),
+        }
+
+    (place / "experiments").mkdir(parents=True)
+    (place / "experiments" / "tiny.py").write_text(TINY, encoding="utf-8")
+    for name, numbers in (("pairs", range(40)), ("pairs_held_out", range(40, 50))):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in numbers), encoding="utf-8")
+    return place
+
+
+@attrs.define
+class RunningApp:
+    """`python -m nnxdsl app` over `project/runs`, in a process of its own that can be ended and started again."""
+
+    project: Path
+    environment: dict[str, str]
+    words: tuple[str, ...] = ()
+    port: int = 0
+    child: subprocess.Popen[str] | None = None
+
+    @property
+    def home(self) -> Path:
+        return self.project / "runs"
+
+    def url(self, path: str = "/") -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def start(self) -> float:
+        """Starts it, on the same port as before; returns the seconds until it answered."""
+        began = time.monotonic()
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "nnxdsl", "app", "--port", str(self.port), *self.words],
+            cwd=self.project,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        assert "nnxdsl app on http://127.0.0.1:" in line, line + self.child.stdout.read()
+        self.port = int(line.split("127.0.0.1:")[1].split("/")[0])
+        with urllib.request.urlopen(self.url(), timeout=30) as answer:
+            assert answer.status == 200
+        return time.monotonic() - began
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Ends it and returns its exit code; runs that it launched go on."""
+        assert self.child is not None
+        assert self.child.stdout is not None
+        self.child.send_signal(number)
+        code = self.child.wait(30)
+        self.child.stdout.close()
+        self.child = None
+        return code
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which runs share what XLA compiled."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return write_project(tmp_path / "project")
+
+
+def serving(project: Path, environment: dict[str, str], *words: str) -> Iterator[RunningApp]:
+    app = RunningApp(project, environment, words)
+    app.start()
+    try:
+        yield app
+    finally:
+        if app.child is not None:
+            app.end()
+        for status in app.home.glob("*/status.json"):  # runs outlive their app: that is the point of it
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def app(project: Path, environment: dict[str, str]) -> Iterator[RunningApp]:
+    """An app over an empty directory of runs."""
+    yield from serving(project, environment)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Chromium, once for all tests."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'nnxdsl[browser]'")
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@attrs.define
+class Watched:
+    """What browser pages did that they must not."""
+
+    errors: list[str] = attrs.Factory(list)
+    outside: list[str] = attrs.Factory(list)
+    allowed: tuple[str, ...] = ()
+
+    def watch(self, page: Any) -> None:
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", self._requested)
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            self.outside.append(request.url)
+
+    def require_clean(self) -> None:
+        assert self.outside == []
+        assert [error for error in self.errors if not any(part in error for part in self.allowed)] == []
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """At the end of a test, that no page logged an error (but those in `allowed`) or asked for anything elsewhere."""
+    watched = Watched()
+    yield watched
+    watched.require_clean()
+
+
+@pytest.fixture
+def open_page(chromium: Any, watched: Watched) -> Iterator[Callable[..., Any]]:
+    """`open_page(url, width=1280, dark=False)`: a watched page in a context of its own."""
+    contexts = []
+
+    def opened(url: str, *, width: int = 1280, dark: bool = False) -> Any:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+        )
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        page = context.new_page()
+        watched.watch(page)
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
