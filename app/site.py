@@ -77,7 +77,7 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
         show_error=False,
         max_file_size=settings.limits.upload_bytes,
         theme=gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-        css=(STATIC / "app.css").read_text(encoding="utf-8"),
+        css=_static("css"),
         head=_head(PAGES),
         app_kwargs={"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None},
     )
@@ -89,8 +89,14 @@ _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "contain
 
 def _head(pages: tuple[Page, ...]) -> str:
     known = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
-    script = (STATIC / "app.js").read_text(encoding="utf-8").replace("/*PAGES*/{}", known)
+    script = _static("js").replace("/*PAGES*/{}", known)
     return f'<script>{script}</script><link rel="icon" href="data:,">'
+
+
+def _static(kind: str) -> str:
+    """All files of one kind, that of the whole app first."""
+    files = sorted(STATIC.glob(f"*.{kind}"), key=lambda path: (path.stem != "app", path.name))
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def _navigation(site: Site, pages: tuple[Page, ...]) -> Html:

@@ -249,20 +249,7 @@ class RunDirectory:
         "lost": it says that it runs, but its process is gone (or is on another machine and has been silent).
         "silent": its process lives, but has not been heard of for `SILENT_SECONDS`.
         """
-        status = self.status()
-        state = status.get("state", "queued")
-        if state in ("queued", *ENDED):
-            return cast(Liveness, state)
-        pid, host = status.get("pid"), status.get("host")
-        if pid is None or host is None:
-            return "lost"
-        writer = process.Process(pid, status.get("pid_started"), host)
-        fresh = process.seconds_since(status.get("heartbeat") or {}) <= SILENT_SECONDS
-        if not writer.is_here():
-            return "running" if fresh else "lost"
-        if not writer.is_alive():
-            return "lost"
-        return "running" if fresh else "silent"
+        return liveness_of(self.status())
 
     # what it has written
 
@@ -361,6 +348,28 @@ def checked_path(path: Path) -> Path:
     if (home / path.name).resolve().parent != home:
         raise RunError(f"{path} is a link that leads out of {path.parent}; name the run directory itself")
     return path
+
+
+def writer_of(status: Status) -> process.Process | None:
+    """The process that writes the run, or wrote it last; None where the status names none."""
+    pid, host = status.get("pid"), status.get("host")
+    return None if pid is None or host is None else process.Process(pid, status.get("pid_started"), host)
+
+
+def liveness_of(status: Status) -> Liveness:
+    """What is true of a run whose writer last said `status`; see `RunDirectory.liveness`."""
+    state = status.get("state", "queued")
+    if state in ("queued", *ENDED):
+        return cast(Liveness, state)
+    writer = writer_of(status)
+    if writer is None:
+        return "lost"
+    fresh = process.seconds_since(status.get("heartbeat") or {}) <= SILENT_SECONDS
+    if not writer.is_here():
+        return "running" if fresh else "lost"
+    if not writer.is_alive():
+        return "lost"
+    return "running" if fresh else "silent"
 
 
 def list_runs(home: Path) -> list[RunSummary]:

@@ -164,7 +164,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@attrs.define
+@attrs.define(slots=False)  # playwright notes something on it
 class Watched:
     """What browser pages did that they must not."""
 

@@ -1,0 +1,71 @@
+"""The queue's keeper: starts the next run that waits when a slot is free; one app of a home does it, by a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import threading
+
+from nnxdsl.run.jsonl import read_json
+from nnxdsl.spec.errors import NnxdslError
+
+from .experiments import from_tree
+from .index import Index
+from .launch import Launcher
+from .settings import Settings
+
+EVERY_SECONDS = 2.0
+
+
+class Dispatcher:
+    """A thread that lives as long as the app. What waits stands in files, so nothing is lost when the app ends."""
+
+    def __init__(self, settings: Settings, launcher: Launcher, index: Index) -> None:
+        """Begins at once."""
+        self._settings, self._launcher, self._index = settings, launcher, index
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="queue", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it; what waits goes on waiting."""
+        self._ended.set()
+        self._thread.join(5)
+
+    def _keep(self) -> None:
+        self._settings.own.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._settings.own / "queue.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            is_ours = False
+            while not self._ended.wait(EVERY_SECONDS):
+                if not is_ours:
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        continue  # another app of this home keeps the queue
+                    is_ours = True
+                try:
+                    self.start_next()
+                except (NnxdslError, OSError) as error:
+                    sys.stderr.write(f"the queue: {error}\n")
+        finally:
+            os.close(descriptor)
+
+    def start_next(self) -> bool:
+        """Starts what has waited longest, if a slot is free; returns whether it did."""
+        waiting = self._launcher.waiting()
+        if not waiting or self._busy() >= self._settings.limits.slots:
+            return False
+        first = waiting[0]
+        try:
+            self._launcher.launch(from_tree(read_json(first.directory / "experiment.json")), "the queue")
+        except NnxdslError as error:
+            self._launcher.audit(f"not started: {error}", first.run, "the queue")
+        shutil.rmtree(first.directory, ignore_errors=True)
+        return True
+
+    def _busy(self) -> int:
+        live = {row.id for row in self._index.rows() if row.is_live}
+        return len(live | {launch.run for launch in self._launcher.launches()[:50] if launch.is_alive})

@@ -1,0 +1,167 @@
+"""The runs of a home, one row each, read again only where files have changed; knows files, no page."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from nnxdsl.run import process
+from nnxdsl.run.jsonl import read_json
+from nnxdsl.run.store import RunDirectory, Status, liveness_of
+from nnxdsl.spec.errors import RunError
+
+from .experiments import facts_of
+from .series import last_row
+from .words import parsed
+
+SHOWN_METRICS = ("loss", "rewards/accuracies", "rewards/margins")
+LIVE = ("starting", "compiling", "running", "stopping", "silent")
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """What a list says of one run.
+
+    Attributes:
+        id: Its directory's name.
+        state: One word: queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost, damaged.
+        status: What its writer said last.
+        facts: Objective, model, mesh, adapter, in words.
+        metrics: The last row of training figures.
+        created: When it was made, ISO 8601.
+        problem: What is damaged.
+        seconds: From its first start to its end, or to now.
+        quiet: Seconds since its last sign of life.
+    """
+
+    id: str
+    state: str
+    status: Status = attrs.Factory(lambda: Status())
+    facts: dict[str, str] = attrs.Factory(dict)
+    metrics: dict[str, Any] = attrs.Factory(dict)
+    created: str | None = None
+    problem: str | None = None
+    seconds: float | None = None
+    quiet: float = float("inf")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process is at work on it."""
+        return self.state in LIVE
+
+    @property
+    def text(self) -> str:
+        """What a search looks through."""
+        return " ".join([self.id, self.state, *self.facts.values()]).lower()
+
+
+@attrs.define
+class _Known:
+    signature: tuple[Any, ...]
+    status: Status | None
+    facts: dict[str, str]
+    metrics: dict[str, Any]
+    created: str | None
+    problem: str | None
+
+
+class Index:
+    """A cache over a home that costs one `stat` a file where nothing has changed."""
+
+    def __init__(self, home: Path) -> None:
+        """Reads nothing yet."""
+        self.home = home
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+
+    def rows(self) -> list[Row]:
+        """All runs, newest first."""
+        with self._lock:
+            try:
+                names = [
+                    entry.name
+                    for entry in os.scandir(self.home)
+                    if not entry.name.startswith(".") and entry.is_dir() and os.path.exists(f"{entry.path}/run.json")
+                ]
+            except FileNotFoundError:
+                names = []
+            for name in set(self._known) - set(names):
+                del self._known[name]
+            rows = [self._row(name) for name in names]
+        return sorted(rows, key=lambda row: (row.created or "", row.id), reverse=True)
+
+    def row(self, run: str) -> Row | None:
+        """One run; None if there is none of this id."""
+        if "/" in run or run.startswith(".") or not (self.home / run / "run.json").is_file():
+            return None
+        with self._lock:
+            return self._row(run)
+
+    def _row(self, name: str) -> Row:
+        path = self.home / name
+        signature = tuple(_stamp(path / file) for file in ("run.json", "status.json", "metrics.jsonl"))
+        known = self._known.get(name)
+        if known is None or known.signature != signature:
+            known = self._known[name] = _read(path, signature, known)
+        status = known.status
+        if status is None:
+            return Row(id=name, state="damaged", facts=known.facts, created=known.created, problem=known.problem)
+        quiet = process.seconds_since(status.get("heartbeat") or {})
+        state = state_of(status)
+        began = parsed(known.created)
+        beat = (status.get("heartbeat") or {}).get("wall")
+        lasted = beat - began.timestamp() if began is not None and isinstance(beat, int | float) else None
+        return Row(
+            id=name,
+            state=state,
+            status=status,
+            facts=known.facts,
+            metrics=known.metrics,
+            created=known.created,
+            seconds=lasted,
+            quiet=quiet,
+        )
+
+
+def state_of(status: Status) -> str:
+    """One word for how a run stands: its writer's own, where that is to be believed."""
+    alive = liveness_of(status)
+    said = status.get("state", "queued")
+    return said if alive == "running" else alive
+
+
+def _read(path: Path, signature: tuple[Any, ...], before: _Known | None) -> _Known:
+    try:
+        run = RunDirectory(path)
+        created = run.created
+        status = run.status()
+    except RunError as error:
+        return _Known(signature, None, {}, {}, None, str(error))
+    facts = before.facts if before is not None and before.signature[0] == signature[0] else {}
+    if not facts:
+        try:
+            facts = facts_of(read_json(path / "experiment.json"))
+        except RunError:
+            facts = {}
+    return _Known(signature, status, facts, last_row(path / "metrics.jsonl"), created, None)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def last_attempt(run: RunDirectory) -> dict[str, Any]:
+    """What the newest start of a run recorded; empty before the first, or where the file is damaged."""
+    try:
+        attempts = run.attempts()
+    except RunError:
+        return {}
+    return cast("dict[str, Any]", attempts[-1]) if attempts else {}

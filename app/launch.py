@@ -1,0 +1,363 @@
+"""Starting, stopping, ending and putting away runs: the command that a person types, as a process that outlives the app.
+
+What the app asked for stands in files under `<home>/.app`: `launches/` (one directory for each start, with what it printed
+before and beside the run's own log), `queue/` (runs that wait), `audit.jsonl` (who asked for what). The run directory
+belongs to the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from nnxdsl.run import process
+from nnxdsl.run.jsonl import JsonLines, read_json, replace, write_json
+from nnxdsl.run.lock import RunLock
+from nnxdsl.run.store import RunDirectory, checked_path, liveness_of, writer_of
+from nnxdsl.spec.errors import RunError
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.source import to_python
+from nnxdsl.spec.tree import to_dict
+
+from .jobs import environment
+from .settings import Settings
+
+KEPT_LAUNCHES = 500
+TAIL = 16_000
+
+
+@attrs.frozen
+class Launch:
+    """One start that the app made.
+
+    Attributes:
+        directory: Its files.
+        run: Id of the run.
+        process: Who it is.
+        record: All that was written down.
+    """
+
+    directory: Path
+    run: str
+    process: process.Process
+    record: dict[str, Any]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process still runs."""
+        return self.process.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, negative for a signal; None while it runs, or where the app was away when it ended."""
+        try:
+            code = read_json(self.directory / "ended.json").get("exit_code")
+        except (RunError, AttributeError):
+            return None
+        return code if isinstance(code, int) else None
+
+    def output(self) -> str:
+        """The end of what it printed."""
+        return tail(self.directory / "output.txt", TAIL)
+
+
+@attrs.frozen
+class Waiting:
+    """A run that waits for a slot."""
+
+    directory: Path
+    run: str
+    since: str
+
+
+class Launcher:
+    """What a page may do to runs. Knows which processes are ours from their records alone."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Starts nothing."""
+        self._settings = settings
+        self._home, self._own = settings.home, settings.own
+        self._lock = threading.RLock()
+
+    # starting
+
+    def launch(self, experiment: Experiment, who: str = "") -> Launch:
+        """Starts an experiment, or goes on with its run, as `nnxdsl run FILE` would.
+
+        Raises:
+            RunError: its run is at work, or has finished.
+        """
+        run = experiment.id
+        self._require_free(run)
+        directory = self._new_directory("launches", run)
+        self._write(directory, experiment)
+        words = ("run", str(directory / "experiment.json"), "--home", str(self._home))
+        return self._start(directory, run, words, self._settings.project, who)
+
+    def resume(self, run: str, who: str = "") -> Launch:
+        """Goes on with a run as `nnxdsl resume RUN` would.
+
+        Raises:
+            RunError: it is at work, has finished, or is not there.
+        """
+        self._require_free(run)
+        found = RunDirectory(self._home / run)
+        directory = self._new_directory("launches", run)
+        words = ("resume", str(found.path), "--home", str(self._home))
+        return self._start(directory, run, words, self._settings.project, who)
+
+    def _start(self, directory: Path, run: str, words: tuple[str, ...], cwd: Path, who: str) -> Launch:
+        argv = [sys.executable, "-m", "nnxdsl", *words]
+        with (directory / "output.txt").open("ab") as output:
+            child = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                close_fds=True,
+            )
+        record = {
+            **process.environment(argv, cwd),
+            "run": run,
+            "pid": child.pid,
+            "pid_started": process.started(child.pid),
+            "variables": sorted(environment()),
+            "asked_by": who,
+        }
+        write_json(directory / "launch.json", record)
+        threading.Thread(target=_wait, args=(child, directory), name=f"wait {run}", daemon=True).start()
+        self.audit(words[0], run, who)
+        self._forget_oldest()
+        return _opened(directory)
+
+    def _require_free(self, run: str) -> None:
+        path = checked_path(self._home / run)
+        newest = self.newest(run)
+        if newest is not None and newest.is_alive:
+            raise RunError(f"{run} is being started or at work already (process {newest.process.pid}); open it")
+        if not (path / "run.json").exists():
+            return
+        status = RunDirectory(path).status()
+        if status.get("state") == "finished":
+            raise RunError(
+                f"{run} has finished; open it, or change a field (the seed, for instance) to make another run"
+            )
+        if liveness_of(status) in ("running", "silent"):
+            raise RunError(f"{run} is at work already (process {status.get('pid')}); open it")
+
+    def command(self, experiment_file: str) -> str:
+        """What a person would type for the same."""
+        return f"nnxdsl run {experiment_file} --home {self._home}"
+
+    # what was started
+
+    def launches(self) -> list[Launch]:
+        """All starts that the app remembers, newest first."""
+        place = self._own / "launches"
+        names = sorted((entry.name for entry in os.scandir(place)), reverse=True) if place.is_dir() else []
+        found: list[Launch] = []
+        for name in names:
+            with contextlib.suppress(RunError):
+                found.append(_opened(place / name))
+        return found
+
+    def newest(self, run: str) -> Launch | None:
+        """The newest start of a run that the app made."""
+        place = self._own / "launches"
+        names = [entry.name for entry in os.scandir(place)] if place.is_dir() else []
+        for name in sorted((name for name in names if name.partition("-")[2] == run), reverse=True):
+            with contextlib.suppress(RunError):
+                return _opened(place / name)
+        return None
+
+    # ending
+
+    def stop(self, run: str, who: str = "") -> str:
+        """Asks a run to save and end at the next step; returns a sentence.
+
+        Raises:
+            RunError: nothing of it is at work.
+        """
+        path = checked_path(self._home / run)
+        if (path / "run.json").exists():
+            directory = RunDirectory(path)
+            if liveness_of(directory.status()) in ("running", "silent"):
+                directory.request_stop()
+                self.audit("stop", run, who)
+                return "Asked to stop: it saves at the next step and ends."
+        newest = self.newest(run)
+        if (
+            newest is not None and newest.is_alive
+        ):  # still reading data, or at an earlier stage, which stops and saves too
+            os.kill(newest.process.pid, signal.SIGTERM)
+            self.audit("stop", run, who)
+            return "Asked to stop."
+        raise RunError(f"{run}: nothing of it is at work on this machine")
+
+    def kill(self, run: str, who: str = "") -> str:
+        """Ends a run at once; what it saved last is whole. Only processes that runs and launches have recorded.
+
+        Raises:
+            RunError: nothing of it is at work on this machine.
+        """
+        path = checked_path(self._home / run)
+        writers: list[process.Process | None] = []
+        if (path / "run.json").exists():
+            status = RunDirectory(path).status()
+            if liveness_of(status) in ("running", "silent"):
+                writers.append(writer_of(status))
+        newest = self.newest(run)
+        writers.append(newest.process if newest is not None else None)
+        alive = [writer for writer in writers if writer is not None and writer.is_alive()]
+        if not alive:
+            raise RunError(f"{run}: nothing of it is at work on this machine")
+        for pid in {writer.pid for writer in alive}:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(pid) == pid:
+                    os.killpg(pid, signal.SIGKILL)
+                else:  # its group holds others, such as the shell that it was typed in
+                    os.kill(pid, signal.SIGKILL)
+        self.audit("kill", run, who)
+        return "Ended. What it saved last is whole; resume goes on there."
+
+    def put_away(self, run: str, who: str = "") -> str:
+        """Moves a run that is not at work to `<home>/.trash`.
+
+        Raises:
+            RunError: it is at work, or is not there.
+        """
+        path = checked_path(self._home / run)
+        if not (path / "run.json").exists():
+            raise RunError(f"{run}: there is no such run")
+        newest = self.newest(run)
+        if newest is not None and newest.is_alive:
+            raise RunError(f"{run} is at work; stop it first")
+        trash = self._home / ".trash" / f"{run}-{time.time_ns()}"
+        with RunLock(path):
+            trash.parent.mkdir(exist_ok=True)
+            shutil.move(path, trash)
+        self.audit("delete", run, who)
+        return f"Moved to {trash}."
+
+    # waiting
+
+    def enqueue(self, experiment: Experiment, who: str = "") -> None:
+        """Has an experiment wait for a slot.
+
+        Raises:
+            RunError: it waits or runs already, or too many wait.
+        """
+        waiting = self.waiting()
+        if any(one.run == experiment.id for one in waiting):
+            raise RunError(f"{experiment.id} waits already")
+        if len(waiting) >= self._settings.limits.queued:
+            raise RunError(f"{len(waiting)} runs wait already; the app takes no more")
+        self._require_free(experiment.id)
+        self._write(self._new_directory("queue", experiment.id), experiment)
+        self.audit("queue", experiment.id, who)
+
+    def waiting(self) -> list[Waiting]:
+        """Runs that wait, the next one first."""
+        place = self._own / "queue"
+        names = sorted(entry.name for entry in os.scandir(place)) if place.is_dir() else []
+        found: list[Waiting] = []
+        for name in names:
+            stamp, _, run = name.partition("-")
+            if stamp.isdigit() and (place / name / "experiment.json").is_file():
+                found.append(Waiting(place / name, run, _iso(int(stamp))))
+        return found
+
+    def unqueue(self, run: str, who: str = "") -> str:
+        """Has a run wait no longer.
+
+        Raises:
+            RunError: it does not wait.
+        """
+        found = [one for one in self.waiting() if one.run == run]
+        if not found:
+            raise RunError(f"{run} does not wait")
+        for one in found:
+            shutil.rmtree(one.directory, ignore_errors=True)
+        self.audit("unqueue", run, who)
+        return f"{run} waits no longer."
+
+    # the record
+
+    def audit(self, what: str, run: str, who: str) -> None:
+        """Writes down who asked for what."""
+        self._own.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            lines = JsonLines(self._own / "audit.jsonl")
+            lines.append({"time": process.utc(), "action": what, "run": run, "by": who, "app": os.getpid()})
+            lines.close()
+
+    def audited(self, run: str) -> list[dict[str, Any]]:
+        """What was asked of a run through the app."""
+        try:
+            return [row for row in JsonLines(self._own / "audit.jsonl").read() if row.get("run") == run]
+        except RunError:
+            return []
+
+    def _new_directory(self, kind: str, run: str) -> Path:
+        directory = self._own / kind / f"{time.time_ns()}-{run}"
+        try:
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise RunError(f"{directory}: cannot be made: {error.strerror}") from error
+        return directory
+
+    def _write(self, directory: Path, experiment: Experiment) -> None:
+        replace(directory / "experiment.py", to_python(experiment).encode())
+        write_json(directory / "experiment.json", to_dict(experiment))
+
+    def _forget_oldest(self) -> None:
+        for old in self.launches()[KEPT_LAUNCHES:]:
+            if not old.is_alive:
+                shutil.rmtree(old.directory, ignore_errors=True)
+
+
+def tail(path: Path, limit: int) -> str:
+    """The end of a text file, whole lines, secrets blotted out; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - limit))
+            data = file.read(limit)
+    except OSError:
+        return ""
+    if size > limit:
+        data = data.partition(b"\n")[2]
+    return process.redact(data.decode("utf-8", errors="replace"))
+
+
+def _opened(directory: Path) -> Launch:
+    record = read_json(directory / "launch.json")
+    try:
+        who = process.Process(int(record["pid"]), record["pid_started"], str(record["host"]))
+        return Launch(directory, str(record["run"]), who, record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{directory / 'launch.json'}: damaged") from error
+
+
+def _wait(child: subprocess.Popen[bytes], directory: Path) -> None:
+    """Notes how a child ended, if the app still lives by then; the run itself does not need it."""
+    code = child.wait()
+    with contextlib.suppress(RunError):
+        write_json(directory / "ended.json", {"exit_code": code, "time": process.utc()})
+
+
+def _iso(nanoseconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(nanoseconds / 1e9))

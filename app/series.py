@@ -1,0 +1,187 @@
+"""Metrics as columns, read from where the last reading ended, and thinned to what a chart can show; knows no page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+try:
+    import orjson
+
+    _loads: Callable[[bytes], Any] = orjson.loads
+except ModuleNotFoundError:
+    _loads = json.loads
+
+POINTS = 500
+REMEMBERED = 24
+NOT_DRAWN = ("step", "attempt", "kind")
+
+
+@attrs.define
+class Columns:
+    """One series by name: at which steps, and what.
+
+    Attributes:
+        steps: Step of every value.
+        values: The values, NaN where it was no number.
+    """
+
+    steps: list[float] = attrs.Factory(list)
+    values: list[float] = attrs.Factory(list)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values, `[N]` each."""
+        return np.asarray(self.steps), np.asarray(self.values)
+
+
+@attrs.define
+class _File:
+    identity: tuple[int, int] = (0, 0)
+    offset: int = 0
+    columns: dict[str, Columns] = attrs.Factory(dict)
+    starts: dict[int, int] = attrs.Factory(dict)
+    last: dict[str, Any] = attrs.Factory(dict)
+    lock: threading.Lock = attrs.Factory(threading.Lock)
+
+
+class Series:
+    """The metrics of the runs that were looked at last."""
+
+    def __init__(self) -> None:
+        """Reads nothing yet."""
+        self._files: OrderedDict[Path, _File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, path: Path) -> _File:
+        """All columns of a `metrics.jsonl`: those of evaluations have names that begin with `eval/`.
+
+        A file that was written anew (a resume drops the rows beyond its step) is read anew.
+        """
+        with self._lock:
+            file = self._files.setdefault(path, _File())
+            self._files.move_to_end(path)
+            while len(self._files) > REMEMBERED:
+                self._files.popitem(last=False)
+        with file.lock:
+            _read(path, file)
+        return file
+
+
+def _read(path: Path, file: _File) -> None:
+    try:
+        with path.open("rb") as opened:
+            stat = os.fstat(opened.fileno())
+            if (stat.st_dev, stat.st_ino) != file.identity or stat.st_size < file.offset:
+                file.identity, file.offset = (stat.st_dev, stat.st_ino), 0
+                file.columns, file.starts, file.last = {}, {}, {}
+            if stat.st_size == file.offset:
+                return
+            opened.seek(file.offset)
+            data = opened.read()
+    except FileNotFoundError:
+        return
+    end = data.rfind(b"\n") + 1  # what follows is being written
+    for line in data[:end].splitlines():
+        try:
+            row = _loads(line)
+        except ValueError:
+            row = _lenient(line)
+        if isinstance(row, dict):
+            _take(row, file)
+    file.offset += end
+
+
+def _lenient(line: bytes) -> Any:
+    """Rows with NaN or Infinity, which Python writes and orjson refuses."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _take(row: dict[str, Any], file: _File) -> None:
+    step = row.get("step")
+    if not isinstance(step, int):
+        return
+    attempt = row.get("attempt")
+    if isinstance(attempt, int) and attempt not in file.starts:
+        file.starts[attempt] = step
+    if row.get("kind") != "evaluation":
+        file.last = row
+    columns = file.columns
+    for name, value in row.items():
+        if name in NOT_DRAWN:
+            continue
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = Columns()
+        column.steps.append(step)
+        column.values.append(value if type(value) is float else _number(value))
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """At most `points` of a series: of each stretch its smallest and its largest value, so that no spike is lost.
+
+    Args:
+        steps: `[N]`, ascending.
+        values: `[N]`; NaN are left out.
+        points: How many are wanted.
+    """
+    known = np.isfinite(values)
+    steps, values = steps[known], values[known]
+    if len(values) <= points:
+        return steps, values
+    stretches = points // 2
+    size = -(-len(values) // stretches)
+    padded = np.full(size * stretches, np.nan)
+    padded[: len(values)] = values
+    blocks = padded.reshape(stretches, size)
+    blocks = blocks[~np.isnan(blocks).all(axis=1)]
+    low, high = np.nanargmin(blocks, axis=1), np.nanargmax(blocks, axis=1)
+    first = np.arange(len(blocks)) * size
+    chosen = np.unique(np.stack([first + low, first + high]))
+    return steps[chosen], values[chosen]
+
+
+def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
+    """An exponential average, corrected at its beginning; `weight` 0 leaves the values as they are."""
+    if weight <= 0 or len(values) == 0:
+        return values
+    out, held, norm = np.empty_like(values), 0.0, 0.0
+    for index, value in enumerate(values):
+        if math.isfinite(value):
+            held, norm = weight * held + (1 - weight) * value, weight * norm + (1 - weight)
+        out[index] = held / norm if norm else math.nan
+    return out
+
+
+def last_row(path: Path) -> dict[str, Any]:
+    """The last row of training figures of a `metrics.jsonl`, from its end alone; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - 16_384))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return {}
+    for line in reversed(lines[1:] if size > 16_384 else lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and row.get("kind") != "evaluation":
+            return row
+    return {}
