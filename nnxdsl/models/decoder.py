@@ -16,6 +16,7 @@ from nnxdsl.models.attention import Places, capped, right_padded
 from nnxdsl.models.blocks import Block, Context, context, norm_of
 from nnxdsl.models.cache import KV, Cache, New, Slots
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
+from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
 from nnxdsl.models.layers import Embedding, Head
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, rematerialised
@@ -167,17 +168,20 @@ class Decoder(nnx.Module):
         if method.kernel != "dense" and (row is None or row.size != length):
             raise ValueError(f"{method.kernel} attention needs to know how {length} slots are laid out, got {row}")
         shared = context(self.config, places, cache, method)
+        stamp(places)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
         lead, layers, tail = (None, None, None) if cache is None else (cache.lead, cache.layers, cache.tail)
         routing = last = None
         if self.lead is not None:
-            x, lead, _ = _period_runner(self.lead, remat, keeps)(nnx.state(self.lead), x, shared, lead)
+            with at_layer(LEAD):
+                x, lead, _ = _period_runner(self.lead, remat, keeps)(nnx.state(self.lead), x, shared, lead)
         if self.layers is not None and stages is not None and cache is None and not keeps:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
             x, layers, routing = _run_stack(self.layers, x, shared, layers, remat, keeps)
         if self.tail is not None:
-            x, tail, last = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
+            with at_layer(TAIL):
+                x, tail, last = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
         return Out(hidden, New(layers, tail, places, lead) if keeps else None, added(routing, last))
 
@@ -216,13 +220,16 @@ def _run_stack(
     """Runs the periods as a scan over their weights, so that compile time does not grow with depth."""
     run = _period_runner(layers, remat, keeps)
 
-    def step(x: jax.Array, each: tuple[nnx.State, Slots | None]) -> tuple[jax.Array, Any]:
-        state, past = each
-        x, *others = run(arrive(state, "layers"), x, context, past)
+    def step(x: jax.Array, each: tuple[nnx.State, Slots | None, jax.Array | None]) -> tuple[jax.Array, Any]:
+        state, past, number = each
+        with at_layer(number):
+            x, *others = run(arrive(state, "layers"), x, context, past)
         return x, others
 
     # The cache is only read here: all layers' new tokens are written to it at once, in place, when all have run.
-    x, (kept, stats) = jax.lax.scan(step, x, (nnx.state(layers), past))
+    state = nnx.state(layers)
+    count = len(jax.tree.leaves(state)[0])
+    x, (kept, stats) = jax.lax.scan(step, x, (state, past, layer_numbers(count)))
     return x, kept, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
 
 

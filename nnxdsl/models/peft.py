@@ -1,8 +1,9 @@
-"""LoRA adapters in the format of PEFT, read into leaves beside our weights and written; knows no training.
+"""LoRA and DoRA adapters in the format of PEFT, read into leaves beside our weights and written; knows no training.
 
 A directory holds `adapter_config.json` and `adapter_model.safetensors`, whose tensors are named after the linear layers
-of transformers: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` `[r, in]`, and `lora_B` `[out, r]`.
-Ours are `<path>.kernel_lora_a` `[..., in, r]` and `<path>.kernel_lora_b` `[..., r, out]`, periods stacked.
+of transformers: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` `[r, in]`, `lora_B` `[out, r]`, and
+`lora_magnitude_vector` `[out]` of DoRA. Ours are `<path>.kernel_lora_a` `[..., in, r]`, `<path>.kernel_lora_b`
+`[..., r, out]` and `<path>.kernel_lora_m` `[..., out]`, periods stacked.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +24,18 @@ from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.hub import tensor_name
 from nnxdsl.models.hub_names import Source, sources
 from nnxdsl.models.tree import Leaf, within
+from nnxdsl.spec.adapter import DoRA, LoRA, LowRank, alpha_at, named, rank_at
 from nnxdsl.spec.errors import Problem, WeightsError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 
-_OURS = {"A": "_lora_a", "B": "_lora_b"}
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_OURS = {"A": "_lora_a", "B": "_lora_b", "magnitude_vector": "_lora_m"}
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_"
+    r"(?:(?P<side>[AB])(?:\.default)?\.weight|(?P<size>magnitude_vector)(?:\.default)?(?:\.weight)?)"
+)
 # What stands before the names of layers: of multimodal models, as transformers 5 and 4 call it, and of text models.
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 
@@ -65,6 +71,8 @@ _WITHOUT_EFFECT = frozenset(
         "revision",
         "runtime_config",
         "target_modules",  # as with layers
+        "use_dora",  # read below, as the next
+        "use_rslora",
     ]
 )
 
@@ -74,18 +82,31 @@ class PeftAdapter:
     """An adapter of PEFT's format in our terms.
 
     Attributes:
-        rank: of all its layers.
-        alpha: the update is multiplied by alpha / rank.
-        targets: the layers it is on, as `Adapter.LoRA` names them.
+        adapter: what it is.
         leaves: its arrays by our path, in the file's dtype.
         base: what its `adapter_config.json` says that it was trained on; a name, a path or None.
     """
 
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]
+    adapter: LowRank
     leaves: Mapping[str, np.ndarray]
     base: str | None
+
+    def unlike(self, asked: LowRank, paths: Iterable[str]) -> Iterator[Problem]:
+        """In what it differs from the adapter that is to go on with it, whose arrays are at `paths`."""
+        mine, start = self.adapter, f"as {CONFIG} of adapter.start has it"
+        if type(asked) is not type(mine):
+            kinds = type(mine).__qualname__, type(asked).__qualname__
+            yield Problem("adapter", f"expected {kinds[0]}, {start}, got {kinds[1]}")
+        if asked.scaling != mine.scaling:
+            yield Problem("adapter.scaling", f"expected {mine.scaling!r}, {start}, got {asked.scaling!r}")
+        here, there = ({path.rpartition("_lora_")[0] for path in each} for each in (paths, self.leaves))
+        if here != there:
+            yield Problem("adapter.targets", f"expected {mine.targets!r}, {start}, got {asked.targets!r}")
+        for field, at in (("rank", rank_at), ("alpha", alpha_at)):
+            for path in map(_in_period, sorted(here & there)):
+                if (got := at(asked, path)) != (wanted := at(mine, path)):
+                    yield Problem(f"adapter.{field}", f"expected {wanted!r} at {path}, {start}, got {got!r}")
+                    break
 
 
 class _Part(NamedTuple):
@@ -104,37 +125,42 @@ def read(directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf])
         base: the leaves of the plain network, which say what shapes an adapter has.
 
     Raises:
-        WeightsError: a file is missing, damaged or pickled; or what it holds is not what `Adapter.LoRA` can be: every
+        WeightsError: a file is missing, damaged or pickled; or what it holds is not what our adapters can be: every
             such setting, and every tensor that is missing, left over or of another shape.
     """
     directory = Path(directory)
     fields = _read_config(directory)
     tensors = _index(directory)
     problems = _problems_of(fields)
+    kind = DoRA if fields.get("use_dora") else LoRA
+    sides = [side for side in _OURS if kind is DoRA or side in "AB"]
     parts = _parts(config)
     found: dict[tuple[str, str], dict[int, safetensors.Tensor]] = {}  # by path and side
     names: dict[str, str] = {}  # modules as the file calls them, by tensor of the Hub
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
+        side = "" if match is None else match["side"] or match["size"]
         hub_name = "" if match is None else _without_prefix(match["module"]) + ".weight"
-        if match is None or hub_name not in parts:
+        if match is None or hub_name not in parts or side not in sides:
             problems.append(Problem(name, f"is no adapter of a linear layer of this network, {_shape(tensor.shape)}"))
             continue
         part = parts[hub_name]
         names[hub_name] = match["module"]
-        found.setdefault((part.path, match["side"]), {})[part.number] = tensor
-    scale = _scale(fields, names.values(), problems)
+        found.setdefault((part.path, side), {})[part.number] = tensor
+    scales = _scales(fields, names, parts, problems)
     targets = targets_of({path for path, _ in found}, base)
     # What these names mean may be more than there is: then it is missing, since a name has no way to leave it out.
     paths = [path for path in base if path.endswith(".kernel") and any(_means(target, path) for target in targets)]
-    problems += _misfits(found, paths, base, config, names, None if scale is None else scale[0])
+    problems += _misfits(found, sides, paths, base, config, names, scales)
     if not found and not problems:
         problems.append(Problem(WEIGHTS, "holds no tensors"))
-    if problems or scale is None:
-        raise WeightsError("\n  ".join([f"{directory}: cannot be read as Adapter.LoRA:", *map(str, problems)]))
-    leaves = {path + _OURS[side]: _stacked(path, by_number, config) for (path, side), by_number in found.items()}
-    rank, alpha = scale
-    return PeftAdapter(rank, alpha, targets, leaves, fields.get("base_model_name_or_path"))
+    if problems or scales is None:
+        raise WeightsError("\n  ".join([f"{directory}: cannot be read as {kind.__qualname__}:", *map(str, problems)]))
+    leaves = {path + _OURS[side]: _stacked(path, side, by_number, config) for (path, side), by_number in found.items()}
+    (rank, alpha), ranks, alphas = _patterns(scales, base)
+    scaling = "sqrt_rank" if fields.get("use_rslora") else "rank"
+    adapter = kind(rank=rank, alpha=alpha, targets=targets, scaling=scaling, ranks=ranks, alphas=alphas)
+    return PeftAdapter(adapter, leaves, fields.get("base_model_name_or_path"))
 
 
 def write(
@@ -142,8 +168,7 @@ def write(
     config: DecoderConfig,
     leaves: Mapping[str, np.ndarray],
     *,
-    rank: int,
-    alpha: float,
+    adapter: LowRank,
     base: str | None,
     is_multimodal: bool = False,
 ) -> None:
@@ -153,8 +178,7 @@ def write(
         directory: is there, and takes the two files.
         config: the network's numbers.
         leaves: the adapter's arrays by path, each stored in its own dtype.
-        rank: of all its layers.
-        alpha: the update is multiplied by alpha / rank.
+        adapter: what it is.
         base: what it belongs to: a directory or a repository's name; None where there is none.
         is_multimodal: whether transformers loads that base with parts for other inputs than text.
 
@@ -165,7 +189,7 @@ def write(
     wanted = sources(config)
     prefix = _PREFIXES[0] if is_multimodal else _PREFIXES[-1]
     origin: dict[str, tuple[str, int]] = {}
-    modules: list[str] = []
+    modules: dict[str, str] = {}  # where each is within its period
     for path in leaves:
         side = next((side for side, ending in _OURS.items() if path.endswith(ending)), None)
         kernel = path if side is None else path.removesuffix(_OURS[side])
@@ -174,34 +198,38 @@ def write(
             raise WeightsError(f"{path}: PEFT has no name for it; export the model with its adapter merged")
         for number, name in enumerate(source.names):
             module = tensor_name(name, prefix).removesuffix(".weight")
-            origin[f"base_model.model.{module}.lora_{side}.weight"] = (path, number)
-            modules.append(module)
-
-    def shape(path: str) -> tuple[int, ...]:
-        return leaves[path].shape[-2:][::-1]
+            ending = ".weight" if side in ("A", "B") else ""
+            origin[f"base_model.model.{module}.lora_{side}{ending}"] = (path, number)
+            modules[module] = _in_period(kernel)
 
     def value(name: str) -> np.ndarray:
         path, number = origin[name]
-        return (leaves[path][number] if leaves[path].ndim == 3 else leaves[path]).T
+        return (leaves[path][number] if wanted[path.rpartition("_lora_")[0]].leading else leaves[path]).T
 
-    tensors = {name: (shape(path), leaves[path].dtype) for name, (path, _) in origin.items()}
+    tensors = {name: (value(name).shape, leaves[path].dtype) for name, (path, _) in origin.items()}
     safetensors.write(directory / WEIGHTS, tensors, value)
     linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(config)}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "r": adapter.rank,
+        "lora_alpha": _number(adapter.alpha),
         "target_modules": _target_modules(set(modules), linears),
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "use_rslora": False,
-        "use_dora": False,
-        "rank_pattern": {},
-        "alpha_pattern": {},
+        "use_rslora": adapter.scaling == "sqrt_rank",
+        "use_dora": isinstance(adapter, DoRA),
+        "rank_pattern": {
+            module: rank for module, path in modules.items() if (rank := rank_at(adapter, path)) != adapter.rank
+        },
+        "alpha_pattern": {
+            module: _number(alpha)
+            for module, path in modules.items()
+            if (alpha := alpha_at(adapter, path)) != adapter.alpha
+        },
         "modules_to_save": None,
         "inference_mode": True,
     }
@@ -272,8 +300,12 @@ def _index(directory: Path) -> dict[str, safetensors.Tensor]:
 
 
 def _problems_of(fields: Mapping[str, Any]) -> list[Problem]:
-    """Settings under which the tensors would mean something else than `Adapter.LoRA` does."""
-    problems: list[Problem] = []
+    """Settings under which the tensors would mean something else than `Adapter.LoRA` or `Adapter.DoRA` does."""
+    problems = [
+        Problem(f"{CONFIG}: {name}", f"expected true or false, got {fields[name]!r}")
+        for name in ("use_rslora", "use_dora")
+        if not isinstance(fields.get(name, False), bool)
+    ]
     for name, value in fields.items():
         if name in _FIXED:
             if value not in _FIXED[name]:
@@ -281,34 +313,66 @@ def _problems_of(fields: Mapping[str, Any]) -> list[Problem]:
                 problems.append(Problem(f"{CONFIG}: {name}", f"expected {known}, got {value!r}"))
         elif name not in _WITHOUT_EFFECT and value not in (None, False, [], {}):
             # Something that is switched off cannot matter; anything else might.
-            problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not what Adapter.LoRA can do"))
+            problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not what Adapter.LoRA and Adapter.DoRA can do"))
     return problems
 
 
-def _scale(fields: Mapping[str, Any], modules: Iterable[str], problems: list[Problem]) -> tuple[int, float] | None:
-    """The rank and alpha that all modules have; None, and a problem, where they differ or are no numbers."""
+Scale = tuple[int, float]
+"""Rank and alpha."""
+
+
+def _scales(
+    fields: Mapping[str, Any], names: Mapping[str, str], parts: Mapping[str, _Part], problems: list[Problem]
+) -> dict[str, Scale] | None:
+    """Rank and alpha of each layer by its path within a period; None, and a problem, where they are no numbers."""
     rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        problems.append(Problem(f"{CONFIG}: r", f"expected an integer above 0, got {rank!r}"))
-        return None
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        problems.append(Problem(f"{CONFIG}: lora_alpha", f"expected a number above 0, got {alpha!r}"))
-        return None
     patterns = [fields.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
     if not all(isinstance(pattern, dict) for pattern in patterns):
         problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", "expected objects"))
         return None
-    each = {module: (_of(patterns[0], module, rank), _of(patterns[1], module, alpha)) for module in modules}
-    kinds = sorted(set(each.values()), key=str)
-    if len(kinds) > 1:
-        examples = (
-            next(f"{module} has r={r}, alpha={a}" for module in each if each[module] == (r, a)) for r, a in kinds
-        )
-        message = f"layers of several ranks or alphas, where Adapter.LoRA has one of each: {', '.join(examples)}"
-        problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", message))
-        return None
-    rank, alpha = kinds[0] if kinds else (rank, alpha)
-    return rank, float(alpha)
+    ranks, alphas = ((rank, *patterns[0].values()), (alpha, *patterns[1].values()))
+    for name, value in (("r", rank) for rank in ranks):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            problems.append(Problem(f"{CONFIG}: {name}", f"expected an integer above 0, got {value!r}"))
+            return None
+    for name, value in (("lora_alpha", alpha) for alpha in alphas):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            problems.append(Problem(f"{CONFIG}: {name}", f"expected a number above 0, got {value!r}"))
+            return None
+    scales: dict[str, Scale] = {}
+    first: dict[str, str] = {}
+    for hub_name, module in names.items():
+        path = _in_period(parts[hub_name].path)
+        own = _of(patterns[0], module, rank), float(_of(patterns[1], module, alpha))
+        if scales.setdefault(path, own) != own:
+            message = (
+                f"{first[path]} has r={scales[path][0]}, alpha={scales[path][1]:g}, {module} has r={own[0]}, "
+                f"alpha={own[1]:g}; layers that repeat are one stack here, of one rank and alpha"
+            )
+            problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", message))
+            return None
+        first.setdefault(path, module)
+    return scales or {"": (rank, float(alpha))}
+
+
+Patterns = tuple[tuple[str, Any], ...]
+
+
+def _patterns(scales: Mapping[str, Scale], base: Mapping[str, Leaf]) -> tuple[Scale, Patterns, Patterns]:
+    """The rank and alpha that most layers have, and the patterns that name the others as `Adapter.LoRA` takes them."""
+    every = [path for path in base if path.endswith(".kernel") and ".blocks." in path]
+    usual: list[Any] = []
+    others: list[Patterns] = []
+    for number in range(2):
+        ((most, _),) = Counter(scale[number] for scale in scales.values()).most_common(1)
+        values = dict.fromkeys(scale[number] for scale in scales.values() if scale[number] != most)
+        found: list[tuple[str, Any]] = []
+        for value in values:
+            meant = [path for path in every if scales.get(_in_period(path), (None, None))[number] == value]
+            found += [(target, value) for target in targets_of(meant, base)]
+        usual.append(most)
+        others.append(tuple(found))
+    return (usual[0], usual[1]), others[0], others[1]
 
 
 def _of(pattern: Mapping[str, Any], module: str, otherwise: Any) -> Any:
@@ -324,29 +388,31 @@ def _of(pattern: Mapping[str, Any], module: str, otherwise: Any) -> Any:
 
 def _misfits(
     found: Mapping[tuple[str, str], Mapping[int, safetensors.Tensor]],
+    sides: Iterable[str],
     paths: Iterable[str],
     base: Mapping[str, Leaf],
     config: DecoderConfig,
     names: Mapping[str, str],
-    rank: int | None,
+    scales: Mapping[str, Scale] | None,
 ) -> list[Problem]:
     """Every tensor of some leaves that is missing, of another shape, or of a dtype that is not understood."""
     problems: list[Problem] = []
     wanted = sources(config)
     for path in paths:
         inputs, outputs = base[path].shape[-2:]
-        for side, ending in _OURS.items():
-            tensors = found.get((path, side), {})
-            shape = (rank or 0, inputs) if side == "A" else (outputs, rank or 0)
+        rank = 0 if scales is None else scales.get(_in_period(path), (0, 0))[0]
+        shapes = {"A": (rank, inputs), "B": (outputs, rank), "magnitude_vector": (outputs,)}
+        for side in sides:
+            tensors, shape, where = found.get((path, side), {}), shapes[side], path + _OURS[side]
+            ending = ".weight" if side in ("A", "B") else ""
             for number, name in enumerate(wanted[path].names):
                 module = names.get(name) or f"{_like(names)}{name}".removesuffix(".weight")
-                full, tensor = f"base_model.model.{module}.lora_{side}.weight", tensors.get(number)
-                where = path + ending
+                full, tensor = f"base_model.model.{module}.lora_{side}{ending}", tensors.get(number)
                 if tensor is None:
                     problems.append(
                         Problem(where, f"expected a tensor {full}, there is none; an adapter is on all layers")
                     )
-                elif rank is not None and tensor.shape != shape:
+                elif rank and tensor.shape != shape:
                     problems.append(Problem(where, f"{full}: expected {_shape(shape)}, got {tensor.shape}"))
                 elif not tensor.readable:
                     problems.append(Problem(where, f"{full}: dtype {tensor.dtype} is not understood"))
@@ -359,8 +425,16 @@ def _like(names: Mapping[str, str]) -> str:
     return module.removesuffix(name.removesuffix(".weight"))
 
 
-def _stacked(path: str, tensors: Mapping[int, safetensors.Tensor], config: DecoderConfig) -> np.ndarray:
-    return np.array(sources(config)[path].leaf([tensors[number].read() for number in range(len(tensors))]))
+def _stacked(path: str, side: str, tensors: Mapping[int, safetensors.Tensor], config: DecoderConfig) -> np.ndarray:
+    source, parts = sources(config)[path], [tensors[number].read() for number in range(len(tensors))]
+    if side in ("A", "B"):
+        return np.array(source.leaf(parts))
+    return np.stack(parts) if source.leading else np.array(parts[0])
+
+
+def _number(value: float) -> int | float:
+    """As PEFT writes it: whole numbers without a point."""
+    return int(value) if float(value).is_integer() else value
 
 
 def _target_modules(modules: set[str], linears: set[str]) -> list[str]:
@@ -382,7 +456,7 @@ def _in_period(path: str) -> str:
 
 def _means(target: str, path: str) -> bool:
     """Whether a target of `Adapter.LoRA` names the layer of a kernel, or a module around it."""
-    return f".{target}." in f".{_in_period(path)}."
+    return named(target, _in_period(path))
 
 
 def _split(path: str) -> list[str]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import qwix
@@ -14,16 +18,23 @@ from flax import nnx
 
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Period, example_inputs
+from nnxdsl.models.dropout import dropped
 from nnxdsl.models.experts import ExpertLinear, expert_dot
 from nnxdsl.models.layers import Linear
 from nnxdsl.models.tree import Leaf, Template, within
+from nnxdsl.program import low_rank
 from nnxdsl.program.layout import starred
-from nnxdsl.spec.adapter import Adapter, LoRA
+from nnxdsl.program.low_rank import A, B, M, beyond_base, is_adapter, merge, off
+from nnxdsl.spec.adapter import Adapter, DoRA, LoRA, LowRank, named, rank_at, scale_at
 from nnxdsl.spec.errors import NotRegisteredError, Problem, suggest
 from nnxdsl.spec.quantization import NF4, Int8, Quantization
 
-A, B = "_lora_a", "_lora_b"
+__all__ = ["A", "B", "M", "beyond_base", "is_adapter", "merge", "off"]  # of low_rank, for those who know adapters alone
+
 QVALUE, SCALE = ".array.qvalue", ".array.scale"
+
+_own: ContextVar[bool] = ContextVar("own", default=False)
+"""Whether a product is an adapter's own, which is not for qwix."""
 
 
 def qtype(quantization: Quantization) -> Any:
@@ -35,11 +46,6 @@ def qtype(quantization: Quantization) -> Any:
             return jnp.int8
         case _:
             raise NotRegisteredError(f"{type(quantization).__qualname__} has no qwix type; add it to adapters.qtype")
-
-
-def matches(target: str, path: str) -> bool:
-    """Whether a target such as "attention" or "mlp.up" names the module at a dotted path, or a module around it."""
-    return f".{target}." in f".{path}."
 
 
 def adapt(
@@ -55,27 +61,38 @@ def adapt(
     Returns:
         A function from a period to one with the adapters' Variables, and with quantised weights.
     """
-    if adapter is not None and not isinstance(adapter, LoRA):
+    if adapter is not None and not isinstance(adapter, LoRA | DoRA):
         raise NotRegisteredError(
-            f"{type(adapter).__qualname__}: nothing knows how to put it on a model; use Adapter.LoRA"
+            f"{type(adapter).__qualname__}: nothing knows how to put it on a model; use Adapter.LoRA or Adapter.DoRA"
         )
 
     def apply(period: Period) -> Period:
         dtype = next(p.get_value().dtype for _, p in nnx.to_flat_state(nnx.state(period)))
         modules = [(path, ".".join(map(str, path)), module) for path, module in nnx.iter_modules(period)]
         for path, name, module in modules:
-            lora = adapter if _targeted(name, adapter) else None
+            own = adapter if _targeted(name, adapter) else None
             few = quantization if _targeted(name, quantization) else None
-            if isinstance(module, ExpertLinear) and (lora or few):
-                setattr(reduce(_inside, path[:-1], period), str(path[-1]), AdaptedExperts(module, lora, few))
-        paths = [name for _, name, module in modules if isinstance(module, Linear)]
-        rules = [rule for path in paths if (rule := _rule(path, adapter, quantization))]
+            changed: nnx.Module | None = None
+            if isinstance(module, ExpertLinear) and (own or few):
+                changed = AdaptedExperts(module, own, few, name)
+            elif isinstance(module, Linear) and own:
+                changed = AdaptedLinear(module, own, name)
+            if changed is not None:
+                setattr(reduce(_inside, path[:-1], period), str(path[-1]), changed)
+        rules = [
+            qwix.QuantizationRule(
+                module_path=re.escape(name.replace(".", "/")),
+                weight_qtype=qtype(quantization),
+                tile_size=quantization.block_size,
+            )
+            for _, name, module in modules
+            if isinstance(module, Linear) and quantization is not None and _targeted(name, quantization)
+        ]
         if rules:
             # The example has the weights' dtype: a cast between weight and product would hide the weight from qwix.
-            inputs = example_inputs(config, dtype)
-            changed = qwix.apply_lora_to_model(period, qwix.LoraProvider(rules), *inputs, rngs=nnx.Rngs(0))
-            assert isinstance(changed, Period)
-            period = changed
+            quantised = qwix.quantize_model(period, _FewBitsProvider(rules), *example_inputs(config, dtype))
+            assert isinstance(quantised, Period)
+            period = quantised
         for path, variable in nnx.to_flat_state(nnx.state(period)):
             _name_axes(".".join(map(str, path)), variable)
         return period
@@ -87,28 +104,119 @@ def _inside(node: Any, part: Any) -> Any:
     return node[part] if isinstance(part, int) else getattr(node, part)
 
 
-def _rule(path: str, adapter: Adapter | None, quantization: Quantization | None) -> Any:
-    frozen: dict[str, Any] = {}
-    if quantization is not None and _targeted(path, quantization):
-        frozen = {"weight_qtype": qtype(quantization), "tile_size": quantization.block_size}
-    module_path = re.escape(path.replace(".", "/"))
-    if isinstance(adapter, LoRA) and _targeted(path, adapter):
-        return qwix.LoraRule(module_path=module_path, rank=adapter.rank, alpha=adapter.alpha, **frozen)
-    return qwix.QuantizationRule(module_path=module_path, **frozen) if frozen else None
-
-
 def _name_axes(path: str, variable: nnx.Variable) -> None:
-    """Give an adapter's or a scale's Variable its own logical axes: qwix copies those of the weight."""
+    """Give a scale's Variable its own logical axes: qwix copies those of the weight."""
     axes = variable.get_metadata().get("axes")
-    if not path.endswith((A, B, SCALE)) or axes is None:
-        return
-    *experts, inputs, outputs = axes
-    if path.endswith(A):
-        variable.set_metadata(axes=(*experts, inputs, "rank"))
-    elif path.endswith(B):
-        variable.set_metadata(axes=(*experts, "rank", outputs))
-    else:
+    if path.endswith(SCALE) and axes is not None:
+        *experts, _, outputs = axes
         variable.set_metadata(axes=(*experts, "blocks", outputs))
+
+
+class _FewBitsProvider(qwix.PtqProvider):
+    """qwix's products with few-bit weights; it takes every other weight of such a layer for one that is to become such.
+
+    So it must not see the products of adapters.
+    """
+
+    def dot_general(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """A product of two arrays."""
+        return jax.lax.dot_general(*args, **kwargs) if _own.get() else super().dot_general(*args, **kwargs)
+
+    def einsum(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Any other sum of products."""
+        return jnp.einsum(*args, **kwargs) if _own.get() else super().einsum(*args, **kwargs)
+
+
+@contextmanager
+def _own_products() -> Iterator[None]:
+    token = _own.set(True)
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
+@attrs.frozen
+class _Share:
+    """What of an adapter is on one layer.
+
+    Attributes:
+        rank: Inner dimension.
+        scale: Of the product A B.
+        dropout: Probability with which an input of the product is left out, where dropout is in force.
+        salt: Tells the layer from the others of its block.
+        has_magnitude: Whether it is DoRA's.
+    """
+
+    rank: int
+    scale: float
+    dropout: float
+    salt: int
+    has_magnitude: bool
+
+    @classmethod
+    def of(cls, adapter: LowRank, path: str) -> _Share:
+        rank, scale, salt = rank_at(adapter, path), scale_at(adapter, path), zlib.crc32(path.encode())
+        return cls(rank, scale, adapter.dropout, salt, isinstance(adapter, DoRA))
+
+    def variables(self, kernel: nnx.Variable) -> dict[str, nnx.LoRAParam]:
+        """The adapter's Variables beside a kernel `[..., in, out]`, by what their paths end with.
+
+        Their values are drawn anew for each layer of a stack, see `initial.fill`.
+        """
+        *experts, inputs, outputs = kernel.shape
+        *before, into, out = kernel.get_metadata().get("axes") or (None,) * len(kernel.shape)
+        shapes = {A: (*experts, inputs, self.rank), B: (*experts, self.rank, outputs)}
+        axes = {A: (*before, into, "rank"), B: (*before, "rank", out)}
+        found = {
+            end: nnx.LoRAParam(low_rank.initial(end, shape, jax.random.key(0)).astype(kernel.dtype), axes=axes[end])
+            for end, shape in shapes.items()
+        }
+        if self.has_magnitude:
+            found[M] = nnx.LoRAParam(low_rank.magnitude(kernel.get_value()), axes=(*before, out))
+        return found
+
+
+def _ratio(share: _Share, weight: jax.Array, a: jax.Array, b: jax.Array, m: jax.Array) -> jax.Array:
+    """DoRA's `m / |V|`, `[..., out]` float32; `|V|` is a constant in gradients.
+
+    What it is multiplied with is float32 too: bfloat16 has nothing between 1 and 1.0078, and magnitudes move by less.
+    """
+    constant = (jax.lax.stop_gradient(part) for part in (weight, a, b))
+    return m.astype(jnp.float32) / low_rank.norm(*constant, share.scale)
+
+
+def _weight(kernel: Any) -> jax.Array:
+    """The weight that a kernel, few bits of qwix's or not, stands for."""
+    if isinstance(kernel, nnx.Variable):
+        return kernel[...]
+    return _restored(jax.tree.map(lambda part: part[...], kernel.array, is_leaf=_is_variable))
+
+
+class AdaptedLinear(Linear):
+    """A Linear with an adapter beside its kernel, which may be in few bits.
+
+    Args:
+        plain: the module whose place it takes.
+        adapter: what stands beside its kernel.
+        path: of the layer within its period.
+    """
+
+    def __init__(self, plain: Linear, adapter: LowRank, path: str = "") -> None:
+        self.kernel, self.bias, self.share = plain.kernel, plain.bias, _Share.of(adapter, path)
+        for end, variable in self.share.variables(plain.kernel).items():
+            setattr(self, f"kernel{end}", variable)
+
+    def _product(self, x: jax.Array) -> jax.Array:
+        result, share = super()._product(x), self.share
+        a, b = self.kernel_lora_a[...], self.kernel_lora_b[...]
+        with _own_products():
+            low = jnp.dot(dropped(x, share.dropout, share.salt), a.astype(x.dtype))
+            result = result + jnp.dot(low, b.astype(x.dtype)) * share.scale
+            if not share.has_magnitude:
+                return result
+            ratio = _ratio(share, _weight(self.kernel), a, b, self.kernel_lora_m[...])
+            return (result.astype(jnp.float32) * ratio).astype(x.dtype)
 
 
 class FewBits(nnx.Module):
@@ -134,50 +242,46 @@ class AdaptedExperts(ExpertLinear):
         plain: the module whose place it takes.
         adapter: what stands beside each expert's kernel; None for nothing.
         quantization: what the kernel is kept in; None as it is.
+        path: of the layer within its period.
     """
 
-    def __init__(self, plain: ExpertLinear, adapter: LoRA | None, quantization: Quantization | None) -> None:
+    def __init__(
+        self, plain: ExpertLinear, adapter: LowRank | None, quantization: Quantization | None, path: str = ""
+    ) -> None:
         kernel = plain.kernel
-        self.bias = plain.bias
+        self.bias, self.share = plain.bias, None if adapter is None else _Share.of(adapter, path)
         self.kernel = kernel if quantization is None else FewBits(kernel, quantization)
-        self.scale = None if adapter is None else adapter.alpha / adapter.rank
-        if adapter is not None:
-            (*experts, inputs, outputs), axes = kernel.shape, kernel.get_metadata().get("axes")
-            first, key = ((*experts, inputs, adapter.rank), jax.random.key(0))
-            second = (*experts, adapter.rank, outputs)
-            self.kernel_lora_a = nnx.LoRAParam(initial(A, first, key).astype(kernel.dtype), axes=axes)
-            self.kernel_lora_b = nnx.LoRAParam(initial(B, second, key).astype(kernel.dtype), axes=axes)
+        for end, variable in ({} if self.share is None else self.share.variables(kernel)).items():
+            setattr(self, f"kernel{end}", variable)
 
     def product(self, x: jax.Array, expert: jax.Array) -> jax.Array:
-        """`x @ (kernel + scale * A B)` of each slot's expert, in the dtype of `x`."""
+        """`x @ (kernel + scale * A B)` of each slot's expert, in the dtype of `x`; times DoRA's ratio."""
         if isinstance(self.kernel, FewBits):
             few = self.kernel
             # Unpacked again for the backward pass: what is unpacked is as large as the weight was before.
             result = jax.checkpoint(lambda x: expert_dot(x, few.restored(), expert))(x)
         else:
             result = super().product(x, expert)
-        if self.scale is None:
+        share = self.share
+        if share is None:
             return result
-        low = expert_dot(x, self.kernel_lora_a[...], expert, axis=None)  # [B, T, k, rank]
-        return result + self.scale * expert_dot(low, self.kernel_lora_b[...], expert)
+        a, b = self.kernel_lora_a[...], self.kernel_lora_b[...]
+        low = expert_dot(x, a, expert, axis=None)  # [B, T, k, rank]
+        result = result + share.scale * expert_dot(low, b, expert)
+        if not share.has_magnitude:
+            return result
+        weight = self.kernel.restored() if isinstance(self.kernel, FewBits) else self.kernel[...]
+        ratio = _ratio(share, weight, a, b, self.kernel_lora_m[...])  # [E, out]
+        each = jnp.take(ratio, expert, axis=0, mode="clip")  # nobody reads the slot of an expert that is none
+        return (result.astype(jnp.float32) * each).astype(x.dtype)
 
 
 def _is_variable(node: object) -> bool:
     return isinstance(node, nnx.Variable)
 
 
-def is_adapter(path: str) -> bool:
-    """Whether a path is an adapter's."""
-    return path.endswith((A, B))
-
-
-def off(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The same leaves with adapters that add nothing: those of the base."""
-    return {path: jnp.zeros_like(leaf) if path.endswith(B) else leaf for path, leaf in leaves.items()}
-
-
 def problems(adapter: Adapter | None, quantization: Quantization | None, base: Mapping[str, Leaf]) -> list[Problem]:
-    """Targets that match no linear layer of the model, and weights that blocks do not divide."""
+    """Targets and patterns that match no linear layer, dropout of experts, weights that blocks do not divide."""
     linears = {
         _in_period(path).removesuffix(".kernel"): leaf for path, leaf in base.items() if path.endswith(".kernel")
     }
@@ -185,9 +289,11 @@ def problems(adapter: Adapter | None, quantization: Quantization | None, base: M
     found: list[Problem] = []
     for where, spec in (("adapter", adapter), ("quantization", quantization)):
         for index, target in enumerate(getattr(spec, "targets", ())):
-            if not any(matches(target, path) for path in linears):
+            if not any(named(target, path) for path in linears):
                 message = f"'{target}' matches no linear layer{suggest(target, names)}"
                 found.append(Problem(f"{where}.targets.{index}", message))
+    if isinstance(adapter, LoRA | DoRA):
+        found += _pattern_problems(adapter, linears)
     if quantization is not None:
         block = quantization.block_size
         sizes = {starred(path): leaf.shape[-2] for path, leaf in linears.items() if _targeted(path, quantization)}
@@ -197,6 +303,30 @@ def problems(adapter: Adapter | None, quantization: Quantization | None, base: M
             if size % block
         ]
     return found
+
+
+def _pattern_problems(adapter: LowRank, linears: Mapping[str, Leaf]) -> Iterator[Problem]:
+    """Patterns that change no layer, and dropout where it cannot be."""
+    targeted = {path: leaf for path, leaf in linears.items() if _targeted(path, adapter)}
+    parts = {part for path in targeted for part in path.split(".")[2:]}
+    for field in ("ranks", "alphas"):
+        left = set(targeted)
+        for index, (target, _) in enumerate(getattr(adapter, field)):
+            meant = {path for path in targeted if named(target, path)}
+            if not meant:
+                message = f"'{target}' matches no layer that the adapter is on{suggest(target, parts)}"
+                yield Problem(f"adapter.{field}.{index}.0", message)
+            elif not meant & left:
+                message = f"'{target}' has no effect: the first that names a layer counts, and others name all of its"
+                yield Problem(f"adapter.{field}.{index}.0", message)
+            left -= meant
+    experts = next((path for path, leaf in targeted.items() if "experts" in leaf.axes), None)
+    if adapter.dropout and experts is not None:
+        message = (
+            f"{starred(experts)} is of experts, which see the tokens in an order of their own, so nothing is left out "
+            "there; target other layers, or set 0.0"
+        )
+        yield Problem("adapter.dropout", message)
 
 
 def missed(
@@ -216,7 +346,7 @@ def missed(
 
 
 def _targeted(path: str, spec: Adapter | Quantization | None) -> bool:
-    return any(matches(target, path) for target in getattr(spec, "targets", ()))
+    return any(named(target, path) for target in getattr(spec, "targets", ()))
 
 
 def _in_period(path: str) -> str:
@@ -228,6 +358,11 @@ def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, 
     """Values and scales of a weight `[..., in, out]`: a scale for each block of inputs and each output."""
     array = _in_few_bits(weight, quantization)
     return array.qvalue, array.scale
+
+
+def unpacked(values: jax.Array, scales: jax.Array, quantization: Quantization) -> jax.Array:
+    """The weight `[..., in, out]` that values and scales of `quantise` stand for."""
+    return _restored(qwix.QArray(values, scales, qtype=qtype(quantization)))
 
 
 def rounded(weight: jax.Array, quantization: Quantization) -> jax.Array:
@@ -251,24 +386,3 @@ def _in_few_bits(weight: jax.Array, quantization: Quantization) -> Any:
     for _ in range(weight.ndim - 2):
         one = jax.vmap(one)
     return one(weight)
-
-
-def initial(path: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """First value of an adapter's leaf, float32: A is He-uniform over its inputs (He et al. 2015), B is zero."""
-    if path.endswith(B):
-        return jnp.zeros(shape, jnp.float32)
-    bound = (6.0 / shape[-2]) ** 0.5
-    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
-
-
-def merge(adapter: LoRA, weight: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The weight with its adapter in it, `W + (alpha / rank) A B`, in float32.
-
-    Args:
-        adapter: Gives alpha and rank.
-        weight: `[..., in, out]`.
-        a: `[..., in, rank]`.
-        b: `[..., rank, out]`.
-    """
-    product = jnp.einsum("...ir,...ro->...io", a.astype(jnp.float32), b.astype(jnp.float32), precision="highest")
-    return weight.astype(jnp.float32) + (adapter.alpha / adapter.rank) * product

@@ -16,7 +16,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.remat import Remat
 from nnxdsl.models.tree import Leaf, Template, abstract
-from nnxdsl.program import adapters, optimizer
+from nnxdsl.program import adafactor, adapters, optimizer
 from nnxdsl.program.advice import nearest_meshes
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.kernels import Kernels, kernels
@@ -43,7 +43,8 @@ class Blueprint:
         reference: The model that it is compared with, or None where the objective needs none.
         trainable: Leaves that are trained, by path.
         frozen: Leaves of the policy that are not.
-        copied: Leaves of a reference that is a copy of its own (full fine-tuning, asked at every step), else empty.
+        copied: Leaves of which a reference that is asked at every step has a copy of its own: all of them in full
+            fine-tuning, of an adapter those that `adapters.beyond_base` names; else empty.
         update: The optax transformation.
         layout: Where everything lives.
         platform: "cpu", "gpu" or "tpu".
@@ -92,6 +93,12 @@ class Blueprint:
 
     @property
     def head_path(self) -> str:
+    @property
+    def is_off(self) -> bool:
+        """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
+        is_new = not any(adapters.beyond_base(self.experiment.adapter, path) for path in self.trainable)
+        return self.reference is not None and bool(self.frozen) and is_new
+
         """The path of the output head's weights, which are the embedding's where they are tied."""
         return "embed.embedding" if self.config.tied_head else "lm_head.kernel"
 
@@ -156,8 +163,11 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     reference = None
     if experiment.objective.needs_reference:
         reference = template(config, kept, None, quantization) if quantization else base
-    is_copied = experiment.reference_mode == "online" and not frozen
-    copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()} if is_copied else {}
+    copied = {}
+    if experiment.reference_mode == "online" and adapter is not None:
+        copied = {p: leaf for p, leaf in trainable.items() if adapters.beyond_base(adapter, p)}
+    elif experiment.reference_mode == "online":
+        copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()}
     update = _update(experiment, trainable)
     layout = Layout(experiment.mesh, _arrays(frozen, trainable, copied, update), experiment.memory.offload)
     blueprint = Blueprint(

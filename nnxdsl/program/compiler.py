@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.models.tree import Template
-from nnxdsl.program import initial, losses, optimizer
+from nnxdsl.program import adapters, initial, losses, optimizer
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.devices import device_mesh, usable_memory
 from nnxdsl.program.flows import Told, inspected
@@ -33,7 +33,7 @@ class State(NamedTuple):
         trainable: Float32 parameters that are trained, by path.
         optimizer: The optax state.
         frozen: Parameters of the policy that are not trained, by path.
-        reference: The reference's parameters where it is a copy of its own, else empty.
+        reference: The reference's parameters where it has a copy of its own of some, else empty.
     """
 
     step: jax.Array
@@ -149,14 +149,18 @@ class Program:
     def reference(self, state: State) -> tuple[Template, Leaves] | None:
         """The reference model as a template and its leaves; None where the objective has none.
 
-        None as well where all weights are trained and the reference was asked once: it is gone by then.
+        None as well where it is what was trained as it was before any step, and was asked once: it is gone by then.
         """
         template = self.computation.reference
-        if template is None or (not state.reference and not state.frozen):
+        if template is None or not (state.reference or self.computation.is_off):
             return None
-        if state.reference:
-            return template, self._fetched("reference", state.reference)
-        return template, self._fetched("frozen", {path: state.frozen[path] for path in template.variables})
+        frozen = self._fetched("frozen", state.frozen)
+        if self.computation.is_off:
+            return template, {path: frozen[path] for path in template.variables}
+        kept = self._fetched("reference", state.reference)
+        if not frozen:
+            return template, kept
+        return self.computation.policy, {**frozen, **adapters.off(self.computation.cast(state.trainable), kept)}
 
     def _fetched(self, part: str, leaves: Leaves) -> Leaves:
         """The leaves of a part on the devices, whole, wherever they lie."""
@@ -300,6 +304,8 @@ def compile(
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation)
     moving = Moving._make([scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings()])
+        dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
+        is_off=blueprint.is_off,
     step = jax.jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar))
     return attrs.evolve(
         program,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import jax
@@ -13,17 +14,20 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
+from nnxdsl.models import peft
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.hub import HubReader
 from nnxdsl.models.hub_download import locate
 from nnxdsl.models.tree import flatten
-from nnxdsl.program import adapters
+from nnxdsl.program import adapters, low_rank
 from nnxdsl.program.architecture import config_problems
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.step import Leaves
+from nnxdsl.spec.adapter import LowRank
 from nnxdsl.spec.errors import NotRegisteredError, PlanError
-from nnxdsl.spec.weights import HF, Random
+from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.weights import HF, PEFT, Random
 
 ArrayLike = np.ndarray | jax.Array
 
@@ -34,6 +38,22 @@ class Source(Protocol):
     def leaf(self, path: str) -> ArrayLike:
         """The weight of a path of the unadapted, unquantised network, with all its layers stacked."""
         ...
+
+
+class Started:
+    """Base weights with an adapter that was trained before.
+
+    Args:
+        base: Where base weights come from.
+        adapter: The adapter's arrays by path.
+    """
+
+    def __init__(self, base: Source, adapter: Mapping[str, ArrayLike]) -> None:
+        self._base, self._adapter = base, adapter
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of a path, or an array of the adapter."""
+        return self._adapter[path] if path in self._adapter else self._base.leaf(path)
 
 
 class RandomSource:
@@ -55,12 +75,39 @@ class RandomSource:
 
 
 def open_source(blueprint: Blueprint) -> Source:
-    """The source for weights that this floor knows: random ones, and directories of the Hub's format.
+    """The source for weights that this floor knows: random ones, directories of the Hub's format, adapters of PEFT's.
 
     Raises:
-        PlanError: every tensor that is missing or of another shape.
+        PlanError: every tensor that is missing or of another shape; an adapter that is not the one asked for.
         WeightsError: a file that cannot be read.
     """
+    return started(blueprint, open_base(blueprint))
+
+
+def started(blueprint: Blueprint, base: Source) -> Source:
+    """A source of base weights, with the adapter that `adapter.start` says where that is of PEFT's format.
+
+    Raises:
+        PlanError: it is not the adapter that is asked for.
+        WeightsError: a file that cannot be read.
+    """
+    experiment = blueprint.experiment
+    adapter = experiment.adapter
+    match getattr(adapter, "start", None):
+        case None:
+            return base
+        case PEFT(path=path):
+            found = peft.read(Path(path).expanduser(), blueprint.config, blueprint.base)
+            assert isinstance(adapter, LowRank)
+            if problems := list(found.unlike(adapter, blueprint.trainable)):
+                raise PlanError(problems, f"Experiment '{experiment.name}'")
+            return Started(base, found.leaves)
+        case start:
+            raise NotRegisteredError(f"{type(start).__qualname__} is opened by nnxdsl.run.origin.open_source")
+
+
+def open_base(blueprint: Blueprint) -> Source:
+    """The source of base weights alone, as `open_source`."""
     weights = blueprint.experiment.model.weights
     match weights:
         case Random():
@@ -110,11 +157,28 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
         if path in blueprint.copied:
             reference[path] = place(weight, blueprint.copied[path].dtype, shardings["reference"][path])
     key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
+    is_started = getattr(blueprint.experiment.adapter, "start", None) is not None
     for path, leaf in blueprint.trainable.items():
-        if adapters.is_adapter(path):
+        if adapters.is_adapter(path) and is_started:
+            trainable[path] = place(source.leaf(path), jnp.float32, shardings["trainable"][path])
+        elif path.endswith(adapters.M):
+            trainable[path] = _magnitude(low_rank.kernel_of(path), frozen, quantization, shardings["trainable"][path])
+        elif adapters.is_adapter(path):
             own = jax.random.fold_in(key, zlib.crc32(path.encode()))
-            trainable[path] = jax.device_put(adapters.initial(path, leaf.shape, own), shardings["trainable"][path])
+            trainable[path] = jax.device_put(low_rank.initial(path, leaf.shape, own), shardings["trainable"][path])
+        if path in blueprint.copied and path in trainable:
+            reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
     return trainable, frozen, reference
+
+
+def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, sharding: NamedSharding) -> jax.Array:
+    """The norms of a frozen weight as it is on the devices, in few bits or not."""
+    if kernel in frozen:
+        return jax.jit(low_rank.magnitude, out_shardings=sharding)(frozen[kernel])
+    few = frozen[kernel + adapters.QVALUE], frozen[kernel + adapters.SCALE]
+    assert quantization is not None
+    norms = jax.jit(lambda *few: low_rank.magnitude(adapters.unpacked(*few, quantization)), out_shardings=sharding)
+    return norms(*few)
 
 
 def place(weight: ArrayLike, dtype: DTypeLike, sharding: NamedSharding) -> jax.Array:

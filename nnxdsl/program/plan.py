@@ -188,8 +188,14 @@ def _reference(blueprint: Blueprint) -> str:
         return "none: the objective compares with nothing"
     if mode == "cached":
         return "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step"
-    if blueprint.copied:
+    adapter = blueprint.experiment.adapter
+    if blueprint.copied and adapter is None:
         return "online: a frozen copy of the first weights, asked at every step"
+    if blueprint.copied:
+        whole = getattr(adapter, "start", None) is not None
+        return (
+            f"online: the frozen base with a copy of the adapter{'' if whole else chr(39) + 's magnitudes'} as it began"
+        )
     kept = blueprint.experiment.quantization
     base = "the frozen base" if kept is None else f"the frozen base in {type(kept).__name__}"
     return f"online: {base} with the adapter off, asked at every step; no copy"

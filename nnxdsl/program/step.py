@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import optax
 
 from nnxdsl.data.batch import Batch, token_count
+from nnxdsl.models.dropout import dropping
 from nnxdsl.models.routing import load_balance
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
@@ -53,6 +55,8 @@ class Computation:
         microbatches: In how many parts a batch is computed.
         offload: The parts that lie in the host's memory, and are fetched when they are used.
         router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
+        dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
+        is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
     """
 
     policy: Template
@@ -65,6 +69,8 @@ class Computation:
     offload: tuple[str, ...] = ()
     router_loss: float = 0.0
 
+    dropout: int | None = None
+    is_off: bool = False
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
     ) -> tuple[Moving, dict[str, jax.Array]]:
@@ -75,12 +81,12 @@ class Computation:
             this batch.
         """
 
-        def add(total: tuple[Leaves, Terms], part: Batch) -> tuple[tuple[Leaves, Terms], None]:
-            return self.accumulate(total, moving.trainable, frozen, reference, part), None
+        def add(total: tuple[Leaves, Terms], part: tuple[Batch, jax.Array | None]) -> tuple[tuple[Leaves, Terms], None]:
+            return self.accumulate(total, moving.trainable, frozen, reference, *part), None
 
         parts = jax.tree.map(self._split, batch)
         nothing = self._nothing(moving.trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
-        (gradients, terms), _ = jax.lax.scan(add, nothing, parts)
+        (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, self._row_keys(moving.step, len(batch.weight))))
         gradients = jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients)
         before = self._fetch("optimizer", moving.optimizer)
         updates, optimizer = self.optimizer.update(gradients, before, moving.trainable)
@@ -129,7 +135,13 @@ class Computation:
         return self.accumulate(nothing, trainable, frozen, reference, batch)
 
     def accumulate(
-        self, total: tuple[Leaves, Terms], trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch
+        self,
+        total: tuple[Leaves, Terms],
+        trainable: Leaves,
+        frozen: Leaves,
+        reference: Leaves,
+        batch: Batch,
+        keys: jax.Array | None = None,
     ) -> tuple[Leaves, Terms]:
         """`total` with the gradients of the loss's sum over one micro-batch (float32), and its terms, added to it.
 
@@ -138,10 +150,21 @@ class Computation:
         different kernels that round differently, and the margin of two equal models would be noise instead of exactly
         zero. The sums are carried through that loop, so that gradients are added where they are made.
         """
+
+        Args:
+            total: What there is already.
+            trainable: As of a step, as the next two.
+            frozen: As above.
+            reference: As above.
+            batch: The micro-batch.
+            keys: Of its rows, for the policy's dropout; None for no dropout.
         read = self._reader(frozen, batch)
 
-        def pull(leaves: Leaves, compared: Scored | None) -> tuple[Read, Callable[[], tuple[Leaves, Terms]]]:
-            out, back = jax.vjp(read, leaves)
+        def pull(
+            leaves: Leaves, compared: Scored | None, is_policy: jax.Array | bool = True
+        ) -> tuple[Read, Callable[[], tuple[Leaves, Terms]]]:
+            with dropping(keys, is_policy):
+                out, back = jax.vjp(read, leaves)
 
             def gradient() -> tuple[Leaves, Terms]:
                 toward, terms = jax.grad(lambda out: _total(self._trained(out, compared, batch)), has_aux=True)(out)
@@ -159,7 +182,7 @@ class Computation:
 
         def turn(carry: tuple[Scored, Any], is_policy: jax.Array) -> tuple[tuple[Scored, Any], None]:
             compared, total = carry
-            out, gradient = pull(_either(is_policy, leaves, off), compared)
+            out, gradient = pull(_either(is_policy, leaves, off), compared, is_policy)
             # Added outside of the condition, where XLA adds in place; within, it would copy the sums.
             return (out.scored, _added(total, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
 
@@ -167,8 +190,12 @@ class Computation:
         return total
 
     def cast(self, trainable: Mapping[str, jax.Array]) -> Leaves:
-        """Trainable leaves in the format that is computed in; their gradients come back as float32."""
-        return {path: leaf.astype(self.forward.dtype) for path, leaf in trainable.items()}
+        """Trainable leaves in the format that is computed in; their gradients come back as float32.
+
+        Magnitudes stay float32: rounded, they would not be the norms that they are divided by.
+        """
+        dtype = self.forward.dtype
+        return {path: leaf if path.endswith(adapters.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
 
     def _reader(self, frozen: Leaves, batch: Batch) -> Callable[[Leaves], Read]:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch."""
@@ -180,16 +207,20 @@ class Computation:
         return read
 
     def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
-        """Leaves that make the policy's graph the reference: its own copy of them, or the adapter with B = 0."""
-        if reference:
-            copied = self._fetch("reference", reference)
-            return {path: copied[path].astype(leaf.dtype) for path, leaf in leaves.items()}
-        if not any(path.endswith(adapters.B) for path in leaves):
+        """Leaves that make the policy's graph the reference: its own copy of them, or the adapter as it began."""
+        if not reference and not self.is_off:
             raise ValueError(
                 "the batch says nothing of the reference, and there is no copy of its weights: give the first state's "
                 "`program.referenced(state, batch)`, or compile with memory.reference='online'"
             )
-        return adapters.off(leaves)
+        return adapters.off(leaves, self._fetch("reference", reference))
+
+    def _row_keys(self, step: jax.Array, rows: int) -> jax.Array | None:
+        """A key for each row of each micro-batch of a step `[microbatches, B / microbatches]`; None for no dropout."""
+        if self.dropout is None:
+            return None
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.dropout), zlib.crc32(b"dropout")), step)
+        return self._split(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows, dtype=jnp.uint32)))
 
     def _fetch(self, part: str, tree: Any) -> Any:
         """The arrays of a part on the device. Frozen weights are fetched by the forward pass, a layer at a time."""

@@ -23,6 +23,7 @@ from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.floor import Flops, work
 from nnxdsl.program.initial import Source
+from nnxdsl.program.low_rank import beyond_base
 from nnxdsl.program.plan import describe
 from nnxdsl.program.step import Batch, Leaves
 from nnxdsl.run import allocator, process
@@ -471,8 +472,10 @@ def by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
 
 def _reference_of(program: Program, first: State) -> Leaves:
     """The weights of the reference beside the frozen ones: its copy, or those that are trained, before any step."""
-    is_asked_once = program.experiment.reference_mode == "cached" and not first.frozen
-    return first.trainable if is_asked_once else first.reference
+    if program.experiment.reference_mode != "cached" or program.computation.is_off:
+        return first.reference
+    adapter = program.experiment.adapter
+    return {p: x for p, x in first.trainable.items() if adapter is None or beyond_base(adapter, p)}
 
 
 def _depth(program: Program) -> int:

@@ -112,7 +112,8 @@ class Evaluator:
         if reference is None or self._reference_answers is not None:
             return self._answers("policy", template, leaves)[0]
         if any(adapters.is_adapter(path) for path in leaves):
-            policy, self._reference_answers = self._answers("policy", template, leaves, adapters.off(leaves))
+            off = adapters.off(leaves) if self.program.computation.is_off else reference[1]
+            policy, self._reference_answers = self._answers("policy", template, leaves, off)
             return policy
         (self._reference_answers,) = self._answers("reference", *reference)
         return self._answers("policy", template, leaves)[0]

@@ -182,8 +182,7 @@ def counted(display: Display, stage: str, total: int) -> Callable[[], None]:
 def _write_adapter(place: Path, saved: SavedModel, dtype: str, base: str | None, is_multimodal: bool) -> None:
     assert saved.adapter is not None
     leaves = {path: leaf.astype(DTYPES[dtype]) for path, leaf in saved.adapter_leaves().items()}
-    rank, alpha = saved.adapter.rank, saved.adapter.alpha
-    peft.write(place, saved.config, leaves, rank=rank, alpha=alpha, base=base, is_multimodal=is_multimodal)
+    peft.write(place, saved.config, leaves, adapter=saved.adapter, base=base, is_multimodal=is_multimodal)
 
 
 def _compare(place: Path, target: Path, saved: SavedModel, dtype: str, *, is_adapter: bool) -> tuple[float, float]:
@@ -201,8 +200,9 @@ def _compare(place: Path, target: Path, saved: SavedModel, dtype: str, *, is_ada
         read = peft.read(place, saved.config, saved.base)
         ours = saved.adapter
         assert ours is not None
-        if (read.rank, read.alpha) != (ours.rank, ours.alpha) or set(read.leaves) != set(saved.adapter_leaves()):
-            raise WeightsError(f"{target}: was read back as another adapter than the run's; this should not be")
+        if problems := list(read.unlike(ours, saved.adapter_leaves())):
+            found = "\n  ".join(map(str, problems))
+            raise WeightsError(f"{target}: was read back as another adapter, which should not be:\n  {found}")
         given = read.leaves
         got = logits(saved.policy, lambda path: given[path] if path in given else saved.weight(path), tokens, forward)
     else:

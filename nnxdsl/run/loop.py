@@ -99,9 +99,8 @@ def _require_same_data(experiment: Experiment, home: Path) -> None:
     Raises:
         RunError: names the file, and what to do.
     """
-    weights = experiment.model.weights
-    if isinstance(weights, From):
-        _require_same_data(weights.experiment, home)
+    for earlier in _earlier(experiment):
+        _require_same_data(earlier, home)
     directory, data = home / experiment.id, experiment.data
     is_ours = isinstance(data, Data.Preferences | Data.Conversations | Data.Text)  # whose digest is that of the file
     path = Path(data.path)
@@ -126,18 +125,23 @@ def _has_finished(directory: RunDirectory) -> bool:
 
 
 def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcome | None:
-    """Runs what `Weights.From` names; returns how that ended if it did not finish."""
-    weights = experiment.model.weights
-    if not isinstance(weights, From):
-        return None
-    earlier = weights.experiment
-    if is_finished(earlier, home):
-        _require_same_data(earlier, home)
-        display.say(f"{experiment.id} starts from {earlier.id}, which has been run")
-        return None
-    display.say(f"{experiment.id} starts from {earlier.id}, which is run first")
-    outcome = run(earlier, home, display)
-    return None if outcome.state == "finished" else outcome
+    """Runs what `Weights.From` names; returns how the first that did not finish ended."""
+    for earlier in _earlier(experiment):
+        if is_finished(earlier, home):
+            _require_same_data(earlier, home)
+            display.say(f"{experiment.id} starts from {earlier.id}, which has been run")
+            continue
+        display.say(f"{experiment.id} starts from {earlier.id}, which is run first")
+        outcome = run(earlier, home, display)
+        if outcome.state != "finished":
+            return outcome
+    return None
+
+
+def _earlier(experiment: Experiment) -> list[Experiment]:
+    """The experiments that one starts from: with its weights, and with its adapter."""
+    starts = experiment.model.weights, getattr(experiment.adapter, "start", None)
+    return [start.experiment for start in starts if isinstance(start, From)]
 
 
 def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:

@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.models.hub_download import locate
-from nnxdsl.program import adapters, initial
+from nnxdsl.program import adapters, initial, low_rank
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.initial import ArrayLike, Source
 from nnxdsl.run.checkpoint import Checkpoints, find
 from nnxdsl.run.jsonl import read_json
-from nnxdsl.spec.adapter import LoRA
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.spec.adapter import LowRank
+from nnxdsl.spec.continuing import unlike
+from nnxdsl.spec.errors import PlanError, Problem, WeightsError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.placement import Mesh
 from nnxdsl.spec.tokenizer import Auto
 from nnxdsl.spec.tree import evolve, from_dict
 from nnxdsl.spec.weights import HF, Checkpoint, From
+
+PARAMS = "params"
+"""The group of a checkpoint that holds weights alone."""
 
 
 def tokenizer_directory(experiment: Experiment, home: Path) -> Path | None:
@@ -32,7 +37,8 @@ def tokenizer_directory(experiment: Experiment, home: Path) -> Path | None:
         case From(experiment=earlier):
             return tokenizer_directory(earlier, home)
         case Checkpoint(path=path):
-            return tokenizer_directory(saved_experiment(Path(path)), home)
+            earlier = _experiment_or_none(Path(path))
+            return find(Path(path).expanduser())[0].parent if earlier is None else tokenizer_directory(earlier, home)
         case _:
             return None
 
@@ -43,7 +49,8 @@ def tokenizer_owner(experiment: Experiment) -> Experiment:
         case From(experiment=earlier) if isinstance(experiment.model.tokenizer, Auto):
             return tokenizer_owner(earlier)
         case Checkpoint(path=path) if isinstance(experiment.model.tokenizer, Auto):
-            return tokenizer_owner(saved_experiment(Path(path)))
+            earlier = _experiment_or_none(Path(path))
+            return experiment if earlier is None else tokenizer_owner(earlier)
         case _:
             return experiment
 
@@ -59,13 +66,21 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
         WeightsError: there is no such run, or it is of another network.
         PlanError: tensors of a Hub directory are missing or of another shape.
     """
-    match blueprint.experiment.model.weights:
+    experiment = blueprint.experiment
+    match experiment.model.weights:
         case Checkpoint(path=path):
-            return CheckpointSource(blueprint, Path(path).expanduser())
+            base = checkpoint_source(blueprint, Path(path).expanduser())
         case From(experiment=earlier):
-            return CheckpointSource(blueprint, home / earlier.id)
+            base = CheckpointSource(blueprint, home / earlier.id)
         case _:
-            return initial.open_source(blueprint)
+            base = initial.open_base(blueprint)
+    match getattr(experiment.adapter, "start", None):
+        case Checkpoint(path=path):
+            return initial.Started(base, _adapter_of(Path(path).expanduser(), blueprint))
+        case From(experiment=earlier):
+            return initial.Started(base, _adapter_of(home / earlier.id, blueprint))
+        case _:
+            return initial.started(blueprint, base)
 
 
 def saved_experiment(path: Path) -> Experiment:
@@ -77,6 +92,13 @@ def saved_experiment(path: Path) -> Experiment:
     return from_dict(read_json(file), Experiment)
 
 
+def _experiment_or_none(path: Path) -> Experiment | None:
+    """The experiment that saved a checkpoint; None for a checkpoint of weights alone, which no run saved."""
+    directory, _ = find(path.expanduser())
+    is_run = (directory.parent / "experiment.json").is_file() or not (directory.parent / "config.json").is_file()
+    return saved_experiment(path) if is_run else None
+
+
 class CheckpointSource:
     """The weights that a run saved, as weights of the published network: an adapter is merged into its base.
 
@@ -86,29 +108,15 @@ class CheckpointSource:
     """
 
     def __init__(self, blueprint: Blueprint, path: Path) -> None:
-        self.experiment = saved_experiment(path)
-        directory, step = find(path)
-        here = _host()
-        with Checkpoints.open(directory) as checkpoints:
-            step = checkpoints.latest_good().step if step is None else step
-            if step is None:
-                raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
-            # Its own dtypes, which may have gone by a device that this machine does not have.
-            computed = checkpoints.meta(step)["identity"]["compute"]
-            here_alone = {"mesh": Mesh(), "precision.compute": computed}
-            earlier = draw(evolve(self.experiment, here_alone))
-            if earlier.config != blueprint.config:
-                raise WeightsError(
-                    f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
-                )
-            targets = {
-                p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here) for p, leaf in earlier.trainable.items()
-            }
-            self._saved: Mapping[str, jax.Array] = checkpoints.restore(step, {"trainable": targets})["trainable"]
-        self.step = step
-        self._earlier = earlier
+        run = _Trained.open(path)
+        if run.blueprint.config != blueprint.config:
+            raise WeightsError(
+                f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
+            )
+        self.experiment, self.step, self._earlier, self._saved = run.experiment, run.step, run.blueprint, run.leaves
         # The earlier run's own earlier runs are beside it, which need not be where this one is.
-        self._base = open_source(earlier, directory.parent.parent) if self.experiment.adapter is not None else None
+        beside = run.directory.parent.parent
+        self._base = open_source(run.blueprint, beside) if self.experiment.adapter is not None else None
 
     def leaf(self, path: str) -> ArrayLike:
         """The weight of one path; float32 where it was trained."""
@@ -121,9 +129,119 @@ class CheckpointSource:
         if path + adapters.A not in self._saved:
             return weight
         adapter = self.experiment.adapter
-        assert isinstance(adapter, LoRA)
-        a, b = (np.asarray(self._saved[path + end]) for end in (adapters.A, adapters.B))
-        return adapters.merge(adapter, weight, jnp.asarray(a), jnp.asarray(b))
+        assert isinstance(adapter, LowRank)
+        return low_rank.merged(adapter, path, weight, lambda name: np.asarray(self._saved[name]))
+
+
+@attrs.frozen(eq=False)
+class _Trained:
+    """What a run had trained at one step.
+
+    Attributes:
+        directory: Its checkpoints.
+        step: Optimizer steps done.
+        experiment: What it was asked for.
+        blueprint: Of that, on one device.
+        leaves: Its trainable arrays by path, float32, in the host's memory.
+    """
+
+    directory: Path
+    step: int
+    experiment: Experiment
+    blueprint: Blueprint
+    leaves: Mapping[str, jax.Array]
+
+    @classmethod
+    def open(cls, path: Path) -> _Trained:
+        """Reads the newest good checkpoint of a run, or one step of it.
+
+        Raises:
+            WeightsError: there is none, or its experiment is not there.
+        """
+        experiment = saved_experiment(path)
+        directory, step = find(path)
+        with Checkpoints.open(directory) as checkpoints:
+            step = checkpoints.latest_good().step if step is None else step
+            if step is None:
+                raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
+            # Its own dtypes, which may have gone by a device that this machine does not have.
+            computed = checkpoints.meta(step)["identity"]["compute"]
+            blueprint = draw(evolve(experiment, {"mesh": Mesh(), "precision.compute": computed}))
+            here = _host()
+            targets = {
+                p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
+                for p, leaf in blueprint.trainable.items()
+            }
+            leaves = checkpoints.restore(step, {"trainable": targets})["trainable"]
+        return cls(directory, step, experiment, blueprint, leaves)
+
+
+def _adapter_of(path: Path, blueprint: Blueprint) -> dict[str, np.ndarray]:
+    """The adapter that a run ended with, for another run to go on with.
+
+    Raises:
+        PlanError: it is not like the adapter that is asked for, or not on the same weights.
+        WeightsError: there is none.
+    """
+    run, ours = _Trained.open(path), blueprint.experiment
+    theirs = run.experiment.adapter
+    if not isinstance(theirs, LowRank):
+        raise WeightsError(f"{path} trained all weights and has no adapter; start from it with model.weights")
+    assert isinstance(ours.adapter, LowRank)
+    problems = list(unlike(ours.adapter, theirs))
+    if run.experiment.model.weights != ours.model.weights:
+        message = (
+            f"its adapter belongs to {run.experiment.model.weights!r}, not to model.weights; both must be the same"
+        )
+        problems.append(Problem("adapter.start", message))
+    if run.blueprint.config != blueprint.config:
+        problems.append(Problem("adapter.start", f"is of another network than {type(ours.model).__qualname__}"))
+    if problems:
+        raise PlanError(problems, f"Experiment '{ours.name}'")
+    return {name: np.asarray(leaf) for name, leaf in run.leaves.items()}
+
+
+def checkpoint_source(blueprint: Blueprint, path: Path) -> Source:
+    """The weights of a run, of one of its checkpoints, or of a checkpoint of weights alone."""
+    directory, _ = find(path)
+    if (directory.parent / "experiment.json").is_file():
+        return CheckpointSource(blueprint, path)
+    return WeightsAlone(blueprint, path)
+
+
+class WeightsAlone:
+    """A checkpoint of weights alone, as `nnxdsl convert --to checkpoint` writes it; each array is read when asked for.
+
+    Raises:
+        WeightsError: it holds no weights; or every array that is missing, left over or of another shape.
+    """
+
+    def __init__(self, blueprint: Blueprint, path: Path) -> None:
+        directory, step = find(path)
+        self._checkpoints = Checkpoints.open(directory)
+        step = self._checkpoints.latest_good().step if step is None else step
+        if step is None:
+            raise WeightsError(f"{path} has no checkpoint yet")
+        self._step = step
+        contents = self._checkpoints.contents(step).get(PARAMS)
+        if contents is None:
+            raise WeightsError(f"{path}: is of a run whose experiment.json is gone, so it is not known what it holds")
+        self._contents = contents
+        problems = [
+            f"{name}: expected an array of shape {leaf.shape}, "
+            + (f"got {contents[name].shape}" if name in contents else "there is none")
+            for name, leaf in blueprint.base.items()
+            if name not in contents or tuple(contents[name].shape) != leaf.shape
+        ]
+        problems += [f"{name}: no part of this network" for name in contents if name not in blueprint.base]
+        if problems:
+            raise WeightsError("\n  ".join([f"{path}: {len(problems)} arrays do not fit:", *problems]))
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of one path, in the dtype that it is stored in."""
+        info = self._contents[path]
+        target = jax.ShapeDtypeStruct(info.shape, np.dtype(info.dtype), sharding=_host())
+        return np.asarray(self._checkpoints.restore(self._step, {PARAMS: {path: target}})[PARAMS][path])
 
 
 def _host() -> jax.sharding.Sharding:

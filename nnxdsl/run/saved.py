@@ -14,12 +14,12 @@ import numpy as np
 
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.tree import Leaf, Template
-from nnxdsl.program import adapters
+from nnxdsl.program import adapters, low_rank
 from nnxdsl.program.blueprint import draw, template
 from nnxdsl.program.initial import ArrayLike, Source
 from nnxdsl.run import origin
 from nnxdsl.run.checkpoint import Checkpoints, Good, find
-from nnxdsl.spec.adapter import LoRA
+from nnxdsl.spec.adapter import LowRank
 from nnxdsl.spec.errors import RunError, WeightsError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.placement import Mesh
@@ -58,7 +58,7 @@ class SavedModel:
     base: Mapping[str, Leaf]
     plain: Template
     policy: Template
-    adapter: LoRA | None
+    adapter: LowRank | None
     passed_over: tuple[str, ...]
     _trained: Mapping[str, Leaf]
     _checkpoints: Checkpoints
@@ -87,7 +87,7 @@ class SavedModel:
         identity = checkpoints.meta(step)["identity"]
         blueprint = draw(evolve(experiment, {"mesh": Mesh(), "precision.compute": identity["compute"]}))
         adapter = experiment.adapter
-        if adapter is not None and not isinstance(adapter, LoRA):
+        if adapter is not None and not isinstance(adapter, LowRank):
             raise RunError(f"{path}: nothing knows how to merge {type(adapter).__qualname__}")
         policy = template(blueprint.config, blueprint.kept, adapter) if adapter else blueprint.base_template
         run = directory.parent
@@ -134,8 +134,7 @@ class SavedModel:
         if not self.adapted(path):
             return np.asarray(weight, np.float32)
         assert self.adapter is not None  # there is nothing else that adapts
-        a, b = (jnp.asarray(self.trained(path + end)) for end in (adapters.A, adapters.B))
-        return np.asarray(adapters.merge(self.adapter, jnp.asarray(weight), a, b))
+        return np.asarray(low_rank.merged(self.adapter, path, jnp.asarray(weight), self.trained))
 
     def adapter_leaves(self) -> dict[str, np.ndarray]:
         """All arrays of the adapter, by path; small."""

@@ -21,13 +21,12 @@ from nnxdsl.models.hub import HubReader
 from nnxdsl.models.tree import Template, abstract
 from nnxdsl.run import orbax_tree
 from nnxdsl.run.checkpoint import CheckpointError, Checkpoints, find
+from nnxdsl.run.origin import PARAMS
 from nnxdsl.run.saved import SavedModel, host
 from nnxdsl.spec.errors import RunError, WeightsError
 
 Kind = Literal["hub", "run", "checkpoint", "linen", "tensors"]
 
-PARAMS = "params"
-"""The group of a checkpoint that holds weights alone."""
 CONFIG = "config.json"
 LINEN = ("params.msgpack", "params.npz", "params")
 """What a directory holds a Linen tree as: one file, or a directory of orbax's."""

@@ -1,18 +1,22 @@
-"""Small trainable additions to a frozen model. qwix puts them in: `nnxdsl/program/adapters.py`."""
+"""Small trainable additions to a frozen model. `nnxdsl/program/adapters.py` puts them in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from nnxdsl.spec.base import Spec
+from nnxdsl.spec.base import Spec, gather
 from nnxdsl.spec.errors import Problem
-from nnxdsl.spec.limits import positive
+from nnxdsl.spec.limits import positive, probability
+from nnxdsl.spec.weights import PEFT, Checkpoint, From, Weights
 
 if TYPE_CHECKING:
     from nnxdsl.spec import adapter as members
+
+Scaling = Literal["rank", "sqrt_rank"]
 
 
 @attrs.frozen(kw_only=True)
@@ -20,6 +24,7 @@ class Adapter(Spec):
     """What is trained in place of the model's own weights."""
 
     LoRA: ClassVar[type[members.LoRA]]
+    DoRA: ClassVar[type[members.DoRA]]
 
 
 @attrs.frozen(kw_only=True)
@@ -33,15 +38,89 @@ class LoRA(Adapter):
         rank: Inner dimension of A and B.
         alpha: Scale; the update is multiplied by alpha / rank.
         targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up").
+        scaling: What alpha is divided by: "rank", or "sqrt_rank" so that updates keep their size at high ranks (rsLoRA,
+            Kalajdzievski 2023, arXiv:2312.03732).
+        dropout: Probability with which an input of `x A B` is left out in a training step; the rest is scaled up.
+        ranks: Other ranks for some of the targets, such as `(("mlp.down", 32),)`; the first that names a layer counts.
+        alphas: Other values of alpha for some of the targets, in the same way.
+        start: Where A and B come from, to go on with an adapter: a directory of PEFT's, or one of our runs. The
+            reference is then that adapter as it was. None for a new one.
+    """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"scaling", "dropout", "ranks", "alphas", "start"})
+
+    rank: int = attrs.field(default=16, validator=positive)
+    alpha: float = attrs.field(default=32.0, validator=positive)
+    targets: tuple[str, ...] = ("attention", "mlp")
+    scaling: Scaling = "rank"
+    dropout: float = attrs.field(default=0.0, validator=probability)
+    ranks: tuple[tuple[str, int], ...] = ()
+    alphas: tuple[tuple[str, float], ...] = ()
+    start: Weights | None = None
+
+    def problems(self) -> Iterable[Problem]:
+        """Targets must be there, each once; other ranks above 0; a start must be an adapter's."""
+        return low_rank_problems(self)
+
+
+@attrs.frozen(kw_only=True)
+class DoRA(Adapter):
+    """Weight-decomposed low-rank adaptation (Liu et al. 2024, arXiv:2402.09353): direction and magnitude apart.
+
+    `y = (m / |V|) x V` with `V = W + (alpha / rank) A B`, where `|V|` is the norm of V's weights for each output, taken
+    as a constant in gradients (section 4.3 of the paper, and PEFT). The magnitude m, one number for each output, starts
+    at `|W|`, so that training starts at the model itself. A, B and m are float32.
+
+    Attributes:
+        rank: Inner dimension of A and B.
+        alpha: Scale; the update is multiplied by alpha / rank.
+        targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up").
+        scaling: What alpha is divided by: "rank", or "sqrt_rank" so that updates keep their size at high ranks (rsLoRA,
+            Kalajdzievski 2023, arXiv:2312.03732).
+        dropout: Probability with which an input of `x A B` is left out in a training step; the rest is scaled up.
+        ranks: Other ranks for some of the targets, such as `(("mlp.down", 32),)`; the first that names a layer counts.
+        alphas: Other values of alpha for some of the targets, in the same way.
+        start: Where A, B and m come from, to go on with an adapter: a directory of PEFT's, or one of our runs. The
+            reference is then that adapter as it was. None for a new one.
     """
 
     rank: int = attrs.field(default=16, validator=positive)
     alpha: float = attrs.field(default=32.0, validator=positive)
     targets: tuple[str, ...] = ("attention", "mlp")
+    scaling: Scaling = "rank"
+    dropout: float = attrs.field(default=0.0, validator=probability)
+    ranks: tuple[tuple[str, int], ...] = ()
+    alphas: tuple[tuple[str, float], ...] = ()
+    start: Weights | None = None
 
     def problems(self) -> Iterable[Problem]:
-        """Targets must be there, each once."""
-        return target_problems(self.targets)
+        """Targets must be there, each once; other ranks above 0; a start must be an adapter's."""
+        return low_rank_problems(self)
+
+
+LowRank = LoRA | DoRA
+"""What adds the product of two thin matrices to a weight."""
+
+
+def named(target: str, path: str) -> bool:
+    """Whether a target such as "attention" or "mlp.up" names the module at a dotted path, or a module around it."""
+    return f".{target}." in f".{path}."
+
+
+def rank_at(adapter: LowRank, path: str) -> int:
+    """The rank at the linear layer of a dotted path."""
+    return next((rank for target, rank in adapter.ranks if named(target, path)), adapter.rank)
+
+
+def alpha_at(adapter: LowRank, path: str) -> float:
+    """Alpha at the linear layer of a dotted path."""
+    return next((alpha for target, alpha in adapter.alphas if named(target, path)), adapter.alpha)
+
+
+def scale_at(adapter: LowRank, path: str) -> float:
+    """What the product A B is multiplied by at the linear layer of a dotted path."""
+    rank = rank_at(adapter, path)
+    return alpha_at(adapter, path) / (rank if adapter.scaling == "rank" else math.sqrt(rank))
 
 
 def target_problems(targets: tuple[str, ...]) -> Iterable[Problem]:
@@ -53,3 +132,30 @@ def target_problems(targets: tuple[str, ...]) -> Iterable[Problem]:
             yield Problem(f"targets.{index}", "is empty")
         elif target in targets[:index]:
             yield Problem(f"targets.{index}", f"'{target}' is named twice")
+
+
+def low_rank_problems(adapter: LowRank) -> Iterable[Problem]:
+    """What is wrong with an adapter's fields before any model is known."""
+    return gather(
+        lambda: target_problems(adapter.targets),
+        lambda: _pattern_problems("ranks", adapter.ranks),
+        lambda: _pattern_problems("alphas", adapter.alphas),
+        lambda: _start_problems(adapter.start),
+    )
+
+
+def _pattern_problems(field: str, pattern: tuple[tuple[str, float], ...]) -> Iterator[Problem]:
+    names = [target for target, _ in pattern]
+    for index, (target, value) in enumerate(pattern):
+        if not target.strip():
+            yield Problem(f"{field}.{index}.0", "is empty")
+        elif target in names[:index]:
+            yield Problem(f"{field}.{index}.0", f"'{target}' is named twice, and the first counts")
+        if value <= 0:
+            yield Problem(f"{field}.{index}.1", f"expected {positive.describe()}, got {value!r}")
+
+
+def _start_problems(start: Weights | None) -> Iterator[Problem]:
+    if start is not None and not isinstance(start, PEFT | Checkpoint | From):
+        known = "Weights.PEFT, Weights.Checkpoint and Weights.From"
+        yield Problem("start", f"{type(start).__qualname__} gives a model's weights; an adapter's are given by {known}")

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 import attrs
 
+from nnxdsl.spec import continuing
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.base import Spec, gather
 from nnxdsl.spec.batching import Batching, Packed, Padded
@@ -132,6 +133,7 @@ class Experiment(Spec):
     def _check_held_out(self) -> Iterable[Problem]:
         if self.evaluation is not None and self.evaluation.data is not None:
             yield from self._readable("evaluation.data", self.evaluation.data)
+            lambda: continuing.adapter_problems(self),
 
     def _readable(self, path: str, data: Data) -> Iterable[Problem]:
         reads, objective = self.objective.reads, type(self.objective).__qualname__

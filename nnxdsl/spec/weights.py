@@ -22,6 +22,7 @@ class Weights(Spec):
     HF: ClassVar[type[members.HF]]
     Checkpoint: ClassVar[type[members.Checkpoint]]
     From: ClassVar[type[members.From]]
+    PEFT: ClassVar[type[members.PEFT]]
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +43,7 @@ class HF(Weights):
 
 @attrs.frozen(kw_only=True)
 class Checkpoint(Weights):
-    """What an earlier run saved; an adapter is merged into its base.
+    """What an earlier run saved; an adapter is merged into its base, but where another adapter goes on with it.
 
     Attributes:
         path: The run's directory (its newest good checkpoint is used), or one step of it:
@@ -61,3 +62,14 @@ class From(Weights):
     """
 
     experiment: Experiment = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class PEFT(Weights):
+    """An adapter in PEFT's format, for `Adapter.LoRA(start=...)`; it is no model by itself.
+
+    Attributes:
+        path: The directory, with `adapter_config.json` and `adapter_model.safetensors`.
+    """
+
+    path: str = attrs.field(kw_only=False, validator=filled)

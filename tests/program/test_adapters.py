@@ -183,4 +183,4 @@ class Strange(Adapter):
 def test_an_adapter_that_nothing_knows_is_refused(experiment: Callable[..., Experiment]) -> None:
     with pytest.raises(NotRegisteredError) as caught:
         draw(experiment(adapter=Strange()))
-    assert str(caught.value) == "Strange: nothing knows how to put it on a model; use Adapter.LoRA"
+    assert str(caught.value) == "Strange: nothing knows how to put it on a model; use Adapter.LoRA or Adapter.DoRA"

@@ -1,0 +1,107 @@
+"""Dropout whose bits go by what a token is, not by where it lies: by the row, the position, the layer and the module.
+
+So a step leaves out the same numbers on every mesh, in however many parts its batch is computed, and after a resume.
+It is in force while a model is traced within `dropping`; a model that is traced outside has none. Knows no adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import attrs
+import jax
+import jax.numpy as jnp
+
+from nnxdsl.models.attention import Places
+
+BRANCHES = 1 << 24
+"""Positions that a branch of a row may have; the branches of a row follow each other."""
+TAIL, LEAD = (1 << 31) + 1, (1 << 31) + 2
+"""Numbers of the layers outside the stack, whose own are 0, 1, 2, ..."""
+
+
+@attrs.define
+class _Dropping:
+    rows: jax.Array
+    is_on: jax.Array | bool
+    tokens: jax.Array | None = None
+    layer: jax.Array | int = 0
+
+
+_current: ContextVar[_Dropping | None] = ContextVar("dropping", default=None)
+
+
+@contextmanager
+def dropping(rows: jax.Array | None, is_on: jax.Array | bool = True) -> Iterator[None]:
+    """Within the context, `dropped` leaves numbers out.
+
+    Args:
+        rows: a key for each row `[B]` of the tokens that a decoder is called with; None for no dropout.
+        is_on: whether anything is left out in the end; may be traced, so that one program serves both.
+    """
+    token = _current.set(None if rows is None else _Dropping(rows, is_on))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def stamp(places: Places) -> None:
+    """Tells where the tokens `[B, T]` of a decoder's call stand; nothing unless `dropping` is in force."""
+    found = _current.get()
+    if found is not None:
+        own = places.branch * BRANCHES + places.position
+        found.tokens = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(found.rows, own.astype(jnp.uint32))
+
+
+def layer_numbers(count: int) -> jax.Array | None:
+    """`[count]` numbers of stacked layers, for a scan over them; None unless `dropping` is in force."""
+    return None if _current.get() is None else jnp.arange(count, dtype=jnp.uint32)
+
+
+@contextmanager
+def at_layer(number: jax.Array | int | None) -> Iterator[None]:
+    """Within the context, layers have this number."""
+    found = _current.get()
+    if found is None or number is None:
+        yield
+        return
+    before, found.layer = found.layer, number
+    try:
+        yield
+    finally:
+        found.layer = before
+
+
+def dropped(x: jax.Array, rate: float, salt: int) -> jax.Array:
+    """What is left of activations: each is 0 with probability `rate`, the others are divided by `1 - rate`.
+
+    Args:
+        x: `[B, T, D]`, or `[B * T, D]`.
+        rate: below 1.
+        salt: tells this module from the others of its layer.
+
+    Raises:
+        ValueError: `x` does not go with the tokens that the decoder was called with.
+    """
+    found = _current.get()
+    if found is None or not rate:
+        return x
+    if found.tokens is None or found.tokens.size * x.shape[-1] != x.size:
+        raise ValueError(f"dropout of activations {x.shape} that are not those of the decoder's tokens")
+    where = jnp.uint32(salt), jnp.asarray(found.layer, jnp.uint32)
+
+    def bits(key: jax.Array) -> jax.Array:
+        for number in where:
+            key = jax.random.fold_in(key, number)
+        return jax.random.bits(key, x.shape[-1:], jnp.uint32)
+
+    keys = found.tokens if x.ndim == 3 else found.tokens.reshape(-1)
+    for _ in range(x.ndim - 1):
+        bits = jax.vmap(bits)
+    is_on = jnp.asarray(found.is_on)
+    kept = (bits(keys) >= jnp.uint32(round(rate * 2**32))) | ~is_on
+    factor = jnp.where(is_on, 1 / (1 - rate), 1.0).astype(x.dtype)
+    return jnp.where(kept, x * factor, jnp.zeros((), x.dtype))

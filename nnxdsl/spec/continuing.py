@@ -1,0 +1,56 @@
+"""What an adapter asks of the rest of an experiment: the run that it goes on from, and where its dropout can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nnxdsl.spec.adapter import LowRank
+from nnxdsl.spec.batching import Packed
+from nnxdsl.spec.errors import Problem
+from nnxdsl.spec.weights import PEFT, From
+
+if TYPE_CHECKING:
+    from nnxdsl.spec.experiment import Experiment
+
+SAME = ("rank", "alpha", "targets", "scaling", "ranks", "alphas")
+"""Fields in which an adapter must be like the one that it goes on with."""
+
+
+def adapter_problems(experiment: Experiment) -> Iterator[Problem]:
+    """What does not go with an experiment's adapter."""
+    adapter, weights = experiment.adapter, experiment.model.weights
+    if isinstance(weights, PEFT):
+        yield Problem(
+            "model.weights", "Weights.PEFT is an adapter and no model; give it as adapter=Adapter.LoRA(start=...)"
+        )
+    if not isinstance(adapter, LowRank):
+        return
+    if adapter.dropout and isinstance(experiment.batching, Packed):
+        message = "where a row stands in packed blocks goes by the mesh, so what is left out would too; "
+        yield Problem("adapter.dropout", message + "use Batching.Padded() or Batching.Bucketed(), or set 0.0")
+    if adapter.dropout and experiment.mesh.stage > 1:
+        yield Problem("adapter.dropout", "has no form in the stages of a pipeline; set 0.0, or mesh.stage=1")
+    if isinstance(adapter.start, From):
+        yield from _unlike(adapter, adapter.start.experiment, experiment)
+
+
+def unlike(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:
+    """In what an adapter differs from the one that it goes on with."""
+    if type(ours) is not type(theirs):
+        message = f"expected {type(theirs).__qualname__}, which adapter.start holds, got {type(ours).__qualname__}"
+        yield Problem("adapter", message)
+    for name in SAME:
+        own, other = getattr(ours, name), getattr(theirs, name)
+        if own != other:
+            yield Problem(f"adapter.{name}", f"expected {other!r}, which adapter.start was trained with, got {own!r}")
+
+
+def _unlike(adapter: LowRank, earlier: Experiment, experiment: Experiment) -> Iterator[Problem]:
+    if not isinstance(earlier.adapter, LowRank):
+        yield Problem("adapter.start", f"{earlier.name} trains all weights and has no adapter; use model.weights")
+        return
+    yield from unlike(adapter, earlier.adapter)
+    if earlier.model.weights != experiment.model.weights:
+        message = f"its adapter belongs to {earlier.model.weights!r}, not to model.weights; both must be the same"
+        yield Problem("adapter.start", message)
