@@ -92,13 +92,13 @@ class Blueprint:
         return "none" if asked == "auto" else asked
 
     @property
-    def head_path(self) -> str:
-    @property
     def is_off(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
         is_new = not any(adapters.beyond_base(self.experiment.adapter, path) for path in self.trainable)
         return self.reference is not None and bool(self.frozen) and is_new
 
+    @property
+    def head_path(self) -> str:
         """The path of the output head's weights, which are the embedding's where they are tied."""
         return "embed.embedding" if self.config.tied_head else "lm_head.kernel"
 

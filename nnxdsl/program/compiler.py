@@ -300,12 +300,12 @@ def compile(
         microbatches=experiment.microbatches,
         offload=experiment.memory.offload,
         router_loss=experiment.router_loss,
+        dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
+        is_off=blueprint.is_off,
     )
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation)
     moving = Moving._make([scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings()])
-        dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
-        is_off=blueprint.is_off,
     step = jax.jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar))
     return attrs.evolve(
         program,

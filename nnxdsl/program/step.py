@@ -54,9 +54,9 @@ class Computation:
         curve: The learning rate by step.
         microbatches: In how many parts a batch is computed.
         offload: The parts that lie in the host's memory, and are fetched when they are used.
-        router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
         is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
+        router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
     """
 
     policy: Template
@@ -68,9 +68,9 @@ class Computation:
     microbatches: int
     offload: tuple[str, ...] = ()
     router_loss: float = 0.0
-
     dropout: int | None = None
     is_off: bool = False
+
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
     ) -> tuple[Moving, dict[str, jax.Array]]:
@@ -149,7 +149,6 @@ class Computation:
         reference, forward only, then the policy, forward and backward. Two separate passes would be compiled into
         different kernels that round differently, and the margin of two equal models would be noise instead of exactly
         zero. The sums are carried through that loop, so that gradients are added where they are made.
-        """
 
         Args:
             total: What there is already.
@@ -158,6 +157,7 @@ class Computation:
             reference: As above.
             batch: The micro-batch.
             keys: Of its rows, for the policy's dropout; None for no dropout.
+        """
         read = self._reader(frozen, batch)
 
         def pull(

@@ -125,6 +125,7 @@ class Experiment(Spec):
             self._check_offload,
             self._check_earlier,
             self._check_router,
+            lambda: continuing.adapter_problems(self),
         )
 
     def _check_data(self) -> Iterable[Problem]:
@@ -133,7 +134,6 @@ class Experiment(Spec):
     def _check_held_out(self) -> Iterable[Problem]:
         if self.evaluation is not None and self.evaluation.data is not None:
             yield from self._readable("evaluation.data", self.evaluation.data)
-            lambda: continuing.adapter_problems(self),
 
     def _readable(self, path: str, data: Data) -> Iterable[Problem]:
         reads, objective = self.objective.reads, type(self.objective).__qualname__
