@@ -1,6 +1,6 @@
 """What a run learns from: files to rows to tokens to typed batches, in numpy. Knows no jax and no model."""
 
-from nnxdsl.data import conversations, preferences, text
+from nnxdsl.data import conversations, feedback, preferences, text
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.data.chat import ChatTemplate, read_messages
 from nnxdsl.data.dataset import Dataset, Pairs, Sequences, load
@@ -23,6 +23,7 @@ __all__ = [
     "Sequences",
     "TokenizerBase",
     "conversations",
+    "feedback",
     "file_digest",
     "load",
     "open_tokenizer",

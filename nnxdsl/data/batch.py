@@ -11,6 +11,9 @@ Array = Any
 class PairBatch(NamedTuple):
     """B preference pairs, each prompt once. Padding is 0 and means nothing: masks go by length, never by id.
 
+    Of feedback, `chosen` is a row's own completion, whatever its label, and `rejected` that of a row with another
+    prompt: a mismatched one, of which the loss reads how likely it is, and learns nothing.
+
     Attributes:
         prompt: [B, P] int32, left-padded: the last prompt token always stands at P - 1.
         chosen: [B, R] int32, right-padded; ends with its end token unless it was cut.
@@ -21,6 +24,7 @@ class PairBatch(NamedTuple):
         weight: [B] float32, 1 for a pair, 0 for a row that only fills the batch.
         reference_chosen: [B] float32, the reference's log-probability of the whole completion, or None: not known.
         reference_rejected: [B] float32, as `reference_chosen`.
+        desirable: [B] float32, of feedback: 1 where a row's own completion is desirable, else 0. None for pairs.
     """
 
     prompt: Array
@@ -32,6 +36,7 @@ class PairBatch(NamedTuple):
     weight: Array
     reference_chosen: Array = None
     reference_rejected: Array = None
+    desirable: Array = None
 
 
 class SequenceBatch(NamedTuple):
@@ -70,6 +75,7 @@ class PackedPairs(NamedTuple):
         weight: [G, K] float32, 1 for a pair, 0 where there is none.
         reference_chosen: [G, K] float32, the reference's log-probability of the whole completion, or None: not known.
         reference_rejected: [G, K] float32, as `reference_chosen`.
+        desirable: [G, K] float32, as of `PairBatch`.
     """
 
     tokens: Array
@@ -85,6 +91,7 @@ class PackedPairs(NamedTuple):
     weight: Array
     reference_chosen: Array = None
     reference_rejected: Array = None
+    desirable: Array = None
 
 
 class PackedSequences(NamedTuple):
@@ -113,12 +120,15 @@ Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences
 
 
 def token_count(batch: Batch) -> Array:
-    """Real tokens of a batch, int32 on devices; the prompt of a pair counts once."""
+    """Real tokens of a batch, int32 on devices; the prompt of a pair counts once, mismatched completions do not."""
+    if isinstance(batch, PackedPairs) and batch.desirable is not None:
+        return ((batch.segment > 0) & (batch.branch < 2)).sum()
     if isinstance(batch, PackedPairs | PackedSequences):
         return (batch.segment > 0).sum()
     weight = batch.weight.astype("int32")
     if isinstance(batch, PairBatch):
-        return ((batch.prompt_length + batch.chosen_length + batch.rejected_length) * weight).sum()
+        own = batch.prompt_length + batch.chosen_length
+        return ((own if batch.desirable is not None else own + batch.rejected_length) * weight).sum()
     return (batch.length * weight).sum()
 
 

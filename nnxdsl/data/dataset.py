@@ -150,6 +150,8 @@ class Pairs(Dataset):
 
     reference: npt.NDArray[np.float32] | None = None
     """[rows, 2] the reference's log-probabilities of chosen and rejected, once they are known: NaN where not."""
+    desirable: npt.NDArray[np.float32] | None = None
+    """[rows] of feedback, which is laid out as pairs: 1 where the answer is desirable, else 0."""
 
     def referenced(self, logps: npt.NDArray[np.float32]) -> Pairs:
         """The same pairs, whose batches also hold what the reference says of them.
@@ -184,6 +186,7 @@ class Pairs(Dataset):
             weight=weight,
             reference_chosen=None if self.reference is None else self.reference[rows, 0],
             reference_rejected=None if self.reference is None else self.reference[rows, 1],
+            desirable=None if self.desirable is None else self.desirable[rows],
         )
 
     def axis_lengths(self) -> dict[str, Int32]:
@@ -239,6 +242,7 @@ class Pairs(Dataset):
             weight=(where >= 0).astype(np.float32),
             reference_chosen=None if known is None else known[0],
             reference_rejected=None if known is None else known[1],
+            desirable=None if self.desirable is None else np.where(where >= 0, self.desirable[where], np.float32(0)),
         )
 
 

@@ -9,7 +9,7 @@ from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
 from nnxdsl.data.markers import Markers
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
-from nnxdsl.spec.data import Preferences
+from nnxdsl.spec.data import Feedback, Preferences
 
 READS = "Data.Preferences reads prompt/chosen/rejected (text or messages) or prompt_ids/chosen_ids/rejected_ids"
 SIDES = ("chosen", "rejected")
@@ -45,7 +45,7 @@ def load_preferences(
     known = tokenizer.vocab_size if vocabulary is None else vocabulary
 
     def convert(row: Fields) -> Example:
-        return _example(row, encoder, markers, data, known)
+        return example(row, encoder, markers, data, known)
 
     kept = gather(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary)
     prompt, chosen, rejected = (kept.parts[name].lengths for name in ("prompt", *SIDES))
@@ -54,7 +54,12 @@ def load_preferences(
     return Pairs(kept)
 
 
-def _example(row: Fields, encoder: Encoder, markers: Markers, data: Preferences, known: int) -> Example:
+def example(row: Fields, encoder: Encoder, markers: Markers, data: Preferences | Feedback, known: int) -> Example:
+    """A preference pair as ids, cut to the longest lengths of `data`; ids are below `known`.
+
+    Raises:
+        RowError: There is nothing to learn from it.
+    """
     is_ids = any(name in row for name in IDS)
     if is_ids:
         split, chat = _split_ids(row, known), False
@@ -67,7 +72,7 @@ def _example(row: Fields, encoder: Encoder, markers: Markers, data: Preferences,
         raise RowError("identical", "chosen and rejected are the same, so there is nothing to prefer")
     bos = None if is_ids else encoder.tokenizer.bos_id
     parts = {
-        "prompt": _cut_left(prompt, data.max_prompt_length, bos),
+        "prompt": cut_left(prompt, data.max_prompt_length, bos),
         "chosen": chosen[: data.max_response_length],
         "rejected": rejected[: data.max_response_length],
     }
@@ -150,7 +155,7 @@ def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder
         context = _text_prompt(markers.text(prompt, "prompt"), sides)
     if not any(message["content"].strip() for message in context):
         raise RowError("empty prompt", "the prompt is empty")
-    return encoder.split_chat(context, [_answer(n, s, context) for n, s in zip(SIDES, sides, strict=True)])
+    return encoder.split_chat(context, [answer(n, s, context) for n, s in zip(SIDES, sides, strict=True)])
 
 
 def _chat_side(row: Fields, name: str, markers: Markers) -> list[Message]:
@@ -196,7 +201,7 @@ def _text_prompt(prompt: str, sides: list[list[Message]]) -> list[Message]:
     return context
 
 
-def _answer(name: str, side: list[Message], context: list[Message]) -> Message:
+def answer(name: str, side: list[Message], context: list[Message]) -> Message:
     """The one assistant message that a side adds to the prompt."""
     rest = side[len(context) :] if side[: len(context)] == context else side
     roles = ", ".join(message["role"] for message in rest) or "nothing"
@@ -207,7 +212,7 @@ def _answer(name: str, side: list[Message], context: list[Message]) -> Message:
     return rest[0]
 
 
-def _cut_left(prompt: list[int], longest: int, bos: int | None) -> list[int]:
+def cut_left(prompt: list[int], longest: int, bos: int | None) -> list[int]:
     """The end of a prompt; its BOS stays in front, since a model that was trained with one does badly without."""
     if len(prompt) <= longest:
         return prompt

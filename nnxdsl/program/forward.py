@@ -110,7 +110,9 @@ class Forward:
         stats = self._stats(predicting, model, targets, mask)
         chosen, rejected = jnp.sum(stats.logp[:, :response], axis=1), jnp.sum(stats.logp[:, response:], axis=1)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
-        return Pairs(chosen, rejected, *lengths), stats
+        if batch.desirable is not None:  # of a mismatched completion nothing is told
+            stats = stats._replace(mask=stats.mask.at[:, response:].set(0.0))
+        return Pairs(chosen, rejected, *lengths, batch.desirable), stats
 
     def _sequences(self, model: Decoder, hidden: jax.Array, batch: SequenceBatch) -> TokenStats:
         """Statistics of every token but the first `[B, T - 1]`; the mask keeps the loss's targets."""
@@ -125,7 +127,11 @@ class Forward:
         sums = jnp.sum(jnp.where(own, stats.logp[:, None, :], 0.0), axis=-1)
         scored = sums[:, :pairs], sums[:, pairs:]
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
-        return Pairs(*(part.reshape(-1) for part in (*scored, *lengths))), stats
+        said = Pairs(*(part.reshape(-1) for part in (*scored, *lengths)))
+        if batch.desirable is None:
+            return said, stats
+        stats = stats._replace(mask=stats.mask * (batch.owner < pairs))
+        return said._replace(desirable=batch.desirable.reshape(-1)), stats
 
     def _packed(
         self, model: Decoder, hidden: jax.Array, batch: PackedPairs | PackedSequences, mask: jax.Array

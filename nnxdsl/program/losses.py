@@ -49,12 +49,14 @@ class Pairs(NamedTuple):
         rejected: Likewise.
         chosen_tokens: How many tokens that sum has.
         rejected_tokens: Likewise.
+        desirable: Of feedback, 1 where the answer is desirable, else 0; None of pairs.
     """
 
     chosen: Array
     rejected: Array
     chosen_tokens: Array
     rejected_tokens: Array
+    desirable: Array | None = None
 
 
 Loss = Callable[[Any, Any, jax.Array], Terms]
@@ -89,10 +91,19 @@ def per_row(loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]],
     return Terms(row_mean(loss, weight), {name: row_mean(value, weight) for name, value in metrics.items()})
 
 
+def finished(means: Mapping[str, Any]) -> dict[str, Any]:
+    """Means of a whole batch with what follows from two of them: the margin of rewards whose rows are not the same."""
+    chosen, rejected = means.get("rewards/chosen"), means.get("rewards/rejected")
+    if chosen is None or rejected is None or "rewards/margins" in means:
+        return dict(means)
+    return {**means, "rewards/margins": chosen - rejected}
+
+
 def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> Ratio:
     """A mean over rows, not divided yet; what a row of weight 0 holds does not matter."""
     return Ratio(jnp.sum(jnp.where(weight > 0, value, 0.0) * weight), jnp.sum(weight))
 
 
 # Whoever can build a loss can build those of pairs.
+from nnxdsl.program import feedback as _feedback  # noqa: E402, F401
 from nnxdsl.program import preferences as _preferences  # noqa: E402, F401

@@ -13,7 +13,7 @@ from jax.sharding import Sharding
 from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, SequenceBatch
 from nnxdsl.data.packing import Packer, Size
 from nnxdsl.spec.batching import Batching, Packed, Padded
-from nnxdsl.spec.data import Conversations, Data, Preferences, Text
+from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Text
 from nnxdsl.spec.errors import NotRegisteredError
 
 PADDED = Padded()
@@ -35,7 +35,7 @@ class Lengths:
 def lengths(data: Data) -> Lengths:
     """The longest rows that an experiment's data may yield."""
     match data:
-        case Preferences():
+        case Preferences() | Feedback():
             return Lengths(data.max_prompt_length + 2 * data.max_response_length, 2 * data.max_response_length)
         case Conversations() | Text():
             return Lengths(data.max_length, data.max_length - 1)
@@ -74,18 +74,21 @@ def abstract_batch(
 
     if packed is not None:
         tokens, targets = array(packed.rows, packed.length), array(packed.targets)
-        if isinstance(data, Preferences):
+        if isinstance(data, Preferences | Feedback):
             items, weight = array(packed.items), array(packed.items, dtype=jnp.float32)
-            said = (weight, weight) if referenced else (None, None)
+            said = (*((weight, weight) if referenced else (None, None)), weight if isinstance(data, Feedback) else None)
             rows_of = tokens, tokens, tokens, tokens
             return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, *said)
         mask = array(packed.targets, dtype=jnp.bool_)
         return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32))
     weight = array(dtype=jnp.float32)
     match data:
-        case Preferences(max_prompt_length=prompt, max_response_length=response):
+        case (
+            Preferences(max_prompt_length=prompt, max_response_length=response)
+            | Feedback(max_prompt_length=prompt, max_response_length=response)
+        ):
             tokens = (array(prompt), array(response), array(response))
-            said = (weight, weight) if referenced else (None, None)
+            said = (*((weight, weight) if referenced else (None, None)), weight if isinstance(data, Feedback) else None)
             return PairBatch(*tokens, array(), array(), array(), weight, *said)
         case Conversations(max_length=length) | Text(max_length=length):
             return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight)

@@ -19,7 +19,7 @@ from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
 from nnxdsl.program.forward import Forward, Read, kept
 from nnxdsl.program.logprobs import TokenStats
-from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, row_mean
+from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
 
 Leaves = dict[str, jax.Array]
 Scored = Pairs | TokenStats
@@ -94,7 +94,7 @@ class Computation:
             "loss": _divide(*terms.loss),
             "grad_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(self.curve(moving.step), jnp.float32),
-            **{name: _divide(*ratio) for name, ratio in terms.metrics.items()},
+            **finished({name: _divide(*ratio) for name, ratio in terms.metrics.items()}),
             "num_tokens": token_count(batch),
         }
         trainable: Any = optax.apply_updates(moving.trainable, updates)
@@ -258,7 +258,7 @@ class Computation:
         if isinstance(out.scored, Pairs):
             logps = {"logps/chosen": out.scored.chosen, "logps/rejected": out.scored.rejected}
             extra = {name: row_mean(value, weight) for name, value in logps.items()}
-        return Terms(terms.loss, {**terms.metrics, **extra, **_token_metrics(out.stats)})
+        return Terms(terms.loss, {**extra, **terms.metrics, **_token_metrics(out.stats)})
 
     def _split(self, x: jax.Array) -> jax.Array:
         """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""

@@ -348,8 +348,10 @@ class Attempt:
         if not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:
             return
         rough = FIRST_MARGIN[self.parts.program.blueprint.compute.name]
-        for side, kept in (("chosen", batch.reference_chosen), ("rejected", batch.reference_rejected)):
-            now, then = values[f"logps/{side}"], float(np.average(kept, weights=batch.weight))
+        for side, kept, weight in _sides(batch):
+            if not weight.any():
+                continue
+            now, then = values[f"logps/{side}"], float(np.average(kept, weights=weight))
             if abs(now - then) > rough * abs(then):
                 where = self.directory.path.parent / DIRECTORY
                 self._tell(
@@ -468,6 +470,15 @@ class Attempt:
 def by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
     """Held-out metrics of all evaluations."""
     return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in directory.evaluations()}
+
+
+def _sides(batch: PairBatch | PackedPairs) -> tuple[tuple[str, np.ndarray, np.ndarray], ...]:
+    """What was kept of the reference under each name, and which rows that name is about."""
+    if batch.desirable is None:
+        sides = (("chosen", batch.reference_chosen), ("rejected", batch.reference_rejected))
+        return tuple((name, kept, batch.weight) for name, kept in sides)
+    shares = (("chosen", batch.desirable), ("rejected", 1 - batch.desirable))
+    return tuple((name, batch.reference_chosen, batch.weight * share) for name, share in shares)
 
 
 def _reference_of(program: Program, first: State) -> Leaves:

@@ -19,7 +19,7 @@ from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
 from nnxdsl.program.compiler import Program, State
-from nnxdsl.program.losses import Ratio
+from nnxdsl.program.losses import Ratio, finished
 from nnxdsl.program.step import Leaves
 from nnxdsl.run.generate import Sampler
 from nnxdsl.run.reference import rows_read_at_once
@@ -91,7 +91,8 @@ class Evaluator:
             add(computing)  # read while the next one is computed
             computing = following
         add(computing)
-        return {f"eval/{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
+        means = {name: total / count if count else math.nan for name, (total, count) in totals.items()}
+        return {f"eval/{name}": mean for name, mean in finished(means).items()}
 
     def samples(self, state: State) -> list[Sample]:
         """Answers to the evaluation's prompts. The reference does not change, so it is asked once."""

@@ -102,7 +102,8 @@ def _require_same_data(experiment: Experiment, home: Path) -> None:
     for earlier in _earlier(experiment):
         _require_same_data(earlier, home)
     directory, data = home / experiment.id, experiment.data
-    is_ours = isinstance(data, Data.Preferences | Data.Conversations | Data.Text)  # whose digest is that of the file
+    ours = Data.Preferences | Data.Feedback | Data.Conversations | Data.Text  # whose digest is that of the file
+    is_ours = isinstance(data, ours)
     path = Path(data.path)
     if not is_ours or not path.is_file() or not is_finished(experiment, home):
         return

@@ -66,11 +66,12 @@ class Data(Spec):
     """
 
     Preferences: ClassVar[type[members.Preferences]]
+    Feedback: ClassVar[type[members.Feedback]]
     Conversations: ClassVar[type[members.Conversations]]
     Text: ClassVar[type[members.Text]]
 
     yields: ClassVar[str] = ""
-    """What kind of batch it yields: "pairs" or "sequences"."""
+    """What kind of batch it yields: "pairs", "feedback" or "sequences"."""
     rows: ClassVar[str] = "rows"
     """What its rows are called in messages."""
 
@@ -96,6 +97,30 @@ class Preferences(Data):
 
     yields: ClassVar[str] = "pairs"
     rows: ClassVar[str] = "preference pairs"
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    max_prompt_length: int = attrs.field(default=512, validator=positive)
+    max_response_length: int = attrs.field(default=512, validator=positive)
+
+
+@attrs.frozen(kw_only=True)
+class Feedback(Data):
+    """Single answers, each of which was liked or not.
+
+    In each row `prompt`, `completion` (text or chat messages) and `label`, true where the answer is desirable; or
+    `prompt_ids`, `completion_ids` and `label`. A row that is a preference pair, as `Data.Preferences` reads it, counts
+    as two: its chosen answer is desirable, its rejected one is not.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
+        max_response_length: Longest completion in tokens, end token included; longer ones are cut on their right.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    yields: ClassVar[str] = "feedback"
+    rows: ClassVar[str] = "labelled answers"
 
     path: str = attrs.field(kw_only=False, validator=filled)
     max_prompt_length: int = attrs.field(default=512, validator=positive)

@@ -16,7 +16,7 @@ from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.base import Spec, gather
 from nnxdsl.spec.batching import Batching, Packed, Padded
 from nnxdsl.spec.cadence import Checkpoint, Evaluation
-from nnxdsl.spec.data import Data, Preferences, Text
+from nnxdsl.spec.data import Data, Feedback, Preferences, Text
 from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.identity import run_id
 from nnxdsl.spec.limits import Limit, name, positive
@@ -31,6 +31,7 @@ from nnxdsl.spec.weights import From, Random
 
 _READ = {
     "pairs": ("preference pairs", "Data.Preferences"),
+    "feedback": ("labelled answers", "Data.Feedback"),
     "sequences": ("conversations or texts", "Data.Conversations or Data.Text"),
 }
 """What each kind of batch is made of, and the data that yields it."""
@@ -103,7 +104,11 @@ class Experiment(Spec):
         if self.memory.reference != "auto":
             return self.memory.reference
         held_out = None if self.evaluation is None else self.evaluation.data
-        return "cached" if all(isinstance(data, Preferences | None) for data in (self.data, held_out)) else "online"
+        return (
+            "cached"
+            if all(isinstance(data, Preferences | Feedback | None) for data in (self.data, held_out))
+            else "online"
+        )
 
     @property
     def id(self) -> str:
@@ -191,7 +196,7 @@ class Experiment(Spec):
         asked, objective = self.memory.reference, type(self.objective).__qualname__
         if asked != "auto" and not self.objective.needs_reference:
             yield Problem("memory.reference", f"{asked!r} has no effect: {objective} has no reference")
-        elif asked == "cached" and self.objective.reads != "pairs":
+        elif asked == "cached" and self.objective.reads not in ("pairs", "feedback"):
             message = f"log-probabilities of pairs can be kept, {objective} reads {self.objective.reads}; use 'online'"
             yield Problem("memory.reference", message)
 

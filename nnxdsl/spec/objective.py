@@ -13,6 +13,7 @@ from nnxdsl.spec.base import Spec
 from nnxdsl.spec.limits import Limit
 
 if TYPE_CHECKING:
+    from nnxdsl.spec import feedback
     from nnxdsl.spec import objective as members
     from nnxdsl.spec import preference as pairs
 
@@ -41,9 +42,10 @@ class Objective(Spec):
     CPO: ClassVar[type[pairs.CPO]]
     ChosenSFT: ClassVar[type[pairs.ChosenSFT]]
     Sum: ClassVar[type[pairs.Sum]]
+    KTO: ClassVar[type[feedback.KTO]]
 
     reads: ClassVar[str] = ""
-    """What kind of batch it reads: "pairs" or "sequences". Third-party members set it too."""
+    """What kind of batch it reads: "pairs", "feedback" or "sequences". Third-party members set it too."""
     needs_reference: ClassVar[bool] = False
     """Whether it compares the policy with a frozen reference model."""
     sums_tokens: ClassVar[bool] = False
@@ -72,4 +74,5 @@ class SFT(Objective):
 
 
 # Whoever has the family has all its members.
+from nnxdsl.spec import feedback as _feedback  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]
 from nnxdsl.spec import preference as _preference  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]

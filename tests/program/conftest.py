@@ -58,6 +58,8 @@ def experiment() -> Callable[..., Experiment]:
         objective = fields.setdefault("objective", Objective.DPO(beta=0.5))
         if objective.reads == "pairs":
             fields.setdefault("data", Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16))
+        elif objective.reads == "feedback":
+            fields.setdefault("data", Data.Feedback("none.jsonl", max_prompt_length=16, max_response_length=16))
         else:
             fields.setdefault("data", Data.Text("none.jsonl", max_length=32))
         fields.setdefault("optimizer", Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None))

@@ -182,7 +182,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))
     adapter = fields["adapter"]
     modes = {"auto"} if not objective.needs_reference else {"auto", "online"}
-    modes |= {"cached"} if objective.needs_reference and objective.reads == "pairs" else set()
+    modes |= {"cached"} if objective.needs_reference and objective.reads in ("pairs", "feedback") else set()
     reference = draw(st.sampled_from(sorted(modes)))
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}
     parts -= set() if objective.needs_reference and reference == "online" else {"reference"}

@@ -1,0 +1,177 @@
+"""Labelled answers: one prompt and one completion in token ids, and the completion of another row to compare with."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from nnxdsl.data.chat import Message, read_messages
+from nnxdsl.data.dataset import Example, Kept, Pairs, gather, load, require_fit
+from nnxdsl.data.encode import Encoder, Split
+from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
+from nnxdsl.data.markers import Markers
+from nnxdsl.data.preferences import answer, cut_left
+from nnxdsl.data.preferences import example as pair_of
+from nnxdsl.data.ragged import Ragged, RaggedBuilder
+from nnxdsl.data.rows import RowError, kind_of
+from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.spec.data import Feedback
+from nnxdsl.spec.errors import DataError
+
+READS = (
+    "Data.Feedback reads prompt/completion/label (text or messages), prompt_ids/completion_ids/label, or the pairs of "
+    "Data.Preferences"
+)
+IDS = ("prompt_ids", "completion_ids")
+OF_PAIRS = ("chosen", "rejected", "chosen_ids", "rejected_ids")
+
+
+@load.register(Feedback)
+def load_feedback(
+    data: Feedback,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None = None,
+    loss_on: str = "assistant",
+    vocabulary: int | None = None,
+) -> Pairs:
+    """Labelled answers of a file; see `load`. `loss_on` has no meaning here: completions are always the targets.
+
+    The forms of a row are those of preference pairs, with one `completion` and its `label`; a row with `chosen` and
+    `rejected` is a desirable answer and an undesirable one.
+
+    Beside its own completion each answer gets a mismatched one: that of the nearest answer before it, the last being
+    before the first, which has the same label and another prompt. So each completion is another one's as a rule just
+    once, and which it is does not depend on the order of the rows or on the batch. (TRL takes the one before it in
+    batches of the file's order.)
+
+    Raises:
+        DataError: As of `load`; or all rows have the same prompt.
+    """
+    encoder, markers = Encoder(tokenizer), Markers(tokenizer, cure="take it out, or give token ids")
+    known = tokenizer.vocab_size if vocabulary is None else vocabulary
+
+    def convert(row: Fields) -> Example:
+        if any(name in row for name in OF_PAIRS):
+            pair = pair_of(row, encoder, markers, data, known)
+            prompt, chosen, rejected = pair.parts.values()
+            parts = {"prompt": prompt, "completion": chosen, "rejected": rejected, "label": [1]}
+            return pair._replace(parts=parts, cut=tuple("completion" if c == "chosen" else c for c in pair.cut))
+        return _example(row, encoder, markers, data, known)
+
+    names = ("prompt", "completion", "rejected", "label")
+    kept = gather(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary)
+    shown = {name: n for name, n in kept.report.lengths.items() if n.total and name != "label"}
+    kept = kept._replace(report=attrs.evolve(kept.report, lengths=shown))
+    apart, desirable = _apart(kept)
+    other = mismatched(apart.parts["prompt"], desirable)
+    if other is None:
+        raise DataError(f"{data.path}: all rows have the same prompt, so none can be compared with a mismatched answer")
+    completions = apart.parts["chosen"]
+    paired = apart._replace(parts={**apart.parts, "rejected": _taken(completions, other)})
+    prompt, longest = (paired.parts[name].lengths for name in ("prompt", "chosen"))
+    longest = longest.clip(min=paired.parts["rejected"].lengths)
+    require_fit(prompt + longest, paired, max_position, "lower data.max_prompt_length or data.max_response_length")
+    answers = Pairs(paired)
+    answers.desirable = desirable
+    return answers
+
+
+def mismatched(prompts: Ragged, desirable: npt.NDArray[np.float32]) -> npt.NDArray[np.int64] | None:
+    """[rows] for each row the nearest before it, in a ring, with the same label and another prompt.
+
+    Where no row of that label has another prompt, it is the nearest of the other label. None if all prompts are one.
+    """
+    numbers: dict[bytes, int] = {}
+    same = np.array([numbers.setdefault(prompts[row].tobytes(), len(numbers)) for row in range(len(prompts))])
+    if len(numbers) < 2:
+        return None
+    found = np.full(len(prompts), -1, np.int64)
+    for members in (*(np.flatnonzero(desirable == label) for label in (1, 0)), np.arange(len(prompts))):
+        before = -1
+        for turn in range(2):  # the first turn finds what is before the first row
+            for place, row in enumerate(members):
+                last = members[place - 1]
+                before = last if same[last] != same[row] else before
+                if turn and found[row] < 0 and before >= 0:
+                    found[row] = before
+    return found
+
+
+def _apart(kept: Kept) -> tuple[Kept, npt.NDArray[np.float32]]:
+    """Pairs as two answers each, in the order of the file; and which answers are desirable."""
+    builders = {name: RaggedBuilder() for name in ("prompt", "chosen", "rejected")}
+    row_ids, desirable = [], []
+    for row, where in enumerate(kept.row_ids):
+        own, rejected = kept.parts["completion"][row], kept.parts["rejected"][row]
+        for ids, label in ((own, kept.parts["label"][row][0]), (rejected, 0)):
+            if not len(ids):
+                continue
+            builders["prompt"].add(kept.parts["prompt"][row].tolist())
+            builders["chosen"].add(ids.tolist())
+            row_ids.append(where)
+            desirable.append(label)
+    parts = {name: builder.build() for name, builder in builders.items()}
+    return kept._replace(parts=parts, row_ids=row_ids), np.array(desirable, np.float32)
+
+
+def _taken(rows: Ragged, which: npt.NDArray[np.int64]) -> Ragged:
+    builder = RaggedBuilder()
+    for row in which:
+        builder.add(rows[int(row)].tolist())
+    return builder.build()
+
+
+def _example(row: Fields, encoder: Encoder, markers: Markers, data: Feedback, known: int) -> Example:
+    is_ids = any(name in row for name in IDS)
+    require(row, (*IDS, "label") if is_ids else ("prompt", "completion", "label"), READS)
+    label = row["label"]
+    if not isinstance(label, bool):
+        raise RowError("wrong type", f"field 'label': expected true or false, got {kind_of(label)}")
+    if is_ids:
+        prompt, completion = (read_ids(row, name, known) for name in IDS)
+        split, chat = Split(prompt, [completion], merged=False), False
+    else:
+        split, chat = _split(row, encoder, markers)
+    prompt, completion = split.prompt, split.completions[0]
+    for name, ids in (("prompt", prompt), ("completion", completion)):
+        if not ids:
+            raise RowError(f"empty {name}", f"the {name} is empty")
+    bos = None if is_ids else encoder.tokenizer.bos_id
+    parts = {
+        "prompt": cut_left(prompt, data.max_prompt_length, bos),
+        "completion": completion[: data.max_response_length],
+    }
+    whole = {"prompt": prompt, "completion": completion}
+    cut = tuple(name for name, ids in parts.items() if len(ids) < len(whole[name]))
+    return Example(
+        {**parts, "rejected": [], "label": [int(label)]}, cut, ("merged border",) if split.merged else (), chat
+    )
+
+
+def _split(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool]:
+    """A row of text or chats as ids, and whether it is a chat."""
+    prompt, completion = (read_text_or_chat(row, name) for name in ("prompt", "completion"))
+    if isinstance(prompt, str) and isinstance(completion, str):
+        prompt = markers.text(prompt, "prompt", opens=True)
+        completion = markers.text(completion, "completion", ends=True)
+        for name, text in (("prompt", prompt), ("completion", completion.strip())):
+            if not text:
+                raise RowError(f"empty {name}", f"the {name} is empty")
+        split = encoder.split_text(prompt, (completion,))
+        markers.ids(split.completions[0][:-1], prompt + completion, "fields 'prompt' and 'completion' together")
+        return split, False
+    context = _messages(prompt, "prompt", "user", markers)
+    if not any(message["content"].strip() for message in context):
+        raise RowError("empty prompt", "the prompt is empty")
+    side = _messages(completion, "completion", "assistant", markers)
+    return encoder.split_chat(context, [answer("completion", side, context)]), True
+
+
+def _messages(value: str | list[object], name: str, role: str, markers: Markers) -> list[Message]:
+    if isinstance(value, str):
+        return [{"role": role, "content": markers.text(value, name, ends=role == "assistant")}]
+    messages = read_messages(value, name)
+    markers.messages(messages, name)
+    return messages

@@ -1,0 +1,213 @@
+"""KTO: its loss against float64 figures and TRL's, the statistic of the batch, and a small model that learns by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Data, Experiment, Objective, SpecError, compile, from_dict
+from nnxdsl.data import BytesTokenizer, load
+from nnxdsl.data.batch import PackedPairs, PairBatch
+from nnxdsl.data.packing import Size, fit
+from nnxdsl.program import losses
+from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.losses import Pairs, Terms, finished
+from nnxdsl.spec.base import declared
+
+STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "feedback.json").read_text())
+PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
+
+
+def answers(which: str) -> tuple[Pairs, Pairs]:
+    columns = {name: jnp.array(column, jnp.float32) for name, column in STORED["answers"][which].items()}
+    tokens = columns["chosen_tokens"], columns["rejected_tokens"]
+    policy = Pairs(columns["chosen"], columns["rejected"], *tokens, columns["desirable"])
+    return policy, Pairs(columns["reference_chosen"], columns["reference_rejected"], *tokens)
+
+
+def say(objective: Objective, policy: Pairs, reference: Pairs, weight: jax.Array | None = None) -> Terms:
+    return losses.build(objective)(policy, reference, jnp.ones(len(policy.chosen)) if weight is None else weight)
+
+
+def means(terms: Terms) -> dict[str, float]:
+    return finished(
+        {name: float(total / count) for name, (total, count) in {"loss": terms.loss, **terms.metrics}.items()}
+    )
+
+
+def gradients(objective: Objective, policy: Pairs, reference: Pairs, weight: jax.Array | None = None) -> Any:
+    def loss(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
+        terms = say(objective, policy._replace(chosen=chosen, rejected=rejected), reference, weight)
+        return terms.loss.total / terms.loss.count
+
+    return jax.grad(loss, argnums=(0, 1))(policy.chosen, policy.rejected)
+
+
+@pytest.mark.parametrize("case", STORED["cases"])
+def test_against_float64_of_another_program(case: str) -> None:
+    stored = STORED["cases"][case]
+    objective = from_dict(stored["objective"], expected=Objective)
+    policy, reference = answers(stored["answers"])
+    found = means(say(objective, policy, reference))
+    for name in ("loss", "kl", *(f"rewards/{n}" for n in ("chosen", "rejected", "margins")), "logps/chosen"):
+        assert found[name] == pytest.approx(stored[name], rel=5e-6), name
+    own, other = gradients(objective, policy, reference)
+    # A loss near its largest value is flat; how flat is no more exact than float32 is around 1.
+    np.testing.assert_allclose(own, stored["by_chosen"], rtol=2e-5, atol=6e-8 / len(own))
+    np.testing.assert_array_equal(other, 0.0)  # nothing is learnt from mismatched answers
+
+
+def test_the_figures_have_a_baseline_and_none() -> None:
+    assert {case["kl"] > 0 for case in STORED["cases"].values()} == {True, False}
+
+
+def test_it_starts_at_a_half() -> None:
+    objective = Objective.KTO(desirable_weight=3.0, undesirable_weight=0.5)
+    policy, _ = answers("far")
+    found = means(say(objective, policy, policy._replace(desirable=None)))
+    liked = float(jnp.mean(policy.desirable))  # type: ignore[arg-type]
+    assert found["loss"] == pytest.approx(0.5 * (3.0 * liked + 0.5 * (1 - liked)), rel=1e-6)
+    assert found["kl"] == found["rewards/chosen"] == found["rewards/rejected"] == found["rewards/margins"] == 0.0
+
+
+def test_rows_of_weight_zero_do_not_matter_whatever_they_hold() -> None:
+    objective, (policy, reference) = Objective.KTO(beta=0.3), answers("near")
+    bad = jnp.array([jnp.nan, jnp.inf])
+
+    def filled(pairs: Pairs) -> Pairs:
+        columns = (None if x is None else jnp.concatenate([x[:5], bad, x[5:]]) for x in pairs)
+        return Pairs(*columns)  # type: ignore[arg-type]
+
+    weight = jnp.ones(14).at[5:7].set(0)
+    alone, found = say(objective, policy, reference), say(objective, filled(policy), filled(reference), weight)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(found), strict=True):
+        assert float(other) == pytest.approx(float(one), rel=1e-6)
+    plain, toward = (
+        gradients(objective, *said)[0] for said in ((policy, reference), (filled(policy), filled(reference), weight))
+    )
+    np.testing.assert_array_equal(toward[5:7], 0.0)
+    np.testing.assert_allclose(jnp.delete(toward, jnp.arange(5, 7)), plain, rtol=1e-6)
+    nothing = say(objective, filled(policy), filled(reference), jnp.zeros(14))
+    assert all(float(leaf) == 0.0 for leaf in jax.tree.leaves(nothing))
+
+
+def test_extremes_stay_numbers() -> None:
+    far = jnp.array([0.0, -1e-30, -500.0, -20_000.0])
+    own, other = (x.reshape(-1) for x in jnp.meshgrid(far, far))
+    policy = Pairs(own, other, jnp.ones(16), jnp.ones(16), (jnp.arange(16) % 3 > 0).astype(jnp.float32))
+    for way in (policy, policy._replace(chosen=other, rejected=own)):
+        reference = Pairs(way.rejected, way.chosen, way.chosen_tokens, way.rejected_tokens)
+        assert np.isfinite(list(means(say(Objective.KTO(), way, reference)).values())).all()
+        assert np.isfinite(gradients(Objective.KTO(), way, reference)).all()
+
+
+@pytest.mark.parametrize("field", declared(Objective.KTO))
+def test_every_field_acts(field: str) -> None:
+    policy, reference = answers("near")
+    changed = attrs.evolve(Objective.KTO(), **{field: 0.4})
+    before, after = (means(say(o, policy, reference))["loss"] for o in (Objective.KTO(), changed))
+    assert abs(after - before) > 1e-4 * before
+
+
+def test_the_page_has_it() -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith("| `KTO` |"))
+    assert "`beta=0.1`, `desirable_weight=1.0`, `undesirable_weight=1.0`" in row
+
+
+def test_parts_of_a_batch_are_refused(experiment: Callable[..., Experiment]) -> None:
+    with pytest.raises(SpecError) as caught:
+        experiment(objective=Objective.KTO(), microbatch_size=2)
+    assert "microbatch_size: Objective.KTO compares the rows of a batch with each other" in str(caught.value)
+
+
+def labelled(batch: PairBatch) -> PairBatch:
+    return batch._replace(desirable=np.array([1, 0, 1, 0], np.float32))
+
+
+def program_of(experiment: Callable[..., Experiment], **fields: Any) -> Program:
+    small = {"model": Small(layers=1, pattern=1), "adapter": Adapter.LoRA(rank=2)}
+    return compile(experiment(objective=Objective.KTO(beta=0.5), **{**small, **fields}))
+
+
+@pytest.mark.parametrize("way", ["known", pytest.param("asked", marks=pytest.mark.slow)])
+def test_it_trains(
+    way: str,
+    experiment: Callable[..., Experiment],
+    pairs: Callable[..., PairBatch],
+    trained: Callable[..., State],
+    with_b: Callable[[State], State],
+) -> None:
+    program, batch = program_of(experiment), labelled(pairs(4, fill=1))
+    first = trained(program)
+    asked = program.referenced(first, batch) if way == "known" else batch
+    at_first = {name: float(x.total / x.count) for name, x in program.evaluate(first, asked).items()}
+    assert at_first["loss"] == 0.5
+    assert at_first["kl"] == at_first["rewards/chosen"] == 0.0  # to the bit
+    state = with_b(first)
+    policy, reference = program.score(state, batch).scored, program.score(first, batch).scored
+    assert isinstance(policy, Pairs)
+    whole = means(losses.build(program.experiment.objective)(policy, reference, batch.weight))
+    state, metrics = program.step(state, asked)
+    for name, value in whole.items():
+        assert float(metrics[name]) == pytest.approx(value, rel=2e-5, abs=1e-6), name
+    # Tokens of mismatched answers are read, and not counted.
+    assert int(metrics["num_tokens"]) == (batch.prompt_length + batch.chosen_length)[:3].sum()
+    for _ in range(8):
+        state, metrics = program.step(state, asked)
+    assert float(metrics["loss"]) < whole["loss"]
+    assert float(metrics["rewards/margins"]) > whole["rewards/margins"]
+
+
+@pytest.mark.slow
+def test_answers_side_by_side_are_answers_alone(
+    experiment: Callable[..., Experiment],
+    trained: Callable[..., State],
+    with_b: Callable[[State], State],
+    answers_of: Callable[[], Any],
+) -> None:
+    dataset = answers_of()
+    program, rows = program_of(experiment), np.arange(4)
+    state = with_b(trained(program))
+    size = Size(blocks=2, rows=2, length=48, targets=96, items=4)
+    layout = fit(*dataset.loads(), size)
+    assert layout is not None
+    packed = dataset.packed(rows, size, layout)
+    assert isinstance(packed, PackedPairs)
+    gradients = jax.jit(program.computation.gradients)
+    arrays = state.trainable, state.frozen, state.reference
+    (alone, terms), (beside, others) = (
+        jax.device_get(gradients(*arrays, batch)) for batch in (dataset.batch(rows, 4), packed)
+    )
+    for name, value in means(terms).items():
+        assert means(others)[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+    scale = max(np.abs(leaf).max() for leaf in alone.values())
+    for path, leaf in alone.items():
+        np.testing.assert_allclose(beside[path], leaf, rtol=1e-4, atol=1e-4 * scale, err_msg=path)
+
+
+@pytest.fixture
+def answers_of(tmp_path: Path) -> Callable[[], Any]:
+    """Makes a dataset of four answers of unequal lengths."""
+
+    def make() -> Any:
+        draw = np.random.default_rng(1)
+        lengths = [(5, 7), (11, 3), (2, 1), (16, 12)]
+        ids = [
+            {n: draw.integers(1, 48, s).tolist() for n, s in zip(("prompt_ids", "completion_ids"), row, strict=True)}
+            for row in lengths
+        ]
+        (tmp_path / "rows.jsonl").write_text(
+            "".join(json.dumps({**row, "label": number % 2 == 0}) + "\n" for number, row in enumerate(ids))
+        )
+        return load(Data.Feedback(str(tmp_path / "rows.jsonl")), BytesTokenizer())
+
+    return make
