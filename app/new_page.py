@@ -1,15 +1,376 @@
-"""The page New run; knows no gradio."""
+"""A new run: a form from the spec, and beside it the Python that it means, what differs, the plan, and what is wrong."""
 
 from __future__ import annotations
 
-from .html import tag
-from .page import Answer, Ask, Page
+import hashlib
+import json
+import shlex
+from urllib.parse import quote
+
+import attrs
+
+from nnxdsl.run.jsonl import write_json
+from nnxdsl.spec.errors import Problem, SpecError
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.source import render, to_python
+from nnxdsl.spec.tree import diff, get, to_dict, to_json
+
+from . import form
+from .drafts import Draft
+from .experiments import from_text, from_tree, stored
+from .html import Child, Html, join, link, tag
+from .jobs import Job
+from .page import Action, Answer, Ask, Page
+from .parts import action, copy_button, table, tabs
+from .plan_words import plan_words
 from .state import Site
+
+TABS = {"": "Python", "diff": "Changes", "plan": "Plan", "json": "JSON", "import": "Import"}
+DEVICES = ("", "cpu", "h200", "h100", "a100-80", "v5e", "v5p", "v6e")
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The page for its query."""
-    return Answer({"main": tag("p", "This page is not written yet.", cls="empty")})
+    """The draft of the query; with `from`, `preset` or nothing, a new one or the choice of one."""
+    if site.settings.read_only:
+        note = tag("p", "This app is read only: runs can be looked at, not started.", cls="empty")
+        return _whole(tag("h1", "New run"), note, join())
+    if ask.query.get("draft"):
+        return _draft(site, ask, site.drafts.load(ask.query["draft"]))
+    begun = ask.query.get("from") or ask.query.get("preset") or ""
+    if not begun:
+        return _choice(site)
+    if ask.query.get("preset"):
+        experiment = site.presets.experiment(begun)
+        job = site.presets.job(begun)
+        if experiment is None:
+            wrong = "There is no such preset." if job is None else job.error or "Reading it ..."
+            note = tag("p", wrong, cls="empty", data_tick="0.5" if job is not None and not job.is_over else None)
+            return _whole(tag("h1", "New run"), note, join())
+        return _begin(site, ask, experiment, f"experiments/{begun}.py")
+    return _begin(site, ask, _of_run(site, begun), begun)
 
 
-PAGE = Page(name="new", path="/new", title="New run", regions=("main",), actions={"open": opened})
+def ticked(site: Site, ask: Ask) -> Answer:
+    """What is being worked out; the form is left alone."""
+    if not ask.query.get("draft"):
+        return opened(site, ask)
+    draft = site.drafts.load(ask.query["draft"])
+    return Answer({"panel": _panel(site, ask, draft)})
+
+
+def change(site: Site, ask: Ask) -> Answer:
+    """A field was changed: the draft is kept, and the panel follows; another class brings other fields."""
+    draft = site.drafts.load(ask.query.get("draft", ""))
+    texts = ask.fields
+    shapes = ask.text("changed").endswith(".type")
+    draft = attrs.evolve(draft, texts=form.completed(texts) if shapes else texts)
+    site.drafts.save(draft)
+    regions = {"panel": _panel(site, ask, draft), "head": _head(site, draft)}
+    if shapes:
+        regions["form"] = _form(draft)
+    return Answer(regions)
+
+
+def launch(site: Site, ask: Ask) -> Answer:
+    """Starts what the draft says."""
+    experiment = _require(site, ask)
+    site.launcher.launch(experiment, ask.client)
+    return Answer(goto=link("/run", id=experiment.id))
+
+
+def queue(site: Site, ask: Ask) -> Answer:
+    """Has what the draft says wait for a slot."""
+    experiment = _require(site, ask)
+    site.launcher.enqueue(experiment, ask.client)
+    return Answer(goto=link("/run", id=experiment.id))
+
+
+def plan(site: Site, ask: Ask) -> Answer:
+    """Works out the plan, in a child process."""
+    _plan_job(site, _require(site, ask), ask, start=True)
+    return Answer(goto=link("/new", **{**ask.query, "tab": "plan", "planned": "1"}))
+
+
+def take_in(site: Site, ask: Ask) -> Answer:
+    """A pasted text becomes the draft."""
+    try:
+        experiment = from_text(ask.fields.get("text", ""))
+    except SpecError as error:
+        listed = "\n".join(map(str, error.problems[:20]))
+        return Answer(notice=f"This was not taken in:\n{listed}", bad=True)
+    draft_name = ask.query.get("draft")
+    if not draft_name:
+        return _begin(site, ask, experiment, "what was pasted")
+    draft = attrs.evolve(site.drafts.load(draft_name), texts=form.texts_of(experiment))
+    site.drafts.save(draft)
+    answer = _draft(site, Ask({**ask.query, "tab": ""}), draft)
+    return Answer(answer.regions, notice="Taken in.", query=link("", draft=draft.id).lstrip("?"))
+
+
+def _require(site: Site, ask: Ask) -> Experiment:
+    """The draft's experiment.
+
+    Raises:
+        SpecError: what is wrong with it.
+    """
+    draft = site.drafts.load(ask.query.get("draft", ""))
+    experiment, problems = form.read(draft.texts)
+    if experiment is None:
+        raise SpecError(problems, "this draft")
+    return experiment
+
+
+def _of_run(site: Site, run: str) -> Experiment:
+    """The experiment of a run, or of a start that was refused."""
+    newest = site.launcher.newest(run)
+    if site.index.row(run) is not None:
+        found = stored(site.run(run).path / "experiment.json")
+    else:
+        found = None if newest is None else stored(newest.directory / "experiment.json")
+    if found is None:
+        message = "cannot be read by the app: there is no such run, or it names classes of another package"
+        raise SpecError([Problem("", f"{run} {message}")])
+    return found
+
+
+def _begin(site: Site, ask: Ask, experiment: Experiment, name: str) -> Answer:
+    texts = form.texts_of(experiment)
+    draft = site.drafts.new(texts, to_dict(experiment), name)
+    query = link("", draft=draft.id).lstrip("?")
+    answer = _draft(site, Ask({"draft": draft.id}), draft)
+    return Answer(answer.regions, query=query)
+
+
+def _choice(site: Site) -> Answer:
+    names = site.presets.names()
+    cards = [
+        tag(
+            "a",
+            tag("b", name),
+            tag("span", f"experiments/{name}.py", cls="muted small"),
+            href=link("/new", preset=name),
+            cls="panel card",
+        )
+        for name in names
+    ]
+    runs = [
+        tag("li", tag("a", row.id, href=link("/new", **{"from": row.id}), cls="mono")) for row in site.index.rows()[:8]
+    ]
+    none = tag("p", f"There is no {site.presets.place}; start the app in the directory of your project.", cls="empty")
+    body = join(
+        tag("p", "Every run begins as a copy of something: a recipe, an earlier run, or what you paste."),
+        tag("h2", "Recipes"),
+        tag("div", cards, cls="grid") if cards else none,
+        join(tag("h2", "Earlier runs"), tag("ul", runs, cls="plain panel")) if runs else None,
+        tag("h2", "Python or JSON"),
+        tag("section", _import(), cls="panel"),
+    )
+    return _whole(tag("h1", "New run"), body, join())
+
+
+def _whole(head: Html, body: Html, panel: Html) -> Answer:
+    return Answer({"head": head, "form": body, "panel": panel})
+
+
+def _draft(site: Site, ask: Ask, draft: Draft) -> Answer:
+    return _whole(_head(site, draft), _form(draft), _panel(site, ask, draft))
+
+
+def _head(site: Site, draft: Draft) -> Html:
+    experiment, problems = form.read(draft.texts)
+    ready = experiment is not None
+    exists = ready and site.index.row(experiment.id) is not None
+    if not ready:
+        note: Child = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'} to solve first"
+    elif exists:
+        note = join(
+            "the same run is there already: ", tag("a", experiment.id, href=link("/run", id=experiment.id), cls="mono")
+        )
+    else:
+        note = join("it will be ", tag("span", experiment.id, cls="mono"))
+    buttons = [
+        action("Plan", "new.plan", disabled=not ready),
+        action("Queue", "new.queue", disabled=not ready),
+        action("Launch", "new.launch", "primary", disabled=not ready),
+    ]
+    return tag(
+        "div",
+        tag("div", tag("h1", "New run"), tag("div", buttons, cls="row"), cls="row between"),
+        tag("p", "Copied from ", tag("span", draft.base_name, cls="mono"), "; ", note, cls="muted"),
+    )
+
+
+def _form(draft: Draft) -> Html:
+    base = form.texts_of(from_tree(draft.base))
+    toggle = tag("label", tag("input", type="checkbox", id="only-changed"), " Only what is changed", cls="row small")
+    return join(tag("div", toggle, cls="row end"), form.rendered(draft.texts, base, "new.change"))
+
+
+# the panel
+
+
+def _panel(site: Site, ask: Ask, draft: Draft) -> Html:
+    experiment, problems = form.read(draft.texts)
+    tab = ask.query.get("tab", "")
+    tab = tab if tab in TABS else ""
+    listed = {problem.path: problem.message for problem in problems}
+    if tab == "import":
+        body: Html = _import()
+    elif experiment is None:
+        body = tag("p", "It can be shown once the problems above are solved.", cls="muted")
+    elif tab == "json":
+        body = join(tag("div", copy_button("new-json"), cls="row end"), _code(to_json(experiment), "new-json"))
+    elif tab == "diff":
+        body = _changes(from_tree(draft.base), draft.base_name, experiment)
+    elif tab == "plan":
+        body = _plan(site, ask, experiment)
+    else:
+        body = _python(site, experiment)
+    query = {name: value for name, value in ask.query.items() if name in ("draft", "device")}
+    names = {
+        name: f"{text} ({_count(draft, experiment)})" if name == "diff" and experiment else text
+        for name, text in TABS.items()
+    }
+    return tag(
+        "section",
+        _problems(problems),
+        tabs("/new", query, names, tab, "Views of the draft"),
+        body,
+        cls="panel sticky",
+        data_problems=listed,
+    )
+
+
+def _count(draft: Draft, experiment: Experiment) -> int:
+    return len(diff(from_tree(draft.base), experiment))
+
+
+def _problems(problems: list[Problem]) -> Html | None:
+    if not problems:
+        return None
+    lines = [
+        tag(
+            "li",
+            tag("a", problem.path, href=f"#f-{problem.path}", data_field=problem.path) if problem.path else None,
+            f": {problem.message}" if problem.path else problem.message,
+        )
+        for problem in problems[:20]
+    ]
+    return tag(
+        "div",
+        tag("h2", f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"),
+        tag("ul", lines),
+        cls="problems",
+        role="alert",
+    )
+
+
+def _code(text: str, name: str) -> Html:
+    return tag("pre", tag("code", text, id=name), tabindex=0, cls="code")
+
+
+def _python(site: Site, experiment: Experiment) -> Html:
+    text = to_python(experiment)
+    words = f"nnxdsl run {shlex.quote(f'{experiment.name}.py')} --home {shlex.quote(str(site.settings.home))}"
+    name = f"{experiment.name}.py"
+    save = tag("a", "Download", href=_data(text, "text/x-python"), download=name, cls="button small")
+    return join(
+        tag("div", copy_button("new-python"), save, cls="row end"),
+        _code(text, "new-python"),
+        tag("p", "In a terminal: ", tag("code", words, id="new-command"), " ", copy_button("new-command"), cls="small"),
+    )
+
+
+def _data(text: str, kind: str) -> str:
+    return f"data:{kind};charset=utf-8,{quote(text)}"
+
+
+def _changes(base: Experiment, name: str, experiment: Experiment) -> Html:
+    changes = diff(base, experiment)
+    same = base.id == experiment.id
+    verdict = "It is the same run: only placement or cadence differ." if same else "It is another run."
+    if not changes:
+        return tag("p", f"Nothing differs from {name}.", cls="muted")
+    rows = [
+        (tag("a", path, href=f"#f-{path}", data_field=path, cls="mono"), render(get(base, path)), render(value))
+        for path, value in changes.items()
+    ]
+    return join(
+        table(("Field", "was", "is"), rows, f"{len(rows)} differences to {name}"), tag("p", verdict, cls="muted")
+    )
+
+
+def _import() -> Html:
+    return tag(
+        "form",
+        tag(
+            "label",
+            "Python as ",
+            tag("code", "nnxdsl show FILE --python"),
+            " prints it, or JSON. It is read, never run.",
+            for_="import-text",
+        ),
+        tag(
+            "textarea",
+            rows=14,
+            name="text",
+            id="import-text",
+            spellcheck="false",
+            placeholder="from nnxdsl import ...\n\nexperiment = Experiment(...)",
+        ),
+        tag("div", tag("button", "Take it in", type="submit", cls="button primary"), cls="row end"),
+        data_do="new.take_in",
+    )
+
+
+def _plan_job(site: Site, experiment: Experiment, ask: Ask, *, start: bool) -> Job | None:
+    text = json.dumps(to_dict(experiment), sort_keys=True)
+    device = ask.query.get("device", "")
+    device = device if device in DEVICES else ""
+    digest = hashlib.sha256(f"{text} {device}".encode()).hexdigest()[:16]
+    key = f"plan {digest}"
+    found = site.jobs.get(key)
+    if not start or (found is not None and found.state != "failed"):
+        return found
+    file = site.settings.own / "plans" / f"{digest}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, to_dict(experiment))
+    words = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
+    return site.jobs.start(key, words + (["--device", device] if device else []))
+
+
+def _plan(site: Site, ask: Ask, experiment: Experiment) -> Html:
+    device = ask.query.get("device", "")
+    options = [tag("option", name or "this machine", value=name, selected=name == device) for name in DEVICES]
+    chooser = tag("form", tag("label", "For ", tag("select", options, name="device")), data_query=True, cls="row")
+    job = _plan_job(site, experiment, ask, start=True)
+    bar = tag(
+        "div",
+        chooser,
+        tag("a", "Inspect the layout", href=link("/layout", draft=ask.query.get("draft")), cls="button small"),
+        cls="row between",
+    )
+    assert job is not None
+    if not job.is_over:
+        words = f"Working it out in a child process, {job.seconds:.0f} s so far ..."
+        return join(bar, tag("p", words, cls="muted", data_tick="0.7"))
+    if job.state != "done":
+        return join(bar, tag("pre", job.error or job.state, cls="error", role="alert"))
+    return join(bar, plan_words(job.result))
+
+
+PAGE = Page(
+    name="new",
+    path="/new",
+    title="New run",
+    regions=("head", "form", "panel"),
+    actions={
+        "open": opened,
+        "tick": ticked,
+        "change": Action(change, writes=True),
+        "launch": Action(launch, writes=True),
+        "queue": Action(queue, writes=True),
+        "plan": Action(plan, writes=True),
+        "take_in": Action(take_in, writes=True),
+    },
+)

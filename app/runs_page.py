@@ -1,15 +1,335 @@
-"""The page Runs; knows no gradio."""
+"""The list of runs: what there is, how it stands, what to do next."""
 
 from __future__ import annotations
 
-from .html import tag
-from .page import Answer, Ask, Page
+import shlex
+from collections import Counter
+
+from .charts import sparkline
+from .html import Html, join, link, tag
+from .index import Row
+from .page import Action, Answer, Ask, Page
+from .parts import progress, run_link, state_badge
+from .series import sampled
 from .state import Site
+from .words import age, duration, number, time_of
+
+SHOWN = 100
+STATES = ("running", "queued", "stopped", "finished", "failed", "lost")
+COMPARED = 6
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The page for its query."""
-    return Answer({"main": tag("p", "This page is not written yet.", cls="empty")})
+    """The list for a search and a state."""
+    rows = site.index.rows()
+    chosen = _chosen(rows, ask)
+    return Answer({"head": _head(site, rows, ask), "list": _list(site, rows, chosen, ask)})
 
 
-PAGE = Page(name="runs", path="/", title="Runs", regions=("main",), actions={"open": opened})
+def ticked(site: Site, ask: Ask) -> Answer:
+    """The list again; the search field is left alone, as somebody may be typing."""
+    rows = site.index.rows()
+    return Answer({"list": _list(site, rows, _chosen(rows, ask), ask)})
+
+
+def compare(site: Site, ask: Ask) -> Answer:
+    """Goes to the comparison of what is ticked."""
+    ids = _ticked(ask)
+    if not 2 <= len(ids) <= COMPARED:
+        return Answer(notice=f"Tick 2 to {COMPARED} runs to compare them.", bad=True)
+    return Answer(goto=link("/compare", ids=",".join(ids)))
+
+
+def clone(site: Site, ask: Ask) -> Answer:
+    """Goes to a new draft that begins with the run that is ticked."""
+    ids = _ticked(ask)
+    if len(ids) != 1:
+        return Answer(notice="Tick one run to clone it.", bad=True)
+    return Answer(goto=link("/new", **{"from": ids[0]}))
+
+
+def stop(site: Site, ask: Ask) -> Answer:
+    """Asks all runs that are ticked to save and end."""
+    ids = _ticked(ask)
+    if not ids:
+        return Answer(notice="Tick the runs that are to stop.", bad=True)
+    for run in ids:
+        site.launcher.stop(run, ask.client)
+    return _told(opened(site, ask), f"Asked to stop: {', '.join(ids)}. They save at the next step.")
+
+
+def unqueue(site: Site, ask: Ask) -> Answer:
+    """Has a run wait no longer."""
+    return _told(opened(site, ask), site.launcher.unqueue(ask.text("id"), ask.client))
+
+
+def demo(site: Site, ask: Ask) -> Answer:
+    """Starts the small DPO run of the project."""
+    experiment = site.presets.experiment(ask.text("preset"))
+    if experiment is None:
+        return Answer(notice="The recipe is still being read; try again in a moment.", bad=True)
+    site.launcher.launch(experiment, ask.client)
+    return Answer(goto=link("/run", id=experiment.id))
+
+
+def _told(answer: Answer, notice: str) -> Answer:
+
+    return Answer(answer.regions, notice=notice)
+
+
+def _ticked(ask: Ask) -> list[str]:
+    return [one for one in ask.query.get("ids", "").split(",") if one][:50]
+
+
+def _chosen(rows: list[Row], ask: Ask) -> list[Row]:
+    words, state = ask.query.get("q", "").lower().split(), ask.query.get("state", "")
+    return [
+        row
+        for row in rows
+        if all(word in row.text for word in words)
+        and (not state or row.state == state or (state == "running" and row.is_live))
+    ]
+
+
+def _head(site: Site, rows: list[Row], ask: Ask) -> Html:
+    if not rows:
+        return tag("h1", "Runs")
+    state = ask.query.get("state", "")
+    options = [tag("option", "any state", value="")]
+    options += [tag("option", name, value=name, selected=name == state) for name in STATES]
+    form = tag(
+        "form",
+        tag(
+            "input",
+            type="search",
+            name="q",
+            value=ask.query.get("q", ""),
+            placeholder="Search name, objective, model, mesh",
+            aria_label="Search runs",
+        ),
+        tag("select", options, name="state", aria_label="State"),
+        cls="row grow",
+        role="search",
+        data_query=True,
+    )
+    buttons = [
+        tag("button", "Compare", cls="button", data_do="runs.compare", type="button"),
+        None if site.settings.read_only else tag("button", "Clone", cls="button", data_do="runs.clone", type="button"),
+        None
+        if site.settings.read_only
+        else tag("button", "Stop and save", cls="button", data_do="runs.stop", type="button"),
+        None if site.settings.read_only else tag("a", "New run", cls="button primary", href="/new"),
+    ]
+    return join(tag("h1", "Runs"), tag("div", form, tag("div", buttons, cls="row"), cls="row between toolbar"))
+
+
+def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
+    waiting = site.launcher.waiting()
+    known = {row.id for row in rows}
+    starting = [one for one in site.launcher.launches()[:20] if one.is_alive and one.run not in known]
+    if not rows and not waiting and not starting:
+        return _empty(site)
+    counts = Counter("running" if row.is_live else row.state for row in rows)
+    counters = [
+        tag("a", tag("b", counts[name]), " ", name, href=link("/", state=name), cls="counter")
+        for name in ("running", "finished", "stopped", "failed", "lost", "damaged")
+        if counts[name]
+    ]
+    parts: list[Html] = [
+        tag("div", tag("a", tag("b", len(rows)), " all", href="/", cls="counter"), counters, cls="counters")
+    ]
+    if starting or waiting:
+        lines = [
+            tag("li", state_badge("starting"), " ", tag("a", one.run, href=link("/run", id=one.run), cls="mono"))
+            for one in starting
+        ]
+        lines += [
+            tag(
+                "li",
+                state_badge("queued"),
+                " ",
+                tag("a", one.run, href=link("/run", id=one.run), cls="mono"),
+                f" waits, number {place} ",
+                None
+                if site.settings.read_only
+                else tag(
+                    "button", "Do not run", cls="button small", data_do="runs.unqueue", data_id=one.run, type="button"
+                ),
+            )
+            for place, one in enumerate(waiting, start=1)
+        ]
+        parts.append(tag("section", tag("h2", "About to begin"), tag("ul", lines, cls="plain"), cls="panel"))
+    parts.append(_table(site, chosen, ask) if chosen else tag("p", "No run fits this search.", cls="empty"))
+    return tag("div", parts, data_tick="2" if any(row.is_live for row in rows) or waiting or starting else "4")
+
+
+def _table(site: Site, chosen: list[Row], ask: Ask) -> Html:
+    ticked_ids = set(_ticked(ask))
+    shown = SHOWN * _page(ask)
+    names = (
+        "",
+        "Run",
+        "State",
+        "Progress",
+        "Loss",
+        "Accuracy",
+        "Margin",
+        "Recent loss",
+        "Objective",
+        "Model",
+        "Started",
+        "Took",
+        "Left",
+        "Heard of",
+    )
+    numeric = ("Loss", "Accuracy", "Margin", "Took", "Left")
+    head = tag(
+        "tr",
+        [
+            tag(
+                "th",
+                name or tag("span", "Tick", cls="visually-hidden"),
+                scope="col",
+                cls="num" if name in numeric else None,
+            )
+            for name in names
+        ],
+    )
+    body = [_row(site, row, row.id in ticked_ids) for row in chosen[:shown]]
+    caption = f"{len(chosen)} runs in {site.settings.home}" if len(chosen) != 1 else f"1 run in {site.settings.home}"
+    more = None
+    if len(chosen) > shown:
+        query = {**ask.query, "pages": str(_page(ask) + 1)}
+        more = tag(
+            "p",
+            tag(
+                "a",
+                f"Show {min(SHOWN, len(chosen) - shown)} more of {len(chosen) - shown}",
+                href=link("/", **query),
+                cls="button",
+            ),
+        )
+    return join(
+        tag(
+            "div",
+            tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body), cls="cards"),
+            cls="scroll",
+            tabindex=0,
+            role="region",
+            aria_label="Runs",
+        ),
+        more,
+    )
+
+
+def _page(ask: Ask) -> int:
+    text = ask.query.get("pages", "1")
+    return min(50, max(1, int(text))) if text.isdigit() else 1
+
+
+def _row(site: Site, row: Row, is_ticked: bool) -> Html:
+    status, metrics = row.status, row.metrics
+    step, total = status.get("step"), status.get("total")
+    box = tag("input", type="checkbox", data_tick_id=row.id, checked=is_ticked, aria_label=f"Tick {row.id}")
+    done = (
+        join(
+            progress(step, total, f"Progress of {row.id}"),
+            tag("span", f"{step or 0:,} of {total:,}", cls="small muted nowrap"),
+        )
+        if total
+        else "-"
+    )
+    cells: list[tuple[str, object, str]] = [
+        ("", box, "tick"),
+        ("Run", run_link(row), "name"),
+        ("State", join(state_badge(row.state), tag("div", row.problem, cls="small bad") if row.problem else None), ""),
+        ("Progress", done, ""),
+        ("Loss", number(metrics.get("loss")), "num"),
+        ("Accuracy", number(metrics.get("rewards/accuracies", metrics.get("mean_token_accuracy"))), "num"),
+        ("Margin", number(metrics.get("rewards/margins")), "num"),
+        (
+            "Recent loss",
+            sparkline(sampled(site.settings.home / row.id / "metrics.jsonl", "loss"), f"Loss of {row.id}"),
+            "",
+        ),
+        (
+            "Objective",
+            tag(
+                "span",
+                row.facts.get("objective", "-"),
+                tag("span", f" · {row.facts['adapter']}", cls="muted") if "adapter" in row.facts else None,
+            ),
+            "nowrap",
+        ),
+        (
+            "Model",
+            tag("span", row.facts.get("model", "-"), tag("div", row.facts.get("mesh", ""), cls="small muted")),
+            "nowrap",
+        ),
+        ("Started", time_of(row.created), "nowrap"),
+        ("Took", duration(row.seconds), "num nowrap"),
+        ("Left", duration(status.get("eta_seconds")) if row.is_live else "-", "num nowrap"),
+        ("Heard of", age(row.quiet) if row.is_live else "-", "nowrap"),
+    ]
+    return tag("tr", [tag("td", value, cls=cls or None, data_label=label or None) for label, value, cls in cells])
+
+
+def _empty(site: Site) -> Html:
+    preset = next((name for name in site.presets.names() if name.startswith("dpo")), None)
+    what = tag(
+        "p",
+        "A run is one experiment on its way: a directory with its settings, figures, log and checkpoints. "
+        "Runs appear here by themselves, whether they were started here or in a terminal.",
+    )
+    parts: list[Html | None] = [tag("h2", "There is no run yet"), what]
+    if preset is not None:
+        if not site.settings.read_only:
+            job = site.presets.job(preset)
+            parts.append(
+                tag(
+                    "p",
+                    tag(
+                        "button",
+                        "Start a tiny DPO run on this machine",
+                        cls="button primary",
+                        data_do="runs.demo",
+                        data_preset=preset,
+                        type="button",
+                        disabled=job is None or job.state != "done",
+                    ),
+                    " ",
+                    tag("span", "a small model, a few minutes on two cores; or ", cls="muted"),
+                    tag("a", "write one of your own", href="/new"),
+                )
+            )
+        words = f"nnxdsl run {shlex.quote(f'experiments/{preset}.py')} --home {shlex.quote(str(site.settings.home))}"
+        parts.append(tag("p", "The same in a terminal:", cls="muted"))
+        parts.append(
+            tag(
+                "div",
+                tag("code", words, id="demo-command"),
+                " ",
+                tag("button", "Copy", cls="button small", type="button", data_copy="demo-command"),
+            )
+        )
+    elif not site.settings.read_only:
+        parts.append(tag("p", tag("a", "Write a new run", href="/new", cls="button primary")))
+    parts.append(tag("p", f"Runs are looked for in {site.settings.home}", cls="muted small"))
+    return tag("div", parts, cls="empty", data_tick="2")
+
+
+PAGE = Page(
+    name="runs",
+    path="/",
+    title="Runs",
+    regions=("head", "list"),
+    actions={
+        "open": opened,
+        "tick": ticked,
+        "compare": compare,
+        "clone": Action(clone, writes=True),
+        "stop": Action(stop, writes=True),
+        "unqueue": Action(unqueue, writes=True),
+        "demo": Action(demo, writes=True),
+    },
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -185,3 +186,37 @@ def last_row(path: Path) -> dict[str, Any]:
         if isinstance(row, dict) and row.get("kind") != "evaluation":
             return row
     return {}
+
+
+SAMPLES = 60
+WHOLE_BYTES = 128_000
+
+
+def sampled(path: Path, name: str) -> np.ndarray:
+    """Values of one figure over the whole of a `metrics.jsonl`: all of a short file, some lines of a long one."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return np.zeros(0)
+    return _sampled(path, name, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=2_000)
+def _sampled(path: Path, name: str, size: int, _changed: int) -> np.ndarray:
+    with path.open("rb") as file:
+        if size <= WHOLE_BYTES:
+            lines = file.read().splitlines()
+        else:
+            lines = []
+            for place in range(SAMPLES):
+                file.seek(size * place // SAMPLES)
+                lines.append(file.read(4_096).partition(b"\n")[2].partition(b"\n")[0])
+    found: list[float] = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get(name), int | float):
+            found.append(float(row[name]))
+    return thinned(np.arange(len(found)), np.asarray(found), SAMPLES)[1]

@@ -4,22 +4,72 @@ from __future__ import annotations
 
 import attrs
 
+from nnxdsl.run.store import RunDirectory
+from nnxdsl.spec.errors import RunError
+
+from .dispatcher import Dispatcher
+from .drafts import Drafts
+from .index import Index
 from .jobs import Jobs
+from .launch import Launcher
+from .presets import Presets
+from .series import Series
 from .settings import Settings
 
 
 @attrs.define
 class Site:
-    """What every page's functions are given first."""
+    """What every page's functions are given first.
+
+    Attributes:
+        settings: How the app was started.
+        jobs: Child processes that compute.
+        index: The runs, one row each.
+        series: Their metrics.
+        launcher: What may be done to them.
+        drafts: Experiments that are being written.
+        presets: The project's own experiments.
+        dispatcher: Who starts runs that wait; None in read-only mode.
+    """
 
     settings: Settings
     jobs: Jobs
+    index: Index
+    series: Series
+    launcher: Launcher
+    drafts: Drafts
+    presets: Presets
+    dispatcher: Dispatcher | None
 
     @classmethod
     def of(cls, settings: Settings) -> Site:
         """The world of an app that is about to start."""
-        return cls(settings, Jobs(settings.project, settings.limits.job_seconds))
+        index, launcher = Index(settings.home), Launcher(settings)
+        jobs = Jobs(settings.project, settings.limits.job_seconds)
+        return cls(
+            settings=settings,
+            jobs=jobs,
+            index=index,
+            series=Series(),
+            launcher=launcher,
+            drafts=Drafts(settings.own / "drafts"),
+            presets=Presets(settings.project / "experiments", settings.project),
+            dispatcher=None if settings.read_only else Dispatcher(settings, launcher, index),
+        )
+
+    def run(self, run: str) -> RunDirectory:
+        """The directory of a run.
+
+        Raises:
+            RunError: there is none of this id in the home.
+        """
+        if not run or "/" in run:
+            raise RunError("name a run: /run?id=...")
+        return RunDirectory(self.settings.home / run)
 
     def close(self) -> None:
         """Ends what only this process needs; runs go on."""
+        if self.dispatcher is not None:
+            self.dispatcher.close()
         self.jobs.close()
+        self.presets.close()

@@ -1,0 +1,151 @@
+"""The curves of one run: which figures are drawn together, over what, and how long the rest may take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nnxdsl.run.store import RunDirectory, Status
+
+from .charts import Line, Mark, chart
+from .html import Html, join, link, tag
+from .index import Row
+from .page import Ask
+from .series import Columns, smoothed, thinned
+from .state import Site
+from .words import duration
+
+TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Loss", ("loss", "eval/loss")),
+    ("Rewards", ("rewards/chosen", "rewards/rejected", "eval/rewards/chosen", "eval/rewards/rejected")),
+    ("Margin", ("rewards/margins", "eval/rewards/margins")),
+    ("Accuracy", ("rewards/accuracies", "eval/rewards/accuracies", "mean_token_accuracy", "eval/mean_token_accuracy")),
+    ("Gradient norm", ("grad_norm",)),
+    ("Learning rate", ("learning_rate",)),
+    ("Tokens per second", ("tokens/s",)),
+)
+LOGARITHMIC = ("Loss", "Gradient norm", "Learning rate", "Tokens per second")
+NOT_ALONE = ("num_tokens", "pairs/s", "rows/s")
+SMOOTHING = ("0", "0.6", "0.9", "0.97")
+MARKS = 40
+
+
+def charts(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
+    """All curves of a run, as its query asks: smoothing, axes, what is rare."""
+    columns = site.series.of(directory.path / "metrics.jsonl")
+    if not columns.columns:
+        stage = row.status.get("stage")
+        words = f"No step has been computed yet{f': it is {stage}' if stage and row.is_live else ''}."
+        if row.state == "compiling":
+            words += " The first step is compiled, which takes seconds for small models and minutes for large ones."
+        return tag("p", words, cls="empty")
+    weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
+    over, log = ask.query.get("x", "step"), ask.query.get("log") == "1"
+    marks = _marks(directory, columns.starts) if over != "tokens" else []
+    tokens = columns.columns.get("num_tokens")
+    known = set(columns.columns)
+    drawn: list[Html] = []
+    used: set[str] = set(NOT_ALONE)
+    for title, names in TOGETHER:
+        here = [name for name in names if name in known]
+        used |= set(names)
+        if here:
+            drawn.append(
+                _drawn(title, here, columns.columns, tokens, over, weight, log and title in LOGARITHMIC, marks)
+            )
+    rest = sorted(name for name in known - used if not (name.startswith("eval/") and name[5:] in known))
+    if ask.query.get("all") == "1":
+        for name in rest:
+            both = [name, f"eval/{name}"] if f"eval/{name}" in known else [name]
+            drawn.append(_drawn(name, both, columns.columns, tokens, over, weight, False, marks))
+    more = link("/run", **{**ask.query, "all": "" if ask.query.get("all") else "1"})
+    toggle = tag("a", "Show fewer" if ask.query.get("all") else f"Show {len(rest)} more", href=more, cls="button")
+    return join(_controls(ask, bool(tokens)), tag("div", drawn, cls="grid charts"), toggle if rest else None)
+
+
+def _controls(ask: Ask, has_tokens: bool) -> Html:
+    smooth = [
+        tag(
+            "option",
+            "none" if value == "0" else value,
+            value="" if value == "0" else value,
+            selected=ask.query.get("smooth") == value,
+        )
+        for value in SMOOTHING
+    ]
+    over = [
+        tag("option", name, value="" if name == "step" else name, selected=ask.query.get("x") == name)
+        for name in (("step", "tokens") if has_tokens else ("step",))
+    ]
+    return tag(
+        "form",
+        tag("label", "Smoothing ", tag("select", smooth, name="smooth")),
+        tag("label", "Over ", tag("select", over, name="x")),
+        tag(
+            "label",
+            tag("input", type="checkbox", name="log", checked=ask.query.get("log") == "1"),
+            " Logarithmic",
+            cls="row",
+        ),
+        cls="row controls",
+        data_query=True,
+    )
+
+
+def _drawn(
+    title: str,
+    names: list[str],
+    columns: dict[str, Columns],
+    tokens: Columns | None,
+    over: str,
+    weight: float,
+    log: bool,
+    marks: list[Mark],
+) -> Html:
+    lines: list[Line] = []
+    for number, name in enumerate(names):
+        steps, values = columns[name].arrays()
+        is_held_out = name.startswith("eval/")
+        if over == "tokens" and tokens is not None and len(tokens.steps):
+            at, count = tokens.arrays()
+            steps = np.interp(steps, at, count)
+        if weight and not is_held_out:
+            faint_x, faint_y = thinned(steps, values)
+            lines.append(Line(f"{_called(name)}, as it was", faint_x, faint_y, colour=5))
+            values = smoothed(values, weight)
+        x, y = thinned(steps, values)
+        lines.append(Line(_called(name), x, y, colour=number, dashed=is_held_out, dots=is_held_out))
+    return chart(title, lines, marks=marks, log=log, x_name="tokens" if over == "tokens" else "step")
+
+
+def _called(name: str) -> str:
+    return f"{name.removeprefix('eval/')} (held out)" if name.startswith("eval/") else name
+
+
+def _marks(directory: RunDirectory, starts: dict[int, int]) -> list[Mark]:
+    """Where attempts began, but for the first, and which checkpoints are kept."""
+    again = [Mark(step, f"attempt {number} began at step {step}") for number, step in starts.items() if number > 1]
+    saved: list[Mark] = []
+    try:
+        names = [entry.name for entry in directory.checkpoints.iterdir() if entry.name.isdigit()]
+        saved = [Mark(int(name), f"checkpoint of step {name}") for name in names]
+    except OSError:
+        pass
+    return [*again, *saved][:MARKS]
+
+
+def eta_words(series: Any, step: int, total: int, status: Status) -> str:
+    """How long the rest takes: as the run says, and between the paces of its recent quick and slow steps."""
+    said = status.get("eta_seconds")
+    rates = series.columns.get("pairs/s") or series.columns.get("rows/s")
+    text = f"{duration(said)} left"
+    if rates is None or len(rates.values) < 12 or said is None or not total:
+        return text
+    recent = np.asarray(rates.values[-60:])
+    recent = recent[np.isfinite(recent) & (recent > 0)]
+    if len(recent) < 8:
+        return text
+    pace = float(np.median(recent))
+    quick, slow = (said * pace / float(np.percentile(recent, share)) for share in (90, 10))
+    return f"{text} ({duration(quick)} to {duration(slow)})"
