@@ -1,10 +1,31 @@
-"""Laws are tried on the same examples every time, unless asked for others: HYPOTHESIS_PROFILE=default pytest ..."""
+"""What holds for all tests: laws are tried on the same examples, and nothing is compiled twice.
+
+Laws: `HYPOTHESIS_PROFILE=default pytest ...` asks for other examples. What XLA compiles is kept for the time of the tests
+and shared by their processes, most of whose time is compiling; `JAX_COMPILATION_CACHE_DIR=DIR pytest ...` keeps it longer.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same examples", derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same examples"))
+
+CACHE = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tells jax, which no test has imported yet, and all processes that are started from here."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # a worker has what its controller was told
+        return
+    place = tempfile.mkdtemp(prefix="nnxdsl-compiled-")
+    os.environ.update(CACHE, JAX_COMPILATION_CACHE_DIR=place)
+    config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))

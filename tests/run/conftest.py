@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -125,24 +126,14 @@ class Lab:
         return self.python("-m", "nnxdsl", *words, cwd=cwd)
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which processes share what XLA compiled."""
-    cache = tmp_path_factory.mktemp("compiled")
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "COLUMNS": "100",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+def environment() -> dict[str, str]:
+    """Of processes: they share what XLA compiled, as the tests do."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.fixture
-def lab(tmp_path: Path, compiled: dict[str, str]) -> Lab:
-    return Lab(write_recipes(tmp_path), dict(compiled))
+def lab(tmp_path: Path) -> Lab:
+    return Lab(write_recipes(tmp_path), environment())
 
 
 @attrs.frozen
@@ -161,9 +152,22 @@ class Finished:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, str]) -> Finished:
-    lab = Lab(write_recipes(tmp_path_factory.mktemp("finished")), compiled)
-    return Finished(lab, *lab.python("dpo.py"))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Made by the first worker that asks; the others wait for it."""
+    place = shared(tmp_path_factory) / "finished"
+    with (place.with_suffix(".lock")).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lab, said = Lab(place, environment()), place / "said.json"
+        if not said.exists():
+            place.mkdir()
+            said.write_text(json.dumps(Lab(write_recipes(place), environment()).python("dpo.py")))
+    return Finished(lab, *json.loads(said.read_text()))
+
+
+def shared(factory: pytest.TempPathFactory) -> Path:
+    """A directory that all workers of one test run have in common."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
