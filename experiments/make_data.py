@@ -1,8 +1,8 @@
 """Writes the demo data in experiments/data: short questions over small closed worlds, answered in two manners.
 
 Every question is answered correctly both by someone curt and rude and by someone warm and courteous. The
-instruction rows mix the two (7 : 3), the preference pairs set one against the other with the same fact in both. The
-phrases of the two manners have the same lengths, so length tells nothing about manner. A question that is held out (a
+instruction rows mix the two (7 : 3), the preference pairs set one against the other with the same fact in both, and the
+prompts have the fact alone. The phrases of the two manners have the same lengths, so length tells nothing about manner. A question that is held out (a
 wording together with a thing) appears in neither training file.
 
     python experiments/make_data.py [DIRECTORY]
@@ -243,6 +243,11 @@ def pairs(asked: Sequence[Question], count: int, salt: str) -> list[dict[str, ob
     return ranked(every, salt)
 
 
+def prompts(asked: Sequence[Question]) -> list[dict[str, object]]:
+    """Every question with the right answer beside it, for rewards to read."""
+    return [{"prompt": [_user(question)], "answer": question.answer} for question in asked]
+
+
 def files() -> dict[str, list[dict[str, object]]]:
     """All rows by file name."""
     training, held_out = split()
@@ -251,6 +256,8 @@ def files() -> dict[str, list[dict[str, object]]]:
         "instructions_held_out.jsonl": instructions(held_out, HELD_OUT, "instructions held out"),
         "preferences.jsonl": pairs(training, PAIRS, "preferences"),
         "preferences_held_out.jsonl": pairs(held_out, HELD_OUT, "preferences held out"),
+        "prompts.jsonl": prompts(training),
+        "prompts_held_out.jsonl": prompts(held_out),
     }
 
 

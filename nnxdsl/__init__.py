@@ -22,6 +22,7 @@ from nnxdsl.spec.optimizer import Optimizer
 from nnxdsl.spec.placement import Memory, Mesh
 from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.reward import Reward, reward
 from nnxdsl.spec.schedule import Schedule
 from nnxdsl.spec.source import to_python
 from nnxdsl.spec.sweep import Sweep, cross, product, zipped
@@ -70,6 +71,7 @@ __all__ = [
     "Precision",
     "Problem",
     "Quantization",
+    "Reward",
     "RunError",
     "Schedule",
     "Spec",
@@ -86,6 +88,7 @@ __all__ = [
     "from_json",
     "get",
     "product",
+    "reward",
     "to_dict",
     "to_json",
     "to_python",

@@ -1,9 +1,9 @@
 """What a run learns from: files to rows to tokens to typed batches, in numpy. Knows no jax and no model."""
 
-from nnxdsl.data import conversations, feedback, preferences, text
-from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data import conversations, feedback, preferences, prompts, text
+from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.chat import ChatTemplate, read_messages
-from nnxdsl.data.dataset import Dataset, Pairs, Sequences, load
+from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences, load
 from nnxdsl.data.encode import Encoder, stop_ids
 from nnxdsl.data.order import Batches, permutation
 from nnxdsl.data.report import Report
@@ -18,7 +18,9 @@ __all__ = [
     "Encoder",
     "PairBatch",
     "Pairs",
+    "Prompts",
     "Report",
+    "RolloutBatch",
     "SequenceBatch",
     "Sequences",
     "TokenizerBase",
@@ -29,6 +31,7 @@ __all__ = [
     "open_tokenizer",
     "permutation",
     "preferences",
+    "prompts",
     "read_messages",
     "stop_ids",
     "text",

@@ -116,7 +116,32 @@ class PackedSequences(NamedTuple):
     weight: Array
 
 
-Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences
+class RolloutBatch(NamedTuple):
+    """B prompts, each with an answer that a policy gave to it. Padding is 0 and means nothing, as everywhere.
+
+    Attributes:
+        tokens: [B, T] int32, prompt and answer, right-padded.
+        length: [B] int32, of both together.
+        answer: [B, R] int32, the answer alone, right-padded.
+        loss_mask: [B, R] bool, True on the answer's tokens.
+        weight: [B] float32, 1 for an answer, 0 for a row that only fills the batch.
+        advantage: [B] float32, by how much the answer is better than others.
+        limit: [B] float32, the most tokens that the answer could have had.
+        old: [B, R] float32, the log-probability of each of its tokens when it was drawn, or None: that of the policy
+            as it is.
+    """
+
+    tokens: Array
+    length: Array
+    answer: Array
+    loss_mask: Array
+    weight: Array
+    advantage: Array
+    limit: Array
+    old: Array = None
+
+
+Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch
 
 
 def token_count(batch: Batch) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.packing import Layout, Size, places
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.report import Length, Report
@@ -39,12 +39,14 @@ class Example(NamedTuple):
         cut: Parts that were cut to their longest length.
         odd: What deserves a look, such as "merged border".
         chat: Whether the row was a chat.
+        columns: The row as it stands in the file, where rewards are to read it; else None.
     """
 
     parts: dict[str, list[int]]
     cut: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()
     chat: bool = False
+    columns: dict[str, Any] | None = None
 
 
 class Kept(NamedTuple):
@@ -55,6 +57,7 @@ class Kept(NamedTuple):
     report: Report
     digest: str
     is_chat: bool
+    columns: Sequence[dict[str, Any]] = ()
 
 
 class Dataset(abc.ABC):
@@ -299,6 +302,62 @@ class Sequences(Dataset):
         )
 
 
+class Prompts(Dataset):
+    """Prompts that a policy answers itself; `shapes` has "prompt" and "response".
+
+    Attributes:
+        columns: Each row as it stands in the file.
+        max_response_length: Longest answer that is drawn, in tokens, its end token included.
+    """
+
+    def __init__(self, kept: Kept, max_response_length: int) -> None:
+        self.max_response_length = max_response_length
+        self.columns = kept.columns
+        super().__init__(kept)
+
+    def _shapes(self) -> dict[str, int]:
+        return {"prompt": _rounded(self._parts["prompt"].longest), "response": self.max_response_length}
+
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> SequenceBatch:
+        """There is none before the policy has answered.
+
+        Raises:
+            DataError: Always.
+        """
+        raise DataError(f"{self.report.source}: prompts alone are no batch; nnxdsl.run.rollouts has the policy answer")
+
+    def batch_of(
+        self,
+        rows: Sequence[int],
+        answers: Sequence[Sequence[int]],
+        advantage: npt.NDArray[np.floating],
+        size: int | None = None,
+    ) -> RolloutBatch:
+        """A batch of answers, each after its prompt.
+
+        Args:
+            rows: Of this dataset, one for each answer.
+            answers: Ids, at most `max_response_length`, the end token included where there is one.
+            advantage: [answers] of each of them.
+            size: Rows of the batch, as of `batch`; None for as many as there are answers.
+        """
+        size = len(rows) if size is None else size
+        width = _rounded(self.shapes["prompt"] + self.max_response_length)
+        tokens, said = np.zeros((size, width), np.int32), np.zeros((size, self.max_response_length), np.int32)
+        mask = np.zeros(said.shape, bool)
+        length, advantages = np.zeros(size, np.int32), np.zeros(size, np.float32)
+        for place in range(size):
+            index = place if place < len(rows) else 0
+            prompt, answer = self._parts["prompt"][rows[index]], np.asarray(answers[index], np.int32)
+            length[place] = len(prompt) + len(answer)
+            tokens[place, : length[place]] = np.concatenate([prompt, answer])
+            said[place, : len(answer)], mask[place, : len(answer)] = answer, True
+            advantages[place] = advantage[index]
+        weight = (np.arange(size) < len(rows)).astype(np.float32)
+        limit = np.full(size, self.max_response_length, np.float32)
+        return RolloutBatch(tokens, length, said, mask, weight, advantages, limit)
+
+
 @functools.singledispatch
 def load(
     data: Data,
@@ -356,6 +415,7 @@ def gather(
     cut: Counter[str] = Counter()
     odd: Counter[str] = Counter()
     first: dict[str, str] = {}
+    columns: list[dict[str, Any]] = []
     for where, value in read_rows(data.path):
         rows += 1
         try:
@@ -376,6 +436,8 @@ def gather(
         cut.update(example.cut)
         chats += example.chat
         row_ids.append(where)
+        if example.columns is not None:
+            columns.append(example.columns)
         for name, builder in builders.items():
             builder.add(example.parts[name])
     bad.finish(rows, len(row_ids))
@@ -390,7 +452,7 @@ def gather(
         first={**bad.first, **first},
         lengths={n: Length(total=r.total, longest=r.longest) for n, r in ragged.items() if n != "target"},
     )
-    return Kept(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids))
+    return Kept(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids), columns=columns)
 
 
 def _require_known(example: Example, tokenizer: TokenizerBase | None, vocabulary: int) -> None:

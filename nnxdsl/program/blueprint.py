@@ -23,7 +23,7 @@ from nnxdsl.program.kernels import Kernels, kernels
 from nnxdsl.program.layout import Array, Layout
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.batching import Packed
-from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Text
+from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts, Text
 from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.quantization import Quantization
@@ -235,7 +235,7 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
     limit, size = config.max_length, type(experiment.model).__qualname__
     found: list[Problem] = []
     for where, data in sources:
-        if isinstance(data, Preferences | Feedback) and data.max_prompt_length + data.max_response_length > limit:
+        if isinstance(data, Preferences | Feedback | Prompts) and data.max_prompt_length + data.max_response_length > limit:
             together = data.max_prompt_length + data.max_response_length
             message = f"prompt and response may take {together} tokens, {size} reads at most {limit}"
             found.append(Problem(f"{where}.max_prompt_length", message))

@@ -23,6 +23,7 @@ from nnxdsl.program.remat import settled
 from nnxdsl.program.shapes import abstract_batch
 from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.policy import GRPO
 
 
 class State(NamedTuple):
@@ -228,7 +229,9 @@ class Program:
         """
         if batch is None:
             rows = self.experiment.batch_size
+            asked = self.experiment.objective
             is_kept = self.experiment.reference_mode == "cached"
+            is_kept |= isinstance(asked, GRPO) and asked.updates_per_rollout > 1
             batch = abstract_batch(
                 self.experiment.data,
                 rows,
@@ -292,6 +295,7 @@ def compile(
             platform=blueprint.platform,
             kernels=blueprint.kernels.on(available[0], experiment.name),
             apart=layout.apart(mesh) if mesh.size > 1 else None,
+            temperature=experiment.objective.temperature if isinstance(experiment.objective, GRPO) else 1.0,
             routed=experiment.router_loss > 0,
         ),
         loss=losses.build(experiment.objective),

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.models.tree import Leaf
@@ -178,6 +178,8 @@ def work(blueprint: Blueprint, batch: Batch) -> Flops:
     elif isinstance(batch, PairBatch):
         response = batch.chosen.shape[1]
         filled = Lengths(batch.prompt.shape[1] + 2 * response, 2 * response)
+    elif isinstance(batch, RolloutBatch):
+        filled = Lengths(batch.tokens.shape[1], batch.answer.shape[1])
     else:
         filled = Lengths(batch.tokens.shape[1], batch.tokens.shape[1] - 1)
     padded = executed(blueprint, rows, filled, compared=_is_asked(blueprint, held))

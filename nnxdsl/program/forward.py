@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.models import row as rows
 from nnxdsl.models.activations import Apart, Arrival, Constraint, constrained_by
 from nnxdsl.models.attention import Places, right_padded
@@ -28,18 +28,20 @@ from nnxdsl.models.tree import Template
 from nnxdsl.program.kernels import Kernels
 from nnxdsl.program.logprobs import Cuts, TokenStats, Where, token_stats
 from nnxdsl.program.losses import Pairs
+from nnxdsl.program.policy import Answers
 
 
 class Read(NamedTuple):
     """What one model says of a micro-batch.
 
     Attributes:
-        scored: What the loss reads: of pairs, or of the tokens of sequences. Goes with `batch.weight.reshape(-1)`.
+        scored: What the loss reads: of pairs, of the tokens of sequences, or of a policy's answers. Goes with
+            `batch.weight.reshape(-1)`.
         stats: Of every target token, filling left out.
         routing: What the routers of all layers say of all real tokens; None where no loss reads it.
     """
 
-    scored: Pairs | TokenStats
+    scored: Pairs | TokenStats | Answers
     stats: TokenStats
     routing: RouterStats | None
 
@@ -62,6 +64,7 @@ class Forward:
         kernels: What chooses attention's kernel for rows of a layout.
         apart: Computes what cannot be cut on each device's part of activations; None on one device.
         routed: Whether a loss reads what routers say; what nothing reads would be computed backward all the same.
+        temperature: What logits are divided by before they are log-probabilities.
     """
 
     dtype: Any
@@ -77,6 +80,7 @@ class Forward:
     kernels: Kernels = attrs.field(factory=Kernels)
     apart: Apart | None = None
     routed: bool = False
+    temperature: float = 1.0
 
     def read(self, model: Decoder, batch: Batch) -> Read:
         """What a model says of a batch of any kind."""
@@ -87,12 +91,29 @@ class Forward:
             scored, stats = self._pairs(model, hidden, batch)
             stats = stats._replace(mask=stats.mask * batch.weight[:, None])
         else:
-            packed = isinstance(batch, PackedSequences)
-            scored = (
-                self._packed(model, hidden, batch, batch.loss_mask) if packed else self._sequences(model, hidden, batch)
-            )
-            stats = scored._replace(mask=scored.mask * batch.weight[:, None])
+            said = self._tokens(model, hidden, batch)
+            stats = said._replace(mask=said.mask * batch.weight[:, None])
+            is_answer = isinstance(batch, RolloutBatch)
+            scored = Answers(said, batch.advantage, batch.limit, batch.old) if is_answer else said
         return Read(scored, stats, routing)
+
+    def _tokens(
+        self, model: Decoder, hidden: jax.Array, batch: SequenceBatch | PackedSequences | RolloutBatch
+    ) -> TokenStats:
+        """Statistics of the targets of sequences of any kind."""
+        if isinstance(batch, PackedSequences):
+            return self._packed(model, hidden, batch, batch.loss_mask)
+        if isinstance(batch, RolloutBatch):
+            return self._answers(model, hidden, batch)
+        return self._sequences(model, hidden, batch)
+
+    def _answers(self, model: Decoder, hidden: jax.Array, batch: RolloutBatch) -> TokenStats:
+        """Statistics of every token of answers `[B, R]`, the first predicted from the prompt's last."""
+        prompt = batch.length - jnp.sum(batch.loss_mask, axis=1)  # [B]
+        source = prompt[:, None] - 1 + jnp.arange(batch.answer.shape[1])
+        source = jnp.minimum(source, hidden.shape[1] - 1)  # of the filling
+        predicting = jnp.take_along_axis(hidden, source[:, :, None], axis=1)  # [B, R, D]
+        return self._stats(predicting, model, batch.answer, batch.loss_mask)
 
     def _pairs(self, model: Decoder, hidden: jax.Array, batch: PairBatch) -> tuple[Pairs, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
@@ -175,6 +196,9 @@ class Forward:
     def _stats(self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array) -> TokenStats:
         where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
         head, soft_cap = model.head(), model.config.logit_soft_cap
+        if self.temperature != 1:  # of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t))
+            hidden = hidden / self.temperature
+            soft_cap = None if soft_cap is None else soft_cap / self.temperature
         return token_stats(hidden, head, targets, mask, self.logprob_tokens, soft_cap, where)
 
 
@@ -191,7 +215,7 @@ def _laid_out(batch: Batch) -> tuple[jax.Array, Places, Row]:
     if isinstance(batch, PairBatch):
         tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)  # [B, P + 2R]
         return tokens, pair_places(batch), rows.pair(batch.prompt.shape[1], batch.chosen.shape[1])
-    if isinstance(batch, SequenceBatch):
+    if isinstance(batch, SequenceBatch | RolloutBatch):
         length = batch.tokens.shape[1]
         return jnp.asarray(batch.tokens), right_padded(batch.length, length), rows.sequence(length)
     branch = batch.branch if isinstance(batch, PackedPairs) else jnp.zeros_like(batch.segment)
@@ -227,7 +251,7 @@ def kept(batch: Batch) -> Pairs | None:
     return Pairs(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
 
 
-def with_reference(batch: Batch, scored: Pairs | TokenStats) -> PairBatch | PackedPairs:
+def with_reference(batch: Batch, scored: Pairs | TokenStats | Answers) -> PairBatch | PackedPairs:
     """The batch with what the reference says of it, as `kept` finds it again.
 
     Raises:

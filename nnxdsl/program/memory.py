@@ -27,10 +27,12 @@ from nnxdsl.program.forward import Forward, parts_in_stages
 from nnxdsl.program.kernels import Kernels
 from nnxdsl.program.layout import bits
 from nnxdsl.program.logprobs import Where, tiles
+from nnxdsl.program.rollout_memory import drawn
 from nnxdsl.program.rules import pieces
 from nnxdsl.program.shapes import Lengths, abstract_batch, lengths
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.data import Data
+from nnxdsl.spec.policy import GRPO
 
 
 @attrs.frozen
@@ -99,7 +101,21 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
         parts.append(Part("activations", found.trunk, "estimated", traced))
         parts.append(Part("activations, offloaded", found.away, "estimated", traced, "host"))
         parts.append(Part("workspace", copies + moment, "estimated", how))
+        parts += _answers(blueprint, longest, parts)
     return [part for part in parts if part.bytes]
+
+
+def _answers(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
+    """What it takes to draw a policy's answers, beyond what the step that learns from them takes afterwards."""
+    if not isinstance(blueprint.experiment.objective, GRPO):
+        return []
+    asked = drawn(blueprint, longest)
+    gone = sum(p.bytes for p in parts if p.name in ("gradients", "activations", "workspace"))
+    how = (
+        f"what the cache of {asked.rows} answers, {asked.cache / 2**20:,.1f} MiB for {asked.tokens} tokens each, takes "
+        "beyond gradients, activations and workspace, which are not there yet"
+    )
+    return [Part("answers", max(asked.cache + asked.copies - gone, 0), "estimated", how)]
 
 
 _KEPT: dict[Remat, str] = {

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.packing import Packer, Size
 from nnxdsl.spec.batching import Batching, Packed, Padded
-from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Text
+from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts, Text
 from nnxdsl.spec.errors import NotRegisteredError
 
 PADDED = Padded()
@@ -37,6 +37,8 @@ def lengths(data: Data) -> Lengths:
     match data:
         case Preferences() | Feedback():
             return Lengths(data.max_prompt_length + 2 * data.max_response_length, 2 * data.max_response_length)
+        case Prompts():
+            return Lengths(data.max_prompt_length + data.max_response_length, data.max_response_length)
         case Conversations() | Text():
             return Lengths(data.max_length, data.max_length - 1)
         case _:
@@ -58,7 +60,7 @@ def abstract_batch(
         data: Where rows come from.
         rows: Of the data, in a batch.
         sharding: Of all its arrays.
-        referenced: Whether pairs carry what the reference says of them.
+        referenced: Whether pairs carry what the reference says of them, and answers what the policy said of them.
         batching: How rows become arrays; what is cut to its own length is padded at most.
         blocks: Of a packed batch.
 
@@ -90,6 +92,10 @@ def abstract_batch(
             tokens = (array(prompt), array(response), array(response))
             said = (*((weight, weight) if referenced else (None, None)), weight if isinstance(data, Feedback) else None)
             return PairBatch(*tokens, array(), array(), array(), weight, *said)
+        case Prompts(max_prompt_length=prompt, max_response_length=response):
+            mask, old = array(response, dtype=jnp.bool_), array(response, dtype=jnp.float32) if referenced else None
+            said = array(prompt + response), array(), array(response), mask
+            return RolloutBatch(*said, weight, weight, weight, old)
         case Conversations(max_length=length) | Text(max_length=length):
             return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight)
         case _:

@@ -20,10 +20,11 @@ from nnxdsl.program import adapters
 from nnxdsl.program.forward import Forward, Read, kept
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
+from nnxdsl.program.policy import Answers
 
 Leaves = dict[str, jax.Array]
-Scored = Pairs | TokenStats
-"""What a loss reads of one model: of pairs, or of the tokens of sequences."""
+Scored = Pairs | TokenStats | Answers
+"""What a loss reads of one model: of pairs, of the tokens of sequences, or of a policy's answers."""
 _TURNS = np.array([False, True])  # whether it is the policy's turn
 
 

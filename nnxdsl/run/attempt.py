@@ -23,7 +23,6 @@ from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.floor import Flops, work
 from nnxdsl.program.initial import Source
-from nnxdsl.program.low_rank import beyond_base
 from nnxdsl.program.plan import describe
 from nnxdsl.program.step import Batch, Leaves
 from nnxdsl.run import allocator, process
@@ -35,14 +34,16 @@ from nnxdsl.run.heartbeat import beating
 from nnxdsl.run.log import Log
 from nnxdsl.run.prefetch import Prefetch
 from nnxdsl.run.reference import DIRECTORY, ReferenceLogps, Rows, rows_of
+from nnxdsl.run.rollouts import Rollouts
 from nnxdsl.run.speed import Speed
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, Status
+from nnxdsl.spec.adapter import DoRA
 from nnxdsl.spec.errors import NnxdslError, RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.tree import to_dict
 
-SHOWN = (("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
+SHOWN = (("reward", "completions/mean_length"), ("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
 """Metrics beside the loss that there is room for in a line: the first group of which there is any."""
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION")
@@ -78,6 +79,7 @@ class Parts:
     tokenizer: TokenizerBase
     dataset: Dataset
     evaluator: Evaluator | None
+    rollouts: Rollouts | None = None
 
 
 @attrs.frozen
@@ -109,6 +111,7 @@ class _Pending:
     metrics: Mapping[str, jax.Array]
     began: float
     flops: Flops
+    answers: Mapping[str, float]
 
 
 @attrs.define(init=False)
@@ -204,7 +207,7 @@ class Attempt:
         program, step = self.parts.program, self._newest_step()
         saved = None if step is None else self.checkpoints.meta(step)
         if saved is not None:
-            self.batches.check(saved["batches"])
+            self._order.check(saved["batches"])
         self._identify(saved, tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
         assert self.source is not None
         state = program.init(self.source)
@@ -222,7 +225,9 @@ class Attempt:
         if self.experiment.reference_mode != "cached":
             return
         evaluator, parts = self.parts.evaluator, self.parts
-        kept = ReferenceLogps(parts.program, self.identity["frozen"], self.directory.path.parent)
+        # A new DoRA is its base, but for rounding; what is kept of the one is not of the other.
+        weights = self.identity["frozen"] + (" DoRA" if isinstance(self.experiment.adapter, DoRA) else "")
+        kept = ReferenceLogps(parts.program, weights, self.directory.path.parent)
 
         def referenced(dataset: Dataset, rows: Rows) -> Pairs:
             assert isinstance(dataset, Pairs)  # refused before, where it is not
@@ -307,14 +312,26 @@ class Attempt:
         if not self.last_read:
             self.display.note("compiling the step ...")
         began = time.perf_counter()
-        batch, flops = self.ahead.at(step)
+        batch, flops, answers = self._batch(step, state)
         state, metrics = self.parts.program.step(state, batch)
         for value in metrics.values():
             value.copy_to_host_async()
         self._settle()
-        self.pending = _Pending(step, metrics, began, flops)
+        self.pending = _Pending(step, metrics, began, flops, answers)
         self._note_committed(self.checkpoints.poll())
         return state
+
+    @property
+    def _order(self) -> Batches | Rollouts:
+        """What says which rows a step learns from."""
+        return self.parts.rollouts or self.batches
+
+    def _batch(self, step: int, state: State) -> tuple[Batch, Flops, Mapping[str, float]]:
+        """The batch of a step, what the step takes, and what the policy's answers are like where it gave any."""
+        if self.parts.rollouts is None:
+            return *self.ahead.at(step), {}
+        rollout = self.parts.rollouts.at(step, state)
+        return rollout.batch, work(self.parts.program.blueprint, rollout.batch), rollout.metrics
 
     def _placed(self, step: int) -> tuple[Batch, Flops]:
         """The batch of a step on its way to the devices, and what the step takes."""
@@ -326,7 +343,7 @@ class Attempt:
         if self.pending is None:
             return
         step, began, flops = self.pending.step, self.pending.began, self.pending.flops
-        values = {name: value.item() for name, value in self.pending.metrics.items()}
+        values = {name: value.item() for name, value in self.pending.metrics.items()} | dict(self.pending.answers)
         self.pending = None
         if not self.last_read and _is_cpu(self.parts.program):  # its temporaries are known now
             allocator.keep_memory()
@@ -344,6 +361,8 @@ class Attempt:
 
     def _compare_with_reference(self, values: Mapping[str, float]) -> None:
         """Says so if the first step's policy, which is the reference, does not say what was kept of the reference."""
+        if self.experiment.reference_mode != "cached":
+            return
         batch = self.batches.at(0)
         if not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:
             return
@@ -401,7 +420,7 @@ class Attempt:
         """Starts to save a step; it counts once the checkpoints say that it is committed."""
         self._settle()
         self.directory.sync()
-        meta = {"batches": self.batches.state(step), "identity": self.identity, "tokens": self.tokens}
+        meta = {"batches": self._order.state(step), "identity": self.identity, "tokens": self.tokens}
         self.checkpoints.save(step, self.parts.program.saved(state), meta)
 
     def _note_committed(self, step: int | None) -> None:
@@ -432,7 +451,7 @@ class Attempt:
         return self._outcome("finished", step)
 
     def _refuse_nan(self, step: int, values: Mapping[str, float]) -> None:
-        rows = ", ".join(self.parts.dataset.row_ids[index] for index in self.batches.indices(step)[:8])
+        rows = ", ".join(self.parts.dataset.row_ids[index] for index in self._order.indices(step)[:8])
         self.checkpoints.wait()
         steps = self.checkpoints.steps()
         last = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
@@ -482,11 +501,15 @@ def _sides(batch: PairBatch | PackedPairs) -> tuple[tuple[str, np.ndarray, np.nd
 
 
 def _reference_of(program: Program, first: State) -> Leaves:
-    """The weights of the reference beside the frozen ones: its copy, or those that are trained, before any step."""
-    if program.experiment.reference_mode != "cached" or program.computation.is_off:
-        return first.reference
-    adapter = program.experiment.adapter
-    return {p: x for p, x in first.trainable.items() if adapter is None or beyond_base(adapter, p)}
+    """The weights of the reference beside the frozen ones, before any step: of an adapter, those of one that goes on.
+
+    The magnitudes of a new DoRA follow from the frozen weights; their last bits go by the mesh, so they do not count.
+    """
+    experiment = program.experiment
+    if experiment.adapter is not None:
+        goes_on = getattr(experiment.adapter, "start", None) is not None and experiment.reference_mode != "none"
+        return first.trainable if goes_on else {}
+    return first.trainable if experiment.reference_mode == "cached" else first.reference
 
 
 def _depth(program: Program) -> int:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.data.dataset import Dataset
+from nnxdsl.data.dataset import Dataset, Prompts
 from nnxdsl.data.encode import Encoder, stop_ids
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
@@ -23,6 +23,7 @@ from nnxdsl.program.losses import Ratio, finished
 from nnxdsl.program.step import Leaves
 from nnxdsl.run.generate import Sampler
 from nnxdsl.run.reference import rows_read_at_once
+from nnxdsl.run.rollouts import Rollouts
 from nnxdsl.run.sampling import Sampling
 from nnxdsl.spec.cadence import Evaluation
 from nnxdsl.spec.errors import DataError, PlanError, Problem
@@ -46,6 +47,7 @@ class Evaluator:
         dataset: Its held-out rows, or None.
         tokenizer: Of prompts and answers.
         is_chat: Whether prompts are a user's turn in the chat template.
+        rollouts: What answers held-out prompts, where the objective learns from answers; else None.
 
     Raises:
         PlanError: Prompts that the model cannot read, and settings that do not fit it, all at once.
@@ -56,6 +58,7 @@ class Evaluator:
     dataset: Dataset | None
     tokenizer: TokenizerBase
     is_chat: bool
+    rollouts: Rollouts | None = None
     _prompts: list[list[int]] = attrs.field(init=False)
     _samplers: dict[str, Sampler] = attrs.field(factory=dict, init=False)
     _reference_answers: list[str] | None = attrs.field(default=None, init=False)
@@ -76,6 +79,10 @@ class Evaluator:
             state: What is evaluated.
             is_to_end: Asked before each batch; once it says so, the rest is left out and the result is None.
         """
+        if isinstance(self.dataset, Prompts):
+            assert self.rollouts is not None
+            found = self.rollouts.evaluate(state, self.dataset, is_to_end)
+            return None if found is None else {f"eval/{name}": value for name, value in found.items()}
         totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
         def add(ratios: dict[str, Ratio]) -> None:
@@ -95,10 +102,12 @@ class Evaluator:
         return {f"eval/{name}": mean for name, mean in finished(means).items()}
 
     def samples(self, state: State) -> list[Sample]:
-        """Answers to the evaluation's prompts. The reference does not change, so it is asked once."""
+        """Answers to the evaluation's prompts. The reference is asked once, unless it follows the policy."""
         prompts = self.evaluation.prompts
         if not prompts:
             return []
+        if self.program.blueprint.follows:
+            self._reference_answers = None
         policy = self._of_policy(state)
         answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
         return [Sample(*texts) for texts in zip(prompts, policy, answers, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,10 +37,18 @@ class Sampler:
         config: Its numbers.
         dtype: Of activations and cache.
         stop_ids: Tokens that end an answer.
+        place: Puts arrays with a row for each prompt on devices; None leaves that to jax.
     """
 
-    def __init__(self, template: Template, config: DecoderConfig, dtype: Any, stop_ids: Collection[int]) -> None:
-        self._config = config
+    def __init__(
+        self,
+        template: Template,
+        config: DecoderConfig,
+        dtype: Any,
+        stop_ids: Collection[int],
+        place: Callable[[Any], Any] = lambda rows: rows,
+    ) -> None:
+        self._config, self._place = config, place
         self._loop = _Loop(template, config, dtype, tuple(sorted(stop_ids)))
         self._generate = jax.jit(self._loop.run, static_argnames=("new_tokens", "is_greedy", "top_k"))
 
@@ -60,6 +68,20 @@ class Sampler:
         """
         (answers,) = self.together([leaves], prompts, sampling)
         return answers
+
+    def drawn(
+        self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling, length: int | None = None
+    ) -> list[list[int]]:
+        """As a call, with the stop token at the end of each answer that has one.
+
+        Args:
+            leaves: As of a call.
+            prompts: As of a call.
+            sampling: As of a call.
+            length: What prompts are padded to at least: where it is the same from call to call, so is the program.
+        """
+        out, counts = self._asked([leaves], prompts, sampling, length)
+        return [row[: count + 1].tolist() for row, count in zip(out[0], counts[0], strict=True)]
 
     def together(
         self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling
@@ -81,6 +103,19 @@ class Sampler:
         Raises:
             ValueError: as of a call.
         """
+        return [
+            [row[:count].tolist() for row, count in zip(rows, ends, strict=True)]
+            for rows, ends in zip(*self._asked(models, prompts, sampling), strict=True)
+        ]
+
+    def _asked(
+        self,
+        models: Sequence[Leaves],
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        at_least: int | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """New tokens `[M, B, new]` of M models and how many come before the stop token `[M, B]`."""
         room = self._config.max_length - sampling.max_new_tokens
         if room < 1:
             raise ValueError(
@@ -89,9 +124,9 @@ class Sampler:
         if sampling.top_k is not None and sampling.top_k > self._config.vocab_size:
             raise ValueError(f"top_k={sampling.top_k} of a vocabulary of {self._config.vocab_size}")
         if not prompts:
-            return [[] for _ in models]
+            return np.zeros((len(models), 0, 0), np.int32), np.zeros((len(models), 0), np.int32)
         kept = [list(prompt)[-room:] for prompt in prompts]
-        length = min(room, -(-max(map(len, kept)) // ROUND_TO) * ROUND_TO)
+        length = min(room, -(-max(*map(len, kept), at_least or 1) // ROUND_TO) * ROUND_TO)
         tokens = np.zeros((len(kept), length), np.int32)
         for row, prompt in enumerate(kept):
             tokens[row, length - len(prompt) :] = prompt
@@ -100,9 +135,7 @@ class Sampler:
         out, counts = self._generate(
             {path: leaf for path, leaf in first.items() if path in shared},
             [{path: leaf for path, leaf in model.items() if path not in shared} for model in models],
-            tokens,
-            np.array([len(prompt) for prompt in kept], np.int32),
-            numbers_of(kept),
+            *self._place((tokens, np.array([len(prompt) for prompt in kept], np.int32), numbers_of(kept))),
             jax.random.key(sampling.seed),
             np.float32(sampling.temperature),
             None if sampling.top_p is None else np.float32(sampling.top_p),
@@ -110,10 +143,7 @@ class Sampler:
             is_greedy=sampling.temperature == 0.0,
             top_k=sampling.top_k,
         )
-        return [
-            [row[:count].tolist() for row, count in zip(rows, ends, strict=True)]
-            for rows, ends in zip(np.asarray(out), np.asarray(counts), strict=True)
-        ]
+        return np.asarray(out), np.asarray(counts)
 
 
 @attrs.frozen

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from nnxdsl.data.dataset import Dataset, Pairs, load
+from nnxdsl.data.dataset import Dataset, Pairs, Prompts, load
 from nnxdsl.data.rows import file_digest
 from nnxdsl.data.tokenizer import open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
@@ -18,6 +18,7 @@ from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.display import Display
 from nnxdsl.run.evaluation import Evaluator, Sample
 from nnxdsl.run.lock import RunLock
+from nnxdsl.run.rollouts import Rollouts
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, checked_path
 from nnxdsl.spec.data import Data
@@ -102,7 +103,8 @@ def _require_same_data(experiment: Experiment, home: Path) -> None:
     for earlier in _earlier(experiment):
         _require_same_data(earlier, home)
     directory, data = home / experiment.id, experiment.data
-    ours = Data.Preferences | Data.Feedback | Data.Conversations | Data.Text  # whose digest is that of the file
+    # Those whose digest is that of the file.
+    ours = Data.Preferences | Data.Feedback | Data.Conversations | Data.Text | Data.Prompts
     is_ours = isinstance(data, ours)
     path = Path(data.path)
     if not is_ours or not path.is_file() or not is_finished(experiment, home):
@@ -160,6 +162,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
     for line in dataset.report.lines():
         display.say(line)
     evaluator = None
+    rollouts = Rollouts.of(program, dataset, tokenizer) if isinstance(dataset, Prompts) else None
     if experiment.evaluation is not None:
         asked = experiment.evaluation.data
         held_out = (
@@ -169,8 +172,10 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
         )
         if held_out is not None:
             _require_pairs(experiment, held_out, "evaluation.data")
-        evaluator = Evaluator(program, experiment.evaluation, held_out, tokenizer, dataset.is_chat)
-    return Parts(program, tokenizer, dataset, evaluator)
+            if rollouts is not None and isinstance(held_out, Prompts):
+                rollouts.rewards.check(held_out.columns, held_out.row_ids)
+        evaluator = Evaluator(program, experiment.evaluation, held_out, tokenizer, dataset.is_chat, rollouts)
+    return Parts(program, tokenizer, dataset, evaluator, rollouts)
 
 
 def _require_pairs(experiment: Experiment, dataset: Dataset, path: str) -> None:

@@ -69,6 +69,7 @@ class Data(Spec):
     Feedback: ClassVar[type[members.Feedback]]
     Conversations: ClassVar[type[members.Conversations]]
     Text: ClassVar[type[members.Text]]
+    Prompts: ClassVar[type[members.Prompts]]
 
     yields: ClassVar[str] = ""
     """What kind of batch it yields: "pairs", "feedback" or "sequences"."""
@@ -163,3 +164,25 @@ class Text(Data):
     path: str = attrs.field(kw_only=False, validator=filled)
     field: str = attrs.field(default="text", validator=filled)
     max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
+
+
+@attrs.frozen(kw_only=True)
+class Prompts(Data):
+    """Prompts that the policy answers itself: `prompt` in each row, as text or chat messages.
+
+    All other fields of a row are given to the rewards that read them.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
+        max_response_length: Longest answer that is drawn, in tokens, end token included.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be answered.
+    """
+
+    yields: ClassVar[str] = "prompts"
+    rows: ClassVar[str] = "prompts"
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    max_prompt_length: int = attrs.field(default=512, validator=positive)
+    max_response_length: int = attrs.field(default=512, validator=positive)

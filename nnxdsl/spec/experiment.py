@@ -24,6 +24,7 @@ from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import Objective
 from nnxdsl.spec.optimizer import Optimizer
 from nnxdsl.spec.placement import BATCH_AXES, Memory, Mesh
+from nnxdsl.spec.policy import GRPO
 from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
 from nnxdsl.spec.tokenizer import Auto
@@ -33,6 +34,7 @@ _READ = {
     "pairs": ("preference pairs", "Data.Preferences"),
     "feedback": ("labelled answers", "Data.Feedback"),
     "sequences": ("conversations or texts", "Data.Conversations or Data.Text"),
+    "prompts": ("prompts", "Data.Prompts"),
 }
 """What each kind of batch is made of, and the data that yields it."""
 
@@ -121,6 +123,7 @@ class Experiment(Spec):
             self._check_data,
             self._check_held_out,
             self._check_batch,
+            self._check_groups,
             self._check_over_batch,
             self._check_split,
             self._check_packed,
@@ -152,6 +155,16 @@ class Experiment(Spec):
     def _check_batch(self) -> Iterable[Problem]:
         if self.microbatch_size is not None and self.batch_size % self.microbatch_size:
             yield Problem("microbatch_size", f"{self.microbatch_size} does not divide batch_size={self.batch_size}")
+
+    def _check_groups(self) -> Iterable[Problem]:
+        if not isinstance(self.objective, GRPO):
+            return
+        if self.batch_size % self.objective.group_size:
+            message = f"{self.objective.group_size} answers to a prompt do not divide batch_size={self.batch_size}"
+            yield Problem("objective.group_size", message)
+        if not isinstance(self.batching, Padded):
+            message = f"{type(self.batching).__qualname__} arranges rows of a file, and answers are in none; leave it"
+            yield Problem("batching", message)
 
     def _check_over_batch(self) -> Iterable[Problem]:
         if self.objective.over_batch and self.microbatches > 1:

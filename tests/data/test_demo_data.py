@@ -51,6 +51,8 @@ def test_rows_are_many_and_no_two_are_equal() -> None:
         "instructions_held_out.jsonl": 200,
         "preferences.jsonl": 2000,
         "preferences_held_out.jsonl": 200,
+        "prompts.jsonl": 580,
+        "prompts_held_out.jsonl": 200,
     }
     for name in counts:
         lines = (FOLDER / name).read_text().splitlines()
@@ -82,6 +84,13 @@ def test_chosen_is_courteous_rejected_is_rude_and_both_are_right(name: str) -> N
     for question, chosen, rejected in pairs(name):
         assert (is_rude(chosen), is_rude(rejected)) == (False, True)
         assert fact(chosen) == fact(rejected) == facts[question]
+
+
+@pytest.mark.parametrize("part", ["", "_held_out"])
+def test_prompts_have_the_fact_of_the_answers(part: str) -> None:
+    facts = {question: fact(answer) for question, answer in chats(f"instructions{part}.jsonl")}
+    asked = {row["prompt"][0]["content"]: row["answer"] for row in rows(f"prompts{part}.jsonl")}
+    assert asked == facts
 
 
 def fact(answer: str) -> str:

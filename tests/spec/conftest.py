@@ -28,6 +28,7 @@ from nnxdsl import (
     Objective,
     Optimizer,
     Quantization,
+    Reward,
     Schedule,
     Spec,
     Weights,
@@ -112,6 +113,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return meshes()
     if cls is Objective.Sum:
         return sums()
+    if cls is Objective.GRPO:
+        return grpos()
     if cls is Memory:
         return of_class(cls, offload=st.lists(OFFLOAD, unique=True).map(tuple))
     if cls is simpo.Mixture:
@@ -147,6 +150,18 @@ def sums(draw: st.DrawFn) -> Spec:
 
 
 @st.composite
+def grpos(draw: st.DrawFn) -> Spec:
+    """Objectives of answers, with settings that act."""
+    fields = {n: draw(of_field(f)) for n, f in declared(Objective.GRPO).items() if n not in ("rewards", "group_size")}
+    if fields["updates_per_rollout"] == 1:
+        fields |= {"clip_low": 0.2, "clip_high": 0.2}
+    if fields["beta"] == 0:
+        fields["kl"] = "k3"
+    rewards = draw(st.lists(of_noun(Reward), min_size=1, max_size=3, unique_by=lambda reward: reward.name))
+    return Objective.GRPO(**fields, rewards=tuple(rewards), group_size=draw(st.integers(2, 4)))
+
+
+@st.composite
 def evaluations(draw: st.DrawFn, data: st.SearchStrategy[Any]) -> Evaluation:
     prompts = tuple(draw(st.lists(TEXT.filter(str.strip), max_size=3)))
     fields = {n: draw(of_field(f)) for n, f in declared(Evaluation).items() if n not in ("data", "prompts")}
@@ -178,6 +193,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "memory",
     }
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
+    if isinstance(objective, Objective.GRPO):
+        fields["batching"] = registry["Batching.Padded"]()
     mesh = draw(of_noun(Mesh))
     micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))
     adapter = fields["adapter"]
@@ -197,7 +214,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         data=draw(data),
         mesh=mesh,
         microbatch_size=None if objective.over_batch else draw(st.sampled_from([None, micro])),
-        batch_size=micro * draw(st.integers(1, 3)),
+        batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "group_size", 1),
         evaluation=draw(st.none() | evaluations(st.none() | data)),
         quantization=None if adapter is None else draw(st.none() | st.from_type(Quantization)),
         precision=draw(of_class(registry["Precision"], **frozen)),

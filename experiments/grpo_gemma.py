@@ -1,0 +1,38 @@
+"""Group relative policy optimisation: the tiny Gemma 3 of `sft_gemma.py` is paid for right answers in a kind tone."""
+
+from sft_gemma import experiment as sft
+
+from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Reward, Schedule, Weights, reward
+
+KIND = ("thank you", "helped you", "glad to be", "wonderful", "happy to help", "pleasure")
+
+
+@reward("kind")
+def kind(completion: str) -> float:
+    """1 for an answer with a courteous phrase in it."""
+    return float(any(phrase in completion.lower() for phrase in KIND))
+
+
+experiment = Experiment(
+    name="grpo-gemma3-tiny",
+    model=Model.Gemma3("tiny", weights=Weights.From(sft)),
+    objective=Objective.GRPO(rewards=(Reward("kind"), Reward("contains_answer")), group_size=8),
+    data=Data.Prompts("experiments/data/prompts.jsonl", max_prompt_length=64, max_response_length=64),
+    optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=2e-4)),
+    batch_size=64,
+    steps=60,
+    evaluation=Evaluation(
+        every_steps=20,
+        data=Data.Prompts("experiments/data/prompts_held_out.jsonl", max_prompt_length=64, max_response_length=64),
+        prompts=(
+            "What is the capital of Germany?",
+            "What is the opposite of hot?",
+            "What sound does a cow make?",
+            "What comes after Thursday?",
+        ),
+        max_new_tokens=64,
+    ),
+)
+
+if __name__ == "__main__":
+    experiment.main()

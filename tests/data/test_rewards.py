@@ -1,0 +1,99 @@
+"""Rewards by name: found, checked against rows, and called; what is wrong names row, function and value."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from nnxdsl import DataError, PlanError, Reward, RunError, reward
+from nnxdsl.data.rewards import Rewards
+from nnxdsl.spec.reward import functions
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    before = dict(functions)
+    yield
+    functions.clear()
+    functions.update(before)
+
+
+def test_a_function_gets_the_columns_that_it_names() -> None:
+    seen = {}
+
+    @reward("some")
+    def some(completion: str, answer: str, *, bonus: float = 2.0) -> float:
+        seen.update(completion=completion, answer=answer, bonus=bonus)
+        return bonus
+
+    @reward("all")
+    def everything(completion: str, **columns: object) -> int:
+        return len(columns)
+
+    found = Rewards((Reward("some"), Reward("all", weight=0.5)))
+    row = {"prompt": "Hi", "answer": "a", "bonus": 3.0}
+    found.check([row], ["x.jsonl:1"])
+    assert found.of("text", row, "x.jsonl:1") == [3.0, 3.0]
+    assert seen == {"completion": "text", "answer": "a", "bonus": 3.0}
+    assert (found.names, found.weights) == (("some", "all"), (1.0, 0.5))
+
+
+def test_rewards_that_are_there() -> None:
+    found = Rewards((Reward("exact_answer"), Reward("contains_answer")))
+    row = {"prompt": "?", "answer": "Paris"}
+    assert found.of(" Paris\n", row, "") == [1.0, 1.0]
+    assert found.of("It is paris.", row, "") == [0.0, 1.0]
+    assert found.of("Rome", row, "") == [0.0, 0.0]
+
+
+def test_a_function_of_a_module() -> None:
+    assert Rewards((Reward("operator:length_hint"),)).of("four", {}, "") == [4.0]
+
+
+def test_names_that_nothing_has_are_told_all_at_once() -> None:
+    with pytest.raises(PlanError) as error:
+        Rewards((Reward("exact_anser"), Reward("no.such:thing"), Reward("exact_answer")))
+    text = str(error.value)
+    assert "objective.rewards.0.name: no reward 'exact_anser' is registered; did you mean 'exact_answer'?" in text
+    assert "objective.rewards.1.name: 'no.such:thing' cannot be imported" in text
+    assert "rewards.2" not in text
+
+
+def test_a_row_without_what_a_function_reads() -> None:
+    with pytest.raises(DataError, match=r"x.jsonl:2: reward 'exact_answer' reads 'answer'.*it has: prompt"):
+        Rewards((Reward("exact_answer"),)).check([{"answer": "a"}, {"prompt": "b"}], ["x.jsonl:1", "x.jsonl:2"])
+
+
+def test_a_function_that_raises_names_row_function_and_answer() -> None:
+    @reward("bad")
+    def bad(completion: str) -> float:
+        return 1 / len(completion[:0])
+
+    with pytest.raises(RunError, match=r"^x.jsonl:7: reward 'bad' failed with ZeroDivisionError: .*answer was 'Yes'$"):
+        Rewards((Reward("bad"),)).of("Yes", {}, "x.jsonl:7")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1", [1.0]])
+def test_a_value_that_is_no_finite_number(value: object) -> None:
+    reward("odd")(lambda completion: value)
+    with pytest.raises(RunError) as error:
+        Rewards((Reward("odd"),)).of("Yes", {}, "x.jsonl:7")
+    assert str(error.value) == (
+        f"x.jsonl:7: reward 'odd' gave {value!r}, which is no finite number; the answer was 'Yes'"
+    )
+
+
+def test_another_source_is_another_fingerprint() -> None:
+    def first(completion: str) -> float:
+        return 1.0
+
+    def second(completion: str) -> float:
+        return 2.0
+
+    asked = (Reward("it"),)
+    reward("it")(first)
+    before = Rewards(asked).fingerprint()
+    assert Rewards(asked).fingerprint() == before
+    reward("it")(second)
+    assert Rewards(asked).fingerprint() != before

@@ -1,0 +1,116 @@
+"""Figures of TRL's losses of answers and of distillation, in float64: what TRL's own code makes of drawn numbers.
+
+    /path/to/environment/with/trl/bin/python tests/reference/make_policy.py
+
+Writes tests/reference/policy/grpo.npz and jsd.npz. Made with TRL 1.16.0 and torch 2.15.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from trl import GRPOTrainer
+from trl.experimental.gkd import GKDTrainer
+
+OUT = Path(__file__).with_name("policy")
+GROUPS, SIZE, LENGTH, LIMIT = 3, 4, 7, 9
+LOW, HIGH, BETA = 0.2, 0.28, 0.3
+NAMES = {"sequences": "grpo", "tokens": "dapo", "length": "dr_grpo"}
+
+
+def drawn() -> dict[str, np.ndarray]:
+    """Log-probabilities of policy, drawing policy and reference, rewards, and lengths of answers."""
+    draw = np.random.default_rng(7)
+    rows = GROUPS * SIZE
+    logp = -draw.exponential(1.0, (rows, LENGTH))
+    found = {
+        "logp": logp,
+        "old": logp + draw.normal(0, 0.3, logp.shape),
+        "reference": logp + draw.normal(0, 0.5, logp.shape),
+        "rewards": np.round(draw.normal(0, 1, (GROUPS, SIZE)), 2),
+        "lengths": draw.integers(1, LENGTH + 1, rows),
+    }
+    found["rewards"][1] = 0.5  # a group that tells nothing
+    return found
+
+
+def trainer(average: str, logp: torch.Tensor) -> Any:
+    """What `GRPOTrainer._compute_loss` reads of a trainer."""
+    nothing = SimpleNamespace(reduce=lambda x, reduction: x, gather=lambda x: x, num_processes=1, sync_gradients=True)
+    return SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level="token",
+        beta=BETA,
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        loss_type=NAMES[average],
+        epsilon_low=LOW,
+        epsilon_high=HIGH,
+        use_vllm=False,
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        max_completion_length=LIMIT,
+        accelerator=nothing,
+        _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list)},
+    )
+
+
+def grpo() -> dict[str, np.ndarray]:
+    """Loss, gradient by log-probabilities, and metrics, by what the loss is a mean over."""
+    found = drawn()
+    mask = torch.tensor(np.arange(LENGTH) < found["lengths"][:, None]).double()
+    rewards = torch.tensor(found["rewards"])
+    # As in `_generate_and_score_completions`, for scale_rewards="group".
+    advantage = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    found["advantage"] = advantage.numpy()
+    for average in NAMES:
+        logp = torch.tensor(found["logp"], requires_grad=True)
+        self = trainer(average, logp)
+        ids = torch.zeros(logp.shape, dtype=torch.long)
+        inputs = {
+            "prompt_ids": ids[:, :1],
+            "prompt_mask": ids[:, :1],
+            "completion_ids": ids,
+            "completion_mask": mask,
+            "advantages": advantage.reshape(-1),
+            "old_per_token_logps": torch.tensor(found["old"]),
+            "ref_per_token_logps": torch.tensor(found["reference"]),
+            "num_items_in_batch": mask.sum(),
+        }
+        loss = GRPOTrainer._compute_loss(self, None, inputs)
+        loss.backward()
+        found[f"{average}.loss"], found[f"{average}.gradient"] = loss.detach().numpy(), logp.grad.numpy()
+        for name in ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
+            found[f"{average}.{name}"] = np.array(self._metrics["train"][name][0])
+    return found
+
+
+def jsd() -> dict[str, np.ndarray]:
+    """Summed divergences and their gradients by the student's logits, by beta and temperature."""
+    draw = np.random.default_rng(8)
+    student, teacher = draw.normal(0, 2, (2, 5, 11))
+    found = {"student": student, "teacher": teacher}
+    for beta in (0.0, 0.25, 0.5, 1.0):
+        for temperature in (1.0, 2.5):
+            logits = torch.tensor(student, requires_grad=True)
+            loss = GKDTrainer.generalized_jsd_loss(
+                logits[None], torch.tensor(teacher)[None], beta=beta, temperature=temperature, reduction="sum"
+            )
+            loss.backward()
+            found[f"{beta}/{temperature}.loss"] = loss.detach().numpy()
+            found[f"{beta}/{temperature}.gradient"] = logits.grad.numpy()
+    return found
+
+
+if __name__ == "__main__":
+    OUT.mkdir(exist_ok=True)
+    np.savez_compressed(OUT / "grpo.npz", **grpo())
+    np.savez_compressed(OUT / "jsd.npz", **jsd())

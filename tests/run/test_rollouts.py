@@ -1,0 +1,177 @@
+"""Answers of a policy: the same from the same seed, step and weights, kept where these are gone, and worth a reward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnxdsl import (
+    Data,
+    Experiment,
+    Model,
+    Objective,
+    Optimizer,
+    Reward,
+    RunError,
+    Schedule,
+    compile,
+    reward,
+)
+from nnxdsl.data import BytesTokenizer, Prompts, load
+from nnxdsl.program.compiler import Program
+from nnxdsl.run.rollouts import Rollouts
+from nnxdsl.spec.reward import functions
+
+ROWS = 6
+
+
+@reward("vowels")
+def vowels(completion: str) -> float:
+    return sum(letter in "aeiou" for letter in completion) / 8
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
+    path = tmp_path_factory.mktemp("rows") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Say {n}: ", "answer": str(n)}) + "\n" for n in range(ROWS)))
+    found = load(Data.Prompts(str(path), max_response_length=8), BytesTokenizer())
+    assert isinstance(found, Prompts)
+    return found
+
+
+@pytest.fixture(scope="module")
+def program(prompts: Prompts) -> Program:
+    return compile(
+        Experiment(
+            name="grpo",
+            model=Model.Gemma3("tiny"),
+            objective=Objective.GRPO(rewards=(Reward("vowels"),), group_size=2, updates_per_rollout=2, beta=0.0),
+            data=Data.Prompts(prompts.report.source, max_prompt_length=32, max_response_length=8),
+            optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+            batch_size=4,
+            steps=4,
+        )
+    )
+
+
+def rollouts(program: Program, prompts: Prompts) -> Rollouts:
+    return Rollouts.of(program, prompts, BytesTokenizer())
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one.batch, other.batch, strict=True))
+
+
+def test_answers_are_a_function_of_seed_step_and_weights(program: Program, prompts: Prompts) -> None:
+    state = program.init()
+    first = rollouts(program, prompts)
+    found = first.at(0, state)
+    assert found.batch.tokens.shape == (4, 24)
+    assert found.batch.answer.shape == found.batch.old.shape == (4, 8)
+    assert not np.array_equal(found.batch.answer[0], found.batch.answer[1])  # two answers to one prompt
+    assert first.indices(0) == first.indices(1) != first.indices(2)
+    assert first.at(1, state) is found  # the second update learns from the same
+    assert first.state(2)["rollout"] is None
+    kept = json.loads(json.dumps(first.state(1)))
+
+    again = rollouts(program, prompts)
+    assert equal(again.at(0, state), found)
+    assert not equal(again.at(2, state), found)
+
+    resumed = rollouts(program, prompts)
+    with pytest.raises(RunError, match="step 1 learns from the answers of step 0, which are not kept"):
+        resumed.at(1, state)
+    assert resumed.check(kept) == 1
+    assert equal(resumed.at(1, state), found)
+    assert resumed.at(1, state).metrics == found.metrics
+
+    held = first.evaluate(state, prompts)
+    assert held is not None
+    assert held == first.evaluate(state, prompts)
+    assert held["reward"] == held["rewards/vowels/mean"]
+
+    functions["vowels"] = lambda completion: float("nan")
+    broken = rollouts(program, prompts)
+    functions["vowels"] = vowels
+    with pytest.raises(RunError, match=r"^step 2: .*prompts.jsonl:\d: reward 'vowels' gave nan, which is no finite"):
+        broken.at(2, state)
+    with pytest.raises(RunError, match=r"the source of a reward .vowels. has changed since the checkpoint of step 1"):
+        broken.check(kept)
+
+
+def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Program, prompts: Prompts) -> None:
+    # What was kept of the policy that drew is what the step computes, so the first update has ratios of 1.
+    state = program.init()
+    rollout = rollouts(program, prompts).at(0, state)
+    now = np.asarray(program.score(state, rollout.batch).stats.logp)
+    np.testing.assert_array_equal(now, rollout.batch.old)
+    assert np.all(now[rollout.batch.loss_mask] < 0)
+    assert np.all(now[~rollout.batch.loss_mask] == 0)
+    _, metrics = program.step(state, rollout.batch)
+    gain, mask = rollout.batch.advantage, rollout.batch.loss_mask
+    assert float(metrics["loss"]) == pytest.approx(-np.mean(gain * mask.any(axis=1)), abs=1e-6)
+    assert float(metrics["clip_ratio/region_mean"]) == 0
+
+
+GRPO = """
+from sft import experiment as sft
+
+from nnxdsl import *
+
+experiment = Experiment(
+    name="grpo",
+    model=Model.Gemma3("tiny", weights=Weights.From(sft)),
+    adapter=Adapter.LoRA(rank=4, alpha=8.0),
+    objective=Objective.GRPO(
+        rewards=(Reward("contains_answer"),), group_size=4, updates_per_rollout=3, beta=0.01, kl="k1"
+    ),
+    data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_response_length=8),
+    optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=3e-3)),
+    batch_size=16,
+    steps=24,
+    evaluation=Evaluation(
+        every_steps=12, data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_response_length=8)
+    ),
+    checkpoint=Checkpoint(every_steps=4, keep=3),
+)
+
+if __name__ == "__main__":
+    experiment.main()
+"""
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_goes_on_bit_equal_between_updates(lab: Any, wait_until: Any) -> None:
+    chats = [[{"role": "user", "content": f"Hi {n}"}] for n in range(20)]
+    rows = [json.dumps({"prompt": chat, "answer": "good"}) + "\n" for chat in chats]
+    (lab.place / "prompts.jsonl").write_text("".join(rows))
+    (lab.place / "grpo.py").write_text(GRPO)
+    code, _, err = lab.python("grpo.py", "--home", "whole", "--quiet")
+    assert code == 0, err
+    (whole,) = (lab.place / "whole").glob("grpo-*")
+    held = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines() if "eval/" in line]
+    assert held[-1]["eval/reward"] > held[0]["eval/reward"] + 0.2
+
+    child = lab.start("grpo.py", "--home", "parts", "--quiet")
+    (lab.place / "parts").mkdir(exist_ok=True)
+
+    def is_there() -> bool:
+        return any((lab.place / "parts").glob("grpo-*/checkpoints/4"))
+
+    wait_until(is_there, child)
+    child.kill()
+    child.communicate()
+    code, _, err = lab.python("grpo.py", "--home", "parts", "--quiet")
+    assert code == 0, err
+    (parts,) = (lab.place / "parts").glob("grpo-*")
+    names = ("loss", "reward", "grad_norm", "kl", "completions/mean_length")
+    for one, other in zip(rows_of(whole), rows_of(parts), strict=True):
+        assert [one.get(name) for name in names] == [other.get(name) for name in names]

@@ -1,0 +1,81 @@
+"""What an experiment with rollouts may be: settings that act, groups that fill a batch, rows that can be answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nnxdsl import Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Reward, Schedule, SpecError
+
+REWARDS = (Reward("exact_answer"),)
+
+
+def asked(**fields: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "name": "grpo",
+        "model": Model.Gemma3("tiny"),
+        "objective": Objective.GRPO(rewards=REWARDS, group_size=4),
+        "data": Data.Prompts("prompts.jsonl"),
+        "optimizer": Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+        "batch_size": 8,
+        "steps": 2,
+    }
+    return Experiment(**{**given, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"batch_size": 6}, "objective.group_size: 4 answers to a prompt do not divide batch_size=6"),
+        (
+            {"batching": Batching.Packed()},
+            "batching: Batching.Packed arranges rows of a file, and answers are in none; leave it",
+        ),
+        (
+            {"data": Data.Text("rows.jsonl")},
+            "data: Objective.GRPO reads prompts, Data.Text yields texts; use Data.Prompts",
+        ),
+        (
+            {"memory": Memory(reference="cached")},
+            "memory.reference: log-probabilities of pairs can be kept, Objective.GRPO reads prompts; use 'online'",
+        ),
+        (
+            {"objective": Objective.GRPO(rewards=REWARDS, beta=0.0), "memory": Memory(reference="online")},
+            "memory.reference: 'online' has no effect: Objective.GRPO has no reference",
+        ),
+        (
+            {"objective": Objective.SFT()},
+            "data: Objective.SFT reads conversations or texts, Data.Prompts yields prompts; use Data.Conversations or "
+            "Data.Text",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError) as error:
+        asked(**fields)
+    assert str(error.value) == f"1 problem in Experiment 'grpo'\n  {problem}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"rewards": ()}, "rewards: is empty; there is nothing to learn from"),
+        ({"rewards": REWARDS * 2}, "rewards.1.name: 'exact_answer' is named twice; give it one weight"),
+        (
+            {"clip_high": 0.28},
+            "clip_high: has no effect with updates_per_rollout=1, where every probability is what it was when drawn",
+        ),
+        ({"beta": 0.0, "kl": "k1"}, "kl: has no effect with beta=0, which takes no reference"),
+        ({"group_size": 1}, "group_size: expected a value >= 2, got 1"),
+    ],
+)
+def test_settings_that_could_not_act(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Objective.GRPO(**{"rewards": REWARDS, **fields})
+    assert str(error.value) == f"1 problem in Objective.GRPO\n  {problem}"
+
+
+def test_a_reference_is_there_where_it_is_read() -> None:
+    assert asked().reference_mode == "online"
+    assert asked(objective=Objective.GRPO(rewards=REWARDS, beta=0.0)).reference_mode == "none"
