@@ -90,6 +90,12 @@ def test_the_page_on_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     check_page(WEIGHTS)
 
 
+def test_the_page_on_adapters() -> None:
+    found = doctest.testfile(str(ROOT / "docs" / "adapters.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert found.attempted >= 5
+    assert not found.failed
+
+
 def test_the_rules_are_the_rules() -> None:
     rows = [f"| {number} | `{logical}` | {entry_words(axes)} |" for number, (logical, axes) in enumerate(DEFAULT_RULES)]
     table = "\n".join(["| rule | logical axis | mesh axes |", "|---|---|---|", *rows]) + "\n"

@@ -18,7 +18,7 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.models.attention import Places, right_padded
 from nnxdsl.models.dropout import at_layer, dropped, dropping, stamp
 from nnxdsl.models.layers import Linear
-from nnxdsl.models.tree import within
+from nnxdsl.models.tree import Template, within
 from nnxdsl.program import low_rank
 from nnxdsl.program.adapters import AdaptedLinear
 from nnxdsl.program.blueprint import draw
@@ -120,11 +120,13 @@ def test_one_layer_of_dora_is_its_formula_in_value_and_gradient(dtype: Any) -> N
     x = x.astype(dtype)
     linear = Linear(6, 5, axes=("embed", "mlp"), rngs=nnx.Rngs(0), param_dtype=dtype)
     linear.kernel = nnx.Param(jnp.asarray(w))
-    module = AdaptedLinear(linear, Adapter.DoRA(rank=2, alpha=3.0))
+    graphdef, state = nnx.split(AdaptedLinear(linear, Adapter.DoRA(rank=2, alpha=3.0)))
+    template = Template(graphdef, nnx.to_flat_state(state))
 
     @jax.jit
     def run(x: Any, a: Any, b: Any, m: Any) -> jax.Array:
-        module.kernel_lora_a, module.kernel_lora_b, module.kernel_lora_m = map(nnx.LoRAParam, (a, b, m))
+        leaves = {"kernel": jnp.asarray(w), "kernel_lora_a": a, "kernel_lora_b": b, "kernel_lora_m": m}
+        module: Any = template.merge(leaves)
         return module(x)
 
     y, back = jax.vjp(run, *map(jnp.asarray, (x, a, b, m)))

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 
-def test_meshes_and_one_device_agree(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_meshes.py")
-    assert [entry["devices"] for entry in report.values()] == [1, 8, 8, 1, 8]
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [((), [1, 8, 8, 1, 8]), pytest.param(("dora", "lora"), [1, 8, 8, 1, 8], marks=pytest.mark.slow)],
+    ids=["quick", "adapters"],
+)
+def test_meshes_and_one_device_agree(
+    words: tuple[str, ...], devices: list[int], on_eight_devices: Callable[..., Any]
+) -> None:
+    report = on_eight_devices("on_meshes.py", *words)
+    assert [entry["devices"] for entry in report.values()] == devices
     for name, entry in report.items():
         alone = report[f"{name.split()[0]} one"]
         assert entry["misplaced"] == []

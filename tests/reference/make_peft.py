@@ -1,4 +1,4 @@
-"""Makes the stored reference figures of adapters with torch, transformers and PEFT: random LoRAs and their logits.
+"""Makes the stored figures of adapters with torch, transformers and PEFT: random LoRAs, a DoRA, and their logits.
 
 Run it in an environment that has torch, transformers and peft (stored here: torch 2.15, transformers 5.12, peft 0.21):
 
@@ -38,6 +38,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # Some of them, and a scale below 1.
     "llama3": ("llama3/untied", {"r": 4, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj", "down_proj"]}),
+    # Magnitudes, the scale of high ranks, and some layers with a rank and an alpha of their own.
+    "dora": (
+        "llama3/untied",
+        {"r": 4, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_dora": True,
+         "use_rslora": True, "rank_pattern": {"down_proj": 6}, "alpha_pattern": {"q_proj": 9}, "lora_dropout": 0.1},
+    ),
 }  # fmt: skip
 ROWS, LENGTH = 2, 20
 
@@ -53,15 +59,19 @@ def logits_of(model: Any, tokens: np.ndarray) -> np.ndarray:
         return model(input_ids=torch.tensor(tokens).long()).logits.numpy()
 
 
-def main() -> None:
-    """Writes every variant anew."""
+def main(names: list[str]) -> None:
+    """Writes every variant anew, or those that are named."""
     for seed, (name, (base, fields)) in enumerate(VARIANTS.items()):
+        if names and name not in names:
+            continue
         torch.manual_seed(seed)
         model = get_peft_model(load(HERE / base), LoraConfig(task_type="CAUSAL_LM", **fields)).eval()
         with torch.no_grad():
             for path, parameter in model.named_parameters():
                 if ".lora_B." in path:  # zero at first, which would hide everything
                     parameter.copy_(torch.randn_like(parameter) * 0.3)
+                if ".lora_magnitude_vector." in path:
+                    parameter.mul_(torch.rand_like(parameter) + 0.5)
         directory = HERE / "peft" / name
         shutil.rmtree(directory, ignore_errors=True)
         model.save_pretrained(directory)
@@ -104,4 +114,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["check"]:
         check(Path(sys.argv[2]))
     else:
-        main()
+        main(sys.argv[1:])

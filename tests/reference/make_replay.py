@@ -4,10 +4,12 @@ Three commands, from the repository's root (figures stored here: torch 2.13, tra
 
     python tests/reference/make_replay.py inputs            # with torch: a small checkpoint, pairs and texts
     python tests/reference/make_replay_adapters.py          # with nnxdsl: the first values of LoRA's A
-    python tests/reference/make_replay.py figures           # with torch: expected.json
+    python tests/reference/make_replay.py start             # with torch: an adapter to go on with, in PEFT's format
+    python tests/reference/make_replay.py figures [RUN ...] # with torch: expected.json, of all runs or of some
 
 Nothing of nnxdsl is imported here. The first values of A are drawn by jax's own generator, which torch has not, so
-they are stored by the second command. Everything else is written down again: LoRA (Hu et al. 2021), DPO (Rafailov et
+they are stored by the second command. Everything else is written down again: LoRA (Hu et al. 2021), rsLoRA
+(Kalajdzievski 2023), DoRA (Liu et al. 2024, its norm a constant in gradients), DPO (Rafailov et
 al. 2023, with the label smoothing of Mitchell 2023), cross entropy, AdamW (Loshchilov & Hutter 2019), SGD with
 momentum, warm-up and cosine, and clipping by the global norm. Rows are computed one at a time, chosen and rejected
 apart and without padding; weights and everything outside of transformers' norms and softmax are float64.
@@ -23,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 HERE = Path(__file__).parent / "replay"
@@ -57,13 +60,19 @@ LORA = {
 }
 ADAMW = {"rule": "adamw", "peak": 4e-3, "warmup": 2, "final_ratio": 0.1, "decay": 0.1, "clip": 1.0}
 SGD = {"rule": "sgd", "lr": 0.01, "momentum": 0.9, "clip": None}
+DPO = {"beta": 0.1, "smoothing": 0.0}
 RUNS = {
-    "dpo-full-adamw": {"lora": False, "beta": 0.1, "smoothing": 0.0, **ADAMW},
-    "dpo-full-sgd": {"lora": False, "beta": 0.1, "smoothing": 0.0, **SGD},
-    "dpo-lora-adamw": {"lora": True, "beta": 0.1, "smoothing": 0.0, **ADAMW},
-    "dpo-lora-sgd": {"lora": True, "beta": 0.1, "smoothing": 0.0, **SGD},
-    "dpo-lora-smoothed": {"lora": True, "beta": 0.25, "smoothing": 0.3, **ADAMW},
-    "sft-full-adamw": {"lora": False, "beta": None, **ADAMW},
+    "dpo-full-adamw": {"adapter": None, **DPO, **ADAMW},
+    "dpo-full-sgd": {"adapter": None, **DPO, **SGD},
+    "dpo-lora-adamw": {"adapter": "lora", **DPO, **ADAMW},
+    "dpo-lora-sgd": {"adapter": "lora", **DPO, **SGD},
+    "dpo-lora-smoothed": {"adapter": "lora", "beta": 0.25, "smoothing": 0.3, **ADAMW},
+    "sft-full-adamw": {"adapter": None, "beta": None, **ADAMW},
+    "dpo-rslora-adamw": {"adapter": "rslora", **DPO, **ADAMW},
+    "dpo-dora-adamw": {"adapter": "dora", **DPO, **ADAMW},
+    "dpo-dora-sgd": {"adapter": "dora", **DPO, **SGD},
+    # An adapter that was trained before goes on; the reference is that adapter as it was.
+    "dpo-continued-adamw": {"adapter": "continued", **DPO, **ADAMW},
 }
 
 
@@ -96,37 +105,75 @@ def inputs() -> None:
         file.writelines(json.dumps({"text": text}) + "\n" for text in TEXTS)
 
 
-class LoRALinear(torch.nn.Module):
-    """y = x W + (alpha / rank) x A B."""
+def start() -> None:
+    """A LoRA with a B that is not zero, as PEFT stores it."""
+    torch.manual_seed(11)
+    drawn = np.load(HERE / "adapters.npz")
+    model = Gemma3ForCausalLM.from_pretrained(HERE / "model")
+    tensors = {}
+    for name in sorted(drawn):
+        module = f"base_model.model.{name}"
+        tensors[f"{module}.lora_A.weight"] = torch.tensor(drawn[name].T).contiguous()
+        outputs = model.get_submodule(name).out_features
+        tensors[f"{module}.lora_B.weight"] = torch.randn(outputs, LORA["rank"]) * 0.05
+    (HERE / "adapter").mkdir(exist_ok=True)
+    save_file(tensors, HERE / "adapter" / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": LORA["rank"], "lora_alpha": LORA["alpha"],
+              "target_modules": list(LORA["targets"]), "bias": "none"}  # fmt: skip
+    (HERE / "adapter" / "adapter_config.json").write_text(json.dumps(fields, indent=2) + "\n")
 
-    def __init__(self, inner: torch.nn.Linear, a: np.ndarray) -> None:
+
+class LoRALinear(torch.nn.Module):
+    """y = x W + scale x A B."""
+
+    def __init__(self, inner: torch.nn.Linear, a: np.ndarray, scale: float) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.scale = inner, scale
         self.a = torch.nn.Parameter(torch.tensor(a, dtype=torch.float64))  # [in, rank]
         self.b = torch.nn.Parameter(torch.zeros(a.shape[1], inner.out_features, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer with its adapter."""
-        return self.inner(x) + (LORA["alpha"] / LORA["rank"]) * (x @ self.a @ self.b)
+        return self.inner(x) + self.scale * (x @ self.a @ self.b)
 
 
-def load(lora: bool) -> tuple[torch.nn.Module, list[tuple[torch.nn.Parameter, bool]]]:
+class DoRALinear(LoRALinear):
+    """y = (m / |V|) x V of V = W + scale A B, with |V| a constant in gradients."""
+
+    def __init__(self, inner: torch.nn.Linear, a: np.ndarray, scale: float) -> None:
+        super().__init__(inner, a, scale)
+        self.m = torch.nn.Parameter(inner.weight.detach().norm(dim=1))  # [out]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer with its adapter."""
+        direction = self.inner.weight.T + self.scale * (self.a @ self.b)  # [in, out]
+        return (x @ direction) * (self.m / direction.norm(dim=0).detach())
+
+
+def load(adapter: str | None) -> tuple[torch.nn.Module, list[tuple[torch.nn.Parameter, bool]]]:
     """The model, and what is trained: each parameter with whether weight decay holds for it."""
     model = Gemma3ForCausalLM.from_pretrained(HERE / "model", attn_implementation="eager", dtype=torch.float64).eval()
     # torch gives a padding id no gradient, and transformers takes 0 for it; here 0 is a token like any other.
     model.model.embed_tokens.padding_idx = None
-    if not lora:
+    if adapter is None:
         return model, [(parameter, parameter.ndim > 1) for parameter in model.parameters()]
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     drawn = np.load(HERE / "adapters.npz")
+    begun = load_file(HERE / "adapter" / "adapter_model.safetensors") if adapter == "continued" else {}
+    scale = LORA["alpha"] / (math.sqrt(LORA["rank"]) if adapter == "rslora" else LORA["rank"])
     trained = []
     for name, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in LORA["targets"]:
             parent = model.get_submodule(name.rpartition(".")[0])
-            layer = LoRALinear(module, drawn[name])
+            layer = (DoRALinear if adapter == "dora" else LoRALinear)(module, drawn[name], scale)
+            if begun:
+                with torch.no_grad():
+                    layer.b.copy_(begun[f"base_model.model.{name}.lora_B.weight"].T)
             setattr(parent, name.rpartition(".")[2], layer)
             trained += [(layer.a, True), (layer.b, True)]
+            if adapter == "dora":
+                trained.append((layer.m, False))
     return model, trained
 
 
@@ -199,8 +246,8 @@ def learning_rate(run: dict, step: int) -> float:
 
 def replay(run: dict) -> list[dict[str, float]]:
     """The figures of every step."""
-    model, trained = load(run["lora"])
-    reference, _ = load(run["lora"])  # B is zero in it and stays so
+    model, trained = load(run["adapter"])
+    reference, _ = load(run["adapter"])  # as the policy begins, and it stays so
     name = "texts" if run["beta"] is None else "pairs"
     rows = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
     first = [torch.zeros_like(p) for p, _ in trained]
@@ -228,15 +275,18 @@ def replay(run: dict) -> list[dict[str, float]]:
     return figures
 
 
-def figures() -> None:
-    """All runs, as JSON with ten significant digits."""
-    stored = {
-        name: [{key: float(f"{value:.10g}") for key, value in row.items()} for row in replay(run)]
-        for name, run in RUNS.items()
-    }
+def figures(names: list[str]) -> None:
+    """All runs, or those that are named, as JSON with ten significant digits."""
+    stored = json.loads((HERE / "expected.json").read_text()) if names else {}
+    for name, run in RUNS.items():
+        if name in names or not names:
+            stored[name] = [{key: float(f"{value:.10g}") for key, value in row.items()} for row in replay(run)]
     text = ",\n".join(f'"{name}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for name, rows in stored.items())
     (HERE / "expected.json").write_text("{\n" + text + "\n}\n")
 
 
 if __name__ == "__main__":
-    {"inputs": inputs, "figures": figures}[sys.argv[1]]()
+    if sys.argv[1] == "figures":
+        figures(sys.argv[2:])
+    else:
+        {"inputs": inputs, "start": start}[sys.argv[1]]()

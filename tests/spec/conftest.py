@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from nnxdsl import (
     Adapter,
+    Batching,
     Checkpoint,
     Data,
     Evaluation,
@@ -46,6 +47,13 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,10}", fullmatch=True)
 OFFLOAD = st.sampled_from(typing.get_args(OFFLOADED))
 TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min_size=1, unique=True).map(tuple)
+STARTS = st.none() | TEXT.filter(str.strip).map(Weights.PEFT) | TEXT.filter(str.strip).map(Weights.Checkpoint)
+LOW_RANK = {
+    "targets": TARGETS,
+    "ranks": st.lists(st.tuples(st.just("mlp"), st.integers(1, 99)), max_size=1).map(tuple),
+    "alphas": st.lists(st.tuples(st.just("up"), st.floats(0.5, 99.0)), max_size=1).map(tuple),
+    "start": STARTS,
+}
 RULES = st.lists(
     st.tuples(
         TEXT,
@@ -117,6 +125,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return grpos()
     if cls is Memory:
         return of_class(cls, offload=st.lists(OFFLOAD, unique=True).map(tuple))
+    if cls in (Adapter.LoRA, Adapter.DoRA):
+        return of_class(cls, **LOW_RANK)
     if cls is simpo.Mixture:
         return of_class(cls, sources=st.lists(of_class(Data.Preferences), min_size=1, max_size=2).map(tuple))
     return of_class(cls, **({"targets": TARGETS} if "targets" in declared(cls) else {}))
@@ -198,6 +208,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
     mesh = draw(of_noun(Mesh))
     micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))
     adapter = fields["adapter"]
+    if getattr(adapter, "dropout", 0.0) and (isinstance(fields["batching"], Batching.Packed) or mesh.stage > 1):
+        fields["adapter"] = adapter = attrs.evolve(adapter, dropout=0.0)
     modes = {"auto"} if not objective.needs_reference else {"auto", "online"}
     modes |= {"cached"} if objective.needs_reference and objective.reads in ("pairs", "feedback") else set()
     reference = draw(st.sampled_from(sorted(modes)))
@@ -206,6 +218,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
     offload = st.lists(st.sampled_from(sorted(parts)), unique=True).map(tuple)
     frozen = {} if adapter is not None else {"frozen": st.just("auto")}
     model = draw(of_noun(draw(st.sampled_from(members_of(Model)))))
+    if isinstance(model.weights, Weights.PEFT):
+        model = attrs.evolve(model, weights=Weights.Random())
     if isinstance(model.weights, Weights.From):
         model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
     return Experiment(

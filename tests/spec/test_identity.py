@@ -76,6 +76,7 @@ def samples(design: Any) -> dict[str, Experiment]:
             evaluation=Evaluation(every_steps=1, data=Data.Text("held_out.jsonl"), prompts=("Hello?",)),
         ),
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
+        "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
         **{f"pairs {number}": design(objective=each, microbatch_size=None) for number, each in enumerate(OF_PAIRS)},
         **{name: design(model=model_of(cls), batching=Batching.Bucketed()) for name, cls in members(Model).items()},
