@@ -21,6 +21,8 @@ from nnxdsl.program.advice import nearest_meshes
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.kernels import Kernels, kernels
 from nnxdsl.program.layout import Array, Layout
+from nnxdsl.program.roles import roles
+from nnxdsl.program.rules import Axes
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.batching import Packed
 from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts, Text
@@ -168,6 +170,7 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
         copied = {p: leaf for p, leaf in trainable.items() if adapters.beyond_base(adapter, p)}
     elif experiment.reference_mode == "online":
         copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()}
+    problems += optimizer.problems(experiment.optimizer, roles(trainable))
     update = _update(experiment, trainable)
     layout = Layout(experiment.mesh, _arrays(frozen, trainable, copied, update), experiment.memory.offload)
     blueprint = Blueprint(
@@ -195,8 +198,7 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
 
 def _update(experiment: Experiment, trainable: Mapping[str, Leaf]) -> optax.GradientTransformation:
     curve = optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps)
-    matrices = {path: len([axis for axis in leaf.axes if axis != "layers"]) > 1 for path, leaf in trainable.items()}
-    return optimizer.build(experiment.optimizer, curve, matrices)
+    return optimizer.build(experiment.optimizer, curve, roles(trainable))
 
 
 def _arrays(
@@ -221,11 +223,21 @@ def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[st
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
         owner = getattr(keys[-1], "key", None)
         own = trainable.get(owner) if isinstance(owner, str) else None
-        if own and own.shape == leaf.shape:
-            found[path] = Array(leaf.shape, leaf.dtype, own.axes, str(owner))
-        else:
+        axes = None if own is None else _axes_kept(own, getattr(keys[-2], "name", ""), leaf.shape)
+        if axes is None:
             found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape))
+        else:
+            found[path] = Array(leaf.shape, leaf.dtype, axes, str(owner))
     return found
+
+
+def _axes_kept(own: Leaf, field: str, shape: tuple[int, ...]) -> Axes | None:
+    """The axes of a parameter that an array of the optimizer's state has: all, or all but one where it is factored."""
+    if own.shape == shape:
+        return own.axes
+    dropped = adafactor.DROPPED.get(field, 0) + len(own.shape)
+    kept = [index for index in range(len(own.shape)) if index != dropped]
+    return tuple(own.axes[index] for index in kept) if tuple(own.shape[index] for index in kept) == shape else None
 
 
 def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Problem]:

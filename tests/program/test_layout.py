@@ -18,6 +18,7 @@ from nnxdsl.models.tree import Leaf
 from nnxdsl.program import adapters, optimizer
 from nnxdsl.program.blueprint import draw, optimizer_arrays, template
 from nnxdsl.program.layout import ACTIVATION_AXES, DEFAULT_RULES, HOST, Array, Layout, Placed, bits, dims, starred
+from nnxdsl.program.roles import roles
 from nnxdsl.program.rules import mesh_axes
 from nnxdsl.spec.placement import MESH_AXES
 
@@ -49,7 +50,7 @@ def parts_of(config: DecoderConfig, adapter: Adapter | None, quantization: Quant
     def arrays(leaves: Mapping[str, Leaf]) -> dict[str, Array]:
         return {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in leaves.items()}
 
-    update = optimizer.build(ADAMW, lambda step: 0.1, dict.fromkeys(trained, True))
+    update = optimizer.build(ADAMW, lambda step: 0.1, roles(trained))
     return {
         "frozen": arrays(frozen),
         "trainable": arrays(trained),

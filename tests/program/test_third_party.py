@@ -92,7 +92,7 @@ FORGOTTEN = {
         "no update rule is registered for Odd; write\n"
         "  from nnxdsl.program import optimizer\n"
         "  @optimizer.build.register(Odd)\n"
-        "  def _(spec, curve, matrices): return optax.GradientTransformation(...)",
+        "  def _(spec, curve, roles): return optax.GradientTransformation(...)",
     ),
     "schedule": (
         {"optimizer": Optimizer.SGD(schedule=Strange())},

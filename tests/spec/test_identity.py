@@ -47,6 +47,15 @@ OF_PAIRS = (
 )
 """An object of every class that learns from pairs."""
 
+RATE = Schedule.WSD(peak_lr=1e-3)
+OPTIMIZERS = (
+    Optimizer.Lion(schedule=RATE, weight_decay=0.1),
+    Optimizer.Adafactor(schedule=Schedule.InverseSqrt(peak_lr=1e-3), weight_decay=0.1),
+    Optimizer.Muon(schedule=RATE, weight_decay=0.1),
+    Optimizer.AdamW(schedule=RATE, weight_decay=0.1, b2=0.9),
+)
+"""An object of every class that updates, so that every field of its can be another."""
+
 
 def model_of(cls: type[Spec]) -> Spec:
     """A model of any family: its first size, or a directory, and random weights."""
@@ -66,6 +75,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         batching=Batching.Packed(length=4096),
     )
     return {
+        **{f"optimizer {number}": design(optimizer=each) for number, each in enumerate(OPTIMIZERS)},
         "design": design(evaluation=Evaluation(every_steps=200, prompts=("Hello?",), temperature=1.0)),
         "sft": sft,
         "text": design(
