@@ -295,7 +295,7 @@ def test_checks_between_fields_go_on_past_wrong_fields_and_do_not_guess(design: 
         "4 problems in Experiment 'dpo-gemma3-1b'\n"
         f"  objective: expected Objective, got 'dpo'; use one of its members: {OBJECTIVES}\n"
         "  steps: expected a value > 0, got 0\n"
-        "  adapter: expected Adapter, got 'lora'; use one of its members: Adapter.LoRA\n"
+        "  adapter: expected Adapter, got 'lora'; use one of its members: Adapter.LoRA, Adapter.DoRA\n"
         "  microbatch_size: 8 does not divide batch_size=63"
     )
 
@@ -370,7 +370,7 @@ def test_json_that_is_none() -> None:
 def test_a_type_that_says_too_little() -> None:
     tree = to_dict(Weights.Checkpoint("runs/a"))
     assert refused(lambda: from_dict(tree)) == (
-        "1 problem\n  type 'Checkpoint' alone may be Checkpoint or Weights.Checkpoint; say which family is expected"
+        "1 problem\n  type 'Checkpoint' alone may be Weights.Checkpoint or Checkpoint; say which family is expected"
     )
     assert from_dict(tree, Weights) == Weights.Checkpoint("runs/a")
     assert from_dict(to_dict(Checkpoint()), Checkpoint) == Checkpoint()
@@ -409,7 +409,7 @@ def test_at_paths(case: str, design: Any) -> None:
 def test_rank_of_no_adapter(design: Any) -> None:
     full = design(adapter=None, quantization=None)
     assert refused(lambda: evolve(full, {"adapter.rank": 8})) == wrong(
-        "adapter.rank: None has no field 'rank'; set the whole object first: Adapter.LoRA"
+        "adapter.rank: None has no field 'rank'; set the whole object first: Adapter.LoRA, Adapter.DoRA"
     )
 
 
