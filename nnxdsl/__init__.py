@@ -22,6 +22,7 @@ from nnxdsl.spec.optimizer import Optimizer
 from nnxdsl.spec.placement import Memory, Mesh
 from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.reference import Reference
 from nnxdsl.spec.reward import Reward, reward
 from nnxdsl.spec.schedule import Schedule
 from nnxdsl.spec.source import to_python
@@ -71,6 +72,7 @@ __all__ = [
     "Precision",
     "Problem",
     "Quantization",
+    "Reference",
     "Reward",
     "RunError",
     "Schedule",

@@ -29,6 +29,7 @@ from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts
 from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.reference import Synced
 
 
 @attrs.frozen(eq=False)
@@ -94,10 +95,15 @@ class Blueprint:
         return "none" if asked == "auto" else asked
 
     @property
+    def follows(self) -> bool:
+        """Whether the reference is a copy of what is trained that follows it, and so a part of the state."""
+        return self.reference is not None and isinstance(self.experiment.reference, Synced)
+
+    @property
     def is_off(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
         is_new = not any(adapters.beyond_base(self.experiment.adapter, path) for path in self.trainable)
-        return self.reference is not None and bool(self.frozen) and is_new
+        return self.reference is not None and bool(self.frozen) and is_new and not self.follows
 
     @property
     def head_path(self) -> str:
@@ -163,10 +169,12 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     if not trainable and not problems:
         problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds nothing to train"))
     reference = None
-    if experiment.objective.needs_reference:
+    if experiment.has_reference:
         reference = template(config, kept, None, quantization) if quantization else base
     copied = {}
-    if experiment.reference_mode == "online" and adapter is not None:
+    if reference is not None and isinstance(experiment.reference, Synced):
+        copied = trainable  # in float32 as well: a small share of the policy would be lost in fewer digits
+    elif experiment.reference_mode == "online" and adapter is not None:
         copied = {p: leaf for p, leaf in trainable.items() if adapters.beyond_base(adapter, p)}
     elif experiment.reference_mode == "online":
         copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()}

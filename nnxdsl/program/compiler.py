@@ -23,6 +23,7 @@ from nnxdsl.program.remat import settled
 from nnxdsl.program.shapes import abstract_batch
 from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.reference import Synced
 from nnxdsl.spec.policy import GRPO
 
 
@@ -98,9 +99,17 @@ class Program:
         Returns:
             The new state, and scalars that are still on the device: reading them waits for the step.
         """
-        moving = Moving(state.step, state.trainable, state.optimizer)
-        moved, metrics = self._step(moving, state.frozen, state.reference, self.put(batch))
-        return State(moved.step, moved.trainable, moved.optimizer, state.frozen, state.reference), metrics
+        moving, still = self._moving(state)
+        moved, metrics = self._step(moving, state.frozen, still, self.put(batch))
+        reference = moved.reference or state.reference
+        return State(moved.step, moved.trainable, moved.optimizer, state.frozen, reference), metrics
+
+    def _moving(self, state: State) -> tuple[Moving, Leaves]:
+        """What a step replaces, and the reference where it stands still."""
+        moving = Moving(state.step, state.trainable, state.optimizer, {})
+        if not self.blueprint.follows:
+            return moving, state.reference
+        return moving._replace(reference=state.reference), {}
 
     def evaluate(self, state: State, batch: Batch) -> dict[str, Ratio]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
@@ -181,7 +190,8 @@ class Program:
                 for path, p in placed.items()
             }
 
-        return {"trainable": abstract("trainable"), "optimizer": abstract("optimizer")}
+        parts = ("trainable", "optimizer", *(("reference",) if self.blueprint.follows else ()))
+        return {part: abstract(part) for part in parts}
 
     def saved(self, state: State) -> dict[str, dict[str, jax.Array]]:
         """The arrays of a checkpoint, by group and path, in the form of `targets`."""
@@ -189,6 +199,7 @@ class Program:
         return {
             "trainable": dict(state.trainable),
             "optimizer": dict(zip(self.layout.arrays.get("optimizer", {}), leaves, strict=True)),
+            **({"reference": dict(state.reference)} if self.blueprint.follows else {}),
         }
 
     def restored(self, state: State, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> State:
@@ -202,7 +213,7 @@ class Program:
             initial.order(groups["trainable"], self.blueprint.trainable),
             optimizer_state,
             state.frozen,
-            state.reference,
+            initial.order(groups["reference"], state.reference) if self.blueprint.follows else state.reference,
         )
 
     def abstract(self) -> State:
@@ -241,8 +252,8 @@ class Program:
                 blocks=self.blueprint.blocks,
             )
         state = self.abstract()
-        moving = Moving(state.step, state.trainable, state.optimizer)
-        return self._step.lower(moving, state.frozen, state.reference, batch)
+        moving, still = self._moving(state)
+        return self._step.lower(moving, state.frozen, still, batch)
 
     def memory_compiled(self, batch: Batch | None = None) -> Any:
         """XLA's own report of the compiled step (`argument_size_in_bytes`, `temp_size_in_bytes`, ..., per device)."""
@@ -306,10 +317,13 @@ def compile(
         router_loss=experiment.router_loss,
         dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
         is_off=blueprint.is_off,
+        synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.follows else None,
     )
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation)
-    moving = Moving._make([scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings()])
+    followed = blueprint.layout.shardings("reference", mesh) if blueprint.follows else {}
+    placed = (scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings(), followed)
+    moving = Moving._make(placed)
     step = jax.jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar))
     return attrs.evolve(
         program,

@@ -166,7 +166,7 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
         elif adapters.is_adapter(path):
             own = jax.random.fold_in(key, zlib.crc32(path.encode()))
             trainable[path] = jax.device_put(low_rank.initial(path, leaf.shape, own), shardings["trainable"][path])
-        if path in blueprint.copied and path in trainable:
+        if path in blueprint.copied and adapters.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
     return trainable, frozen, reference
 

@@ -24,6 +24,7 @@ from nnxdsl.program.shapes import Lengths, lengths
 from nnxdsl.spec.batching import Packed
 from nnxdsl.spec.errors import SpecError
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.reference import Synced
 
 SCHEMA = 1
 """Of the form; raised when a reader of an older one would misread it."""
@@ -184,8 +185,16 @@ def _attention(blueprint: Blueprint, longest: Lengths) -> str:
 
 def _reference(blueprint: Blueprint) -> str:
     mode = blueprint.experiment.reference_mode
+    if mode == "none" and blueprint.experiment.objective.needs_reference:
+        return "none: all answers count as equally likely, since Reference.Uniform says so"
     if mode == "none":
         return "none: the objective compares with nothing"
+    if isinstance(follows := blueprint.experiment.reference, Synced):
+        what = "the weights" if blueprint.experiment.adapter is None else "the adapter"
+        return (
+            f"online: a float32 copy of {what} that takes {follows.mixup:g} of the policy after every "
+            f"{follows.every_steps:,} steps; part of the state and of its checkpoints"
+        )
     if mode == "cached":
         return "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step"
     adapter = blueprint.experiment.adapter

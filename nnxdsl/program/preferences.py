@@ -146,7 +146,9 @@ def of_rewards(beta: float, of: Callable[[Rows, Rows], Rows]) -> Loss:
 
 
 def _pair(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Compared:
-    assert reference is not None
+    if reference is None:  # all answers are as likely: of a difference nothing is left
+        nothing = jnp.zeros_like(policy.chosen)
+        reference = Pairs(nothing, nothing, nothing, nothing)
     return log_ratios(real(policy, weight), real(reference, weight))
 
 

@@ -21,6 +21,7 @@ from nnxdsl.program.forward import Forward, Read, kept
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
 from nnxdsl.program.policy import Answers
+from nnxdsl.spec.reference import Synced
 
 Leaves = dict[str, jax.Array]
 Scored = Pairs | TokenStats | Answers
@@ -35,11 +36,13 @@ class Moving(NamedTuple):
         step: int32 scalar, optimizer steps done.
         trainable: Float32 parameters by path.
         optimizer: The optax state.
+        reference: The reference's float32 parameters by path where it follows the policy; else empty.
     """
 
     step: jax.Array
     trainable: Leaves
     optimizer: Any
+    reference: Leaves
 
 
 @attrs.frozen
@@ -55,6 +58,7 @@ class Computation:
         curve: The learning rate by step.
         microbatches: In how many parts a batch is computed.
         offload: The parts that lie in the host's memory, and are fetched when they are used.
+        synced: How the reference follows the policy; None where it stands still.
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
         is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
         router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
@@ -71,6 +75,7 @@ class Computation:
     router_loss: float = 0.0
     dropout: int | None = None
     is_off: bool = False
+    synced: Synced | None = None
 
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
@@ -85,6 +90,7 @@ class Computation:
         def add(total: tuple[Leaves, Terms], part: tuple[Batch, jax.Array | None]) -> tuple[tuple[Leaves, Terms], None]:
             return self.accumulate(total, moving.trainable, frozen, reference, *part), None
 
+        reference = moving.reference or reference
         parts = jax.tree.map(self._split, batch)
         nothing = self._nothing(moving.trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
         (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, self._row_keys(moving.step, len(batch.weight))))
@@ -99,7 +105,18 @@ class Computation:
             "num_tokens": token_count(batch),
         }
         trainable: Any = optax.apply_updates(moving.trainable, updates)
-        return Moving(moving.step + 1, trainable, optimizer), metrics
+        followed = self._followed(moving.step + 1, trainable, moving.reference)
+        return Moving(moving.step + 1, trainable, optimizer, followed), metrics
+
+    def _followed(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
+        """The reference after so many steps: at some of them it takes its share of the policy."""
+        if self.synced is None:
+            return reference
+        is_due, share = done % self.synced.every_steps == 0, self.synced.mixup
+        before = self._fetch("reference", reference)
+        return {
+            path: jnp.where(is_due, share * trainable[path] + (1 - share) * leaf, leaf) for path, leaf in before.items()
+        }
 
     def score(self, trainable: Leaves, frozen: Leaves, batch: Batch) -> Read:
         """What the policy says of one batch, forward only."""

@@ -27,6 +27,7 @@ from nnxdsl.spec.placement import BATCH_AXES, Memory, Mesh
 from nnxdsl.spec.policy import GRPO
 from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.reference import Initial, Reference, Synced, Uniform, reference_problems
 from nnxdsl.spec.tokenizer import Auto
 from nnxdsl.spec.weights import From, Random
 
@@ -53,6 +54,7 @@ class Experiment(Spec):
         batch_size: Rows (pairs or sequences) per optimizer step, over all devices and micro-batches.
         adapter: What is trained in place of the model's own weights; None trains all of them.
         quantization: In how few bits frozen weights are kept; None keeps them as they are.
+        reference: What the policy is compared with, where the objective compares.
         precision: Number formats.
         seed: Of the order of rows, of random weights and of adapters.
         mesh: Devices. Not part of the run's identity.
@@ -69,6 +71,8 @@ class Experiment(Spec):
         {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
     )
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"reference"})
+
     name: str = attrs.field(validator=name)
     model: Model
     data: Data
@@ -78,6 +82,7 @@ class Experiment(Spec):
     batch_size: int = attrs.field(validator=positive)
     adapter: Adapter | None = None
     quantization: Quantization | None = None
+    reference: Reference = Initial()
     precision: Precision = Precision()
     seed: int = attrs.field(default=0, validator=Limit(at_least=0, below=2**32))
     mesh: Mesh = Mesh()
@@ -99,10 +104,17 @@ class Experiment(Spec):
         return self.batch_size // self.rows_at_once
 
     @property
+    def has_reference(self) -> bool:
+        """Whether the policy is compared with a model."""
+        return self.objective.needs_reference and not isinstance(self.reference, Uniform)
+
+    @property
     def reference_mode(self) -> Literal["none", "cached", "online"]:
         """Whether the reference's log-probabilities are computed once and kept, or at every step."""
-        if not self.objective.needs_reference:
+        if not self.has_reference:
             return "none"
+        if isinstance(self.reference, Synced):
+            return "online"
         if self.memory.reference != "auto":
             return self.memory.reference
         held_out = None if self.evaluation is None else self.evaluation.data
@@ -129,7 +141,7 @@ class Experiment(Spec):
             self._check_packed,
             self._check_quantized,
             self._check_frozen,
-            self._check_reference,
+            lambda: reference_problems(self),
             self._check_offload,
             self._check_earlier,
             self._check_router,
@@ -205,20 +217,14 @@ class Experiment(Spec):
             message = f"{self.precision.frozen!r} has no effect, since all weights are trained (a reference is kept in "
             yield Problem("precision.frozen", message + "the format that is computed in)")
 
-    def _check_reference(self) -> Iterable[Problem]:
-        asked, objective = self.memory.reference, type(self.objective).__qualname__
-        if asked != "auto" and not self.objective.needs_reference:
-            yield Problem("memory.reference", f"{asked!r} has no effect: {objective} has no reference")
-        elif asked == "cached" and self.objective.reads not in ("pairs", "feedback"):
-            message = f"log-probabilities of pairs can be kept, {objective} reads {self.objective.reads}; use 'online'"
-            yield Problem("memory.reference", message)
-
     def _check_offload(self) -> Iterable[Problem]:
         idle = {
             "frozen": self.adapter is None and "all weights are trained",
-            "reference": self.adapter is not None and "the adapter's base is the reference, there is no copy",
+            "reference": self.adapter is not None
+            and isinstance(self.reference, Initial)
+            and "the adapter's base is the reference, there is no copy",
         }
-        if not self.objective.needs_reference:
+        if not self.has_reference:
             idle["reference"] = f"{type(self.objective).__qualname__} has no reference"
         elif not idle["reference"] and self.reference_mode == "cached":
             idle["reference"] = "it is asked once and not kept; add memory.reference='online' to keep it"

@@ -49,6 +49,8 @@ class Objective(Spec):
     """What kind of batch it reads: "pairs", "feedback" or "sequences". Third-party members set it too."""
     needs_reference: ClassVar[bool] = False
     """Whether it compares the policy with a frozen reference model."""
+    of_difference: ClassVar[bool] = False
+    """Where it has one: whether the loss of a pair is one of a difference of log-ratios, or of scores of them."""
     sums_tokens: ClassVar[bool] = False
     """Where it reads sequences: whether it sums over target tokens, whichever sequence they belong to."""
     over_batch: ClassVar[bool] = False

@@ -39,6 +39,7 @@ class DPO(Objective):
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    of_difference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
@@ -59,6 +60,7 @@ class RobustDPO(Objective):
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    of_difference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.1, validator=_swapped)
@@ -80,6 +82,7 @@ class IPO(Objective):
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    of_difference: ClassVar[bool] = True
 
     tau: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
@@ -98,6 +101,7 @@ class Hinge(Objective):
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    of_difference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
@@ -116,6 +120,7 @@ class LengthNormalizedDPO(Objective):
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    of_difference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=5.0, validator=positive)
     divergence: Divergence = ReverseKL()
@@ -135,6 +140,7 @@ class EXO(Objective):
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    of_difference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=1e-3, validator=Limit(above=0, below=0.5))
@@ -155,6 +161,7 @@ class DiscoPOP(Objective):
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    of_difference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.05, validator=positive)
     tau: float = attrs.field(default=0.05, validator=positive)
@@ -373,6 +380,11 @@ class Sum(Objective):
     def needs_reference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether one of its terms compares the policy with a reference."""
         return any(term.needs_reference for term in self.terms)
+
+    @property
+    def of_difference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether all of its terms that have a reference are losses of a difference."""
+        return all(term.of_difference for term in self.terms if term.needs_reference)
 
     @property
     def over_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(PACKAGES))
 
 from small_lab.model import Small  # noqa: E402
 
-from nnxdsl import Data, Experiment, Memory, Objective, Optimizer, Schedule  # noqa: E402
+from nnxdsl import Data, Experiment, Memory, Objective, Optimizer, Reference, Schedule  # noqa: E402
 from nnxdsl.data.batch import PairBatch, SequenceBatch  # noqa: E402
 from nnxdsl.program.compiler import Program, State  # noqa: E402
 
@@ -64,7 +64,8 @@ def experiment() -> Callable[..., Experiment]:
             fields.setdefault("data", Data.Text("none.jsonl", max_length=32))
         fields.setdefault("optimizer", Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None))
         memory = fields.get("memory", Memory())
-        if objective.needs_reference and memory.reference == "auto":
+        has_model = not isinstance(fields.get("reference"), Reference.Uniform)
+        if objective.needs_reference and has_model and memory.reference == "auto":
             fields["memory"] = attrs.evolve(memory, reference="online")
         return Experiment(**{"name": "small", "model": Small(), "batch_size": 4, "steps": 10, **fields})
 

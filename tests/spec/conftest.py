@@ -21,6 +21,7 @@ from nnxdsl import (
     Batching,
     Checkpoint,
     Data,
+    Divergence,
     Evaluation,
     Experiment,
     Memory,
@@ -29,6 +30,7 @@ from nnxdsl import (
     Objective,
     Optimizer,
     Quantization,
+    Reference,
     Reward,
     Schedule,
     Spec,
@@ -201,6 +203,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "quantization",
         "model",
         "memory",
+        "reference",
     }
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
     if isinstance(objective, Objective.GRPO):
@@ -213,6 +216,13 @@ def experiments(draw: st.DrawFn) -> Experiment:
     modes = {"auto"} if not objective.needs_reference else {"auto", "online"}
     modes |= {"cached"} if objective.needs_reference and objective.reads in ("pairs", "feedback") else set()
     reference = draw(st.sampled_from(sorted(modes)))
+    compared: list[type[Spec]] = [Reference.Initial]
+    compared += [Reference.Synced] if objective.needs_reference and reference != "cached" else []
+    is_free = isinstance(objective, Objective.Hinge | Objective.EXO) and reference == "auto"
+    compared += [Reference.Uniform] if is_free else []
+    fields["reference"] = draw(st.sampled_from(compared).flatmap(of_noun))
+    if isinstance(fields["reference"], Reference.Uniform):
+        objective = attrs.evolve(objective, divergence=Divergence.ReverseKL())
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}
     parts -= set() if objective.needs_reference and reference == "online" else {"reference"}
     offload = st.lists(st.sampled_from(sorted(parts)), unique=True).map(tuple)
