@@ -16,6 +16,7 @@ from nnxdsl.spec.data import BadRows, Data, Order
 from nnxdsl.spec.divergence import Divergence
 from nnxdsl.spec.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.guard import Guard
 from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import Objective
 from nnxdsl.spec.optimizer import Optimizer
@@ -61,6 +62,7 @@ __all__ = [
     "Divergence",
     "Evaluation",
     "Experiment",
+    "Guard",
     "Memory",
     "Mesh",
     "Model",

@@ -16,7 +16,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.remat import Remat
 from nnxdsl.models.tree import Leaf, Template, abstract
-from nnxdsl.program import adafactor, adapters, optimizer
+from nnxdsl.program import adafactor, adapters, guards, optimizer
 from nnxdsl.program.advice import nearest_meshes
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.kernels import Kernels, kernels
@@ -206,7 +206,7 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
 
 def _update(experiment: Experiment, trainable: Mapping[str, Leaf]) -> optax.GradientTransformation:
     curve = optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps)
-    return optimizer.build(experiment.optimizer, curve, roles(trainable))
+    return guards.build(experiment.guard).wrapped(optimizer.build(experiment.optimizer, curve, roles(trainable)))
 
 
 def _arrays(

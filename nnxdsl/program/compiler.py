@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.models.tree import Template
-from nnxdsl.program import adapters, initial, losses, optimizer
+from nnxdsl.program import adapters, guards, initial, losses, optimizer
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.devices import device_mesh, usable_memory
 from nnxdsl.program.flows import Told, inspected
@@ -317,6 +317,7 @@ def compile(
         router_loss=experiment.router_loss,
         dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
         is_off=blueprint.is_off,
+        guard=guards.build(experiment.guard),
         synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.follows else None,
     )
     scalar = NamedSharding(mesh, PartitionSpec())

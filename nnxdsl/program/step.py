@@ -18,6 +18,7 @@ from nnxdsl.models.routing import load_balance
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
 from nnxdsl.program.forward import Forward, Read, kept
+from nnxdsl.program.guards import Halting, Skipping
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
 from nnxdsl.program.policy import Answers
@@ -59,6 +60,7 @@ class Computation:
         microbatches: In how many parts a batch is computed.
         offload: The parts that lie in the host's memory, and are fetched when they are used.
         synced: How the reference follows the policy; None where it stands still.
+        guard: What becomes of a step that would do harm.
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
         is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
         router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
@@ -75,6 +77,7 @@ class Computation:
     router_loss: float = 0.0
     dropout: int | None = None
     is_off: bool = False
+    guard: Halting | Skipping = attrs.field(factory=Halting)
     synced: Synced | None = None
 
     def step(
@@ -100,13 +103,16 @@ class Computation:
         metrics = {
             "loss": _divide(*terms.loss),
             "grad_norm": optax.tree.norm(gradients),
-            "learning_rate": jnp.asarray(self.curve(moving.step), jnp.float32),
+            "learning_rate": jnp.asarray(self.curve(self.guard.done(moving)), jnp.float32),
             **finished({name: _divide(*ratio) for name, ratio in terms.metrics.items()}),
             "num_tokens": token_count(batch),
         }
         trainable: Any = optax.apply_updates(moving.trainable, updates)
         followed = self._followed(moving.step + 1, trainable, moving.reference)
-        return Moving(moving.step + 1, trainable, optimizer, followed), metrics
+        moved = Moving(moving.step + 1, trainable, optimizer, followed)
+        fetched = moving._replace(optimizer=before, reference=self._fetch("reference", moving.reference))
+        moved, told = self.guard.settle(fetched, moved, metrics["loss"], metrics["grad_norm"])
+        return moved, {**metrics, **told}
 
     def _followed(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
         """The reference after so many steps: at some of them it takes its share of the policy."""

@@ -18,6 +18,7 @@ from nnxdsl.spec.batching import Batching, Packed, Padded
 from nnxdsl.spec.cadence import Checkpoint, Evaluation
 from nnxdsl.spec.data import Data, Feedback, Preferences, Text
 from nnxdsl.spec.errors import Problem
+from nnxdsl.spec.guard import Guard, Stop
 from nnxdsl.spec.identity import run_id
 from nnxdsl.spec.limits import Limit, name, positive
 from nnxdsl.spec.model import Model
@@ -56,6 +57,7 @@ class Experiment(Spec):
         quantization: In how few bits frozen weights are kept; None keeps them as they are.
         reference: What the policy is compared with, where the objective compares.
         precision: Number formats.
+        guard: What happens at a step that would do harm.
         seed: Of the order of rows, of random weights and of adapters.
         mesh: Devices. Not part of the run's identity.
         microbatch_size: Rows that are computed at one time, over all devices; None is the whole batch. Not part of the
@@ -71,7 +73,7 @@ class Experiment(Spec):
         {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"reference"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"reference", "guard"})
 
     name: str = attrs.field(validator=name)
     model: Model
@@ -84,6 +86,7 @@ class Experiment(Spec):
     quantization: Quantization | None = None
     reference: Reference = Initial()
     precision: Precision = Precision()
+    guard: Guard = Stop()
     seed: int = attrs.field(default=0, validator=Limit(at_least=0, below=2**32))
     mesh: Mesh = Mesh()
     microbatch_size: int | None = attrs.field(default=None, validator=positive)
