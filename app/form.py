@@ -1,7 +1,7 @@
 """A form for any spec class, from its fields, types, ranges and docstrings; texts of its inputs back to a tree.
 
-Knows no experiment by name but for the order of its parts. A form's state is one text for each path: `objective.beta` is
-"0.1", `objective.type` is "DPO", `evaluation.type` is "" where there is none.
+Knows no experiment by name but for the order of its parts. A form's state is one text for each path: `objective.beta`
+is "0.1", `objective.type` is "DPO", `evaluation.type` is "" where there is none.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
         return tag("select", options, **common)
     if path.endswith("notes") or typing.get_origin(kind) is tuple:
         lines = min(8, max(2, value.count("\n") + 1))
-        hint = "one a line" if _items(field.type) is str else "none" if optional else "()"
+        hint = "one a line" if _items(field.type) is str else "none" if optional or kind is str else "()"
         return tag("textarea", value, rows=lines, placeholder=hint, spellcheck="false", **common)
     mode = "numeric" if kind is int else "decimal" if kind is float else None
     return tag(

@@ -28,7 +28,7 @@ def join(*children: Child, sep: str = "") -> Html:
     return Html(html.escape(sep).join(_parts(children)))
 
 
-def tag(name: str, *children: Child, **attributes: object) -> Html:
+def tag(name: str, /, *children: Child, **attributes: object) -> Html:
     """One element.
 
     Args:
@@ -46,7 +46,7 @@ def tag(name: str, *children: Child, **attributes: object) -> Html:
     return Html(f"<{name}{written}>{''.join(_parts(children))}</{name}>")
 
 
-def link(path: str, **query: object) -> str:
+def link(path: str, /, **query: object) -> str:
     """A path of the app with a query; values that are None or empty are left out.
 
     >>> link("/run", id="a b", tab=None)

@@ -28,7 +28,8 @@ class Row:
 
     Attributes:
         id: Its directory's name.
-        state: One word: queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost, damaged.
+        state: One word: queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost or
+            damaged.
         status: What its writer said last.
         facts: Objective, model, mesh, adapter, in words.
         metrics: The last row of training figures.

@@ -1,8 +1,8 @@
-"""Starting, stopping, ending and putting away runs: the command that a person types, as a process that outlives the app.
+"""Starting, stopping and putting away runs: the command that a person types, as a process that outlives the app.
 
-What the app asked for stands in files under `<home>/.app`: `launches/` (one directory for each start, with what it printed
-before and beside the run's own log), `queue/` (runs that wait), `audit.jsonl` (who asked for what). The run directory
-belongs to the run.
+What the app asked for stands in files under `<home>/.app`: `launches/` (one directory for each start, with what it
+printed before and beside the run's own log), `queue/` (runs that wait), `audit.jsonl` (who asked for what). The run
+directory belongs to the run.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class Launch:
     run: str
     process: process.Process
     record: dict[str, Any]
+
+    @property
+    def began(self) -> float:
+        """When, in seconds since 1970."""
+        stamp = self.directory.name.partition("-")[0]
+        return int(stamp) / 1e9 if stamp.isdigit() else 0.0
 
     @property
     def is_alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""A new run: a form from the spec, and beside it the Python that it means, what differs, the plan, and what is wrong."""
+"""A new run: a form from the spec, and beside it the Python that it means, what differs, the plan, what is wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .plan_words import plan_words
 from .state import Site
 
 TABS = {"": "Python", "diff": "Changes", "plan": "Plan", "json": "JSON", "import": "Import"}
-DEVICES = ("", "cpu", "h200", "h100", "a100-80", "v5e", "v5p", "v6e")
+DEVICES = ("", "cpu", "h200", "h100", "a100", "b200", "v5e", "v5p", "v6e")
 
 
 def opened(site: Site, ask: Ask) -> Answer:

@@ -1,4 +1,4 @@
-"""The project's experiments: files whose code the app does not run itself; a child process says what each of them is."""
+"""The project's experiments: code that the app does not run itself; a child process says what each of them is."""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ def charts(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     used: set[str] = set(NOT_ALONE)
     for title, names in TOGETHER:
         here = [name for name in names if name in known]
-        used |= set(names)
+        if title == "Accuracy" and "rewards/accuracies" in known:
+            here = [name for name in here if "token" not in name]
+        used |= set(here)
         if here:
             drawn.append(
                 _drawn(title, here, columns.columns, tokens, over, weight, log and title in LOGARITHMIC, marks)

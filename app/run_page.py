@@ -100,7 +100,7 @@ def _answer(site: Site, ask: Ask) -> Answer:
     if row is None:
         return _before(site, run, newest)
     state = row.state
-    if newest is not None and newest.is_alive and not row.is_live:
+    if newest is not None and newest.is_alive and not row.is_live and _is_after(newest, row):
         state = "starting"
     try:
         directory = site.run(run)
@@ -133,8 +133,7 @@ def _before(site: Site, run: str, newest: Launch | None) -> Answer:
         return Answer({"head": head, "spoken": join(), "body": tag("div", back, cls="empty", data_tick="3")})
     elif newest.is_alive:
         state = "starting"
-        began = parsed(str(newest.record.get("time")))
-        lasted = "" if began is None else f" ({duration(max(0.0, time.time() - began.timestamp()))} so far)"
+        lasted = f" ({duration(max(0.0, time.time() - newest.began))} so far)"
         parts.append(tag("p", f"It reads its data and checks what it can before it makes its directory{lasted}."))
         earlier = _earlier(site, newest)
         if earlier is not None:
@@ -184,6 +183,11 @@ def _why_refused(newest: Launch) -> Html:
         tag("p", f"The process {verb}{how} before the run had a directory. Nothing was written."),
         tag("pre", said or "It printed nothing.", cls="error", role="alert"),
     )
+
+
+def _is_after(newest: Launch, row: Row) -> bool:
+    """Whether a start came after the run's last word, so that what the run says is of an earlier attempt."""
+    return newest.began > (row.status.get("heartbeat") or {}).get("wall", 0.0)
 
 
 # the head
@@ -265,11 +269,8 @@ def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | Non
             f"Its process lives, but has said nothing for {duration(row.quiet)}: it may hang, or its disk may be full."
         )
         return tag("p", words, cls="notice bad", role="alert")
-    if newest is not None and not newest.is_alive and not row.is_live and newest.exit_code not in (None, 0, 130, 143):
-        began = parsed(str(newest.record.get("time")))
-        beat = (status.get("heartbeat") or {}).get("wall", 0.0)
-        if began is not None and began.timestamp() > beat:  # a resume that was refused
-            return join(tag("p", "The last attempt to go on was refused:"), _why_refused(newest))
+    if newest is not None and not newest.is_alive and not row.is_live and _is_after(newest, row):
+        return join(tag("p", "The last attempt to go on was refused:"), _why_refused(newest))
     return None
 
 

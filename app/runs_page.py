@@ -9,7 +9,7 @@ from .charts import sparkline
 from .html import Html, join, link, tag
 from .index import Row
 from .page import Action, Answer, Ask, Page
-from .parts import progress, run_link, state_badge
+from .parts import action, progress, run_link, state_badge
 from .series import sampled
 from .state import Site
 from .words import age, duration, number, time_of
@@ -17,6 +17,9 @@ from .words import age, duration, number, time_of
 SHOWN = 100
 STATES = ("running", "queued", "stopped", "finished", "failed", "lost")
 COMPARED = 6
+COLUMNS = ("", "Run", "State", "Progress", "Loss", "Accuracy", "Margin", "Curve", "Model", "Started")
+NUMERIC = ("Loss", "Accuracy", "Margin")
+SMALL = "small muted nowrap"
 
 
 def opened(site: Site, ask: Ask) -> Answer:
@@ -97,29 +100,16 @@ def _head(site: Site, rows: list[Row], ask: Ask) -> Html:
     state = ask.query.get("state", "")
     options = [tag("option", "any state", value="")]
     options += [tag("option", name, value=name, selected=name == state) for name in STATES]
-    form = tag(
-        "form",
-        tag(
-            "input",
-            type="search",
-            name="q",
-            value=ask.query.get("q", ""),
-            placeholder="Search name, objective, model, mesh",
-            aria_label="Search runs",
-        ),
-        tag("select", options, name="state", aria_label="State"),
-        cls="row grow",
-        role="search",
-        data_query=True,
+    hint = "Search name, objective, model, mesh"
+    search = tag(
+        "input", type="search", name="q", value=ask.query.get("q", ""), placeholder=hint, aria_label="Search runs"
     )
-    buttons = [
-        tag("button", "Compare", cls="button", data_do="runs.compare", type="button"),
-        None if site.settings.read_only else tag("button", "Clone", cls="button", data_do="runs.clone", type="button"),
-        None
-        if site.settings.read_only
-        else tag("button", "Stop and save", cls="button", data_do="runs.stop", type="button"),
-        None if site.settings.read_only else tag("a", "New run", cls="button primary", href="/new"),
-    ]
+    choice = tag("select", options, name="state", aria_label="State")
+    form = tag("form", search, choice, cls="row grow", role="search", data_query=True)
+    buttons = [action("Compare", "runs.compare")]
+    if not site.settings.read_only:
+        buttons += [action("Clone", "runs.clone"), action("Stop and save", "runs.stop")]
+        buttons.append(tag("a", "New run", cls="button primary", href="/new"))
     return join(tag("h1", "Runs"), tag("div", form, tag("div", buttons, cls="row"), cls="row between toolbar"))
 
 
@@ -166,60 +156,23 @@ def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
 def _table(site: Site, chosen: list[Row], ask: Ask) -> Html:
     ticked_ids = set(_ticked(ask))
     shown = SHOWN * _page(ask)
-    names = (
-        "",
-        "Run",
-        "State",
-        "Progress",
-        "Loss",
-        "Accuracy",
-        "Margin",
-        "Recent loss",
-        "Objective",
-        "Model",
-        "Started",
-        "Took",
-        "Left",
-        "Heard of",
-    )
-    numeric = ("Loss", "Accuracy", "Margin", "Took", "Left")
-    head = tag(
-        "tr",
-        [
-            tag(
-                "th",
-                name or tag("span", "Tick", cls="visually-hidden"),
-                scope="col",
-                cls="num" if name in numeric else None,
-            )
-            for name in names
-        ],
-    )
+    heads = [
+        tag(
+            "th",
+            name or tag("span", "Tick", cls="visually-hidden"),
+            scope="col",
+            cls="num" if name in NUMERIC else None,
+        )
+        for name in COLUMNS
+    ]
     body = [_row(site, row, row.id in ticked_ids) for row in chosen[:shown]]
-    caption = f"{len(chosen)} runs in {site.settings.home}" if len(chosen) != 1 else f"1 run in {site.settings.home}"
+    caption = f"{len(chosen):,} {'run' if len(chosen) == 1 else 'runs'} in {site.settings.home}"
+    whole = tag("table", tag("caption", caption), tag("thead", tag("tr", heads)), tag("tbody", body), cls="cards")
     more = None
     if len(chosen) > shown:
-        query = {**ask.query, "pages": str(_page(ask) + 1)}
-        more = tag(
-            "p",
-            tag(
-                "a",
-                f"Show {min(SHOWN, len(chosen) - shown)} more of {len(chosen) - shown}",
-                href=link("/", **query),
-                cls="button",
-            ),
-        )
-    return join(
-        tag(
-            "div",
-            tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body), cls="cards"),
-            cls="scroll",
-            tabindex=0,
-            role="region",
-            aria_label="Runs",
-        ),
-        more,
-    )
+        left, query = len(chosen) - shown, {**ask.query, "pages": str(_page(ask) + 1)}
+        more = tag("p", tag("a", f"Show {min(SHOWN, left)} more of {left:,}", href=link("/", **query), cls="button"))
+    return join(tag("div", whole, cls="scroll", tabindex=0, role="region", aria_label="Runs"), more)
 
 
 def _page(ask: Ask) -> int:
@@ -228,48 +181,29 @@ def _page(ask: Ask) -> int:
 
 
 def _row(site: Site, row: Row, is_ticked: bool) -> Html:
-    status, metrics = row.status, row.metrics
-    step, total = status.get("step"), status.get("total")
-    box = tag("input", type="checkbox", data_tick_id=row.id, checked=is_ticked, aria_label=f"Tick {row.id}")
-    done = (
-        join(
-            progress(step, total, f"Progress of {row.id}"),
-            tag("span", f"{step or 0:,} of {total:,}", cls="small muted nowrap"),
-        )
-        if total
-        else "-"
-    )
+    status, metrics, live = row.status, row.metrics, row.is_live
+    step, total = status.get("step") or 0, status.get("total")
+    what = " · ".join(row.facts[name] for name in ("objective", "adapter") if name in row.facts)
+    left = f", {duration(status.get('eta_seconds'))} left" if live and status.get("eta_seconds") is not None else ""
+    done = f"{step:,} of {total:,}{left}" if total else ""
+    curve = sampled(site.settings.home / row.id / "metrics.jsonl", "loss")
+    beside = tag("div", f"heard of {age(row.quiet)}", cls=SMALL) if live else None
+    wrong = tag("div", row.problem, cls="small bad") if row.problem else None
     cells: list[tuple[str, object, str]] = [
-        ("", box, "tick"),
-        ("Run", run_link(row), "name"),
-        ("State", join(state_badge(row.state), tag("div", row.problem, cls="small bad") if row.problem else None), ""),
-        ("Progress", done, ""),
+        (
+            "",
+            tag("input", type="checkbox", data_tick_id=row.id, checked=is_ticked, aria_label=f"Tick {row.id}"),
+            "tick",
+        ),
+        ("Run", tag("div", run_link(row), tag("div", what, cls=SMALL)), "name"),
+        ("State", tag("div", state_badge(row.state), beside, wrong), ""),
+        ("Progress", tag("div", progress(step, total, f"Progress of {row.id}"), tag("div", done, cls=SMALL)), ""),
         ("Loss", number(metrics.get("loss")), "num"),
         ("Accuracy", number(metrics.get("rewards/accuracies", metrics.get("mean_token_accuracy"))), "num"),
         ("Margin", number(metrics.get("rewards/margins")), "num"),
-        (
-            "Recent loss",
-            sparkline(sampled(site.settings.home / row.id / "metrics.jsonl", "loss"), f"Loss of {row.id}"),
-            "",
-        ),
-        (
-            "Objective",
-            tag(
-                "span",
-                row.facts.get("objective", "-"),
-                tag("span", f" · {row.facts['adapter']}", cls="muted") if "adapter" in row.facts else None,
-            ),
-            "nowrap",
-        ),
-        (
-            "Model",
-            tag("span", row.facts.get("model", "-"), tag("div", row.facts.get("mesh", ""), cls="small muted")),
-            "nowrap",
-        ),
-        ("Started", time_of(row.created), "nowrap"),
-        ("Took", duration(row.seconds), "num nowrap"),
-        ("Left", duration(status.get("eta_seconds")) if row.is_live else "-", "num nowrap"),
-        ("Heard of", age(row.quiet) if row.is_live else "-", "nowrap"),
+        ("Curve", sparkline(curve, f"Loss of {row.id}"), ""),
+        ("Model", tag("div", row.facts.get("model", "-"), tag("div", row.facts.get("mesh", ""), cls=SMALL)), "nowrap"),
+        ("Started", tag("div", time_of(row.created), tag("div", f"took {duration(row.seconds)}", cls=SMALL)), "nowrap"),
     ]
     return tag("tr", [tag("td", value, cls=cls or None, data_label=label or None) for label, value, cls in cells])
 

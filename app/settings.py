@@ -61,7 +61,8 @@ class Settings:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names under which browsers may ask for the app."""
-        return (*LOOPBACK, *((self.host,) if self.host not in ("0.0.0.0", "::") else ()), *self.allowed_hosts)
+        own = () if self.host in ("0.0.0.0", "::") else (self.host,)
+        return tuple(dict.fromkeys((*LOOPBACK, *own, *self.allowed_hosts)))
 
     @property
     def own(self) -> Path:

@@ -77,7 +77,6 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
         show_error=False,
         max_file_size=settings.limits.upload_bytes,
         theme=gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-        css=_static("css"),
         head=_head(PAGES),
         app_kwargs={"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None},
     )
@@ -90,7 +89,8 @@ _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "contain
 def _head(pages: tuple[Page, ...]) -> str:
     known = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
     script = _static("js").replace("/*PAGES*/{}", known)
-    return f'<script>{script}</script><link rel="icon" href="data:,">'
+    # Not through `css=`, which rewrites selectors and loses those inside @media.
+    return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
 
 
 def _static(kind: str) -> str:

@@ -43,7 +43,7 @@
     document.querySelectorAll("time[datetime]:not([data-local])").forEach((one) => {
       one.dataset.local = "";
       const when = new Date(one.getAttribute("datetime"));
-      if (!isNaN(when)) one.textContent = when.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+      if (!isNaN(when)) one.textContent = when.toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", ...(when.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" }) });
     });
     const titled = root()?.querySelector("[data-title]");
     document.title = (titled ? titled.dataset.title + " · " : "") + current().title + " · nnxdsl";

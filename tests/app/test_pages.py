@@ -1,27 +1,42 @@
-"""Every page in a real browser: it opens by its URL, and changing pages is quick."""
+"""Every page in a real browser: opened by its URL, quickly, in every state of a run, at two widths and in both themes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.pages import PAGES
+from nnxdsl.run.store import RunDirectory
+from tests.app.many import experiment, write_many, write_run
+from tests.app.on_pages import EVIL, dim_texts, overflow
 
 pytestmark = pytest.mark.browser
+Open = Callable[..., Any]
+
+
+def test_the_app_starts_quickly_and_never_loads_jax(app: Any) -> None:
+    app.end()
+    assert app.start() < 8.0
+    loaded = Path(f"/proc/{app.child.pid}/maps").read_text()
+    assert "pydantic_core" in loaded
+    assert "jaxlib" not in loaded
+    assert app.end() == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_opens_by_its_url(app: Any, open_page: Callable[..., Any], page: Any) -> None:
+def test_a_page_opens_by_its_url(app: Any, open_page: Open, page: Any) -> None:
     shown = open_page(app.url(page.path))
     shown.wait_for_selector(f"#page-{page.name} .region")
     assert shown.title().endswith(f"{page.title} · nnxdsl")
     assert shown.locator(".nnx-page:visible").count() == 1
+    assert overflow(shown) == 0
 
 
-def test_a_page_switch_is_quick(app: Any, open_page: Callable[..., Any]) -> None:
+def test_a_page_switch_is_quick_and_the_way_back_too(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/"))
     shown.wait_for_selector("#page-runs .region")
     for page in [page for page in PAGES if page.in_navigation][1:]:
@@ -29,3 +44,143 @@ def test_a_page_switch_is_quick(app: Any, open_page: Callable[..., Any]) -> None
         shown.get_by_role("link", name=page.title, exact=True).click()
         shown.wait_for_selector(f"#page-{page.name} .region")
         assert time.monotonic() - began < 0.5
+        assert shown.url == app.url(page.path)
+    shown.go_back()
+    shown.go_back()
+    shown.wait_for_selector("#page-layout:visible")
+
+
+def test_a_list_of_a_thousand_runs_opens_quickly(app: Any, open_page: Open) -> None:
+    write_many(app.home, 1_000, steps=5)
+    shown = open_page(app.url("/about"))
+    shown.wait_for_selector("#page-about .region")
+    began = time.monotonic()
+    shown.get_by_role("link", name="Runs", exact=True).click()
+    shown.wait_for_selector("#page-runs tbody tr")
+    assert time.monotonic() - began < 2.0
+    assert "1,000 runs" in shown.locator("caption").first.text_content()
+    shown.get_by_label("Search runs").fill("dpo-0042")
+    shown.wait_for_function("document.querySelectorAll('#page-runs tbody tr').length === 1")
+    shown.reload()
+    shown.wait_for_selector("#page-runs tbody tr")
+    assert shown.locator("#page-runs tbody tr").count() == 1
+    assert shown.get_by_label("Search runs").input_value() == "dpo-0042"
+
+
+def test_a_hundred_thousand_steps_are_drawn_quickly(app: Any, open_page: Open) -> None:
+    path = write_run(app.home, experiment(1, steps=100_000), "finished", 100_000)
+    shown = open_page(app.url("/about"))
+    shown.wait_for_selector("#page-about .region")
+    began = time.monotonic()
+    shown.evaluate(f"window.nnx.go('/run?id={path.name}')")
+    shown.wait_for_selector("#page-run svg .series")
+    assert time.monotonic() - began < 1.5  # of which 1 s for reading 40 MB, on a core that runs the browser as well
+    shown.locator("[data-chart]").first.hover()
+    assert "step" in shown.locator(".reading").first.text_content()
+
+
+def test_an_idle_page_costs_next_to_nothing(app: Any, open_page: Open) -> None:
+    write_many(app.home, 20, steps=50)
+    shown = open_page(app.url("/"))
+    shown.wait_for_selector("#page-runs tbody tr")
+    time.sleep(3)
+    before = _ticks(app.child.pid)
+    time.sleep(20)
+    assert (_ticks(app.child.pid) - before) / 100 / 20 < 0.02
+
+
+def _ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_fit_and_are_readable(app: Any, open_page: Open, width: int, dark: bool) -> None:
+    paths = _all_states(app.home)
+    drafted = f"/new?from={paths['finished'].name}"
+    urls = ["/", "/?state=failed", "/new", drafted, f"{drafted}&x=1", "/about", "/run?id=no-such-run"]
+    urls += [f"/run?id={path.name}" for path in paths.values()]
+    urls += [
+        f"/run?id={paths['finished'].name}&tab={tab}" for tab in ("log", "config", "samples", "environment", "events")
+    ]
+    shown = open_page(app.url("/about"), width=width, dark=dark)
+    shown.wait_for_selector("#page-about .region")
+    for url in urls:
+        shown.evaluate(f"window.nnx.go({url!r})")
+        shown.wait_for_timeout(450)
+        assert overflow(shown) == 0, url
+        assert dim_texts(shown) == [], url
+
+
+def _all_states(home: Path) -> dict[str, Path]:
+    made = {
+        state: write_run(home, experiment(number, name=state), said, 30, **status)
+        for number, (state, said, status) in enumerate(
+            [
+                ("finished", "finished", {}),
+                ("stopped", "stopped", {"checkpoint": 20}),
+                ("failed", "failed", {"error": "RunError: step 3: loss is nan; lower the learning rate"}),
+                ("lost", "running", {"pid": 1, "pid_started": 1, "host": "elsewhere", "heartbeat": {"wall": 0}}),
+                ("queued", "queued", {}),
+            ]
+        )
+    }
+    run = RunDirectory(made["finished"])
+    run.append_sample({"step": 30, "prompt": "Hi", "policy": "hello", "reference": "bye"})
+    run.append_attempt({"time": "2026-01-01T00:00:00+00:00", "argv": ["nnxdsl", "run"], "devices": ["cpu:cpu"]})
+    run.append_event({"event": "finished", "step": 30})
+    run.log.write_text("2026-01-01T00:00:00+00:00  starting\n2026-01-01T00:00:01+00:00  ValueError: x\n")
+    run.close()
+    return made
+
+
+def test_a_runs_words_never_run(app: Any, open_page: Open) -> None:
+    path = write_run(app.home, experiment(0, notes=EVIL), "failed", 5, error=EVIL)
+    run = RunDirectory(path)
+    run.append_sample({"step": 4, "prompt": EVIL, "policy": EVIL, "reference": EVIL})
+    run.append_event({"event": EVIL})
+    run.log.write_text(f"2026-01-01T00:00:00+00:00  {EVIL}\n")
+    run.close()
+    (app.project / "experiments" / f"{'<img src=x onerror=boom()>'}.py").write_text("Experiment(")
+    shown = open_page(app.url("/"))
+    for url in ["/", "/new", f"/new?from={path.name}"] + [
+        f"/run?id={path.name}&tab={tab}" for tab in ("", "log", "config", "samples", "events")
+    ]:
+        shown.goto(app.url(url))
+        shown.wait_for_selector(".nnx-page:visible .region h1, .nnx-page:visible .region table")
+        shown.wait_for_timeout(300)
+        assert shown.evaluate("window.boomed") is None
+        assert shown.locator(".region img").count() == 0
+    assert "${boom(2)}{{boom(3)}}" in shown.content()
+
+
+def test_the_keyboard_reaches_everything(app: Any, open_page: Open) -> None:
+    path = write_run(app.home, experiment(0), "stopped", 5)
+    shown = open_page(app.url("/"))
+    shown.wait_for_selector("#page-runs tbody tr")
+    _tab_to(shown, "document.activeElement.textContent === 'About'")
+    shown.keyboard.press("Enter")
+    shown.wait_for_selector("#page-about .region")
+    shown.wait_for_function("document.activeElement.tagName === 'H1'")
+    shown.goto(app.url(f"/run?id={path.name}"))
+    shown.wait_for_selector("#page-run h1")
+    _tab_to(shown, "document.activeElement.textContent === 'Delete'")
+    shown.keyboard.press("Enter")
+    dialog = shown.get_by_role("dialog")
+    assert dialog.get_by_role("button", name="Delete").is_disabled()
+    shown.keyboard.press("Escape")
+    shown.wait_for_function("document.activeElement.textContent === 'Delete'")
+    shown.keyboard.press("Enter")
+    shown.keyboard.type(path.name)
+    shown.keyboard.press("Enter")
+    shown.wait_for_selector("#page-runs:visible")
+    assert not path.exists()
+
+
+def _tab_to(shown: Any, wanted: str, most: int = 60) -> None:
+    for _ in range(most):
+        shown.keyboard.press("Tab")
+        if shown.evaluate(wanted):
+            return
+    raise AssertionError(f"{most} tabs did not reach {wanted}")

@@ -1,0 +1,175 @@
+"""Runs started in the browser, on their way to the end, to a stop, to a kill; and what an app's end does to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import RunningApp
+from tests.app.many import experiment, write_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+Open = Callable[..., Any]
+LONG = 200_000
+
+
+def begin(shown: Any, app: Any, **fields: str) -> Path:
+    """Launches the tiny recipe from the form with other values in some fields; returns the run's directory."""
+    shown.goto(app.url("/new"))
+    shown.get_by_role("link", name="tiny experiments/tiny.py").click()
+    shown.wait_for_selector(".spec-form")
+    for path, text in fields.items():
+        shown.locator(f"[id='f-{path.replace('__', '.')}']").fill(text)
+    shown.wait_for_timeout(600)
+    shown.get_by_role("button", name="Launch").click()
+    shown.wait_for_url("**/run?id=*")
+    return app.home / shown.url.partition("id=")[2]
+
+
+def until(shown: Any, *states: str, seconds: float = 240) -> float:
+    """Waits until the run that is shown has one of the states; returns the seconds that it took."""
+    began = time.monotonic()
+    words = json.dumps(states)
+    shown.wait_for_function(
+        f"{words}.some((s) => document.querySelector('#page-run .badge')?.textContent.endsWith(s))",
+        timeout=seconds * 1000,
+    )
+    return time.monotonic() - began
+
+
+def test_a_run_goes_from_the_form_to_its_end_while_its_app_is_killed(app: Any, open_page: Open, watched: Any) -> None:
+    watched.allowed = ("net::ERR_", "Failed to fetch", "Lost connection", "connection")  # while there is no app
+    shown, other = open_page(app.url("/new")), open_page(app.url("/"))
+    path = begin(shown, app, steps="14", optimizer__schedule__lr="1e-3")
+    until(shown, "compiling", "running")
+    other.wait_for_selector(f"#page-runs a:has-text('{path.name}')")
+    app.end(signal.SIGKILL)
+    time.sleep(3)
+    app.start()
+    until(shown, "finished")  # the page that was open all the time goes on by itself
+    shown.reload()
+    until(shown, "finished")
+    assert shown.locator("svg .series").count() >= 5
+    assert json.loads((path / "status.json").read_text())["exit_code"] == 0
+    for tab, words in (
+        ("Log", "finished at step 14"),
+        ("Config", "lr=0.001"),
+        ("Samples", "Say 1:"),
+        ("Environment", "Attempt 1"),
+        ("Events", "finished"),
+    ):
+        shown.get_by_role("link", name=tab, exact=True).click()
+        shown.wait_for_selector(f"#run-body :text('{words}')")
+    other.wait_for_selector("#page-runs .badge.finished")
+    launched = json.loads(next((app.home / ".app" / "launches").iterdir()).joinpath("launch.json").read_text())
+    assert launched["argv"][1:4] == ["-m", "nnxdsl", "run"]
+
+
+def test_stop_resume_and_kill(app: Any, open_page: Open) -> None:
+    shown = open_page(app.url("/new"))
+    path = begin(shown, app, steps=str(LONG), checkpoint__every_steps="50", evaluation__every_steps=str(LONG))
+    until(shown, "running")
+    shown.wait_for_function("parseInt(document.querySelector('#page-run [role=progressbar]').ariaValueNow) > 20")
+    shown.get_by_role("button", name="Stop and save").click()
+    until(shown, "stopped")
+    saved = json.loads((path / "status.json").read_text())["checkpoint"]
+    assert saved > 20
+    shown.get_by_role("button", name="Resume").click()
+    until(shown, "running")
+    shown.wait_for_function(f"parseInt(document.querySelector('#page-run [role=progressbar]').ariaValueNow) > {saved}")
+    shown.get_by_role("button", name="Kill").click()
+    shown.get_by_role("dialog").get_by_role("button", name="Kill").click()
+    assert until(shown, "lost") < 10
+    shown.wait_for_selector("#page-run :text('was ended by signal 9')")
+    steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert len(set(steps)) >= len(steps) - 1  # an evaluation of step 0 beside its figures
+    shown.get_by_role("link", name="Events", exact=True).click()
+    for action in ("run", "stop", "resume", "kill"):
+        shown.wait_for_selector(f"#run-body td:text-is('{action}')")
+
+
+def test_what_is_refused_says_why_and_can_be_changed(app: Any, open_page: Open) -> None:
+    shown = open_page(app.url("/new"))
+    begin(shown, app, data__path="nowhere.jsonl")
+    until(shown, "refused")
+    assert "nowhere.jsonl" in shown.locator("pre.error").text_content()
+    shown.get_by_role("link", name="Change it").click()
+    shown.wait_for_selector(".spec-form")
+    assert shown.locator("[id='f-data.path']").input_value() == "nowhere.jsonl"
+    draft = shown.url
+    shown.locator("[id='f-data.path']").fill("pairs.jsonl")
+    shown.locator("[id='f-steps']").fill("0")
+    shown.get_by_role("heading", name="1 problem").wait_for()
+    assert shown.get_by_role("button", name="Launch").is_disabled()
+    shown.reload()
+    shown.get_by_role("heading", name="1 problem").wait_for()
+    assert shown.locator("[id='f-data.path']").input_value() == "pairs.jsonl"
+    shown.get_by_role("link", name="steps", exact=True).click()
+    shown.wait_for_function("document.activeElement.id === 'f-steps'")
+    app.end()
+    app.start()
+    again = open_page(draft)
+    again.wait_for_selector(".spec-form")
+    assert again.locator("[id='f-steps']").input_value() == "0"
+
+
+def test_the_form_follows_its_classes_and_takes_python_in(app: Any, open_page: Open) -> None:
+    shown = open_page(app.url("/new?preset=tiny"))
+    shown.wait_for_selector(".spec-form")
+    shown.locator("[id='f-objective']").select_option("IPO")
+    shown.wait_for_selector("[id='f-objective.tau']")
+    shown.wait_for_selector("#new-python:has-text('Objective.IPO')")
+    shown.locator("[id='f-evaluation']").select_option(label="none")
+    shown.wait_for_selector("[id='f-evaluation.every_steps']", state="detached")
+    shown.get_by_role("link", name="Changes").click()
+    shown.wait_for_selector("#new-panel td:has-text('IPO')")
+    shown.get_by_role("link", name="JSON", exact=True).click()
+    text = json.loads(shown.locator("#new-json").text_content())
+    text["seed"] = 77
+    shown.get_by_role("link", name="Import", exact=True).click()
+    shown.locator("#import-text").fill("import os")
+    shown.get_by_role("button", name="Take it in").click()
+    shown.wait_for_selector(".notice.bad:has-text('line 1, column 1')")
+    shown.locator("#import-text").fill(json.dumps(text))
+    shown.get_by_role("button", name="Take it in").click()
+    shown.wait_for_selector("#new-python:has-text('seed=77')")
+    assert shown.locator("[id='f-seed']").input_value() == "77"
+
+
+def test_a_plan_is_worked_out_beside_the_form(app: Any, open_page: Open) -> None:
+    shown = open_page(app.url("/new?preset=tiny"))
+    shown.wait_for_selector(".spec-form")
+    shown.get_by_role("link", name="Plan", exact=True).click()
+    shown.wait_for_selector("#new-panel .memory-bar", timeout=90_000)
+    shown.wait_for_selector("#new-panel dt:has-text('parameters')")
+
+
+def test_what_waits_begins_by_itself(app: Any, open_page: Open) -> None:
+    shown = open_page(app.url("/new?preset=tiny"))
+    shown.wait_for_selector(".spec-form")
+    shown.locator("[id='f-data.path']").fill("nowhere.jsonl")
+    shown.wait_for_timeout(600)
+    shown.get_by_role("button", name="Queue").click()
+    shown.wait_for_url("**/run?id=*")
+    until(shown, "refused")
+
+
+def test_read_only_apps_have_no_actions_that_write(project: Path, environment: dict[str, str], open_page: Open) -> None:
+    path = write_run(project / "runs", experiment(0), "stopped", 5)
+    app = RunningApp(project, environment, ("--read-only",))
+    app.start()
+    try:
+        shown = open_page(app.url(f"/run?id={path.name}"))
+        shown.wait_for_selector("#page-run h1")
+        names = shown.evaluate("[...document.querySelectorAll('button[id^=do-]')].map((one) => one.id)")
+        assert "do-run-open" in names
+        assert not [name for name in names if name.endswith(("stop", "kill", "delete", "launch", "change", "clear"))]
+        assert shown.get_by_role("button", name="Delete").count() == 0
+    finally:
+        app.end()

@@ -1,0 +1,181 @@
+"""Runs as files: the list, metrics in columns, what may be done to a run; no process is started here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.dispatcher import Dispatcher
+from app.index import Index
+from app.launch import Launcher
+from app.series import Series, sampled, thinned
+from app.settings import Limits, Settings
+from nnxdsl import RunError
+from nnxdsl.run import process
+from nnxdsl.run.jsonl import JsonLines
+from tests.app.many import experiment, rows, write_many, write_run
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "runs", project=tmp_path, limits=Limits(queued=2))
+
+
+def test_a_thousand_runs_are_listed_in_less_than_two_seconds(tmp_path: Path) -> None:
+    write_many(tmp_path, 1_000, steps=3)
+    index = Index(tmp_path)
+    began = time.monotonic()
+    assert len(index.rows()) == 1_000
+    first = time.monotonic() - began
+    index.rows()
+    assert first < 2.0
+    assert time.monotonic() - began - first < 0.5
+
+
+def test_a_run_whose_process_is_gone_is_lost_at_once(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    who = {"pid": child.pid, "pid_started": process.started(child.pid), "host": process.hostname()}
+    write_run(tmp_path, experiment(0), "running", 3, **who)
+    write_run(tmp_path, experiment(1), "running", 3, **{**who, "pid_started": 1})
+    index = Index(tmp_path)
+    assert {row.id[:8]: row.state for row in index.rows()} == {"dpo-0000": "running", "dpo-0001": "lost"}
+    child.kill()  # and not reaped yet: a zombie
+    time.sleep(0.2)
+    assert {row.state for row in index.rows()} == {"lost"}
+    child.communicate()
+
+
+def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:
+    path = write_run(tmp_path, experiment(0), "finished", 3)
+    (path / "status.json").write_text("{")
+    (row,) = Index(tmp_path).rows()
+    assert row.state == "damaged"
+    assert "status.json" in (row.problem or "")
+
+
+def test_metrics_are_read_on_from_where_they_ended_and_anew_when_they_were_cut(tmp_path: Path) -> None:
+    file, series = JsonLines(tmp_path / "metrics.jsonl"), Series()
+    for step in range(5):
+        file.append({"step": step, "attempt": 1, "loss": float(step)})
+    assert series.of(file.path).columns["loss"].values == [0, 1, 2, 3, 4]
+    with file.path.open("ab") as torn:
+        torn.write(b'{"step": 5, "att')
+    assert series.of(file.path).columns["loss"].steps == [0, 1, 2, 3, 4]
+    file.keep(lambda row: row["step"] < 2)
+    file.append({"step": 2, "attempt": 2, "loss": float("nan")})
+    found = series.of(file.path)
+    assert found.columns["loss"].steps == [0, 1, 2]
+    assert found.starts == {1: 0, 2: 2}
+    assert np.isnan(found.columns["loss"].values[2])
+
+
+def test_thinning_keeps_every_spike() -> None:
+    steps, values = np.arange(100_000), np.zeros(100_000)
+    values[12_345], values[77_777], values[500] = 9.0, -9.0, np.nan
+    x, y = thinned(steps, values)
+    assert len(x) <= 500
+    assert {(12_345, 9.0), (77_777, -9.0)} <= set(zip(x.tolist(), y.tolist(), strict=True))
+    assert (np.diff(x) > 0).all()
+
+
+def test_a_hundred_thousand_steps_are_read_and_thinned_in_less_than_a_second(tmp_path: Path) -> None:
+    pytest.importorskip("orjson", reason="comes with gradio; without it reading takes some seconds")
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(row) + "\n" for row in rows(1_000)]
+    path.write_text("".join(lines) * 100)
+    began = time.monotonic()
+    columns = Series().of(path).columns
+    for column in columns.values():
+        thinned(*column.arrays())
+    assert time.monotonic() - began < 1.0
+    assert len(columns["loss"].steps) == 100_000
+    began = time.monotonic()
+    assert len(sampled(path, "loss")) > 30
+    assert time.monotonic() - began < 0.2
+
+
+def test_only_runs_of_the_home_can_be_put_away(settings: Settings, tmp_path: Path) -> None:
+    path = write_run(settings.home, experiment(0), "finished", 3)
+    elsewhere = write_run(tmp_path / "elsewhere", experiment(1), "finished", 3)
+    (settings.home / elsewhere.name).symlink_to(elsewhere)
+    launcher = Launcher(settings)
+    for name in ("..", ".app", "../elsewhere", elsewhere.name, "no-such-run", "a b"):
+        with pytest.raises(RunError):
+            launcher.put_away(name)
+    assert elsewhere.is_dir()
+    launcher.put_away(path.name, "me")
+    assert not path.exists()
+    assert len(list((settings.home / ".trash").iterdir())) == 1
+    assert [row["action"] for row in launcher.audited(path.name)] == ["delete"]
+
+
+def test_only_processes_that_a_run_recorded_are_ended(settings: Settings) -> None:
+    me = {"pid": os.getpid(), "pid_started": 1, "host": process.hostname()}  # another process had this pid once
+    path = write_run(settings.home, experiment(0), "running", 3, **me)
+    launcher = Launcher(settings)
+    for act in (launcher.kill, launcher.stop):
+        with pytest.raises(RunError, match="nothing of it is at work"):
+            act(path.name)
+
+
+def test_a_run_is_ended_with_its_group(settings: Settings) -> None:
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'input()']); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdin=subprocess.PIPE)
+    who = {"pid": child.pid, "pid_started": process.started(child.pid), "host": process.hostname()}
+    path = write_run(settings.home, experiment(0), "running", 3, **who)
+    launcher = Launcher(settings)
+    with pytest.raises(RunError, match="at work already"):
+        launcher.launch(experiment(0))
+    with pytest.raises(RunError):  # the lock is free here, but its process lives
+        launcher.resume(path.name)
+    launcher.stop(path.name)
+    assert (path / "control" / "stop").exists()
+    launcher.kill(path.name)
+    child.communicate()
+    assert child.returncode == -9
+    with pytest.raises(ProcessLookupError):
+        os.killpg(child.pid, 0)
+
+
+def test_finished_runs_are_not_started_again(settings: Settings) -> None:
+    write_run(settings.home, experiment(0), "finished", 3)
+    with pytest.raises(RunError, match="has finished; open it"):
+        Launcher(settings).launch(experiment(0))
+
+
+def test_runs_wait_in_files_in_their_order(settings: Settings) -> None:
+    launcher = Launcher(settings)
+    launcher.enqueue(experiment(0))
+    launcher.enqueue(experiment(1))
+    with pytest.raises(RunError, match="2 runs wait already"):
+        launcher.enqueue(experiment(2))
+    with pytest.raises(RunError, match="waits already"):
+        Launcher(settings).enqueue(experiment(0))
+    assert [one.run for one in Launcher(settings).waiting()] == [experiment(0).id, experiment(1).id]
+    launcher.unqueue(experiment(0).id)
+    assert [one.run for one in launcher.waiting()] == [experiment(1).id]
+
+
+def test_what_waits_begins_only_when_a_slot_is_free(settings: Settings) -> None:
+    launcher, index = Launcher(settings), Index(settings.home)
+    keeper = Dispatcher(settings, launcher, index)
+    keeper.close()
+    assert not keeper.start_next()
+    me = process.current()
+    write_run(settings.home, experiment(9), "running", 3, pid=me.pid, pid_started=me.started, host=me.host)
+    launcher.enqueue(experiment(0))
+    assert not keeper.start_next()
+    assert len(launcher.waiting()) == 1
+
+
+def test_the_pages_need_neither_jax_nor_gradio() -> None:
+    code = "import sys, app.pages, app.command\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"jax", "flax", "gradio", "orbax", "qwix"} & set(done.stdout.split())
