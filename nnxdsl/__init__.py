@@ -13,6 +13,7 @@ from nnxdsl.spec.base import Spec
 from nnxdsl.spec.batching import Batching
 from nnxdsl.spec.cadence import Checkpoint, Evaluation
 from nnxdsl.spec.data import BadRows, Data, Order
+from nnxdsl.spec.distill import Distance
 from nnxdsl.spec.divergence import Divergence
 from nnxdsl.spec.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
 from nnxdsl.spec.experiment import Experiment
@@ -59,6 +60,7 @@ __all__ = [
     "Checkpoint",
     "Data",
     "DataError",
+    "Distance",
     "Divergence",
     "Evaluation",
     "Experiment",

@@ -23,6 +23,7 @@ from nnxdsl.program.kernels import Kernels, kernels
 from nnxdsl.program.layout import Array, Layout
 from nnxdsl.program.roles import roles
 from nnxdsl.program.rules import Axes
+from nnxdsl.program.teacher import teacher_of
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.batching import Packed
 from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts, Text
@@ -30,6 +31,24 @@ from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.quantization import Quantization
 from nnxdsl.spec.reference import Synced
+
+
+@attrs.frozen(eq=False)
+class Teacher:
+    """A frozen model that is learnt from.
+
+    Attributes:
+        config: The network's numbers.
+        template: The network.
+    """
+
+    config: DecoderConfig
+    template: Template
+
+    @property
+    def base(self) -> Mapping[str, Leaf]:
+        """Its leaves, by path."""
+        return self.template.variables
 
 
 @attrs.frozen(eq=False)
@@ -51,6 +70,7 @@ class Blueprint:
         update: The optax transformation.
         layout: Where everything lives.
         platform: "cpu", "gpu" or "tpu".
+        teacher: The model that is learnt from, or None.
     """
 
     experiment: Experiment
@@ -66,6 +86,7 @@ class Blueprint:
     update: optax.GradientTransformation
     layout: Layout
     platform: str
+    teacher: Teacher | None = None
 
     @property
     def base(self) -> Mapping[str, Leaf]:
@@ -87,6 +108,14 @@ class Blueprint:
         """What computes attention here: `kernels.choose(row)` says which kernel, and why."""
         memory, is_packed = self.experiment.memory, isinstance(self.experiment.batching, Packed)
         return kernels(memory.attention, self.platform, self.compute, self.config, self.layout, packed=is_packed)
+
+    @property
+    def teacher_kernels(self) -> Kernels:
+        """As `kernels`, of the teacher."""
+        assert self.teacher is not None
+        memory, is_packed = self.experiment.memory, isinstance(self.experiment.batching, Packed)
+        config = self.teacher.config
+        return kernels(memory.attention, self.platform, self.compute, config, self.layout, packed=is_packed)
 
     @property
     def remat(self) -> Remat:
@@ -180,11 +209,39 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
         copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()}
     problems += optimizer.problems(experiment.optimizer, roles(trainable))
     update = _update(experiment, trainable)
-    layout = Layout(experiment.mesh, _arrays(frozen, trainable, copied, update), experiment.memory.offload)
+    teacher = _teacher(experiment, config, kept, problems)
+    arrays = _arrays(frozen, trainable, copied, {} if teacher is None else teacher.base, update)
+    layout = Layout(experiment.mesh, arrays, experiment.memory.offload)
     blueprint = Blueprint(
-        experiment, config, compute, kept, base, policy, reference, trainable, frozen, copied, update, layout, platform
+        experiment,
+        config,
+        compute,
+        kept,
+        base,
+        policy,
+        reference,
+        trainable,
+        frozen,
+        copied,
+        update,
+        layout,
+        platform,
+        teacher,
     )
     return blueprint, problems
+
+
+def _teacher(experiment: Experiment, config: DecoderConfig, kept: DTypeLike, problems: list[Problem]) -> Teacher | None:
+    """The model that is learnt from; what does not fit is added to the problems."""
+    asked = teacher_of(experiment)
+    if asked is None:
+        return None
+    own = architecture(asked.model)
+    if own.vocab_size != config.vocab_size:
+        sizes = f"has a vocabulary of {own.vocab_size:,} words, the model one of {config.vocab_size:,}"
+        problems.append(Problem("objective.teacher", f"{sizes}; distributions over other words cannot be compared"))
+    problems += _length_problems(asked, own)
+    return Teacher(own, template(own, kept))
 
 
 def template(
@@ -213,11 +270,17 @@ def _arrays(
     frozen: Mapping[str, Leaf],
     trainable: Mapping[str, Leaf],
     copied: Mapping[str, Leaf],
+    taught: Mapping[str, Leaf],
     update: optax.GradientTransformation,
 ) -> dict[str, dict[str, Array]]:
     parts = {
         part: {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in leaves.items()}
-        for part, leaves in (("frozen", frozen), ("trainable", trainable), ("reference", copied))
+        for part, leaves in (
+            ("frozen", frozen),
+            ("trainable", trainable),
+            ("reference", copied),
+            ("teacher", taught),
+        )
     }
     return {**parts, "optimizer": optimizer_arrays(update, trainable)}
 
@@ -255,7 +318,10 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
     limit, size = config.max_length, type(experiment.model).__qualname__
     found: list[Problem] = []
     for where, data in sources:
-        if isinstance(data, Preferences | Feedback | Prompts) and data.max_prompt_length + data.max_response_length > limit:
+        if (
+            isinstance(data, Preferences | Feedback | Prompts)
+            and data.max_prompt_length + data.max_response_length > limit
+        ):
             together = data.max_prompt_length + data.max_response_length
             message = f"prompt and response may take {together} tokens, {size} reads at most {limit}"
             found.append(Problem(f"{where}.max_prompt_length", message))

@@ -21,10 +21,11 @@ from nnxdsl.program.layout import Layout
 from nnxdsl.program.losses import Ratio
 from nnxdsl.program.remat import settled
 from nnxdsl.program.shapes import abstract_batch
-from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read
+from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read, Teaching
+from nnxdsl.spec.distill import Distill
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.reference import Synced
 from nnxdsl.spec.policy import GRPO
+from nnxdsl.spec.reference import Synced
 
 
 class State(NamedTuple):
@@ -35,7 +36,7 @@ class State(NamedTuple):
         trainable: Float32 parameters that are trained, by path.
         optimizer: The optax state.
         frozen: Parameters of the policy that are not trained, by path.
-        reference: The reference's parameters where it has a copy of its own of some, else empty.
+        reference: The reference's parameters where it has a copy of its own of some, or the teacher's; else empty.
     """
 
     step: jax.Array
@@ -114,7 +115,8 @@ class Program:
     def evaluate(self, state: State, batch: Batch) -> dict[str, Ratio]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
         batch = self.put(batch)
-        if self.computation.reference is not None and kept(batch) is None:
+        is_asked = self.computation.reference is not None and kept(batch) is None
+        if is_asked or self.computation.teacher is not None:
             return self._evaluate(state.trainable, state.frozen, state.reference, batch)
         return self._judge(self.score(state, batch), batch)
 
@@ -230,7 +232,7 @@ class Program:
 
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
         optimizer = jax.tree.unflatten(self._optimizer_structure(), list(part("optimizer").values()))
-        return State(step, part("trainable"), optimizer, part("frozen"), part("reference"))  # pyright: ignore[reportArgumentType]
+        return State(step, part("trainable"), optimizer, part("frozen"), part("reference") or part("teacher"))  # pyright: ignore[reportArgumentType]
 
     def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
         """The step as XLA reads it, on devices that need not be there; `.compile()` compiles it ahead of time.
@@ -268,6 +270,16 @@ class Program:
         return jax.tree.unflatten(self._optimizer_structure(), list(shardings.values()))
 
 
+def _teaching(blueprint: Blueprint, forward: Forward, mesh: Mesh, device: jax.Device) -> Teaching | None:
+    """The teacher, computed as the model that it teaches, with a network, weights and kernels of its own."""
+    if blueprint.teacher is None:
+        return None
+    arrive = None if forward.arrive is None else blueprint.layout.arrive(mesh, ("teacher",))
+    kernels = blueprint.teacher_kernels.on(device, blueprint.experiment.name)
+    own = attrs.evolve(forward, remat="none", arrive=arrive, kernels=kernels, routed=False)
+    return Teaching(blueprint.teacher.template, own)
+
+
 def compile(
     experiment: Experiment,
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
@@ -290,25 +302,30 @@ def compile(
     constrain = layout.constrain(mesh) if mesh.size > 1 else None
     if constrain is not None and told is not None and layout.stages == 1:  # within a vmap nobody can be asked
         constrain = inspected(constrain, told)
+    objective = experiment.objective
+    forward = Forward(
+        dtype=blueprint.compute,
+        remat=blueprint.remat,
+        logprob_tokens=experiment.memory.logprob_tokens,
+        constrain=constrain,
+        arrive=layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
+        length_multiple=layout.length_shards,
+        stages=layout.stages,
+        row_shards=layout.batch_shards(experiment.rows_at_once),
+        cuts=layout.cuts if mesh.size > 1 else None,
+        platform=blueprint.platform,
+        kernels=blueprint.kernels.on(available[0], experiment.name),
+        apart=layout.apart(mesh) if mesh.size > 1 else None,
+        temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
+        tail_weight=getattr(objective, "tail_weight", 1.0),
+        distill=objective if isinstance(objective, Distill) else None,
+        routed=experiment.router_loss > 0,
+    )
     computation = Computation(
         policy=blueprint.policy,
         reference=blueprint.reference,
-        forward=Forward(
-            dtype=blueprint.compute,
-            remat=blueprint.remat,
-            logprob_tokens=experiment.memory.logprob_tokens,
-            constrain=constrain,
-            arrive=layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
-            length_multiple=layout.length_shards,
-            stages=layout.stages,
-            row_shards=layout.batch_shards(experiment.rows_at_once),
-            cuts=layout.cuts if mesh.size > 1 else None,
-            platform=blueprint.platform,
-            kernels=blueprint.kernels.on(available[0], experiment.name),
-            apart=layout.apart(mesh) if mesh.size > 1 else None,
-            temperature=experiment.objective.temperature if isinstance(experiment.objective, GRPO) else 1.0,
-            routed=experiment.router_loss > 0,
-        ),
+        forward=forward,
+        teacher=_teaching(blueprint, forward, mesh, available[0]),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
         curve=optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps),

@@ -21,8 +21,9 @@ from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.models.tree import Leaf
 from nnxdsl.program import adapters
-from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.blueprint import Blueprint, Teacher
 from nnxdsl.program.shapes import Lengths
+from nnxdsl.spec.distill import Distill
 
 _ORDER = (
     (
@@ -74,7 +75,7 @@ class Weights:
 def weights(blueprint: Blueprint) -> Weights:
     """The weights of a program's products."""
     config = blueprint.config
-    trunk = sum(size for layer in range(config.num_layers) for size in _kernels(blueprint, layer).values())
+    trunk = _trunk(blueprint)
     adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if adapters.is_adapter(path))
     idle, idle_layers = _idle(blueprint) if blueprint.frozen else (0, ())
     return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers)
@@ -138,7 +139,24 @@ def fewest(blueprint: Blueprint, held: Content) -> float:
     passes = 2 if blueprint.frozen else 3
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
     step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
-    return step + (forward + attention if _is_asked(blueprint, held) else 0)
+    asked = forward + attention if _is_asked(blueprint, held) else 0
+    return step + asked + (0 if blueprint.teacher is None else _taught(blueprint.teacher, held))
+
+
+def _taught(teacher: Teacher, held: Content) -> float:
+    """What a teacher's forward pass takes."""
+    config = teacher.config
+    windows = {"local": config.window, "global": None}
+    seen = sum(held.seen(windows[kind]) for kind in config.layers if kind in windows)
+    attention = 2.0 * config.num_heads * sum(config.head_widths) * seen
+    head = config.vocab_size * config.embed_dim
+    return 2 * _trunk(teacher) * held.tokens + 2 * head * held.targets + attention
+
+
+@functools.lru_cache(maxsize=4)
+def _trunk(model: Blueprint | Teacher) -> int:
+    """Weights of the layers that take part in the products of one token."""
+    return sum(size for layer in range(model.config.num_layers) for size in _kernels(model, layer).values())
 
 
 def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool) -> tuple[float, float]:
@@ -165,8 +183,25 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     layers += scores * (3 + mixed_again + compared)
     # A frozen head's gradient comes with its forward pass, see `tiles.said`; a trained one computes its logits once
     # more in the backward pass, but where they are few enough to be kept.
-    heads = 4 if blueprint.head_path in blueprint.trainable else 2
-    return layers, 2 * of.head * targets * (heads + compared)
+    is_trained = blueprint.head_path in blueprint.trainable
+    heads = 4 if is_trained else 2
+    if blueprint.teacher is None:
+        return layers, 2 * of.head * targets * (heads + compared)
+    # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
+    asked, teacher = blueprint.experiment.objective, blueprint.teacher
+    labels = heads if isinstance(asked, Distill) and asked.hard_weight else 1
+    there = teacher.config
+    layers += 2 * _trunk(teacher) * tokens
+    layers += (
+        2
+        * there.num_heads
+        * sum(there.head_widths)
+        * filled.trunk
+        * tokens
+        * (sum(kind != "linear" for kind in there.layers))
+    )
+    taught = 3 * there.vocab_size * there.embed_dim
+    return layers, 2 * targets * (of.head * (labels + 4 + is_trained) + taught)
 
 
 def work(blueprint: Blueprint, batch: Batch) -> Flops:
@@ -196,7 +231,7 @@ def _is_asked(blueprint: Blueprint, held: Content) -> bool:
     return blueprint.reference is not None and not held.is_compared
 
 
-def _kernels(blueprint: Blueprint, layer: int) -> dict[str, int]:
+def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
     """How many weights each product of a layer has, by its name in the layer."""
     prefix, stacked = _block(blueprint.config, layer)
     return {
@@ -206,7 +241,7 @@ def _kernels(blueprint: Blueprint, layer: int) -> dict[str, int]:
     }
 
 
-def _used(blueprint: Blueprint, leaf: Leaf) -> int:
+def _used(blueprint: Blueprint | Teacher, leaf: Leaf) -> int:
     """How many numbers of a leaf one token meets."""
     size, experts = math.prod(leaf.shape), blueprint.config.experts
     return size if experts is None or "experts" not in leaf.axes else size * experts.per_token // experts.count

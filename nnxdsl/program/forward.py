@@ -25,10 +25,12 @@ from nnxdsl.models.remat import Remat
 from nnxdsl.models.routing import RouterStats
 from nnxdsl.models.row import Row
 from nnxdsl.models.tree import Template
+from nnxdsl.program.distill import Distilled, Taught, distance
 from nnxdsl.program.kernels import Kernels
 from nnxdsl.program.logprobs import Cuts, TokenStats, Where, token_stats
 from nnxdsl.program.losses import Pairs
 from nnxdsl.program.policy import Answers
+from nnxdsl.spec.distill import Distill
 
 
 class Read(NamedTuple):
@@ -41,7 +43,7 @@ class Read(NamedTuple):
         routing: What the routers of all layers say of all real tokens; None where no loss reads it.
     """
 
-    scored: Pairs | TokenStats | Answers
+    scored: Pairs | TokenStats | Answers | Distilled
     stats: TokenStats
     routing: RouterStats | None
 
@@ -65,6 +67,8 @@ class Forward:
         apart: Computes what cannot be cut on each device's part of activations; None on one device.
         routed: Whether a loss reads what routers say; what nothing reads would be computed backward all the same.
         temperature: What logits are divided by before they are log-probabilities.
+        tail_weight: What a token of a pair counts beyond the length of the shorter completion.
+        distill: How the distance from a teacher is measured; None where there is none.
     """
 
     dtype: Any
@@ -81,9 +85,11 @@ class Forward:
     apart: Apart | None = None
     routed: bool = False
     temperature: float = 1.0
+    tail_weight: float = 1.0
+    distill: Distill | None = None
 
-    def read(self, model: Decoder, batch: Batch) -> Read:
-        """What a model says of a batch of any kind."""
+    def read(self, model: Decoder, batch: Batch, taught: Taught | None = None) -> Read:
+        """What a model says of a batch of any kind; with what a teacher says of it, how far the two are apart."""
         hidden, routing = self._hidden(model, *_laid_out(batch))
         if isinstance(batch, PackedPairs):
             scored, stats = self._packed_pairs(model, hidden, batch)
@@ -91,29 +97,25 @@ class Forward:
             scored, stats = self._pairs(model, hidden, batch)
             stats = stats._replace(mask=stats.mask * batch.weight[:, None])
         else:
-            said = self._tokens(model, hidden, batch)
+            predicting, targets, mask = _predicting(hidden, batch)
+            learnt = taught is None or self.distill is None or self.distill.hard_weight > 0
+            # What nothing is learnt from is not computed backward.
+            said = self._stats(predicting, model, targets, mask, learnt=learnt)
             stats = said._replace(mask=said.mask * batch.weight[:, None])
-            is_answer = isinstance(batch, RolloutBatch)
-            scored = Answers(said, batch.advantage, batch.limit, batch.old) if is_answer else said
+            scored = said
+            if isinstance(batch, RolloutBatch):
+                scored = Answers(said, batch.advantage, batch.limit, batch.old)
+            elif taught is not None:
+                scored = Distilled(said, self._distance(predicting, model, taught, mask))
         return Read(scored, stats, routing)
 
-    def _tokens(
-        self, model: Decoder, hidden: jax.Array, batch: SequenceBatch | PackedSequences | RolloutBatch
-    ) -> TokenStats:
-        """Statistics of the targets of sequences of any kind."""
-        if isinstance(batch, PackedSequences):
-            return self._packed(model, hidden, batch, batch.loss_mask)
-        if isinstance(batch, RolloutBatch):
-            return self._answers(model, hidden, batch)
-        return self._sequences(model, hidden, batch)
-
-    def _answers(self, model: Decoder, hidden: jax.Array, batch: RolloutBatch) -> TokenStats:
-        """Statistics of every token of answers `[B, R]`, the first predicted from the prompt's last."""
-        prompt = batch.length - jnp.sum(batch.loss_mask, axis=1)  # [B]
-        source = prompt[:, None] - 1 + jnp.arange(batch.answer.shape[1])
-        source = jnp.minimum(source, hidden.shape[1] - 1)  # of the filling
-        predicting = jnp.take_along_axis(hidden, source[:, :, None], axis=1)  # [B, R, D]
-        return self._stats(predicting, model, batch.answer, batch.loss_mask)
+    def teach(self, model: Decoder, batch: Batch) -> Taught:
+        """What a teacher says of a batch of sequences; carries no gradient."""
+        assert isinstance(batch, SequenceBatch | PackedSequences)
+        hidden, _ = self._hidden(model, *_laid_out(batch))
+        predicting, _, _ = _predicting(hidden, batch)
+        predicting, head = jax.lax.stop_gradient((predicting, model.head()))
+        return Taught(predicting, head, model.config.logit_soft_cap)
 
     def _pairs(self, model: Decoder, hidden: jax.Array, batch: PairBatch) -> tuple[Pairs, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
@@ -129,23 +131,28 @@ class Forward:
             [real < batch.chosen_length[:, None], real < batch.rejected_length[:, None]], axis=1
         )  # [B, 2R]
         stats = self._stats(predicting, model, targets, mask)
-        chosen, rejected = jnp.sum(stats.logp[:, :response], axis=1), jnp.sum(stats.logp[:, response:], axis=1)
+        logp = stats.logp
+        if self.tail_weight != 1:
+            shared = jnp.minimum(batch.chosen_length, batch.rejected_length)[:, None]
+            logp = logp * jnp.tile(jnp.where(real < shared, 1.0, self.tail_weight), (1, 2))
+        chosen, rejected = jnp.sum(logp[:, :response], axis=1), jnp.sum(logp[:, response:], axis=1)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         if batch.desirable is not None:  # of a mismatched completion nothing is told
             stats = stats._replace(mask=stats.mask.at[:, response:].set(0.0))
         return Pairs(chosen, rejected, *lengths, batch.desirable), stats
 
-    def _sequences(self, model: Decoder, hidden: jax.Array, batch: SequenceBatch) -> TokenStats:
-        """Statistics of every token but the first `[B, T - 1]`; the mask keeps the loss's targets."""
-        return self._stats(hidden[:, :-1], model, batch.tokens[:, 1:], batch.loss_mask[:, 1:])
-
     def _packed_pairs(self, model: Decoder, hidden: jax.Array, batch: PackedPairs) -> tuple[Pairs, TokenStats]:
         """As `_pairs`, of all pairs `[G * K]`; the statistics of each target `[G, C]`."""
         pairs = batch.weight.shape[1]
-        stats = self._packed(model, hidden, batch, batch.owner < 2 * pairs)
+        predicting = _of_sources(hidden, batch)
+        stats = self._stats(predicting, model, batch.target, batch.owner < 2 * pairs)
         # A sum over all targets for each completion, and no scatter: float32 on every platform, always in one order.
         own = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
-        sums = jnp.sum(jnp.where(own, stats.logp[:, None, :], 0.0), axis=-1)
+        logp = jnp.where(own, stats.logp[:, None, :], 0.0)
+        if self.tail_weight != 1:
+            shared = jnp.tile(jnp.minimum(batch.chosen_length, batch.rejected_length), (1, 2))[:, :, None]  # [G, 2K, 1]
+            logp = logp * jnp.where(jnp.cumsum(own, axis=-1) <= shared, 1.0, self.tail_weight)
+        sums = jnp.sum(logp, axis=-1)
         scored = sums[:, :pairs], sums[:, pairs:]
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         said = Pairs(*(part.reshape(-1) for part in (*scored, *lengths)))
@@ -153,14 +160,6 @@ class Forward:
             return said, stats
         stats = stats._replace(mask=stats.mask * (batch.owner < pairs))
         return said._replace(desirable=batch.desirable.reshape(-1)), stats
-
-    def _packed(
-        self, model: Decoder, hidden: jax.Array, batch: PackedPairs | PackedSequences, mask: jax.Array
-    ) -> TokenStats:
-        """Statistics of the targets of each block `[G, C]`, each predicted from its source."""
-        hidden = hidden.reshape(len(batch.tokens), -1, hidden.shape[-1])  # [G, r * T, D]
-        predicting = jnp.take_along_axis(hidden, batch.source[:, :, None], axis=1)  # [G, C, D]
-        return self._stats(predicting, model, batch.target, mask)
 
     def model(self, template: Template, leaves: Mapping[str, jax.Array]) -> Decoder:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
@@ -193,13 +192,43 @@ class Forward:
             return None
         return Stages(self.stages, parts_in_stages(self.stages, rows // self.row_shards), "stage")
 
-    def _stats(self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array) -> TokenStats:
+    def _stats(
+        self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array, *, learnt: bool = True
+    ) -> TokenStats:
         where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
         head, soft_cap = model.head(), model.config.logit_soft_cap
+        if not learnt:
+            hidden, head = jax.lax.stop_gradient((hidden, head))
         if self.temperature != 1:  # of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t))
             hidden = hidden / self.temperature
             soft_cap = None if soft_cap is None else soft_cap / self.temperature
         return token_stats(hidden, head, targets, mask, self.logprob_tokens, soft_cap, where)
+
+    def _distance(self, hidden: jax.Array, model: Decoder, taught: Taught, mask: jax.Array) -> jax.Array:
+        assert self.distill is not None
+        where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
+        soft_cap = model.config.logit_soft_cap
+        return distance(hidden, model.head(), taught, mask, self.distill, soft_cap, self.logprob_tokens, where)
+
+
+def _of_sources(hidden: jax.Array, batch: PackedPairs | PackedSequences) -> jax.Array:
+    """The states `[G, C, D]` that predict the targets of each block."""
+    hidden = hidden.reshape(len(batch.tokens), -1, hidden.shape[-1])  # [G, r * T, D]
+    return jnp.take_along_axis(hidden, batch.source[:, :, None], axis=1)
+
+
+def _predicting(
+    hidden: jax.Array, batch: SequenceBatch | PackedSequences | RolloutBatch
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The states that predict the targets of sequences of any kind, the targets, and which of them count."""
+    if isinstance(batch, PackedSequences):
+        return _of_sources(hidden, batch), batch.target, batch.loss_mask
+    if isinstance(batch, RolloutBatch):  # the first token of an answer is predicted from the prompt's last
+        prompt = batch.length - jnp.sum(batch.loss_mask, axis=1)  # [B]
+        source = prompt[:, None] - 1 + jnp.arange(batch.answer.shape[1])
+        source = jnp.minimum(source, hidden.shape[1] - 1)  # of the filling
+        return jnp.take_along_axis(hidden, source[:, :, None], axis=1), batch.answer, batch.loss_mask
+    return hidden[:, :-1], batch.tokens[:, 1:], batch.loss_mask[:, 1:]
 
 
 def parts_in_stages(stages: int, rows: int) -> int:
@@ -251,7 +280,7 @@ def kept(batch: Batch) -> Pairs | None:
     return Pairs(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
 
 
-def with_reference(batch: Batch, scored: Pairs | TokenStats | Answers) -> PairBatch | PackedPairs:
+def with_reference(batch: Batch, scored: Pairs | TokenStats | Answers | Distilled) -> PairBatch | PackedPairs:
     """The batch with what the reference says of it, as `kept` finds it again.
 
     Raises:

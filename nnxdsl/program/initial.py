@@ -22,8 +22,9 @@ from nnxdsl.models.hub_download import locate
 from nnxdsl.models.tree import flatten
 from nnxdsl.program import adapters, low_rank
 from nnxdsl.program.architecture import config_problems
-from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.blueprint import Blueprint, outline
 from nnxdsl.program.step import Leaves
+from nnxdsl.program.teacher import teacher_of
 from nnxdsl.spec.adapter import LowRank
 from nnxdsl.spec.errors import NotRegisteredError, PlanError
 from nnxdsl.spec.quantization import Quantization
@@ -132,7 +133,7 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
         mesh: The devices.
 
     Returns:
-        (trainable, frozen, reference), each by path.
+        (trainable, frozen, reference), each by path; the last is the teacher where there is one.
     """
     quantization = blueprint.experiment.quantization
     layout = blueprint.layout
@@ -168,6 +169,8 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             trainable[path] = jax.device_put(low_rank.initial(path, leaf.shape, own), shardings["trainable"][path])
         if path in blueprint.copied and adapters.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
+    if blueprint.teacher is not None:
+        reference = _teacher(blueprint, source, mesh)
     return trainable, frozen, reference
 
 
@@ -179,6 +182,32 @@ def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, s
     assert quantization is not None
     norms = jax.jit(lambda *few: low_rank.magnitude(adapters.unpacked(*few, quantization)), out_shardings=sharding)
     return norms(*few)
+
+
+class Taught:
+    """Base weights with those of a teacher beside them.
+
+    Args:
+        base: Where base weights come from.
+        teacher: Where the teacher's come from.
+    """
+
+    def __init__(self, base: Source, teacher: Source) -> None:
+        self._base, self.teacher = base, teacher
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of a path of the network that is taught."""
+        return self._base.leaf(path)
+
+
+def _teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
+    """The leaves of a teacher, born with their shardings."""
+    asked = teacher_of(blueprint.experiment)
+    assert asked is not None
+    assert blueprint.teacher is not None
+    own = source.teacher if isinstance(source, Taught) else open_base(outline(asked, blueprint.platform))
+    placed = blueprint.layout.shardings("teacher", mesh)
+    return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.teacher.base.items()}
 
 
 def place(weight: ArrayLike, dtype: DTypeLike, sharding: NamedSharding) -> jax.Array:

@@ -270,12 +270,18 @@ class Layout:
 
         return constrained
 
-    def arrive(self, mesh: jax.sharding.Mesh) -> Callable[[str, jax.Array], jax.Array]:
+    def arrive(
+        self, mesh: jax.sharding.Mesh, of: Sequence[str] = ("trainable", "frozen")
+    ) -> Callable[[str, jax.Array], jax.Array]:
         """The function that lays a parameter out, given its path, and with it its gradient.
 
         It takes the whole array or a slice of a stacked one, and fetches it from the host's memory if it lies there.
+
+        Args:
+            mesh: The devices.
+            of: The parts of the model whose parameters they are.
         """
-        parts = [self.arrays[part] for part in ("trainable", "frozen") if part in self.arrays]
+        parts = [self.arrays[part] for part in of if part in self.arrays]
 
         def arrived(path: str, weight: jax.Array) -> jax.Array:
             placed = next(arrays[path] for arrays in parts if path in arrays)

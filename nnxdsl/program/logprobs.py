@@ -108,39 +108,80 @@ def token_stats(
         Statistics, computed in float32 from products accumulated in float32.
     """
     where = where or Where()
-    rows, length = targets.shape
-    words = len(head)
-    fill = -length % where.length_multiple
-    axes, shape = ("head_batch", "length", "activation_vocab"), (rows, length + fill, words)
-    groups, parts, pieces = (1, 1, 1) if where.cuts is None else where.cuts(axes, shape)
-    tokens = rows * (length + fill) // (groups * parts)  # of one device
-    share = None if limit is None else limit // (groups * parts)
-    chunks, tile, keep = tiles(tokens, words // pieces, hidden.shape[2], share, where.sizes)
-    chunk = -(-tokens // chunks)
-
-    def split(x: jax.Array) -> jax.Array:
-        """`[B, N, ...]` as `[n, g, l, c, ...]`, chunks of what each device has already; zero where the mask is off."""
-        rest = x.shape[2:]
-        x = jnp.where(mask.reshape(*mask.shape, *(1,) * len(rest)), x, 0)
-        x = jnp.pad(x, ((0, 0), (0, fill), *((0, 0),) * len(rest)))
-        x = jnp.moveaxis(x.reshape(groups, rows // groups, parts, -1, *rest), 2, 1)
-        x = x.reshape(groups, parts, tokens, *rest)
-        x = jnp.pad(x, ((0, 0), (0, 0), (0, chunks * chunk - tokens), *((0, 0),) * len(rest)))
-        return jnp.moveaxis(x.reshape(groups, parts, chunks, chunk, *rest), 2, 0)
-
-    def join(x: jax.Array) -> jax.Array:
-        """`[n, g, l, c]` as `[B, N]`."""
-        x = jnp.moveaxis(x, 0, 2).reshape(groups, parts, chunks * chunk)[:, :, :tokens]
-        x = jnp.moveaxis(x.reshape(groups, parts, rows // groups, -1), 1, 2).reshape(rows, length + fill)
-        return jnp.where(mask, x[:, :length], 0.0)
-
-    states = split(hidden)
+    chunks = Chunks.of(mask, head.shape, limit, where)
+    states = chunks.split(hidden)
     if where.constrain is not None:
         states = where.constrain(states, (None, "head_batch", "length", None, "activation_embed"))
-    how = Tiling(pieces, tile, keep, soft_cap, where.constrain)
-    found: Said = said(states, head.astype(hidden.dtype), split(targets), how)
-    logp, log_z, entropy, correct = (join(x) for x in found)
+    found: Said = said(states, head.astype(hidden.dtype), chunks.split(targets), chunks.tiling(soft_cap, where))
+    logp, log_z, entropy, correct = (chunks.join(x) for x in found)
     return TokenStats(logp, log_z, entropy, correct, mask.astype(jnp.float32))
+
+
+@attrs.frozen(eq=False)
+class Chunks:
+    """How the tokens of a batch are split into chunks of what each device has already.
+
+    Attributes:
+        mask: Which tokens count, `[B, N]`.
+        fill: Tokens that each row is filled by.
+        groups: In how many pieces devices cut the rows.
+        parts: In how many they cut the tokens of a row.
+        pieces: In how many they cut the vocabulary.
+        tokens: Of one device.
+        count: Chunks.
+        words: Of a tile, of each piece of the vocabulary.
+        keep: Whether a trained head's logits are kept for the backward pass.
+    """
+
+    mask: jax.Array
+    fill: int
+    groups: int
+    parts: int
+    pieces: int
+    tokens: int
+    count: int
+    words: int
+    keep: bool
+
+    @classmethod
+    def of(cls, mask: jax.Array, head: tuple[int, ...], limit: int | None, where: Where) -> Chunks:
+        """Those of a batch.
+
+        Args:
+            mask: Which tokens count, `[B, N]`.
+            head: The head's shape, `[V, D]`.
+            limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
+            where: On what.
+        """
+        rows, length = mask.shape
+        fill = -length % where.length_multiple
+        axes, shape = ("head_batch", "length", "activation_vocab"), (rows, length + fill, head[0])
+        groups, parts, pieces = (1, 1, 1) if where.cuts is None else where.cuts(axes, shape)
+        tokens = rows * (length + fill) // (groups * parts)
+        share = None if limit is None else limit // (groups * parts)
+        count, words, keep = tiles(tokens, head[0] // pieces, head[1], share, where.sizes)
+        return cls(mask, fill, groups, parts, pieces, tokens, count, words, keep)
+
+    def tiling(self, soft_cap: float | None, where: Where) -> Tiling:
+        """How a head is worked through."""
+        return Tiling(self.pieces, self.words, self.keep, soft_cap, where.constrain)
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """`[B, N, ...]` as `[n, g, l, c, ...]`; zero where the mask is off."""
+        rest, chunk = x.shape[2:], -(-self.tokens // self.count)
+        x = jnp.where(self.mask.reshape(*self.mask.shape, *(1,) * len(rest)), x, 0)
+        x = jnp.pad(x, ((0, 0), (0, self.fill), *((0, 0),) * len(rest)))
+        x = jnp.moveaxis(x.reshape(self.groups, len(x) // self.groups, self.parts, -1, *rest), 2, 1)
+        x = x.reshape(self.groups, self.parts, self.tokens, *rest)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, self.count * chunk - self.tokens), *((0, 0),) * len(rest)))
+        return jnp.moveaxis(x.reshape(self.groups, self.parts, self.count, chunk, *rest), 2, 0)
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """`[n, g, l, c]` as `[B, N]`; zero where the mask is off."""
+        rows, length = self.mask.shape
+        x = jnp.moveaxis(x, 0, 2).reshape(self.groups, self.parts, -1)[:, :, : self.tokens]
+        x = jnp.moveaxis(x.reshape(self.groups, self.parts, rows // self.groups, -1), 1, 2)
+        return jnp.where(self.mask, x.reshape(rows, length + self.fill)[:, :length], 0.0)
 
 
 def tiles(tokens: int, words: int, width: int, limit: int | None, sizes: Sizes) -> tuple[int, int, bool]:

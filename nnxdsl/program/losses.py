@@ -105,6 +105,7 @@ def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> Ratio:
 
 
 # Whoever can build a loss can build those of pairs.
+from nnxdsl.program import distill as _distill  # noqa: E402, F401
 from nnxdsl.program import feedback as _feedback  # noqa: E402, F401
 from nnxdsl.program import policy as _policy  # noqa: E402, F401
 from nnxdsl.program import preferences as _preferences  # noqa: E402, F401

@@ -131,6 +131,7 @@ _ARRAYS = {
     "frozen": ("frozen weights", "every array of the layout"),
     "trainable": ("trainable weights", "float32"),
     "reference": ("reference copy", "none where an adapter shares its base"),
+    "teacher": ("teacher", "every array of its network"),
     "optimizer": ("optimizer", "every array of its state"),
 }
 
@@ -312,7 +313,8 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     chunks, tile, keep = tiles(tokens, words, blueprint.config.embed_dim, share, Where(blueprint.platform).sizes)
     chunk = -(-tokens // chunks)
     # In float32, and once more in the dtype that is multiplied, as weights of the head's rows or as gradients.
-    moment = (4 + blueprint.compute.itemsize) * chunk * tile
+    wide = 4 if blueprint.teacher is None else 12  # a teacher's logits, and how far words are apart, beside the own
+    moment = (wide + blueprint.compute.itemsize) * chunk * tile
     if trained and keep:
         return moment + 4 * tokens * words, f"logits of {tokens} tokens x {words} words in float32"
     return moment, f"a tile of {chunk} tokens x {tile} words of logits, in float32 and as it is multiplied"

@@ -17,6 +17,7 @@ from nnxdsl.models.dropout import dropping
 from nnxdsl.models.routing import load_balance
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters
+from nnxdsl.program.distill import Distilled, Taught
 from nnxdsl.program.forward import Forward, Read, kept
 from nnxdsl.program.guards import Halting, Skipping
 from nnxdsl.program.logprobs import TokenStats
@@ -25,8 +26,8 @@ from nnxdsl.program.policy import Answers
 from nnxdsl.spec.reference import Synced
 
 Leaves = dict[str, jax.Array]
-Scored = Pairs | TokenStats | Answers
-"""What a loss reads of one model: of pairs, of the tokens of sequences, or of a policy's answers."""
+Scored = Pairs | TokenStats | Answers | Distilled
+"""What a loss reads of one model: of pairs, of the tokens of sequences, of a policy's answers, or of a student."""
 _TURNS = np.array([False, True])  # whether it is the policy's turn
 
 
@@ -47,6 +48,23 @@ class Moving(NamedTuple):
 
 
 @attrs.frozen
+class Teaching:
+    """A frozen model that another learns from.
+
+    Attributes:
+        template: The model.
+        forward: How its forward pass is computed.
+    """
+
+    template: Template
+    forward: Forward
+
+    def says(self, leaves: Leaves, batch: Batch) -> Taught:
+        """What it says of a micro-batch; carries no gradient."""
+        return self.forward.teach(self.forward.model(self.template, leaves), batch)
+
+
+@attrs.frozen
 class Computation:
     """The mathematics of a run, without its arrays.
 
@@ -62,6 +80,7 @@ class Computation:
         synced: How the reference follows the policy; None where it stands still.
         guard: What becomes of a step that would do harm.
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
+        teacher: The model that is learnt from, whose leaves are given as those of the reference; or None.
         is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
         router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
     """
@@ -79,6 +98,7 @@ class Computation:
     is_off: bool = False
     guard: Halting | Skipping = attrs.field(factory=Halting)
     synced: Synced | None = None
+    teacher: Teaching | None = None
 
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
@@ -139,9 +159,12 @@ class Computation:
         return {"loss": terms.loss, **terms.metrics}
 
     def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, Ratio]:
-        """As `judge`, of a batch that nothing is known of: policy and reference are both asked."""
-        read = self._reader(frozen, batch)
+        """As `judge`, of a batch that nothing is known of: the reference, or the teacher, is asked as well."""
         leaves = self.cast(trainable)
+        if self.teacher is not None:
+            terms = self._terms(self._reader(frozen, batch, reference)(leaves), None, batch)
+            return {"loss": terms.loss, **terms.metrics}
+        read = self._reader(frozen, batch)
         # One piece of code for both models, so that equal models give equal bits: see `accumulate`.
         off = self._off(leaves, reference)
 
@@ -182,7 +205,7 @@ class Computation:
             batch: The micro-batch.
             keys: Of its rows, for the policy's dropout; None for no dropout.
         """
-        read = self._reader(frozen, batch)
+        read = self._reader(frozen, batch, reference)
 
         def pull(
             leaves: Leaves, compared: Scored | None, is_policy: jax.Array | bool = True
@@ -221,12 +244,16 @@ class Computation:
         dtype = self.forward.dtype
         return {path: leaf if path.endswith(adapters.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
 
-    def _reader(self, frozen: Leaves, batch: Batch) -> Callable[[Leaves], Read]:
-        """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch."""
+    def _reader(self, frozen: Leaves, batch: Batch, reference: Leaves | None = None) -> Callable[[Leaves], Read]:
+        """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch.
+
+        With a teacher, whose leaves are those of `reference`, it is asked once, before the policy is.
+        """
+        taught = None if self.teacher is None or not reference else self.teacher.says(reference, batch)
 
         def read(leaves: Leaves) -> Read:
             model = self.forward.model(self.policy, {**frozen, **leaves})
-            return self.forward.read(model, batch)
+            return self.forward.read(model, batch, taught)
 
         return read
 
@@ -256,7 +283,7 @@ class Computation:
         """Zeros in the form of gradients and terms."""
 
         def terms() -> Terms:
-            out = self._reader(frozen, batch)(self.cast(trainable))
+            out = self._reader(frozen, batch, reference)(self.cast(trainable))
             return self._trained(out, None if self.reference is None else out.scored, batch)
 
         gradients = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int
 from nnxdsl.models.activations import Constraint
 from nnxdsl.models.attention import capped
 
-_LOWEST = -1e30
+LOWEST = -1e30
 """Below all logits, in place of an infinity, whose products with zero would be no numbers."""
 
 
@@ -73,7 +73,7 @@ class _Sums(NamedTuple):
         top: The largest logit, the target's among them.
         mass: Sum of p = exp(logit - top).
         fall: Sum of p * (logit - top).
-        target: The target's logit; `_LOWEST` where it is not among these words.
+        target: The target's logit; `LOWEST` where it is not among these words.
         mean: Sum of p * (its logit's derivative by the word's product) * (the word's row), `[s, g, l, c, d]`; empty
             (`d` = 0) where no gradient will be asked for.
     """
@@ -171,9 +171,9 @@ def _backward_rule(how: Tiling, kept: _Frozen | _Trained, toward: Said) -> tuple
         return *_both(kept, for_logp, for_log_z, how), None
     own = for_logp * kept.others + for_log_z * (1 - kept.others)
     if how.soft_cap is not None:
-        own = own * _slope(kept.target, how.soft_cap)
+        own = own * slope_of(kept.target, how.soft_cap)
     mean = ((for_log_z - for_logp)[:, None] * kept.scale)[..., None] * kept.mean
-    parts = own[:, None, ..., None] * _rows(_cut(kept.head, how), kept.targets) + mean  # [n, s, g, l, c, d]
+    parts = own[:, None, ..., None] * _rows(cut(kept.head, how), kept.targets) + mean  # [n, s, g, l, c, d]
     return jnp.sum(parts, axis=1).astype(kept.head.dtype), None, None
 
 
@@ -184,26 +184,26 @@ def _forward(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, how: Tiling, *, mean: bool, keep: bool
 ) -> tuple[_Sums, jax.Array | None]:
     """The sums of each chunk, `[n, s, g, l, c]`, and the logits of all tiles, `[n, tiles, s, g, l, c, v]`, if kept."""
-    head = _cut(head, how)
+    head = cut(head, how)
 
     def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[_Sums, jax.Array | None]]:
         hidden, targets = given
         nothing = jnp.zeros((head.shape[0], *targets.shape), jnp.float32)
         width = hidden.shape[-1] if mean else 0
-        lowest = nothing + _LOWEST
+        lowest = nothing + LOWEST
         sums = _Sums(lowest, nothing, nothing, lowest, jnp.zeros((*nothing.shape, width), jnp.float32))
 
         def tile(sums: _Sums, number: jax.Array) -> tuple[_Sums, jax.Array | None]:
-            words = _tile(head, how, number)
-            logits = _logits(hidden, words, how)
+            words = tile_of(head, how, number)
+            logits = logits_of(hidden, words, how)
             return _more(sums, logits, words, targets, how, mean=mean), logits if keep else None
 
-        return None, _loop(tile, sums, jnp.arange(_tiles(head, how)))
+        return None, loop(tile, sums, jnp.arange(tiles_of(head, how)))
 
-    return _loop(chunk, None, (hidden, targets))[1]
+    return loop(chunk, None, (hidden, targets))[1]
 
 
-def _more(sums: _Sums, logits: jax.Array, words: _Words, targets: jax.Array, how: Tiling, *, mean: bool) -> _Sums:
+def _more(sums: _Sums, logits: jax.Array, words: Words, targets: jax.Array, how: Tiling, *, mean: bool) -> _Sums:
     """The sums with one more tile `[s, g, l, c, v]`."""
     top = jnp.maximum(sums.top, jnp.max(logits, axis=-1))
     fall = logits - top[..., None]
@@ -212,10 +212,10 @@ def _more(sums: _Sums, logits: jax.Array, words: _Words, targets: jax.Array, how
     before = jnp.exp(down)
     total = sums.mean
     if mean:
-        slope = p if how.soft_cap is None else p * _slope(logits, how.soft_cap)
+        slope = p if how.soft_cap is None else p * slope_of(logits, how.soft_cap)
         weight = slope.astype(words.rows.dtype)
         more = jnp.einsum("sglcv,svd->sglcd", weight, words.rows, preferred_element_type=jnp.float32)
-        total = before[..., None] * total + _sums_laid_out(more, how)
+        total = before[..., None] * total + sums_laid_out(more, how)
     return _Sums(
         top,
         before * sums.mass + jnp.sum(p, axis=-1),
@@ -267,29 +267,29 @@ def _both(kept: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling
     Tiles are outside and chunks of tokens inside, so that a tile's rows have all of their gradient when they are left:
     it is float32 that long, and added up over devices once.
     """
-    hidden, head = kept.hidden, _cut(kept.head, how)
+    hidden, head = kept.hidden, cut(kept.head, how)
 
     def tile(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
         toward_hidden, toward_head = sums
-        words = _tile(head, how, number)
+        words = tile_of(head, how, number)
 
         def chunk(sums: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             toward_hidden, toward_rows = sums
-            here, targets = _at(hidden, index), _at(kept.targets, index)
-            top, total, a, b = (_at(x, index)[..., None] for x in (kept.top, kept.total, for_logp, for_log_z))
-            logits = _logits(here, words, how) if kept.logits is None else _at(_at(kept.logits, index), number)
+            here, targets = at(hidden, index), at(kept.targets, index)
+            top, total, a, b = (at(x, index)[..., None] for x in (kept.top, kept.total, for_logp, for_log_z))
+            logits = logits_of(here, words, how) if kept.logits is None else at(at(kept.logits, index), number)
             toward = jnp.exp(logits - top) * ((b - a) / total) + jnp.where(words.are(targets), a, 0.0)
             if how.soft_cap is not None:
-                toward = toward * _slope(logits, how.soft_cap)
+                toward = toward * slope_of(logits, how.soft_cap)
             if words.fresh is not None:
                 toward = jnp.where(words.fresh, toward, 0.0)
             toward = toward.astype(hidden.dtype)
             more = jnp.einsum("sglcv,svd->sglcd", toward, words.rows, preferred_element_type=jnp.float32)
             rows = jnp.einsum("sglcv,glcd->glsvd", toward, here, preferred_element_type=jnp.float32)
-            return (toward_hidden.at[index].add(_sums_laid_out(more, how)), toward_rows + rows), None
+            return (toward_hidden.at[index].add(sums_laid_out(more, how)), toward_rows + rows), None
 
         rows = jnp.zeros((*hidden.shape[1:3], *words.rows.shape), jnp.float32)  # [g, l, s, v, d]
-        (toward_hidden, rows), _ = _loop(chunk, (toward_hidden, rows), jnp.arange(len(hidden)))
+        (toward_hidden, rows), _ = loop(chunk, (toward_hidden, rows), jnp.arange(len(hidden)))
         rows = jnp.sum(rows, axis=(0, 1)).astype(head.dtype)
         # Words of the tile before, which the last one may begin with, have their gradient already, and get no more.
         before = jax.lax.dynamic_slice_in_dim(toward_head, words.first, how.words, axis=1)
@@ -297,11 +297,11 @@ def _both(kept: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling
 
     count, *rest = hidden.shape
     nothing = jnp.zeros((count, head.shape[0], *rest), jnp.float32), jnp.zeros_like(head)
-    (toward_hidden, toward_head), _ = _loop(tile, nothing, jnp.arange(_tiles(head, how)))
+    (toward_hidden, toward_head), _ = loop(tile, nothing, jnp.arange(tiles_of(head, how)))
     return jnp.sum(toward_hidden, axis=1).astype(hidden.dtype), toward_head.reshape(kept.head.shape)
 
 
-class _Words(NamedTuple):
+class Words(NamedTuple):
     """The words of a tile.
 
     Attributes:
@@ -321,49 +321,50 @@ class _Words(NamedTuple):
         return targets[..., None] == self.numbers
 
     def at(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
-        """The logits of targets `[s, g, l, c]`; `_LOWEST` where a target is not among these words."""
+        """The logits of targets `[s, g, l, c]`; `LOWEST` where a target is not among these words."""
         index = targets - self.numbers[..., 0]
         there = jnp.take_along_axis(logits, jnp.clip(index, 0, logits.shape[-1] - 1)[..., None], axis=-1)[..., 0]
-        return jnp.where((index >= 0) & (index < logits.shape[-1]), there, _LOWEST)
+        return jnp.where((index >= 0) & (index < logits.shape[-1]), there, LOWEST)
 
 
-def _cut(head: jax.Array, how: Tiling) -> jax.Array:
+def cut(head: jax.Array, how: Tiling) -> jax.Array:
     """A head `[w, d]` as `[s, w / s, d]`, each piece on devices of its own."""
     head = head.reshape(how.pieces, -1, head.shape[1])
     axes = ("activation_vocab", None, "activation_embed")
     return head if how.constrain is None else how.constrain(head, axes)
 
 
-def _tiles(head: jax.Array, how: Tiling) -> int:
+def tiles_of(head: jax.Array, how: Tiling) -> int:
+    """How many tiles a head that is cut has."""
     return -(-head.shape[1] // how.words)
 
 
-def _tile(head: jax.Array, how: Tiling, number: jax.Array) -> _Words:
+def tile_of(head: jax.Array, how: Tiling, number: jax.Array) -> Words:
     """One tile; where tiles do not divide the vocabulary, the last one begins with words that it has had before."""
     pieces, size, _ = head.shape
     first = jnp.minimum(number * how.words, size - how.words)
     rows = jax.lax.dynamic_slice_in_dim(head, first, how.words, axis=1)
     numbers = (jnp.arange(pieces) * size)[:, None] + first + jnp.arange(how.words)
     fresh = None if size % how.words == 0 else first + jnp.arange(how.words) >= number * how.words
-    return _Words(rows, first, numbers[:, None, None, None], fresh)
+    return Words(rows, first, numbers[:, None, None, None], fresh)
 
 
-def _logits(hidden: jax.Array, words: _Words, how: Tiling) -> jax.Array:
-    """Logits `[s, g, l, c, v]` of hidden states `[g, l, c, d]`, `_LOWEST` where a word is not fresh."""
+def logits_of(hidden: jax.Array, words: Words, how: Tiling) -> jax.Array:
+    """Logits `[s, g, l, c, v]` of hidden states `[g, l, c, d]`, `LOWEST` where a word is not fresh."""
     logits = jnp.einsum("glcd,svd->sglcv", hidden, words.rows, preferred_element_type=jnp.float32)
     if how.constrain is not None:
         logits = how.constrain(logits, ("activation_vocab", "head_batch", "length", None, None))
     if how.soft_cap is not None:
         logits = capped(logits, how.soft_cap)
-    return logits if words.fresh is None else jnp.where(words.fresh, logits, _LOWEST)
+    return logits if words.fresh is None else jnp.where(words.fresh, logits, LOWEST)
 
 
-def _slope(logits: jax.Array, soft_cap: float) -> jax.Array:
+def slope_of(logits: jax.Array, soft_cap: float) -> jax.Array:
     """The derivative of capped logits by what they were, from the capped ones: 1 - tanh^2."""
     return 1 - jnp.square(jnp.clip(logits / soft_cap, -1.0, 1.0))
 
 
-def _sums_laid_out(x: jax.Array, how: Tiling) -> jax.Array:
+def sums_laid_out(x: jax.Array, how: Tiling) -> jax.Array:
     """Sums of the head's rows, `[s, g, l, c, d]`, as the logits that they are weighted by."""
     axes = ("activation_vocab", "head_batch", "length", None, "activation_embed")
     return x if how.constrain is None else how.constrain(x, axes)
@@ -381,11 +382,12 @@ def _rows(head: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.moveaxis(jax.vmap(piece)(head, jnp.arange(len(head))), 0, 1)
 
 
-def _at(x: jax.Array, index: jax.Array) -> jax.Array:
+def at(x: jax.Array, index: jax.Array) -> jax.Array:
+    """`x[index]`, for a traced index of the first axis."""
     return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
 
 
-def _loop(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
+def loop(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
     """`jax.lax.scan`, without a loop where there is one turn."""
     if len(jax.tree.leaves(xs)[0]) > 1:
         return jax.lax.scan(body, carry, xs)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from nnxdsl.data.dataset import Dataset, Pairs, Prompts, load
 from nnxdsl.data.rows import file_digest
-from nnxdsl.data.tokenizer import open_tokenizer
+from nnxdsl.data.tokenizer import TokenizerBase, open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
 from nnxdsl.program.plan import warnings
+from nnxdsl.program.teacher import teacher_of
 from nnxdsl.run import origin
 from nnxdsl.run.attempt import Attempt, Outcome, Parts, TrainingError, by_step
 from nnxdsl.run.checkpoint import Checkpoints
@@ -142,8 +143,9 @@ def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcom
 
 
 def _earlier(experiment: Experiment) -> list[Experiment]:
-    """The experiments that one starts from: with its weights, and with its adapter."""
-    starts = experiment.model.weights, getattr(experiment.adapter, "start", None)
+    """The experiments that one starts from: with its weights, with its adapter, and with its teacher."""
+    teacher = getattr(getattr(experiment.objective, "teacher", None), "weights", None)
+    starts = experiment.model.weights, getattr(experiment.adapter, "start", None), teacher
     return [start.experiment for start in starts if isinstance(start, From)]
 
 
@@ -155,6 +157,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
         display.say(f"warning: {found.path}: {found.message}")
     owner = origin.tokenizer_owner(experiment)
     tokenizer = open_tokenizer(owner.model.tokenizer, origin.tokenizer_directory(owner, home))
+    _require_same_tokenizer(experiment, tokenizer, home)
     vocabulary, limit = program.blueprint.config.vocab_size, program.blueprint.config.max_length
     loss_on: str = getattr(experiment.objective, "loss_on", "assistant")
     dataset = load(experiment.data, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
@@ -176,6 +179,18 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
                 rollouts.rewards.check(held_out.columns, held_out.row_ids)
         evaluator = Evaluator(program, experiment.evaluation, held_out, tokenizer, dataset.is_chat, rollouts)
     return Parts(program, tokenizer, dataset, evaluator, rollouts)
+
+
+def _require_same_tokenizer(experiment: Experiment, tokenizer: TokenizerBase, home: Path) -> None:
+    """Refuses a teacher whose words are others: its distributions would be over something else."""
+    teacher = teacher_of(experiment)
+    if teacher is None:
+        return
+    owner = origin.tokenizer_owner(teacher)
+    own = open_tokenizer(owner.model.tokenizer, origin.tokenizer_directory(owner, home))
+    if own.fingerprint != tokenizer.fingerprint:
+        message = "has another tokenizer than the model, so that the same id is another word to each of them"
+        raise PlanError([Problem("objective.teacher", message)], f"Experiment '{experiment.name}'")
 
 
 def _require_pairs(experiment: Experiment, dataset: Dataset, path: str) -> None:

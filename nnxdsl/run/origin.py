@@ -12,8 +12,9 @@ import numpy as np
 
 from nnxdsl.models.hub_download import locate
 from nnxdsl.program import adapters, initial, low_rank
-from nnxdsl.program.blueprint import Blueprint, draw
-from nnxdsl.program.initial import ArrayLike, Source
+from nnxdsl.program.blueprint import Blueprint, draw, outline
+from nnxdsl.program.initial import ArrayLike, Source, Taught
+from nnxdsl.program.teacher import teacher_of
 from nnxdsl.run.checkpoint import Checkpoints, find
 from nnxdsl.run.jsonl import read_json
 from nnxdsl.spec.adapter import LowRank
@@ -56,7 +57,7 @@ def tokenizer_owner(experiment: Experiment) -> Experiment:
 
 
 def open_source(blueprint: Blueprint, home: Path) -> Source:
-    """The source of an experiment's base weights, runs included.
+    """The source of an experiment's base weights and of its teacher's, runs included.
 
     Args:
         blueprint: Of the experiment.
@@ -66,6 +67,12 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
         WeightsError: there is no such run, or it is of another network.
         PlanError: tensors of a Hub directory are missing or of another shape.
     """
+    own, teacher = _own_source(blueprint, home), teacher_of(blueprint.experiment)
+    return own if teacher is None else Taught(own, _own_source(outline(teacher, blueprint.platform), home))
+
+
+def _own_source(blueprint: Blueprint, home: Path) -> Source:
+    """As `open_source`, without what a teacher has."""
     experiment = blueprint.experiment
     match experiment.model.weights:
         case Checkpoint(path=path):

@@ -17,6 +17,7 @@ from nnxdsl.spec.base import Spec, gather
 from nnxdsl.spec.batching import Batching, Packed, Padded
 from nnxdsl.spec.cadence import Checkpoint, Evaluation
 from nnxdsl.spec.data import Data, Feedback, Preferences, Text
+from nnxdsl.spec.distill import Distill
 from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.guard import Guard, Stop
 from nnxdsl.spec.identity import run_id
@@ -236,13 +237,13 @@ class Experiment(Spec):
                 yield Problem(f"memory.offload.{index}", f"{part!r} has no effect: {idle[part]}")
 
     def _check_earlier(self) -> Iterable[Problem]:
-        if isinstance(self.model.weights, From):
-            earlier = self.model.weights.experiment.model
-            if _network(earlier) != _network(self.model):
-                yield Problem(
-                    "model",
-                    "is another network than that of model.weights.experiment; both must be of one family and size",
-                )
+        teacher = self.objective.teacher if isinstance(self.objective, Distill) else None
+        for path, model in (("model", self.model), ("objective.teacher", teacher)):
+            if model is None or not isinstance(model.weights, From):
+                continue
+            if _network(model.weights.experiment.model) != _network(model):
+                message = f"is another network than that of {path}.weights.experiment; both must be of one family and "
+                yield Problem(path, message + "size")
 
     @property
     def router_loss(self) -> float:

@@ -13,7 +13,7 @@ from nnxdsl.spec.base import Spec
 from nnxdsl.spec.limits import Limit
 
 if TYPE_CHECKING:
-    from nnxdsl.spec import feedback, policy
+    from nnxdsl.spec import distill, feedback, policy
     from nnxdsl.spec import objective as members
     from nnxdsl.spec import preference as pairs
 
@@ -42,6 +42,7 @@ class Objective(Spec):
     CPO: ClassVar[type[pairs.CPO]]
     ChosenSFT: ClassVar[type[pairs.ChosenSFT]]
     Sum: ClassVar[type[pairs.Sum]]
+    Distill: ClassVar[type[distill.Distill]]
     GRPO: ClassVar[type[policy.GRPO]]
     KTO: ClassVar[type[feedback.KTO]]
 
@@ -77,6 +78,7 @@ class SFT(Objective):
 
 
 # Whoever has the family has all its members.
+from nnxdsl.spec import distill as _distill  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]
 from nnxdsl.spec import feedback as _feedback  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]
 from nnxdsl.spec import policy as _policy  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]
 from nnxdsl.spec import preference as _preference  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]

@@ -70,7 +70,7 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
     state = program.init()
     first = rollouts(program, prompts)
     found = first.at(0, state)
-    assert found.batch.tokens.shape == (4, 24)
+    assert found.batch.tokens.shape == (4, 16)
     assert found.batch.answer.shape == found.batch.old.shape == (4, 8)
     assert not np.array_equal(found.batch.answer[0], found.batch.answer[1])  # two answers to one prompt
     assert first.indices(0) == first.indices(1) != first.indices(2)

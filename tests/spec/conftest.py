@@ -125,6 +125,9 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return sums()
     if cls is Objective.GRPO:
         return grpos()
+    if cls is Objective.Distill:
+        teachers = st.sampled_from(members_of(Model)).flatmap(of_noun)
+        return of_class(cls, teacher=teachers.map(lambda model: attrs.evolve(model, weights=Weights.Random())))
     if cls is Memory:
         return of_class(cls, offload=st.lists(OFFLOAD, unique=True).map(tuple))
     if cls in (Adapter.LoRA, Adapter.DoRA):

@@ -1,0 +1,329 @@
+"""How far a student's distributions are from a teacher's, tile by tile: the logits of neither exist as a whole.
+
+Both heads are worked through in the tiles of `tiles.py`, a slice of the same words of both at a time. A first loop
+finds what both softmaxes divide by, a second sums the distance of the words, and the backward pass computes both logits
+once more. Where one chunk and one tile are all, the loops are one computation and XLA shares the logits.
+
+Arrays have the axes of `tiles.py`: `n` chunks of `c` tokens, `g` groups of rows, `l` pieces of rows, `s` pieces of the
+vocabulary, `v` words of a tile, `d` the width.
+"""
+
+# ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jaxtyping import Array, Bool, Float
+
+from nnxdsl.program import tiles
+from nnxdsl.program.logprobs import Chunks, TokenStats, Where
+from nnxdsl.program.losses import Loss, Ratio, Terms, build
+from nnxdsl.program.tiles import LOWEST, Tiling
+from nnxdsl.spec.distill import JSD, Distance, Distill, ForwardKL, ReverseKL
+from nnxdsl.spec.errors import NotRegisteredError
+
+
+class Taught(NamedTuple):
+    """What a teacher says of a micro-batch.
+
+    Attributes:
+        hidden: Its final hidden states at the positions that predict the targets, `[B, N, E]`.
+        head: Its output embedding, `[V, E]`.
+        soft_cap: Of its logits: `z` is `c tanh(z / c)`; None for none.
+    """
+
+    hidden: Array
+    head: Array
+    soft_cap: float | None = None
+
+
+class Distilled(NamedTuple):
+    """What a loss reads of a student.
+
+    Attributes:
+        stats: Of its target tokens, `[B, N]`.
+        distance: From the teacher at each of them, in nats, `[B, N]`; zero where the mask is off.
+    """
+
+    stats: TokenStats
+    distance: Array
+
+
+@build.register
+def _(objective: Distill) -> Loss:
+    hard, square = objective.hard_weight, objective.temperature**2
+
+    def loss(policy: Distilled, reference: None, weight: jax.Array) -> Terms:
+        counted = policy.stats.mask * weight[:, None]  # [B, N]
+        count, apart = jnp.sum(counted), jnp.sum(policy.distance * counted)
+        nll = -jnp.sum(policy.stats.logp * counted)
+        total = (1 - hard) * square * apart
+        if hard:
+            total = total + hard * nll
+        return Terms(Ratio(total, count), {"distance": Ratio(apart, count), "nll_loss": Ratio(nll, count)})
+
+    return loss
+
+
+@attrs.frozen
+class How:
+    """How two heads are compared.
+
+    Attributes:
+        student: How the student's head is worked through.
+        teacher: How the teacher's is.
+        distance: What is summed.
+    """
+
+    student: Tiling
+    teacher: Tiling
+    distance: Distance
+
+
+def distance(
+    hidden: Float[Array, "B N D"],
+    head: Float[Array, "V D"],
+    taught: Taught,
+    mask: Bool[Array, "B N"],
+    asked: Distill,
+    soft_cap: float | None = None,
+    limit: int | None = None,
+    where: Where | None = None,
+) -> Float[Array, "B N"]:
+    """Distance of softmax(hidden @ head.T / T) from the teacher's softmax over the same words, in nats.
+
+    Args:
+        hidden: The student's final hidden states, at the positions that predict the targets.
+        head: Its output embedding.
+        taught: The teacher's, which gets no gradient.
+        mask: Which targets count. Masked positions may hold anything.
+        asked: Distance and temperature.
+        soft_cap: Of the student's logits, before the temperature; None for none.
+        limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
+        where: On what; None for one CPU.
+
+    Returns:
+        Float32, zero where the mask is off, from products accumulated in float32.
+    """
+    where = where or Where()
+    # Tiles are sized for both heads: as if for one whose rows are as long as the longer ones.
+    chunks = Chunks.of(mask, (len(head), max(head.shape[1], taught.head.shape[1])), limit, where)
+    # Of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t)).
+    caps = [None if cap is None else cap / asked.temperature for cap in (soft_cap, taught.soft_cap)]
+    how = How(chunks.tiling(caps[0], where), chunks.tiling(caps[1], where), asked.distance)
+    states = []
+    for x in (hidden, taught.hidden):
+        states.append(chunks.split(x / asked.temperature))
+        if where.constrain is not None:
+            states[-1] = where.constrain(states[-1], (None, "head_batch", "length", None, "activation_embed"))
+    found = _apart(states[0], head.astype(hidden.dtype), states[1], taught.head.astype(taught.hidden.dtype), how)
+    return chunks.join(found)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _apart(
+    hidden: Float[Array, "n g l c d"],
+    head: Float[Array, "w d"],
+    taught: Float[Array, "n g l c e"],
+    other: Float[Array, "w e"],
+    how: How,
+) -> Float[Array, "n g l c"]:
+    return _forward(hidden, head, taught, other, how)[0]
+
+
+class _Kept(NamedTuple):
+    """What gradients need.
+
+    Attributes:
+        hidden: The student's states, `[n, g, l, c, d]`.
+        head: Its head, `[w, d]`.
+        taught: The teacher's states, `[n, g, l, c, e]`.
+        other: Its head, `[w, e]`.
+        log_z: What both softmaxes divide by, as natural logs, `[n, g, l, c]` each.
+        center: See `_center`, `[n, g, l, c]`.
+    """
+
+    hidden: Array
+    head: Array
+    taught: Array
+    other: Array
+    log_z: tuple[Array, Array]
+    center: Array
+
+
+class _Trained(NamedTuple):
+    """As `_Kept`, where the head is trained too: a type of its own, since residuals hold nothing static."""
+
+    kept: _Kept
+
+
+def _forward_rule(
+    hidden: CustomVJPPrimal, head: CustomVJPPrimal, taught: CustomVJPPrimal, other: CustomVJPPrimal, how: How
+) -> tuple[Array, _Kept | _Trained]:
+    values = hidden.value, head.value, taught.value, other.value
+    found, center, log_z = _forward(*values, how)
+    kept = _Kept(*values, log_z, center)
+    return found, _Trained(kept) if head.perturbed else kept
+
+
+def _backward_rule(how: How, residuals: _Kept | _Trained, toward: Array) -> tuple[Array | None, ...]:
+    is_trained = isinstance(residuals, _Trained)
+    kept = residuals.kept if isinstance(residuals, _Trained) else residuals
+    if isinstance(toward, SymbolicZero):
+        toward = jnp.zeros(kept.center.shape, jnp.float32)
+    return *_gradients(kept, toward, how, trained=is_trained), None, None
+
+
+_apart.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
+
+
+def _forward(
+    hidden: jax.Array, head: jax.Array, taught: jax.Array, other: jax.Array, how: How
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
+    """The distances, their centers, and what both softmaxes divide by; all `[n, g, l, c]`."""
+    heads = tiles.cut(head, how.student), tiles.cut(other, how.teacher)
+    numbers = jnp.arange(tiles.tiles_of(heads[0], how.student))
+
+    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, ...]]:
+        nothing = jnp.zeros((heads[0].shape[0], *given[0].shape[:-1]), jnp.float32)  # [s, g, l, c]
+
+        def divide(sums: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+            both = _logits(given, heads, how, number)
+            return (*_more(*sums[:2], both[0]), *_more(*sums[2:], both[1])), None
+
+        lowest = nothing + LOWEST
+        sums, _ = tiles.loop(divide, (lowest, nothing, lowest, nothing), numbers)
+        log_z = _whole(*sums[:2]), _whole(*sums[2:])
+
+        def add(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+            s, t = _logits(given, heads, how, number)
+            q, p = s - log_z[0][..., None], t - log_z[1][..., None]
+            return (
+                sums[0] + jnp.sum(_value(how.distance, p, q), axis=-1),
+                sums[1] + jnp.sum(_center(how.distance, p, q), axis=-1),
+            ), None
+
+        (value, center), _ = tiles.loop(add, (nothing, nothing), numbers)
+        return None, (jnp.sum(value, axis=0), jnp.sum(center, axis=0), *log_z)
+
+    value, center, *log_z = tiles.loop(chunk, None, (hidden, taught))[1]
+    return value, center, (log_z[0], log_z[1])
+
+
+def _gradients(kept: _Kept, toward: jax.Array, how: How, *, trained: bool) -> tuple[jax.Array, jax.Array | None]:
+    """Gradients of the student's states and, if it is trained, of its head, a tile of the vocabulary after the other.
+
+    Tiles are outside and chunks of tokens inside, so that a tile's rows have all of their gradient when they are left.
+    """
+    hidden = kept.hidden
+    heads = tiles.cut(kept.head, how.student), tiles.cut(kept.other, how.teacher)
+
+    def tile(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        toward_hidden, toward_head = sums
+        words = tiles.tile_of(heads[0], how.student, number)
+
+        def chunk(sums: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+            toward_hidden, toward_rows = sums
+            here, there = tiles.at(hidden, index), tiles.at(kept.taught, index)
+            zs, zt, center, by = (
+                tiles.at(x, index)[..., None] for x in (*kept.log_z, kept.center, toward)
+            )  # [g, l, c, 1]
+            s, t = _logits((here, there), heads, how, number)
+            slope = _slope(how.distance, t - zt, s - zs, center) * by  # [s, g, l, c, v]
+            if how.student.soft_cap is not None:
+                slope = slope * tiles.slope_of(s, how.student.soft_cap)
+            if words.fresh is not None:
+                slope = jnp.where(words.fresh, slope, 0.0)
+            slope = slope.astype(hidden.dtype)
+            more = jnp.einsum("sglcv,svd->sglcd", slope, words.rows, preferred_element_type=jnp.float32)
+            toward_hidden = toward_hidden.at[index].add(tiles.sums_laid_out(more, how.student))
+            if trained:
+                rows = jnp.einsum("sglcv,glcd->glsvd", slope, here, preferred_element_type=jnp.float32)
+                toward_rows = toward_rows + rows
+            return (toward_hidden, toward_rows), None
+
+        shape = (*hidden.shape[1:3], *words.rows.shape) if trained else ()  # [g, l, s, v, d]
+        (toward_hidden, rows), _ = tiles.loop(chunk, (toward_hidden, jnp.zeros(shape)), jnp.arange(len(hidden)))
+        if trained:
+            rows = jnp.sum(rows, axis=(0, 1)).astype(kept.head.dtype)
+            # Words of the tile before, which the last one may begin with, have their gradient, and get no more.
+            before = jax.lax.dynamic_slice_in_dim(toward_head, words.first, how.student.words, axis=1)
+            toward_head = jax.lax.dynamic_update_slice_in_dim(toward_head, before + rows, words.first, 1)
+        return (toward_hidden, toward_head), None
+
+    count, *rest = hidden.shape
+    begin = jnp.zeros((count, heads[0].shape[0], *rest)), jnp.zeros_like(heads[0]) if trained else jnp.zeros(())
+    numbers = jnp.arange(tiles.tiles_of(heads[0], how.student))
+    (toward_hidden, toward_head), _ = tiles.loop(tile, begin, numbers)
+    found = jnp.sum(toward_hidden, axis=1).astype(hidden.dtype)
+    return found, toward_head.reshape(kept.head.shape) if trained else None
+
+
+def _logits(
+    states: tuple[jax.Array, jax.Array], heads: tuple[jax.Array, jax.Array], how: How, number: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A tile of the student's logits and of the teacher's, `[s, g, l, c, v]`."""
+    found = [
+        tiles.logits_of(hidden, tiles.tile_of(head, tiling, number), tiling)
+        for hidden, head, tiling in zip(states, heads, (how.student, how.teacher), strict=True)
+    ]
+    return found[0], found[1]
+
+
+def _more(top: jax.Array, mass: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The largest logit until now, and the sum of exponentials relative to it, with one more tile."""
+    now = jnp.maximum(top, jnp.max(logits, axis=-1))
+    return now, jnp.exp(top - now) * mass + jnp.sum(jnp.exp(logits - now[..., None]), axis=-1)
+
+
+def _whole(top: jax.Array, mass: jax.Array) -> jax.Array:
+    """The log of what a softmax divides by, `[g, l, c]`, from the sums of all pieces of the vocabulary."""
+    highest = jnp.max(top, axis=0)
+    return highest + jnp.log(jnp.sum(jnp.exp(top - highest) * mass, axis=0))
+
+
+def _mixed(beta: float, p: jax.Array, q: jax.Array) -> jax.Array:
+    return jnp.logaddexp(math.log(beta) + p, math.log1p(-beta) + q)
+
+
+def _value(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
+    """What each word adds to the distance, from log-probabilities under teacher and student."""
+    match asked:
+        case ForwardKL():
+            return jnp.exp(p) * (p - q)
+        case ReverseKL():
+            return jnp.exp(q) * (q - p)
+        case JSD(beta=beta):
+            m = _mixed(beta, p, q)
+            return beta * jnp.exp(p) * (p - m) + (1 - beta) * jnp.exp(q) * (q - m)
+        case _:
+            raise NotRegisteredError(f"{type(asked).__qualname__} is not computed in nnxdsl/program/distill.py")
+
+
+def _center(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
+    """What each word adds to the mean, under the student, of the derivative of the distance by its probability."""
+    match asked:
+        case ForwardKL():
+            return jnp.zeros_like(q)
+        case JSD(beta=beta):
+            return jnp.exp(q) * (q - _mixed(beta, p, q))
+        case _:
+            return jnp.exp(q) * (q - p)
+
+
+def _slope(asked: Distance, p: jax.Array, q: jax.Array, center: jax.Array) -> jax.Array:
+    """The derivative of the distance by each of the student's logits."""
+    match asked:
+        case ForwardKL():
+            return jnp.exp(q) - jnp.exp(p)
+        case JSD(beta=beta):
+            return (1 - beta) * jnp.exp(q) * (q - _mixed(beta, p, q) - center)
+        case _:
+            return jnp.exp(q) * (q - p - center)

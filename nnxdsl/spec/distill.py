@@ -1,0 +1,83 @@
+"""Learning from another model's whole distributions; `program/distill.py` computes them, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import attrs
+
+from nnxdsl.spec.base import Spec
+from nnxdsl.spec.errors import Problem
+from nnxdsl.spec.limits import Limit, inner, positive
+from nnxdsl.spec.model import Model
+from nnxdsl.spec.objective import Objective
+from nnxdsl.spec.weights import PEFT
+
+if TYPE_CHECKING:
+    from nnxdsl.spec import distill as members
+
+
+@attrs.frozen(kw_only=True)
+class Distance(Spec):
+    """How far the student's distribution `q` over all words is from the teacher's, `p`; in nats."""
+
+    ForwardKL: ClassVar[type[members.ForwardKL]]
+    ReverseKL: ClassVar[type[members.ReverseKL]]
+    JSD: ClassVar[type[members.JSD]]
+
+
+@attrs.frozen(kw_only=True)
+class ForwardKL(Distance):
+    """`KL(p, q)`: the student covers all that the teacher does (Hinton et al. 2015, arXiv:1503.02531)."""
+
+
+@attrs.frozen(kw_only=True)
+class ReverseKL(Distance):
+    """`KL(q, p)`: the student keeps to what the teacher does most (Gu et al. 2023, arXiv:2306.08543)."""
+
+
+@attrs.frozen(kw_only=True)
+class JSD(Distance):
+    """The generalised Jensen-Shannon divergence of GKD (Agarwal et al. 2023, arXiv:2306.13649, equation 1).
+
+    `beta KL(p, m) + (1 - beta) KL(q, m)` with `m = beta p + (1 - beta) q`. It is bounded; its gradient leans to that of
+    forward KL as beta goes to 0, to that of reverse KL as it goes to 1.
+
+    Attributes:
+        beta: Share of the teacher in the mixture.
+    """
+
+    beta: float = attrs.field(default=0.5, validator=inner)
+
+
+@attrs.frozen(kw_only=True)
+class Distill(Objective):
+    """Distillation: at each target token the student's distribution over all words is drawn to the teacher's.
+
+    Per target token `(1 - h) T^2 D(softmax(t / T), softmax(s / T)) - h log softmax(s)[token]`, with the logits `s` of
+    the model that is trained and `t` of the teacher, `T` the temperature and `h` the weight of hard labels; the mean is
+    over all target tokens of the batch. `T^2` keeps gradients as large whatever the temperature (Hinton et al. 2015,
+    arXiv:1503.02531, section 2); TRL's GKD leaves it out.
+
+    Attributes:
+        teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step.
+        distance: How distributions are compared.
+        temperature: What logits of both are divided by before they are.
+        hard_weight: Weight of the tokens themselves as labels, as in `Objective.SFT`.
+        loss_on: Which tokens are targets, as in `Objective.SFT`.
+    """
+
+    reads: ClassVar[str] = "sequences"
+    sums_tokens: ClassVar[bool] = True
+
+    teacher: Model
+    distance: Distance = ForwardKL()
+    temperature: float = attrs.field(default=1.0, validator=positive)
+    hard_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0, below=1))
+    loss_on: Literal["assistant", "completion", "all"] = "assistant"
+
+    def problems(self) -> Iterable[Problem]:
+        """A teacher's weights are those of a model."""
+        if isinstance(self.teacher.weights, PEFT):
+            yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")

@@ -1,0 +1,20 @@
+"""Students and policies on eight devices take the steps that they take on one, and a policy says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_meshes_and_parts_change_nothing(on_eight_devices: Callable[..., Any]) -> None:
+    report = on_eight_devices("on_policies.py")
+    for kind in ("distill", "grpo"):
+        alone = report[f"{kind} one"]
+        for where in ("fsdp4-tensor2", "data4-context2"):
+            found = report[f"{kind} {where}"]
+            assert found["said"] == alone["said"]
+            for ours, theirs in zip(found["steps"], alone["steps"], strict=True):
+                assert ours == pytest.approx(theirs, rel=2e-5, abs=2e-6)

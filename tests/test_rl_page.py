@@ -1,0 +1,48 @@
+"""docs/rl.md: its code runs, and its table has the fields and defaults of the class."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from nnxdsl import Distance, Objective, Reward
+from nnxdsl.data.rewards import Rewards
+from nnxdsl.spec.base import declared, members
+from nnxdsl.spec.reward import functions
+from nnxdsl.spec.source import render
+
+PAGE = (Path(__file__).parent.parent / "docs" / "rl.md").read_text(encoding="utf-8")
+
+
+def test_its_code_runs() -> None:
+    space: dict[str, Any] = {}
+    before = dict(functions)
+    try:
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+            exec(block, space)
+        assert space["grpo"].objective.rewards[1] == Reward("brief", weight=0.2)
+        found = Rewards((Reward("brief"), Reward("right length")))
+        assert found.of("one two", {"words": 5}, "") == [1 - 7 / 200, 0.0]
+    finally:
+        functions.clear()
+        functions.update(before)
+    assert space["distill"].distance == Distance.JSD()
+
+
+def test_its_tables_are_those_of_the_classes() -> None:
+    table = PAGE.partition("| field |")[2].partition("\n\n")[0].splitlines()[2:]
+    found = [[cell.strip().strip("`") for cell in line.strip("|").split("|")][:2] for line in table]
+    expected = [
+        [name, "" if field.default is attrs.NOTHING else render(field.default).replace('"', "'")]
+        for name, field in declared(Objective.GRPO).items()
+    ]
+    assert found == expected
+    named = re.findall(r"`(Distance\.\w+)\(", PAGE.partition("| `distance` |")[2].partition("\n\n")[0])
+    assert named == [cls.__qualname__ for cls in members(Distance).values()]
+    # What the methods' row says is what the class takes.
+    for row in PAGE.partition("| method |")[2].partition("\n\n")[0].splitlines()[3:]:
+        settings = ", ".join(re.findall(r"`(\w+=[^`]+)`", row.split("|")[2]))
+        assert eval(f"Objective.GRPO(rewards=(Reward('a'),), {settings})", {"Objective": Objective, "Reward": Reward})
