@@ -22,6 +22,7 @@ from nnxdsl.data.order import Batches
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.floor import Flops, work
+from nnxdsl.program.guards import IN_A_ROW, SKIPPED, TOTAL
 from nnxdsl.program.initial import Source
 from nnxdsl.program.plan import describe
 from nnxdsl.program.step import Batch, Leaves
@@ -131,6 +132,7 @@ class Attempt:
     speed: Speed
     identity: dict[str, str]
     committed: int | None
+    latest: State | None
     number: int
     tokens: int
     pending: _Pending | None
@@ -157,7 +159,7 @@ class Attempt:
             blocks=parts.program.blueprint.blocks,
         )
         self.speed = Speed.of(parts.program)
-        self.identity, self.samples, self.pending, self.committed = {}, [], None, None
+        self.identity, self.samples, self.pending, self.committed, self.latest = {}, [], None, None, None
         self.number, self.tokens, self.last_read, self.last_logged = 0, 0, 0.0, -math.inf
 
     def run(self, directory: RunDirectory, stop: StopRequest) -> Outcome:
@@ -313,13 +315,13 @@ class Attempt:
             self.display.note("compiling the step ...")
         began = time.perf_counter()
         batch, flops, answers = self._batch(step, state)
-        state, metrics = self.parts.program.step(state, batch)
+        self.latest, metrics = self.parts.program.step(state, batch)
         for value in metrics.values():
             value.copy_to_host_async()
         self._settle()
         self.pending = _Pending(step, metrics, began, flops, answers)
         self._note_committed(self.checkpoints.poll())
-        return state
+        return self.latest
 
     @property
     def _order(self) -> Batches | Rollouts:
@@ -353,7 +355,10 @@ class Attempt:
         rates = self.speed.rates(values["num_tokens"], seconds)
         row = {"step": step, "attempt": self.number, **values, "num_tokens": self.tokens, **rates}
         self.directory.append_metrics({**row, **self.speed.use(flops, seconds)})
-        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+        if values.get(SKIPPED):
+            self._note_skipped(step, values)
+        elif not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+            self.tokens -= values["num_tokens"]  # of a step that is not taken
             self._refuse_nan(step, values)
         if step == 0:
             self._compare_with_reference(values)
@@ -451,14 +456,38 @@ class Attempt:
         return self._outcome("finished", step)
 
     def _refuse_nan(self, step: int, values: Mapping[str, float]) -> None:
-        rows = ", ".join(self.parts.dataset.row_ids[index] for index in self._order.indices(step)[:8])
-        self.checkpoints.wait()
-        steps = self.checkpoints.steps()
-        last = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
         raise RunError(
-            f"step {step}: loss is {values['loss']:.4g}, grad_norm {values['grad_norm']:.4g}; "
-            f"its rows begin with {rows}; {last}; lower the learning rate, or look at those rows"
+            f"{self._harm(step, values)}; {self._rescued(step)}; lower the learning rate, look at those rows, or skip "
+            "such steps with guard=Guard.Skip()"
         )
+
+    def _note_skipped(self, step: int, values: Mapping[str, float]) -> None:
+        """Tells of a step that changed nothing, and ends the run when there were too many."""
+        in_a_row, total, guard = int(values[IN_A_ROW]), int(values[TOTAL]), self.experiment.guard
+        self._tell(f"{self._harm(step, values)}; skipped, {in_a_row} in a row, {total} in all")
+        for name, count in (("max_in_a_row", in_a_row), ("max_total", total)):
+            if count > getattr(guard, name, count):
+                self.checkpoints.wait()
+                steps = self.checkpoints.steps()
+                last = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
+                raise RunError(f"{count} steps were skipped by step {step}, more than guard.{name}; {last}")
+
+    def _harm(self, step: int, values: Mapping[str, float]) -> str:
+        """What is wrong with a step, and which rows it learnt from."""
+        rows = ", ".join(self.parts.dataset.row_ids[index] for index in self._order.indices(step)[:8])
+        figures = f"loss is {values['loss']:.4g}, grad_norm {values['grad_norm']:.4g}"
+        return f"step {step}: {figures}; its rows begin with {rows}"
+
+    def _rescued(self, step: int) -> str:
+        """Saves the state from before a step that was not taken, which no step since has changed, and says so."""
+        if step == 0:
+            return "there is no checkpoint yet"
+        self.checkpoints.wait()
+        if step not in self.checkpoints.steps():
+            assert self.latest is not None
+            self._save(step, self.latest)
+        self._note_committed(self.checkpoints.wait())
+        return f"the state before it is saved as step {step}"
 
     def _fail(self, error: BaseException) -> None:
         """Writes down why it cannot go on; never hides the error itself, should the disk be full as well."""
