@@ -126,6 +126,7 @@ class ReferenceLogps:
             "network": attrs.asdict(blueprint.config),
             "quantization": None if quantization is None else to_dict(quantization),
             "ids": dataset.ids_digest(),
+            "tail_weight": program.computation.forward.tail_weight,
             "compute": blueprint.compute.name,
             "frozen": blueprint.kept.name,
             "attention": attrs.asdict(blueprint.kernels),

@@ -3,7 +3,9 @@
 Of a pair, `c` is the log-probability of the chosen completion under the policy minus that under the reference, in
 nats, summed over its `nC` tokens; `r` and `nR` are those of the rejected one, `d = c - r`, and `s(z) = log sigmoid(z)`.
 A loss is a mean over pairs. Where a class has a divergence, `c` and `r` in its formula are the scores that this makes
-of the log-ratios; rewards are `beta` (`tau` in IPO) times the log-ratios themselves, as in TRL.
+of the log-ratios; rewards are `beta` (`tau` in IPO) times the log-ratios themselves, as in TRL. Where it has a
+`tail_weight` below 1, tokens beyond the length of the shorter completion count so much less in all sums, the
+reference's too (LD-DPO, Liu et al. 2024, arXiv:2409.06411): length itself is then preferred less.
 """
 
 # ruff: noqa: RUF009 - specs cannot change, so a default may be shared
@@ -24,6 +26,8 @@ from nnxdsl.spec.objective import Objective
 _swapped = Limit(at_least=0, below=0.5)
 """A fraction of labels that are the wrong way round: from a half on, nothing is left to learn."""
 
+_share = Limit(at_least=0, at_most=1)
+
 
 @attrs.frozen(kw_only=True)
 class DPO(Objective):
@@ -35,15 +39,18 @@ class DPO(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         label_smoothing: Assumed fraction of pairs whose labels are swapped.
         divergence: How the distance from the reference is measured.
+        tail_weight: What a token counts beyond the length of the pair's shorter completion.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
     divergence: Divergence = ReverseKL()
+    tail_weight: float = attrs.field(default=1.0, validator=_share)
 
 
 @attrs.frozen(kw_only=True)
@@ -56,15 +63,18 @@ class RobustDPO(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         label_smoothing: Probability `e` that the labels of a pair are swapped.
         divergence: How the distance from the reference is measured.
+        tail_weight: What a token counts beyond the length of the pair's shorter completion.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.1, validator=_swapped)
     divergence: Divergence = ReverseKL()
+    tail_weight: float = attrs.field(default=1.0, validator=_share)
 
 
 @attrs.frozen(kw_only=True)
@@ -97,14 +107,17 @@ class Hinge(Objective):
     Attributes:
         beta: Strength of the pull towards the reference: a pair counts until `d` is 1 / beta nats.
         divergence: How the distance from the reference is measured.
+        tail_weight: What a token counts beyond the length of the pair's shorter completion.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
+    tail_weight: float = attrs.field(default=1.0, validator=_share)
 
 
 @attrs.frozen(kw_only=True)
@@ -136,15 +149,18 @@ class EXO(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         label_smoothing: Probability `e` that the rejected completion is better; it cannot be 0, which has no logarithm.
         divergence: How the distance from the reference is measured.
+        tail_weight: What a token counts beyond the length of the pair's shorter completion.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=1e-3, validator=Limit(above=0, below=0.5))
     divergence: Divergence = ReverseKL()
+    tail_weight: float = attrs.field(default=1.0, validator=_share)
 
 
 @attrs.frozen(kw_only=True)
@@ -157,15 +173,18 @@ class DiscoPOP(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         tau: Temperature of the blend `g` of the logistic and the exponential loss.
         divergence: How the distance from the reference is measured.
+        tail_weight: What a token counts beyond the length of the pair's shorter completion.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
 
     beta: float = attrs.field(default=0.05, validator=positive)
     tau: float = attrs.field(default=0.05, validator=positive)
     divergence: Divergence = ReverseKL()
+    tail_weight: float = attrs.field(default=1.0, validator=_share)
 
 
 @attrs.frozen(kw_only=True)
@@ -402,6 +421,8 @@ class Sum(Objective):
             kind = type(term).__qualname__
             if isinstance(term, Sum):
                 yield Problem(f"terms.{index}", f"{kind} within {kind}; write its terms here")
+            elif getattr(term, "tail_weight", 1.0) != 1:
+                yield Problem(f"terms.{index}.tail_weight", "a sum's terms read one pass, in which every token counts")
             elif term.reads != "pairs":
                 cure = "; use Objective.ChosenSFT()" if kind == "Objective.SFT" else ""
                 yield Problem(f"terms.{index}", f"{kind} reads {term.reads}, a sum reads pairs{cure}")

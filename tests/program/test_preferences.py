@@ -194,7 +194,12 @@ def another(field: str, value: object) -> object:
     return value + 0.1
 
 
-FIELDS = [(name, field) for name, objective in OF_PAIRS.items() for field in declared(type(objective))]
+FIELDS = [
+    (name, field)
+    for name, objective in OF_PAIRS.items()
+    for field in declared(type(objective))
+    if field != "tail_weight"  # which acts before a loss reads anything: test_tail_weight.py
+]
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)

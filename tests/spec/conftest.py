@@ -160,6 +160,7 @@ def sums(draw: st.DrawFn) -> Spec:
     """Sums of objectives of pairs."""
     pairs = [cls for cls in members_of(Objective) if cls is not Objective.Sum and getattr(cls, "reads", "") == "pairs"]
     terms = draw(st.lists(st.sampled_from(pairs).flatmap(of_noun), min_size=1, max_size=3))
+    terms = [attrs.evolve(term, tail_weight=1.0) if hasattr(term, "tail_weight") else term for term in terms]
     weights = draw(st.lists(values(float, positive), min_size=len(terms), max_size=len(terms)))
     return Objective.Sum(terms=tuple(terms), weights=tuple(weights))
 

@@ -1,0 +1,75 @@
+"""LD-DPO: what lies beyond the length of the shorter completion counts less, alone and side by side, once or always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Experiment, Objective, SpecError, compile
+from nnxdsl.data.batch import PairBatch
+from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.losses import Pairs
+from nnxdsl.spec.base import declared, members
+
+TAILED = ("DPO", "RobustDPO", "Hinge", "EXO", "DiscoPOP")
+SHARE = 0.25
+
+
+def program_of(experiment: Callable[..., Experiment], tail_weight: float) -> Program:
+    small = {"model": Small(layers=1, pattern=1), "adapter": Adapter.LoRA(rank=2)}
+    return compile(experiment(objective=Objective.DPO(beta=0.5, tail_weight=tail_weight), **small))
+
+
+def test_a_tail_counts_its_share(
+    experiment: Callable[..., Experiment],
+    pairs: Callable[..., PairBatch],
+    trained: Callable[..., State],
+    with_b: Callable[[State], State],
+) -> None:
+    whole, tailed = (program_of(experiment, share) for share in (1.0, SHARE))
+    state, batch = with_b(trained(whole)), pairs(4)
+    shared = np.minimum(batch.chosen_length, batch.rejected_length)
+    assert (batch.chosen_length != batch.rejected_length).any()
+    cut = batch._replace(chosen_length=shared, rejected_length=shared)
+    found, every, beginnings = (p.score(state, b).scored for p, b in ((tailed, batch), (whole, batch), (whole, cut)))
+    assert isinstance(found, Pairs)
+    for side in ("chosen", "rejected"):
+        expected = SHARE * getattr(every, side) + (1 - SHARE) * getattr(beginnings, side)
+        np.testing.assert_allclose(getattr(found, side), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(found.chosen_tokens, batch.chosen_length)
+
+
+@pytest.mark.slow
+def test_a_step_with_tails_starts_like_any_other(
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+) -> None:
+    program, batch = program_of(experiment, SHARE), pairs(4)
+    first = trained(program)
+    for asked in (batch, program.referenced(first, batch)):
+        _, metrics = program.step(trained(program), asked)
+        assert float(metrics["loss"]) == pytest.approx(np.log(2), abs=1e-7)
+        assert float(metrics["rewards/margins"]) == pytest.approx(0, abs=1e-6)
+
+
+def test_which_losses_have_tails() -> None:
+    have = {n for n, cls in members(Objective).items() if cls is not Objective.Sum and "tail_weight" in declared(cls)}
+    assert have == set(TAILED)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        Objective.Sum(terms=(Objective.DPO(tail_weight=0.5),), weights=(1.0,))
+    assert "terms.0.tail_weight: a sum's terms read one pass, in which every token counts" in str(caught.value)
+    with pytest.raises(SpecError) as caught:
+        Objective.DPO(tail_weight=1.5)
+    assert "tail_weight: expected a value >= 0 and <= 1, got 1.5" in str(caught.value)
+
+
+def test_runs_from_before_keep_their_ids(experiment: Callable[..., Experiment]) -> None:
+    before = experiment(objective=Objective.DPO())
+    assert attrs.evolve(before, objective=Objective.DPO(tail_weight=0.5)).id != before.id
+    assert attrs.evolve(before, objective=Objective.DPO(tail_weight=1.0)).id == before.id
