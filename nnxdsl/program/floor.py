@@ -77,7 +77,7 @@ def weights(blueprint: Blueprint) -> Weights:
     config = blueprint.config
     trunk = _trunk(blueprint)
     adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if adapters.is_adapter(path))
-    idle, idle_layers = _idle(blueprint) if blueprint.frozen else (0, ())
+    idle, idle_layers = (0, ()) if blueprint.experiment.adapter is None else _idle(blueprint)
     return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers)
 
 
@@ -136,7 +136,7 @@ def fewest(blueprint: Blueprint, held: Content) -> float:
     scores = [2.0 * config.num_heads * sum(config.head_widths) * seen.get(kind, 0) for kind in config.layers]
     attention = sum(scores)
     forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets
-    passes = 2 if blueprint.frozen else 3
+    passes = 3 if blueprint.experiment.adapter is None else 2
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
     step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
     asked = forward + attention if _is_asked(blueprint, held) else 0
@@ -172,7 +172,7 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
         Those of the layers, and those of the head.
     """
     of, config = weights(blueprint), blueprint.config
-    (again, mixed_again), adapted = AGAIN[blueprint.remat], bool(blueprint.frozen)
+    (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
     tokens, targets = rows * filled.trunk, rows * filled.head
     scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens
     scores *= sum(kind != "linear" for kind in config.layers)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import attrs
@@ -187,6 +188,9 @@ def _reference(blueprint: Blueprint) -> str:
     mode = blueprint.experiment.reference_mode
     if mode == "none" and blueprint.experiment.objective.needs_reference:
         return "none: all answers count as equally likely, since Reference.Uniform says so"
+    if blueprint.teacher is not None:
+        size, name = sum(math.prod(leaf.shape) for leaf in blueprint.teacher.base.values()), "a frozen teacher"
+        return f"none; {name} of {size:,} parameters reads every batch"
     if mode == "none":
         return "none: the objective compares with nothing"
     if isinstance(follows := blueprint.experiment.reference, Synced):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from nnxdsl import (
     Data,
     Experiment,
-    Model,
     Objective,
     Optimizer,
     Reward,
@@ -25,6 +25,10 @@ from nnxdsl.data import BytesTokenizer, Prompts, load
 from nnxdsl.program.compiler import Program
 from nnxdsl.run.rollouts import Rollouts
 from nnxdsl.spec.reward import functions
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "program" / "packages"))
+
+from small_lab.model import Small
 
 ROWS = 6
 
@@ -48,7 +52,7 @@ def program(prompts: Prompts) -> Program:
     return compile(
         Experiment(
             name="grpo",
-            model=Model.Gemma3("tiny"),
+            model=Small(layers=1, pattern=1, vocab_size=320),
             objective=Objective.GRPO(rewards=(Reward("vowels"),), group_size=2, updates_per_rollout=2, beta=0.0),
             data=Data.Prompts(prompts.report.source, max_prompt_length=32, max_response_length=8),
             optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
