@@ -9,7 +9,6 @@ of transformers: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,11 +22,11 @@ from nnxdsl.models import safetensors
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.hub import tensor_name
 from nnxdsl.models.hub_names import Source, sources
+from nnxdsl.models.peft_config import CONFIG, Scale, problems_of, read_config, scales_of
 from nnxdsl.models.tree import Leaf, within
 from nnxdsl.spec.adapter import DoRA, LoRA, LowRank, alpha_at, named, rank_at
 from nnxdsl.spec.errors import Problem, WeightsError
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 
@@ -38,43 +37,6 @@ _TENSOR = re.compile(
 )
 # What stands before the names of layers: of multimodal models, as transformers 5 and 4 call it, and of text models.
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
-
-# Fields with the values that change nothing here; any other value would change the mathematics, or the base.
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "task_type": ("CAUSAL_LM", None),
-    "bias": ("none",),
-    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
-}
-# What says nothing of the forward pass: where an adapter came from, and how it was drawn and trained.
-_WITHOUT_EFFECT = frozenset(
-    [
-        "alpha_pattern",  # read below, with the next two
-        "rank_pattern",
-        "lora_alpha",
-        "r",
-        "arrow_config",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "corda_config",
-        "ensure_weight_tying",
-        "eva_config",
-        "exclude_modules",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",  # the tensors say which layers there are
-        "lora_dropout",
-        "lora_ga_config",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "target_modules",  # as with layers
-        "use_dora",  # read below, as the next
-        "use_rslora",
-    ]
-)
 
 
 @attrs.frozen(eq=False)
@@ -129,10 +91,10 @@ def read(directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf])
             such setting, and every tensor that is missing, left over or of another shape.
     """
     directory = Path(directory)
-    fields = _read_config(directory)
+    fields = read_config(directory)
     tensors = _index(directory)
-    problems = _problems_of(fields)
-    kind = DoRA if fields.get("use_dora") else LoRA
+    problems = problems_of(fields)
+    kind = DoRA if fields.get("use_dora") is True else LoRA
     sides = [side for side in _OURS if kind is DoRA or side in "AB"]
     parts = _parts(config)
     found: dict[tuple[str, str], dict[int, safetensors.Tensor]] = {}  # by path and side
@@ -147,7 +109,8 @@ def read(directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf])
         part = parts[hub_name]
         names[hub_name] = match["module"]
         found.setdefault((part.path, side), {})[part.number] = tensor
-    scales = _scales(fields, names, parts, problems)
+    modules = [(_in_period(parts[hub_name].path), module) for hub_name, module in names.items()]
+    scales = scales_of(fields, modules, problems)
     targets = targets_of({path for path, _ in found}, base)
     # What these names mean may be more than there is: then it is missing, since a name has no way to leave it out.
     paths = [path for path in base if path.endswith(".kernel") and any(_means(target, path) for target in targets)]
@@ -158,7 +121,7 @@ def read(directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf])
         raise WeightsError("\n  ".join([f"{directory}: cannot be read as {kind.__qualname__}:", *map(str, problems)]))
     leaves = {path + _OURS[side]: _stacked(path, side, by_number, config) for (path, side), by_number in found.items()}
     (rank, alpha), ranks, alphas = _patterns(scales, base)
-    scaling = "sqrt_rank" if fields.get("use_rslora") else "rank"
+    scaling = "sqrt_rank" if fields.get("use_rslora") is True else "rank"
     adapter = kind(rank=rank, alpha=alpha, targets=targets, scaling=scaling, ranks=ranks, alphas=alphas)
     return PeftAdapter(adapter, leaves, fields.get("base_model_name_or_path"))
 
@@ -276,19 +239,6 @@ def _parts(config: DecoderConfig) -> dict[str, _Part]:
     }
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    file = directory / CONFIG
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise WeightsError(f"{file}: damaged: not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise WeightsError(f"{file}: expected a JSON object, got {type(fields).__name__}")
-    return fields
-
-
 def _index(directory: Path) -> dict[str, safetensors.Tensor]:
     if not (directory / WEIGHTS).exists() and (directory / PICKLED).exists():
         raise WeightsError(
@@ -297,62 +247,6 @@ def _index(directory: Path) -> dict[str, safetensors.Tensor]:
             f"s.save_file(torch.load('{directory / PICKLED}', weights_only=True), '{directory / WEIGHTS}')\""
         )
     return safetensors.index(directory / WEIGHTS)
-
-
-def _problems_of(fields: Mapping[str, Any]) -> list[Problem]:
-    """Settings under which the tensors would mean something else than `Adapter.LoRA` or `Adapter.DoRA` does."""
-    problems = [
-        Problem(f"{CONFIG}: {name}", f"expected true or false, got {fields[name]!r}")
-        for name in ("use_rslora", "use_dora")
-        if not isinstance(fields.get(name, False), bool)
-    ]
-    for name, value in fields.items():
-        if name in _FIXED:
-            if value not in _FIXED[name]:
-                known = " or ".join(map(repr, _FIXED[name]))
-                problems.append(Problem(f"{CONFIG}: {name}", f"expected {known}, got {value!r}"))
-        elif name not in _WITHOUT_EFFECT and value not in (None, False, [], {}):
-            # Something that is switched off cannot matter; anything else might.
-            problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not what Adapter.LoRA and Adapter.DoRA can do"))
-    return problems
-
-
-Scale = tuple[int, float]
-"""Rank and alpha."""
-
-
-def _scales(
-    fields: Mapping[str, Any], names: Mapping[str, str], parts: Mapping[str, _Part], problems: list[Problem]
-) -> dict[str, Scale] | None:
-    """Rank and alpha of each layer by its path within a period; None, and a problem, where they are no numbers."""
-    rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    patterns = [fields.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
-    if not all(isinstance(pattern, dict) for pattern in patterns):
-        problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", "expected objects"))
-        return None
-    ranks, alphas = ((rank, *patterns[0].values()), (alpha, *patterns[1].values()))
-    for name, value in (("r", rank) for rank in ranks):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            problems.append(Problem(f"{CONFIG}: {name}", f"expected an integer above 0, got {value!r}"))
-            return None
-    for name, value in (("lora_alpha", alpha) for alpha in alphas):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            problems.append(Problem(f"{CONFIG}: {name}", f"expected a number above 0, got {value!r}"))
-            return None
-    scales: dict[str, Scale] = {}
-    first: dict[str, str] = {}
-    for hub_name, module in names.items():
-        path = _in_period(parts[hub_name].path)
-        own = _of(patterns[0], module, rank), float(_of(patterns[1], module, alpha))
-        if scales.setdefault(path, own) != own:
-            message = (
-                f"{first[path]} has r={scales[path][0]}, alpha={scales[path][1]:g}, {module} has r={own[0]}, "
-                f"alpha={own[1]:g}; layers that repeat are one stack here, of one rank and alpha"
-            )
-            problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", message))
-            return None
-        first.setdefault(path, module)
-    return scales or {"": (rank, float(alpha))}
 
 
 Patterns = tuple[tuple[str, Any], ...]
@@ -373,17 +267,6 @@ def _patterns(scales: Mapping[str, Scale], base: Mapping[str, Leaf]) -> tuple[Sc
         usual.append(most)
         others.append(tuple(found))
     return (usual[0], usual[1]), others[0], others[1]
-
-
-def _of(pattern: Mapping[str, Any], module: str, otherwise: Any) -> Any:
-    """What a pattern gives a module: the value of the first key, a regular expression, that its name ends with."""
-    for key, value in pattern.items():
-        try:
-            if re.fullmatch(rf"(.*\.)?({key})", module):
-                return value
-        except re.error:
-            continue
-    return otherwise
 
 
 def _misfits(

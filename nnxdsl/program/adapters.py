@@ -182,8 +182,10 @@ def _ratio(share: _Share, weight: jax.Array, a: jax.Array, b: jax.Array, m: jax.
 
     What it is multiplied with is float32 too: bfloat16 has nothing between 1 and 1.0078, and magnitudes move by less.
     """
-    constant = (jax.lax.stop_gradient(part) for part in (weight, a, b))
-    return m.astype(jnp.float32) / low_rank.norm(*constant, share.scale)
+    weight, a, b = (jax.lax.stop_gradient(part) for part in (weight, a, b))
+    # Apart from what stands around it, so that programs that differ there (with a backward pass, without) round alike.
+    a, b = jax.lax.optimization_barrier((a, b))
+    return m.astype(jnp.float32) / jax.lax.optimization_barrier(low_rank.norm(weight, a, b, share.scale))
 
 
 def _weight(kernel: Any) -> jax.Array:

@@ -90,12 +90,13 @@ def _(model: HF) -> DecoderConfig:
 
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     """The network of a published size; the one of its weights, where those say something of themselves."""
-    if not isinstance(model.weights, weights.HF) or not (directory := Path(model.weights.path).expanduser()).is_dir():
+    place = weights.parts(model.weights)[0]
+    if not isinstance(place, weights.HF) or not (directory := Path(place.path).expanduser()).is_dir():
         return config
     # What the weights say of themselves must be what was asked for; the vocabulary may be padded differently.
     stored = hub.read_config(directory)
     asked = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
-    problems = config_problems(stored, asked, model.weights.path)
+    problems = config_problems(stored, asked, place.path)
     if problems:
         raise PlanError(problems, f"{type(model).__qualname__}({size!r})")
     return stored

@@ -16,7 +16,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.remat import Remat
 from nnxdsl.models.tree import Leaf, Template, abstract
-from nnxdsl.program import adafactor, adapters, guards, optimizer
+from nnxdsl.program import adafactor, adapters, guards, optimizer, patterns
 from nnxdsl.program.advice import nearest_meshes
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.kernels import Kernels, kernels
@@ -131,8 +131,9 @@ class Blueprint:
     @property
     def is_off(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
-        is_new = not any(adapters.beyond_base(self.experiment.adapter, path) for path in self.trainable)
-        return self.reference is not None and bool(self.frozen) and is_new and not self.follows
+        adapter = self.experiment.adapter
+        is_new = adapter is not None and not any(adapters.beyond_base(adapter, path) for path in self.trainable)
+        return self.reference is not None and is_new and not self.follows
 
     @property
     def head_path(self) -> str:
@@ -206,7 +207,7 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     elif experiment.reference_mode == "online" and adapter is not None:
         copied = {p: leaf for p, leaf in trainable.items() if adapters.beyond_base(adapter, p)}
     elif experiment.reference_mode == "online":
-        copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in base.variables.items()}
+        copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in trainable.items()}
     problems += optimizer.problems(experiment.optimizer, roles(trainable))
     update = _update(experiment, trainable)
     teacher = _teacher(experiment, config, kept, problems)

@@ -28,7 +28,7 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.identity import canonical
 from nnxdsl.spec.source import to_python
 from nnxdsl.spec.tree import to_dict
-from nnxdsl.spec.weights import From
+from nnxdsl.spec.weights import From, parts
 
 STOPPING = "stopping after this step, with everything saved; a second signal leaves at once, with what was saved last"
 
@@ -146,7 +146,7 @@ def _earlier(experiment: Experiment) -> list[Experiment]:
     """The experiments that one starts from: with its weights, with its adapter, and with its teacher."""
     teacher = getattr(getattr(experiment.objective, "teacher", None), "weights", None)
     starts = experiment.model.weights, getattr(experiment.adapter, "start", None), teacher
-    return [start.experiment for start in starts if isinstance(start, From)]
+    return [start.experiment for weights in starts for start in parts(weights) if isinstance(start, From)]
 
 
 def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:

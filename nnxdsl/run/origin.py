@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxdsl.models import peft
 from nnxdsl.models.hub_download import locate
 from nnxdsl.program import adapters, initial, low_rank
 from nnxdsl.program.blueprint import Blueprint, draw, outline
@@ -24,7 +25,7 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.placement import Mesh
 from nnxdsl.spec.tokenizer import Auto
 from nnxdsl.spec.tree import evolve, from_dict
-from nnxdsl.spec.weights import HF, Checkpoint, From
+from nnxdsl.spec.weights import HF, PEFT, Checkpoint, From, Merged, Weights
 
 PARAMS = "params"
 """The group of a checkpoint that holds weights alone."""
@@ -37,6 +38,8 @@ def tokenizer_directory(experiment: Experiment, home: Path) -> Path | None:
             return locate(path)
         case From(experiment=earlier):
             return tokenizer_directory(earlier, home)
+        case Merged(base=base):
+            return tokenizer_directory(_with_weights(experiment, base), home)
         case Checkpoint(path=path):
             earlier = _experiment_or_none(Path(path))
             return find(Path(path).expanduser())[0].parent if earlier is None else tokenizer_directory(earlier, home)
@@ -52,6 +55,8 @@ def tokenizer_owner(experiment: Experiment) -> Experiment:
         case Checkpoint(path=path) if isinstance(experiment.model.tokenizer, Auto):
             earlier = _experiment_or_none(Path(path))
             return experiment if earlier is None else tokenizer_owner(earlier)
+        case Merged(base=base):
+            return tokenizer_owner(_with_weights(experiment, base))
         case _:
             return experiment
 
@@ -74,13 +79,7 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
 def _own_source(blueprint: Blueprint, home: Path) -> Source:
     """As `open_source`, without what a teacher has."""
     experiment = blueprint.experiment
-    match experiment.model.weights:
-        case Checkpoint(path=path):
-            base = checkpoint_source(blueprint, Path(path).expanduser())
-        case From(experiment=earlier):
-            base = CheckpointSource(blueprint, home / earlier.id)
-        case _:
-            base = initial.open_base(blueprint)
+    base = _model_source(blueprint, home)
     match getattr(experiment.adapter, "start", None):
         case Checkpoint(path=path):
             return initial.Started(base, _adapter_of(Path(path).expanduser(), blueprint))
@@ -88,6 +87,25 @@ def _own_source(blueprint: Blueprint, home: Path) -> Source:
             return initial.Started(base, _adapter_of(home / earlier.id, blueprint))
         case _:
             return initial.started(blueprint, base)
+
+
+def _model_source(blueprint: Blueprint, home: Path) -> Source:
+    """The source of a model's weights, without an adapter that goes on beside them."""
+    match blueprint.experiment.model.weights:
+        case Checkpoint(path=path):
+            return checkpoint_source(blueprint, Path(path).expanduser())
+        case From(experiment=earlier):
+            return CheckpointSource(blueprint, home / earlier.id)
+        case Merged(base=base) as merged:
+            inner = attrs.evolve(blueprint, experiment=_with_weights(blueprint.experiment, base))
+            return MergedSource(inner, merged, _model_source(inner, home), home)
+        case _:
+            return initial.open_base(blueprint)
+
+
+def _with_weights(experiment: Experiment, weights: Weights) -> Experiment:
+    """The experiment with other first weights."""
+    return attrs.evolve(experiment, model=attrs.evolve(experiment.model, weights=weights))
 
 
 def saved_experiment(path: Path) -> Experiment:
@@ -123,11 +141,11 @@ class CheckpointSource:
         self.experiment, self.step, self._earlier, self._saved = run.experiment, run.step, run.blueprint, run.leaves
         # The earlier run's own earlier runs are beside it, which need not be where this one is.
         beside = run.directory.parent.parent
-        self._base = open_source(run.blueprint, beside) if self.experiment.adapter is not None else None
+        self._base = open_source(run.blueprint, beside) if run.blueprint.frozen else None
 
     def leaf(self, path: str) -> ArrayLike:
         """The weight of one path; float32 where it was trained."""
-        if self._base is None:
+        if self._base is None or path in self._saved:
             return np.asarray(self._saved[path])
         weight = jnp.asarray(self._base.leaf(path), self._earlier.base[path].dtype)
         quantization = self.experiment.quantization
@@ -183,6 +201,33 @@ class _Trained:
         return cls(directory, step, experiment, blueprint, leaves)
 
 
+def _adapter_on(path: Path, blueprint: Blueprint, where: str) -> tuple[LowRank, dict[str, np.ndarray]]:
+    """The adapter that a run ended with, and its arrays by path.
+
+    Args:
+        path: Of the run.
+        blueprint: Of a model with the weights that the adapter must be on.
+        where: The field that names the run.
+
+    Raises:
+        PlanError: it is on other weights, or of another network.
+        WeightsError: there is none.
+    """
+    run, ours = _Trained.open(path), blueprint.experiment
+    adapter = run.experiment.adapter
+    if not isinstance(adapter, LowRank):
+        raise WeightsError(f"{path} trained all weights and has no adapter; start from it with model.weights")
+    problems: list[Problem] = []
+    if run.experiment.model.weights != ours.model.weights:
+        message = f"its adapter belongs to {run.experiment.model.weights!r}, not to {ours.model.weights!r}"
+        problems.append(Problem(where, message))
+    if run.blueprint.config != blueprint.config:
+        problems.append(Problem(where, f"{path} is of another network than {type(ours.model).__qualname__}"))
+    if problems:
+        raise PlanError(problems, f"Experiment '{ours.name}'")
+    return adapter, {name: np.asarray(leaf) for name, leaf in run.leaves.items()}
+
+
 def _adapter_of(path: Path, blueprint: Blueprint) -> dict[str, np.ndarray]:
     """The adapter that a run ended with, for another run to go on with.
 
@@ -190,22 +235,49 @@ def _adapter_of(path: Path, blueprint: Blueprint) -> dict[str, np.ndarray]:
         PlanError: it is not like the adapter that is asked for, or not on the same weights.
         WeightsError: there is none.
     """
-    run, ours = _Trained.open(path), blueprint.experiment
-    theirs = run.experiment.adapter
-    if not isinstance(theirs, LowRank):
-        raise WeightsError(f"{path} trained all weights and has no adapter; start from it with model.weights")
+    ours = blueprint.experiment
+    theirs, leaves = _adapter_on(path, blueprint, "adapter.start")
     assert isinstance(ours.adapter, LowRank)
-    problems = list(unlike(ours.adapter, theirs))
-    if run.experiment.model.weights != ours.model.weights:
-        message = (
-            f"its adapter belongs to {run.experiment.model.weights!r}, not to model.weights; both must be the same"
-        )
-        problems.append(Problem("adapter.start", message))
-    if run.blueprint.config != blueprint.config:
-        problems.append(Problem("adapter.start", f"is of another network than {type(ours.model).__qualname__}"))
-    if problems:
+    if problems := list(unlike(ours.adapter, theirs)):
         raise PlanError(problems, f"Experiment '{ours.name}'")
-    return {name: np.asarray(leaf) for name, leaf in run.leaves.items()}
+    return leaves
+
+
+class MergedSource:
+    """Weights with several adapters in them: `W + sum of coefficient (V - W)`, V the weight with one of them, float32.
+
+    Args:
+        blueprint: Of the model that the adapters were trained on.
+        merged: The adapters, and how much of each.
+        base: That model's weights.
+        home: The directory of all runs.
+
+    Raises:
+        PlanError: a run's adapter is of other weights or of another network.
+        WeightsError: there is no adapter.
+    """
+
+    def __init__(self, blueprint: Blueprint, merged: Merged, base: Source, home: Path) -> None:
+        self._base, self._parts = base, []
+        for place, coefficient in zip(merged.adapters, merged.coefficients, strict=True):
+            if isinstance(place, PEFT):
+                found = peft.read(Path(place.path).expanduser(), blueprint.config, blueprint.base)
+                self._parts.append((coefficient, found.adapter, found.leaves))
+                continue
+            assert isinstance(place, Checkpoint | From)
+            path = Path(place.path).expanduser() if isinstance(place, Checkpoint) else home / place.experiment.id
+            self._parts.append((coefficient, *_adapter_on(path, blueprint, "model.weights.adapters")))
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of one path; float32 where adapters are merged into it."""
+        weight = self._base.leaf(path)
+        inside = [(c, adapter, leaves) for c, adapter, leaves in self._parts if path + adapters.A in leaves]
+        if not inside:
+            return weight
+        plain = jnp.asarray(weight, jnp.float32)
+        return plain + sum(
+            c * (low_rank.merged(adapter, path, plain, of.__getitem__) - plain) for c, adapter, of in inside
+        )
 
 
 def checkpoint_source(blueprint: Blueprint, path: Path) -> Source:

@@ -11,7 +11,7 @@ import attrs
 from nnxdsl.spec.base import Spec, gather
 from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.limits import positive, probability
-from nnxdsl.spec.weights import PEFT, Checkpoint, From, Weights
+from nnxdsl.spec.weights import ADAPTERS, ARE_ADAPTERS, Weights
 
 if TYPE_CHECKING:
     from nnxdsl.spec import adapter as members
@@ -156,6 +156,6 @@ def _pattern_problems(field: str, pattern: tuple[tuple[str, float], ...]) -> Ite
 
 
 def _start_problems(start: Weights | None) -> Iterator[Problem]:
-    if start is not None and not isinstance(start, PEFT | Checkpoint | From):
-        known = "Weights.PEFT, Weights.Checkpoint and Weights.From"
-        yield Problem("start", f"{type(start).__qualname__} gives a model's weights; an adapter's are given by {known}")
+    if start is not None and not isinstance(start, ADAPTERS):
+        kind = type(start).__qualname__
+        yield Problem("start", f"{kind} gives a model's weights; an adapter's are given by {ARE_ADAPTERS}")

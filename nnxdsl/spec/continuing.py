@@ -22,7 +22,9 @@ def adapter_problems(experiment: Experiment) -> Iterator[Problem]:
     adapter, weights = experiment.adapter, experiment.model.weights
     if isinstance(weights, PEFT):
         yield Problem(
-            "model.weights", "Weights.PEFT is an adapter and no model; give it as adapter=Adapter.LoRA(start=...)"
+            "model.weights",
+            "Weights.PEFT is an adapter and no model; go on with it by Adapter.LoRA(start=...), "
+            "or merge it by Weights.Merged",
         )
     if not isinstance(adapter, LowRank):
         return

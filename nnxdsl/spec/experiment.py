@@ -31,7 +31,7 @@ from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
 from nnxdsl.spec.reference import Initial, Reference, Synced, Uniform, reference_problems
 from nnxdsl.spec.tokenizer import Auto
-from nnxdsl.spec.weights import From, Random
+from nnxdsl.spec.weights import From, Random, parts
 
 _READ = {
     "pairs": ("preference pairs", "Data.Preferences"),
@@ -57,6 +57,8 @@ class Experiment(Spec):
         adapter: What is trained in place of the model's own weights; None trains all of them.
         quantization: In how few bits frozen weights are kept; None keeps them as they are.
         reference: What the policy is compared with, where the objective compares.
+        frozen: Patterns for the paths of the model's arrays that are not trained, such as "embed" or "layers.*.mlp":
+            there are no gradients and no optimizer state for them. Empty: all are, where there is no adapter.
         precision: Number formats.
         guard: What happens at a step that would do harm.
         seed: Of the order of rows, of random weights and of adapters.
@@ -217,13 +219,15 @@ class Experiment(Spec):
             )
 
     def _check_frozen(self) -> Iterable[Problem]:
-        if self.precision.frozen != "auto" and self.adapter is None:
+        if self.frozen and self.adapter is not None:
+            yield Problem("frozen", f"has no effect: {type(self.adapter).__qualname__} leaves all of the model frozen")
+        if self.precision.frozen != "auto" and self.adapter is None and not self.frozen:
             message = f"{self.precision.frozen!r} has no effect, since all weights are trained (a reference is kept in "
             yield Problem("precision.frozen", message + "the format that is computed in)")
 
     def _check_offload(self) -> Iterable[Problem]:
         idle = {
-            "frozen": self.adapter is None and "all weights are trained",
+            "frozen": self.adapter is None and not self.frozen and "all weights are trained",
             "reference": self.adapter is not None
             and isinstance(self.reference, Initial)
             and "the adapter's base is the reference, there is no copy",
@@ -239,11 +243,10 @@ class Experiment(Spec):
     def _check_earlier(self) -> Iterable[Problem]:
         teacher = self.objective.teacher if isinstance(self.objective, Distill) else None
         for path, model in (("model", self.model), ("objective.teacher", teacher)):
-            if model is None or not isinstance(model.weights, From):
-                continue
-            if _network(model.weights.experiment.model) != _network(model):
-                message = f"is another network than that of {path}.weights.experiment; both must be of one family and "
-                yield Problem(path, message + "size")
+            for weights in () if model is None else parts(model.weights):
+                if isinstance(weights, From) and _network(weights.experiment.model) != _network(model):
+                    message = f"is another network than that of {path}.weights.experiment; both must be of one family "
+                    yield Problem(path, message + "and size")
 
     @property
     def router_loss(self) -> float:

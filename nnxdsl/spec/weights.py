@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.spec.base import Spec
+from nnxdsl.spec.base import Spec, gather
+from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.limits import filled
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class Weights(Spec):
     Checkpoint: ClassVar[type[members.Checkpoint]]
     From: ClassVar[type[members.From]]
     PEFT: ClassVar[type[members.PEFT]]
+    Merged: ClassVar[type[members.Merged]]
 
 
 @attrs.frozen(kw_only=True)
@@ -73,3 +76,52 @@ class PEFT(Weights):
     """
 
     path: str = attrs.field(kw_only=False, validator=filled)
+
+
+@attrs.frozen(kw_only=True)
+class Merged(Weights):
+    """A model with adapters merged into it, in float32: `W + sum of coefficient (V - W)`, V a weight with one.
+
+    Attributes:
+        base: The model's own weights, on which the adapters were trained.
+        adapters: A directory of PEFT's (`Weights.PEFT`) or one of our runs (`Weights.Checkpoint`, `Weights.From`) each.
+        coefficients: A number for each adapter; 1 merges it as it is.
+    """
+
+    base: Weights = attrs.field(kw_only=False)
+    adapters: tuple[Weights, ...]
+    coefficients: tuple[float, ...]
+
+    def problems(self) -> Iterable[Problem]:
+        """The base must be a model's, the adapters adapters, each with a number."""
+        return gather(self._check_base, self._check_adapters, self._check_coefficients)
+
+    def _check_base(self) -> Iterator[Problem]:
+        if isinstance(self.base, PEFT | Merged):
+            yield Problem("base", f"{type(self.base).__qualname__} is not what adapters are trained on; name the model")
+
+    def _check_adapters(self) -> Iterator[Problem]:
+        if not self.adapters:
+            yield Problem("adapters", "names none; without any, write the base alone")
+        for index, adapter in enumerate(self.adapters):
+            if not isinstance(adapter, ADAPTERS):
+                yield Problem(f"adapters.{index}", f"{type(adapter).__qualname__} is no adapter; {ARE_ADAPTERS} are")
+
+    def _check_coefficients(self) -> Iterator[Problem]:
+        if len(self.coefficients) != len(self.adapters):
+            yield Problem("coefficients", f"{len(self.coefficients)} of them for {len(self.adapters)} adapters")
+        for index, coefficient in enumerate(self.coefficients):
+            if coefficient == 0:
+                yield Problem(f"coefficients.{index}", "0.0 has no effect; leave the adapter out")
+
+
+ADAPTERS = PEFT | Checkpoint | From
+"""Weights that can give an adapter."""
+ARE_ADAPTERS = "Weights.PEFT, Weights.Checkpoint and Weights.From"
+
+
+def parts(weights: Weights | None) -> tuple[Weights, ...]:
+    """The weights themselves, or what is merged in them, the model's own first; nothing of None."""
+    if isinstance(weights, Merged):
+        return weights.base, *weights.adapters
+    return () if weights is None else (weights,)

@@ -281,7 +281,8 @@ def test_what_does_not_go_together(experiment: Callable[..., Experiment]) -> Non
     weights = Weights.PEFT("adapter")
     assert refusal(lambda: experiment(model=Small(weights=weights)), SpecError) == (
         "1 problem in Experiment 'small'\n"
-        "  model.weights: Weights.PEFT is an adapter and no model; give it as adapter=Adapter.LoRA(start=...)"
+        "  model.weights: Weights.PEFT is an adapter and no model; go on with it by Adapter.LoRA(start=...), or merge "
+        "it by Weights.Merged"
     )
     assert refusal(lambda: Adapter.DoRA(ranks=(("", 2), ("up", 0)), start=Weights.HF("model")), SpecError) == (
         "3 problems in Adapter.DoRA\n"

@@ -157,16 +157,17 @@ def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]
 
 
 def test_patterns_of_ranks(changed: Callable[..., str], tmp_path: Path) -> None:
-    said = changed({"alpha_pattern": {"layers.2.self_attn.q_proj": 6}})
+    said = changed({"alpha_pattern": {"layers.0.self_attn.q_proj": 6}})
     assert said == (
         "DIR: cannot be read as Adapter.LoRA:\n  adapter_config.json: rank_pattern, alpha_pattern: "
-        "model.layers.2.self_attn.q_proj has r=3, alpha=6, model.layers.5.self_attn.q_proj has r=3, alpha=12; layers "
+        "model.layers.0.self_attn.q_proj has r=3, alpha=6, model.layers.6.self_attn.q_proj has r=3, alpha=12; layers "
         "that repeat are one stack here, of one rank and alpha"
     )
     place = tmp_path / "adapter"
     config = json.loads((place / peft.CONFIG).read_text())
     for pattern, wanted in (
         ({".*_proj": 6}, Adapter.LoRA(rank=3, alpha=6.0)),
+        ({"2.self_attn.q_proj": 6}, Adapter.LoRA(rank=3, alpha=12.0, alphas=(("blocks.2.attention.query", 6.0),))),
         ({"q_proj": 6}, Adapter.LoRA(rank=3, alpha=12.0, alphas=(("attention.query", 6.0),))),
     ):
         (place / peft.CONFIG).write_text(json.dumps({**config, "alpha_pattern": pattern}))

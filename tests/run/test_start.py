@@ -183,6 +183,41 @@ def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
         origin.open_source(draw(trained), dpo.parent)
 
 
+def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
+    model = Weights.HF(str(REPLAY / "model"))
+    shutil.copytree(REPLAY / "adapter", tmp_path / "high")
+    config = json.loads((tmp_path / "high" / "adapter_config.json").read_text())
+    (tmp_path / "high" / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 12, "use_rslora": True}))
+    places = tuple(Weights.PEFT(str(place)) for place in (REPLAY / "adapter", tmp_path / "high"))
+
+    def source(weights: Weights) -> Any:
+        experiment = continued(adapter=None)
+        return origin.open_source(draw(evolve(experiment, {"model.weights": weights})), tmp_path)
+
+    path = "tail.blocks.0.attention.query.kernel"
+    plain = np.asarray(source(model).leaf(path), np.float64)
+    one, other = (
+        np.asarray(source(Weights.Merged(model, adapters=(place,), coefficients=(1.0,))).leaf(path)) for place in places
+    )
+    assert np.abs(one - plain).max() > 0.01
+    np.testing.assert_allclose(other - plain, (one - plain) * 2 * 3**0.5, atol=1e-5)
+    both = source(Weights.Merged(model, adapters=places, coefficients=(0.5, -2.0)))
+    np.testing.assert_allclose(both.leaf(path), plain + 0.5 * (one - plain) - 2 * (other - plain), atol=1e-5)
+    np.testing.assert_array_equal(both.leaf("norm.scale"), source(model).leaf("norm.scale"))
+
+    dpo = finished.run("dpo")
+    earlier = origin.saved_experiment(dpo)
+    merged = Weights.Merged(earlier.model.weights, adapters=(Weights.From(earlier),), coefficients=(1.0,))
+    asked = draw(evolve(earlier, {"name": "more", "adapter": None, "memory.offload": (), "model.weights": merged}))
+    whole = draw(evolve(asked.experiment, {"model.weights": Weights.Checkpoint(str(dpo))}))
+    found, wanted = (origin.open_source(blueprint, dpo.parent) for blueprint in (asked, whole))
+    path = "layers.blocks.0.mlp.up.kernel"
+    np.testing.assert_allclose(found.leaf(path), wanted.leaf(path), atol=1e-6)
+    assert origin.tokenizer_owner(asked.experiment) == origin.tokenizer_owner(whole.experiment)
+    with pytest.raises(PlanError, match=r"model.weights.adapters: its adapter belongs to Weights.From"):
+        source(Weights.Merged(model, adapters=(Weights.Checkpoint(str(dpo)),), coefficients=(1.0,)))
+
+
 def test_a_checkpoint_of_weights_alone(tmp_path: Path) -> None:
     hub = REFERENCE / "llama3" / "untied"
     convert(hub, tmp_path / "alone", "checkpoint")

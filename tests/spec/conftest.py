@@ -38,6 +38,7 @@ from nnxdsl import (
 )
 from nnxdsl.spec.base import Field, declared, is_family, members, registry
 from nnxdsl.spec.limits import Limit, positive
+from nnxdsl.spec.optimizer import SLOWEST
 from nnxdsl.spec.placement import MESH_AXES, OFFLOADED
 
 PACKAGES = Path(__file__).parent / "packages"
@@ -128,8 +129,16 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
     if cls is Objective.Distill:
         teachers = st.sampled_from(members_of(Model)).flatmap(of_noun)
         return of_class(cls, teacher=teachers.map(lambda model: attrs.evolve(model, weights=Weights.Random())))
+    if cls.family is Optimizer and cls in members_of(Optimizer):
+        return optimizers(cls)
+    if cls is Schedule.WSD:
+        parts = {name: st.floats(0, 0.5) for name in ("warmup_ratio", "decay_ratio")}
+        decays = of_class(cls, **{**parts, "decay_ratio": st.floats(0.01, 0.5)})
+        return decays | of_class(cls, **parts, final_ratio=st.just(0.0))
     if cls is Memory:
         return of_class(cls, offload=st.lists(OFFLOAD, unique=True).map(tuple))
+    if cls is Weights.Merged:
+        return st.builds(merged, TEXT.filter(str.strip), st.lists(st.floats(0.5, 2.0), min_size=1, max_size=2))
     if cls in (Adapter.LoRA, Adapter.DoRA):
         return of_class(cls, **LOW_RANK)
     if cls is simpo.Mixture:
@@ -145,6 +154,12 @@ def of_family(family: type[Spec]) -> st.SearchStrategy[Any]:
     return st.one_of(found)
 
 
+def merged(path: str, coefficients: list[float]) -> Spec:
+    """Weights with as many adapters in them."""
+    adapters = tuple(Weights.PEFT(f"{path}{number}") for number in range(len(coefficients)))
+    return Weights.Merged(Weights.HF(path), adapters=adapters, coefficients=tuple(coefficients))
+
+
 @st.composite
 def meshes(draw: st.DrawFn) -> Mesh:
     """Meshes of any shape, their slices cut out of the axes that may cross them."""
@@ -153,6 +168,17 @@ def meshes(draw: st.DrawFn) -> Mesh:
     given = {"rules": RULES, "array_rules": st.lists(st.tuples(TEXT, RULES), max_size=2).map(tuple)}
     kinds = {name: draw(of_field(declared(Mesh)[name])) for name in ("indivisible", "zero1")}
     return Mesh(**sizes, **kinds, slices=slices, **{name: draw(strategy) for name, strategy in given.items()})
+
+
+@st.composite
+def optimizers(draw: st.DrawFn, cls: type[Spec]) -> Spec:
+    """Optimizers of a class, with patterns where there is a decay, and in a format that can follow their means."""
+    fields = {name: draw(of_field(field)) for name, field in declared(cls).items()}
+    if fields.get("weight_decay") == 0:
+        fields.pop("undecayed", None)
+    if any((fields.get(name) or 0) > SLOWEST for name in ("b1", "b2", "momentum")):
+        fields = {name: value for name, value in fields.items() if not name.endswith("_dtype")}
+    return cls(**fields)
 
 
 @st.composite

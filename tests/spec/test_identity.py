@@ -59,6 +59,9 @@ OPTIMIZERS = (
 """An object of every class that updates, so that every field of its can be another."""
 
 
+MERGED = Weights.Merged(Weights.HF("base"), adapters=(Weights.PEFT("adapter"),), coefficients=(0.5,))
+
+
 def model_of(cls: type[Spec]) -> Spec:
     """A model of any family: its first size, or a directory, and random weights."""
     first = next(field for field in declared(cls).values() if field.positional)
@@ -89,6 +92,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         ),
         "synced": design(reference=Reference.Synced()),
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
+        "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         "skipping": design(guard=Guard.Skip()),
         "spikes": design(guard=Guard.SkipSpikes()),
