@@ -26,7 +26,7 @@ from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.policy import advantages
 from nnxdsl.run.generate import Sampler
 from nnxdsl.run.sampling import Sampling
-from nnxdsl.spec.errors import RunError
+from nnxdsl.spec.errors import PlanError, Problem, RunError
 from nnxdsl.spec.policy import GRPO
 
 
@@ -79,11 +79,14 @@ class Rollouts:
         """Those of a program whose rewards are registered.
 
         Raises:
-            PlanError: A reward is not known.
+            PlanError: A reward is not known, or `top_k` leaves nothing out.
             DataError: A row lacks what a reward reads.
         """
-        objective = program.experiment.objective
+        objective, words = program.experiment.objective, program.blueprint.config.vocab_size
         assert isinstance(objective, GRPO)
+        if objective.top_k is not None and objective.top_k >= words:
+            message = f"{objective.top_k:,} has no effect on a vocabulary of {words:,}; use None"
+            raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
         rewards = Rewards(objective.rewards)
         rewards.check(prompts.columns, prompts.row_ids)
         return cls(program, prompts, tokenizer, rewards)

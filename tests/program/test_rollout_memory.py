@@ -1,0 +1,48 @@
+"""What a plan says of answers: the cache of their keys and values, where it is more than the step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Reward
+from nnxdsl.program.blueprint import draw
+from nnxdsl.program.memory import memory
+from nnxdsl.program.plan import plan
+from nnxdsl.program.rollout_memory import drawn
+from nnxdsl.program.shapes import Lengths, lengths
+
+PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_response_length=48)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=4)])
+def test_the_cache_is_counted_where_it_is_the_most(mesh: Mesh, experiment: Callable[..., Experiment]) -> None:
+    asked = experiment(
+        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), group_size=4),
+        data=PROMPTS,
+        model=Small(layers=4, heads=4, head_dim=16, pattern=1),
+        batch_size=4096,
+        microbatch_size=4,
+        memory=Memory(remat="full", reference="online"),
+        mesh=mesh,
+    )
+    blueprint, longest = draw(asked), lengths(PROMPTS)
+    assert longest == Lengths(64, 48)
+    found = drawn(blueprint, longest)
+    rows = 4096 // mesh.fsdp
+    keys = 4 * 2 * 2 * 16  # layers, key and value, heads of them, their width
+    assert (found.rows, found.tokens, found.copies) == (rows, 64, 0)
+    assert rows * 64 * keys * 4 <= found.cache < 1.1 * rows * 64 * keys * 4
+    parts = {part.name: part.bytes for part in memory(blueprint, longest)}
+    step = sum(parts[name] for name in ("gradients", "activations", "workspace"))
+    assert parts["answers"] == found.cache - step
+    assert plan(asked)["tokens_at_most"] == 10 * 4096 * 64
+
+
+def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Experiment]) -> None:
+    asked = experiment(
+        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), group_size=4), data=PROMPTS, model=Small()
+    )
+    assert "answers" not in {part.name for part in memory(draw(asked), lengths(PROMPTS))}
