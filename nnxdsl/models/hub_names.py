@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Norms
+from nnxdsl.models.safetensors import plain
 
 HEAD = "lm_head.weight"
 """Stands beside what the text model's tensors have before their names, not behind it."""
@@ -106,7 +107,15 @@ class Source:
         if self.unit:
             parts = [part[0] for part in parts]
         turned = [part.T if self.transposed else part[..., number::of] if of > 1 else part for part in parts]
-        return np.stack(turned).reshape(*self.leading, *turned[0].shape) if self.leading else turned[0]
+        if not self.leading:
+            return turned[0]
+        stack = np.empty((len(turned), *turned[0].shape), np.result_type(*turned))
+        for into, part in zip(stack, turned, strict=True):  # `np.stack` would keep matrices turned over, as they lie
+            if part.dtype == stack.dtype:
+                plain(into)[...] = plain(part)
+            else:
+                into[...] = part
+        return stack.reshape(*self.leading, *turned[0].shape)
 
 
 # GPT-OSS keeps the experts of a layer in one tensor, [experts, in, out] as we do, gate and up column by column.

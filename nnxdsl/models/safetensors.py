@@ -60,6 +60,12 @@ class Tensor:
         return raw.view(_DTYPES[self.dtype]).reshape(self.shape)
 
 
+def plain(array: np.ndarray) -> np.ndarray:
+    """The same bytes as numbers that numpy knows: others, bfloat16 among them, it moves one at a time."""
+    size = array.dtype.itemsize
+    return array.view(f"u{size}") if size in (1, 2, 4, 8) else array
+
+
 def index(file: Path) -> dict[str, Tensor]:
     """The tensors of a file, by name; reads the header only.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.hub import HubReader
 from nnxdsl.models.hub_download import locate
+from nnxdsl.models.safetensors import plain
 from nnxdsl.models.tree import flatten
 from nnxdsl.program import adapters, low_rank
 from nnxdsl.program.architecture import config_problems
@@ -28,7 +30,8 @@ from nnxdsl.program.teacher import teacher_of
 from nnxdsl.spec.adapter import LowRank
 from nnxdsl.spec.errors import NotRegisteredError, PlanError
 from nnxdsl.spec.quantization import Quantization
-from nnxdsl.spec.weights import HF, PEFT, Random
+from nnxdsl.spec.reference import Checkpoint
+from nnxdsl.spec.weights import HF, PEFT, Random, Weights
 
 ArrayLike = np.ndarray | jax.Array
 
@@ -155,7 +158,7 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             # Spread over the devices before it is quantised there, so that none ever holds the whole of it.
             spread = place(weight, leaf.dtype, layout.sharding("frozen", names[0], mesh, fetched=True))
             frozen |= dict(zip(names, quantise(spread, quantization), strict=True))
-        if path in blueprint.copied:
+        if path in blueprint.copied and not blueprint.is_apart:
             reference[path] = place(weight, blueprint.copied[path].dtype, shardings["reference"][path])
     key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
     is_started = getattr(blueprint.experiment.adapter, "start", None) is not None
@@ -169,6 +172,8 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             trainable[path] = jax.device_put(low_rank.initial(path, leaf.shape, own), shardings["trainable"][path])
         if path in blueprint.copied and adapters.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
+    if blueprint.copied and blueprint.is_apart:
+        reference = apart(blueprint, source, mesh)
     if blueprint.teacher is not None:
         reference = _teacher(blueprint, source, mesh)
     return trainable, frozen, reference
@@ -200,6 +205,38 @@ class Taught:
         return self._base.leaf(path)
 
 
+class Beside:
+    """Base weights with those of a reference that has its own.
+
+    Args:
+        base: Where base weights come from, and a teacher's.
+        reference: Where the reference's come from.
+    """
+
+    def __init__(self, base: Source, reference: Source) -> None:
+        self._base, self.reference = base, reference
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of a path of the policy's network."""
+        return self._base.leaf(path)
+
+
+def apart(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
+    """The leaves of a reference that has weights of its own, born with their shardings."""
+    asked = blueprint.experiment.reference
+    assert isinstance(asked, Checkpoint)
+    own = source.reference if isinstance(source, Beside) else open_base(with_weights(blueprint, asked.weights))
+    placed = blueprint.apart_layout.shardings("reference", mesh)
+    return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.base.items()}
+
+
+def with_weights(blueprint: Blueprint, weights: Weights) -> Blueprint:
+    """The same program with other first weights."""
+    experiment = blueprint.experiment
+    changed = attrs.evolve(experiment, model=attrs.evolve(experiment.model, weights=weights))
+    return attrs.evolve(blueprint, experiment=changed)
+
+
 def _teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
     """The leaves of a teacher, born with their shardings."""
     asked = teacher_of(blueprint.experiment)
@@ -210,14 +247,19 @@ def _teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> L
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.teacher.base.items()}
 
 
-def place(weight: ArrayLike, dtype: DTypeLike, sharding: NamedSharding) -> jax.Array:
+def place(weight: ArrayLike, dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
     """One weight on its devices, each of which is given only its own part; always a buffer of its own."""
     if isinstance(weight, jax.Array):
         return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))
     host = weight
-    return jax.make_array_from_callback(
-        host.shape, sharding, lambda index: np.asarray(host[index]).astype(jnp.dtype(dtype), copy=True)
-    )
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: _owned(np.asarray(host[index]), dtype))
+
+
+def _owned(part: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+    """A copy in `dtype`, its rows one after another: devices take it as it lies."""
+    if part.dtype != jnp.dtype(dtype):
+        return part.astype(jnp.dtype(dtype), order="C")
+    return np.array(plain(part), order="C", copy=True).view(part.dtype)
 
 
 def _copy(weight: jax.Array, dtype: jnp.dtype) -> jax.Array:

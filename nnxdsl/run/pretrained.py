@@ -20,6 +20,7 @@ from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.hub import HubReader
 from nnxdsl.models.hub_download import locate
 from nnxdsl.models.tree import Template, abstract
+from nnxdsl.program.initial import place
 from nnxdsl.run.generate import Sampler
 from nnxdsl.run.sampling import Sampling
 from nnxdsl.spec.errors import WeightsError
@@ -153,10 +154,11 @@ def load(directory: str | Path, *, dtype: DTypeLike = jnp.float32, tokenizer: To
     Raises:
         WeightsError: a file that is missing, damaged or not understood, or every tensor that does not fit.
     """
-    place = locate(str(directory))
-    reader = HubReader(place)
+    found = locate(str(directory))
+    reader = HubReader(found)
     template = abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0), param_dtype=dtype))
     if problems := reader.check(template):
-        raise WeightsError("\n  ".join([f"{place}: {len(problems)} tensors do not fit:", *map(str, problems)]))
-    leaves = {path: jax.device_put(reader.leaf(path).astype(jnp.dtype(dtype))) for path in template.variables}
-    return Pretrained(template, reader.config, leaves, dtype, place, tokenizer or Auto())
+        raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))
+    here = jnp.zeros(()).sharding
+    leaves = {path: place(reader.leaf(path), dtype, here) for path in template.variables}
+    return Pretrained(template, reader.config, leaves, dtype, found, tokenizer or Auto())
