@@ -192,11 +192,15 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     policy = template(config, kept, adapter, quantization) if adapter or quantization else base
     problems = adapters.missed(adapter, quantization, policy, base.variables)
     trained = {path for path in policy.variables if adapter is None or adapters.is_adapter(path)}
+    problems += patterns.idle("frozen", experiment.frozen, trained)
+    trained = {path for path in trained if not patterns.named(experiment.frozen, path)}
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }
     frozen = {path: leaf for path, leaf in policy.variables.items() if path not in trained}
-    if not trainable and not problems:
+    if not trainable and not problems and experiment.frozen:
+        problems.append(Problem("frozen", "names every array of the model, so there is nothing to train"))
+    elif not trainable and not problems:
         problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds nothing to train"))
     reference = None
     if experiment.has_reference:

@@ -292,7 +292,7 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tu
     # The head's gradient, whole until it is added up over devices; on one device, in float32 with the embedding's.
     gradient = table * (wide if spread == 1 else size) + 2 * table * size // spread
     head = logits + (tables + gradient if trained else 0)
-    share = BACKWARD_SHARE["adapters" if blueprint.frozen else "weights"]
+    share = BACKWARD_SHARE["weights" if blueprint.experiment.adapter is None else "adapters"]
     layers = int(kept.period * share) if blueprint.remat != "none" else 0
     layers += _period_weights(blueprint) * (2 if trained else 1) if spread > 1 else 0
     layers += 2 * blueprint.layout.device_bytes().get("trainable", 0) * size // 4  # the gradients, and the zeros beside

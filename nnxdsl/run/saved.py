@@ -91,7 +91,7 @@ class SavedModel:
             raise RunError(f"{path}: nothing knows how to merge {type(adapter).__qualname__}")
         policy = template(blueprint.config, blueprint.kept, adapter) if adapter else blueprint.base_template
         run = directory.parent
-        source = None if adapter is None else origin.open_source(blueprint, run.parent)
+        source = origin.open_source(blueprint, run.parent) if blueprint.frozen else None
         return cls(
             run, step, experiment, blueprint.config, blueprint.base, blueprint.base_template, policy, adapter,
             tuple(map(str, good.damaged)), blueprint.trainable, checkpoints, source,
@@ -120,7 +120,7 @@ class SavedModel:
 
     def weight(self, path: str) -> ArrayLike:
         """A weight of the published network without the adapter, in the dtype that the run kept it in."""
-        if self._source is None:
+        if self._source is None or path in self._trained:
             return self.trained(path)
         return jnp.asarray(self._source.leaf(path), self.base[path].dtype)
 

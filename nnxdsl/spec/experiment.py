@@ -76,7 +76,7 @@ class Experiment(Spec):
         {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"reference", "guard"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen"})
 
     name: str = attrs.field(validator=name)
     model: Model
@@ -88,6 +88,7 @@ class Experiment(Spec):
     adapter: Adapter | None = None
     quantization: Quantization | None = None
     reference: Reference = Initial()
+    frozen: tuple[str, ...] = ()
     precision: Precision = Precision()
     guard: Guard = Stop()
     seed: int = attrs.field(default=0, validator=Limit(at_least=0, below=2**32))
