@@ -127,8 +127,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
     if cls is Objective.GRPO:
         return grpos()
     if cls is Objective.Distill:
-        teachers = st.sampled_from(members_of(Model)).flatmap(of_noun)
-        return of_class(cls, teacher=teachers.map(lambda model: attrs.evolve(model, weights=Weights.Random())))
+        own = {"weights": st.just(Weights.Random())}
+        return of_class(cls, teacher=st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **own)))
     if cls.family is Optimizer and cls in members_of(Optimizer):
         return optimizers(cls)
     if cls is Schedule.WSD:
