@@ -68,4 +68,4 @@ class Dispatcher:
 
     def _busy(self) -> int:
         live = {row.id for row in self._index.rows() if row.is_live}
-        return len(live | {launch.run for launch in self._launcher.launches()[:50] if launch.is_alive})
+        return len(live | {launch.run for launch in self._launcher.launches(0, 50) if launch.is_alive})

@@ -346,7 +346,7 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
     if path.endswith("notes") or typing.get_origin(kind) is tuple:
         lines = min(8, max(2, value.count("\n") + 1))
         hint = "one a line" if _items(field.type) is str else "none" if optional or kind is str else "()"
-        return tag("textarea", value, rows=lines, placeholder=hint, spellcheck="false", **common)
+        return tag("textarea", f"\n{value}", rows=lines, placeholder=hint, spellcheck="false", **common)
     mode = "numeric" if kind is int else "decimal" if kind is float else None
     return tag(
         "input",

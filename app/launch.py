@@ -104,11 +104,12 @@ class Launcher:
             RunError: its run is at work, or has finished.
         """
         run = experiment.id
-        self._require_free(run)
-        directory = self._new_directory("launches", run)
-        self._write(directory, experiment)
-        words = ("run", str(directory / "experiment.json"), "--home", str(self._home))
-        return self._start(directory, run, words, self._settings.project, who)
+        with self._lock:  # a second click waits, and is refused
+            self._require_free(run)
+            directory = self._new_directory("launches", run)
+            self._write(directory, experiment)
+            words = ("run", str(directory / "experiment.json"), "--home", str(self._home))
+            return self._start(directory, run, words, self._settings.project, who)
 
     def resume(self, run: str, who: str = "") -> Launch:
         """Goes on with a run as `nnxdsl resume RUN` would.
@@ -116,11 +117,12 @@ class Launcher:
         Raises:
             RunError: it is at work, has finished, or is not there.
         """
-        self._require_free(run)
-        found = RunDirectory(self._home / run)
-        directory = self._new_directory("launches", run)
-        words = ("resume", str(found.path), "--home", str(self._home))
-        return self._start(directory, run, words, self._settings.project, who)
+        with self._lock:
+            self._require_free(run)
+            found = RunDirectory(self._home / run)
+            directory = self._new_directory("launches", run)
+            words = ("resume", str(found.path), "--home", str(self._home))
+            return self._start(directory, run, words, self._settings.project, who)
 
     def _start(self, directory: Path, run: str, words: tuple[str, ...], cwd: Path, who: str) -> Launch:
         argv = [sys.executable, "-m", "nnxdsl", *words]
@@ -170,12 +172,12 @@ class Launcher:
 
     # what was started
 
-    def launches(self) -> list[Launch]:
-        """All starts that the app remembers, newest first."""
+    def launches(self, first: int, last: int | None = None) -> list[Launch]:
+        """Starts that the app remembers, newest first: those from `first` up to `last`."""
         place = self._own / "launches"
         names = sorted((entry.name for entry in os.scandir(place)), reverse=True) if place.is_dir() else []
         found: list[Launch] = []
-        for name in names:
+        for name in names[first:last]:
             with contextlib.suppress(RunError):
                 found.append(_opened(place / name))
         return found
@@ -330,7 +332,7 @@ class Launcher:
         write_json(directory / "experiment.json", to_dict(experiment))
 
     def _forget_oldest(self) -> None:
-        for old in self.launches()[KEPT_LAUNCHES:]:
+        for old in self.launches(KEPT_LAUNCHES):
             if not old.is_alive:
                 shutil.rmtree(old.directory, ignore_errors=True)
 

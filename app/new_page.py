@@ -114,6 +114,9 @@ def _require(site: Site, ask: Ask) -> Experiment:
         SpecError: what is wrong with it.
     """
     draft = site.drafts.load(ask.query.get("draft", ""))
+    if ask.fields and ask.fields != draft.texts:
+        draft = attrs.evolve(draft, texts=ask.fields)
+        site.drafts.save(draft)
     experiment, problems = form.read(draft.texts)
     if experiment is None:
         raise SpecError(problems, "this draft")
@@ -189,9 +192,10 @@ def _head(site: Site, draft: Draft) -> Html:
     else:
         note = join("it will be ", tag("span", experiment.id, cls="mono"))
     buttons = [
-        action("Plan", "new.plan", disabled=not ready),
-        action("Queue", "new.queue", disabled=not ready),
-        action("Launch", "new.launch", "primary", disabled=not ready),
+        # With the form as it stands now: what was typed a moment ago may not have been told yet.
+        action("Plan", "new.plan", disabled=not ready, data_form="spec-form"),
+        action("Queue", "new.queue", disabled=not ready, data_form="spec-form"),
+        action("Launch", "new.launch", "primary", disabled=not ready, data_form="spec-form"),
     ]
     return tag(
         "div",

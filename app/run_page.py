@@ -240,7 +240,7 @@ def _buttons(site: Site, row: Row, state: str, live: bool) -> list[Html]:
             found.append(action("Stop and save", "run.stop", "primary"))
             question = f"End {run} at once? What it saved last is whole; what came after is lost."
             found.append(action("Kill", "run.kill", "danger", data_confirm=question))
-        elif state in ("stopped", "failed", "lost"):
+        elif state in ("stopped", "failed", "lost", "queued"):
             found.append(action("Resume", "run.resume", "primary"))
         found.append(tag("a", "Clone", href=link("/new", **{"from": run}), cls="button"))
     found.append(tag("a", "Layout", href=link("/layout", run=run), cls="button"))

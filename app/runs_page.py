@@ -116,7 +116,7 @@ def _head(site: Site, rows: list[Row], ask: Ask) -> Html:
 def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
     waiting = site.launcher.waiting()
     known = {row.id for row in rows}
-    starting = [one for one in site.launcher.launches()[:20] if one.is_alive and one.run not in known]
+    starting = [one for one in site.launcher.launches(0, 20) if one.is_alive and one.run not in known]
     if not rows and not waiting and not starting:
         return _empty(site)
     counts = Counter("running" if row.is_live else row.state for row in rows)

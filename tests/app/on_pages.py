@@ -8,16 +8,25 @@ EVIL = '<img src=x onerror="boom(1)">${boom(2)}{{boom(3)}}'
 
 _DIM = """() => {
   const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
-  const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = (one) => { for (let e = one; e; e = e.parentElement) { const s = getComputedStyle(e); const c = parse(s.backgroundColor); if (c[3] === 1) return c; } return [255, 255, 255, 1]; };
+  const part = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  const behind = (one) => {
+    for (let e = one; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour[3] === 1) return colour;
+    }
+    return [255, 255, 255, 1];
+  };
   const found = [];
   document.querySelectorAll("header.top *, .nnx-page .region *").forEach((one) => {
-    if (!one.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true }) || one.closest("[hidden], :disabled, .visually-hidden, svg")) return;
+    if (!one.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true })) return;
+    if (one.closest("[hidden], :disabled, .visually-hidden, svg")) return;
     if (![...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) return;
-    const style = getComputedStyle(one), ink = parse(style.color), paper = behind(one);
-    const [a, b] = [light(ink), light(paper)].sort((x, y) => y - x);
+    const style = getComputedStyle(one);
+    const [a, b] = [light(parse(style.color)), light(behind(one))].sort((x, y) => y - x);
     const ratio = (a + 0.05) / (b + 0.05), large = parseFloat(style.fontSize) >= 24;
-    if (ratio < (large ? 3 : 4.5)) found.push(one.tagName + "." + one.className + " " + ratio.toFixed(2) + ": " + one.textContent.trim().slice(0, 40));
+    const named = one.tagName + "." + one.className + " " + ratio.toFixed(2);
+    if (ratio < (large ? 3 : 4.5)) found.push(named + ": " + one.textContent.trim().slice(0, 40));
   });
   return found;
 }"""

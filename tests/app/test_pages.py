@@ -1,4 +1,4 @@
-"""Every page in a real browser: opened by its URL, quickly, in every state of a run, at two widths and in both themes."""
+"""Every page in a real browser: by its URL, quickly, in every state of a run, at two widths and in both themes."""
 
 from __future__ import annotations
 
