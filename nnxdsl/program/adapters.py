@@ -22,15 +22,17 @@ from nnxdsl.models.dropout import dropped
 from nnxdsl.models.experts import ExpertLinear, expert_dot
 from nnxdsl.models.layers import Linear
 from nnxdsl.models.tree import Leaf, Template, within
-from nnxdsl.program import low_rank
+from nnxdsl.program import low_rank, rounding
 from nnxdsl.program.layout import starred
 from nnxdsl.program.low_rank import A, B, M, beyond_base, is_adapter, merge, off
 from nnxdsl.spec.adapter import Adapter, DoRA, LoRA, LowRank, named, rank_at, scale_at
 from nnxdsl.spec.errors import NotRegisteredError, Problem, suggest
-from nnxdsl.spec.quantization import NF4, Int8, Quantization
+from nnxdsl.spec.quantization import FP8, NF4, Int4, Int8, Quantization
 
 __all__ = ["A", "B", "M", "beyond_base", "is_adapter", "merge", "off"]  # of low_rank, for those who know adapters alone
 
+ROUNDING = 1e-6
+"""Differences of a norm, as a part of it, that are taken for rounding."""
 QVALUE, SCALE = ".array.qvalue", ".array.scale"
 
 _own: ContextVar[bool] = ContextVar("own", default=False)
@@ -44,6 +46,10 @@ def qtype(quantization: Quantization) -> Any:
             return "nf4"
         case Int8():
             return jnp.int8
+        case Int4():
+            return jnp.int4
+        case FP8():
+            return jnp.float8_e4m3fn
         case _:
             raise NotRegisteredError(f"{type(quantization).__qualname__} has no qwix type; add it to adapters.qtype")
 
@@ -69,6 +75,9 @@ def adapt(
     def apply(period: Period) -> Period:
         dtype = next(p.get_value().dtype for _, p in nnx.to_flat_state(nnx.state(period)))
         modules = [(path, ".".join(map(str, path)), module) for path, module in nnx.iter_modules(period)]
+        if quantization is not None and not quantization.freezes:
+            meant = [name for _, name, each in modules if isinstance(each, Linear) and _targeted(name, quantization)]
+            return rounding.put_on(period, quantization, meant, example_inputs(config, dtype))
         for path, name, module in modules:
             own = adapter if _targeted(name, adapter) else None
             few = quantization if _targeted(name, quantization) else None
@@ -182,10 +191,11 @@ def _ratio(share: _Share, weight: jax.Array, a: jax.Array, b: jax.Array, m: jax.
 
     What it is multiplied with is float32 too: bfloat16 has nothing between 1 and 1.0078, and magnitudes move by less.
     """
-    weight, a, b = (jax.lax.stop_gradient(part) for part in (weight, a, b))
-    # Apart from what stands around it, so that programs that differ there (with a backward pass, without) round alike.
-    a, b = jax.lax.optimization_barrier((a, b))
-    return m.astype(jnp.float32) / jax.lax.optimization_barrier(low_rank.norm(weight, a, b, share.scale))
+    constant = (jax.lax.stop_gradient(part) for part in (weight, a, b))
+    ratio = m.astype(jnp.float32) / low_rank.norm(*constant, share.scale)
+    # Programs round the norm in different ways. An adapter that is new is its base in all of them.
+    rounding = jnp.where(jnp.abs(ratio - 1) < ROUNDING, 1 - ratio, 0)
+    return ratio + jax.lax.stop_gradient(rounding)
 
 
 def _weight(kernel: Any) -> jax.Array:
@@ -297,8 +307,14 @@ def problems(adapter: Adapter | None, quantization: Quantization | None, base: M
     if isinstance(adapter, LoRA | DoRA):
         found += _pattern_problems(adapter, linears)
     if quantization is not None:
-        block = quantization.block_size
-        sizes = {starred(path): leaf.shape[-2] for path, leaf in linears.items() if _targeted(path, quantization)}
+        meant = {path: leaf for path, leaf in linears.items() if _targeted(path, quantization)}
+        if not quantization.freezes:
+            found += [
+                Problem("quantization.targets", f"{path} is of experts, whose products are not rounded; name others")
+                for path in dict.fromkeys(starred(path) for path, leaf in meant.items() if "experts" in leaf.axes)
+            ]
+        block = quantization.block_size or 1
+        sizes = {starred(path): leaf.shape[-2] for path, leaf in meant.items()}
         found += [
             Problem("quantization.block_size", f"{size} inputs of {path} are not divisible by blocks of {block}")
             for path, size in sizes.items()
@@ -336,7 +352,8 @@ def missed(
 ) -> list[Problem]:
     """Targeted layers that were left as they were: qwix passes over what it does not recognise without a word."""
     found: list[Problem] = []
-    for where, spec, ending in (("adapter", adapter, A), ("quantization", quantization, QVALUE)):
+    kept = quantization if quantization is not None and quantization.freezes else None
+    for where, spec, ending in (("adapter", adapter, A), ("quantization", kept, QVALUE)):
         found += [
             Problem(f"{where}.targets", f"{path} was targeted but is unchanged")
             for path in base

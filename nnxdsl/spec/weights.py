@@ -50,7 +50,7 @@ class Checkpoint(Weights):
 
     Attributes:
         path: The run's directory (its newest good checkpoint is used), or one step of it:
-            `runs/NAME-ID/checkpoints/STEP`.
+            `runs/NAME-ID/checkpoints/STEP`; or weights alone, as `nnxdsl convert --to checkpoint` writes them.
     """
 
     path: str = attrs.field(kw_only=False, validator=filled)

@@ -31,7 +31,10 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 DORA = Adapter.DoRA(rank=2, alpha=3.0, scaling="sqrt_rank", dropout=0.25, ranks=(("mlp.down", 4),))
 SLOW: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "dora": ({"adapter": DORA, "quantization": Quantization.Int8(block_size=8)}, tuple(MESHES)),
+    "dora": (
+        {"adapter": DORA, "quantization": Quantization.Int8(block_size=8), "memory": Memory(reference="online")},
+        tuple(MESHES),
+    ),
     "lora": ({"adapter": Adapter.LoRA(rank=2, dropout=0.25), "memory": Memory(remat="full")}, tuple(MESHES)[::2]),
 }
 

@@ -76,6 +76,30 @@ def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
     np.testing.assert_allclose(adapters.merge(LORA, own["kernel"], a, b), kernel, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("few", [None, FEW["nf4"]], ids=["float32", "nf4"])
+def test_each_expert_has_a_magnitude_of_its_own(few: Quantization | None) -> None:
+    rng = np.random.default_rng(0)
+    x, expert = slots(rng)
+    dora = Adapter.DoRA(rank=2, alpha=6.0, targets=("mlp",))
+    base, own = leaves(plain())
+    kernel = own["kernel"] if few is None else adapters.rounded(own["kernel"], few)
+    policy, values = leaves(AdaptedExperts(plain(), dora, few))
+    assert values["kernel_lora_m"].shape == (COUNT, OUT)
+    values |= {f"kernel_lora_{end}": jnp.asarray(rng.normal(size=values[f"kernel_lora_{end}"].shape), jnp.float32)
+               for end in "ab"}  # fmt: skip
+    values["kernel_lora_m"] = jnp.asarray(rng.uniform(1.0, 5.0, (COUNT, OUT)), jnp.float32)
+    merged = adapters.merge(dora, kernel, *(values[f"kernel_lora_{end}"] for end in "abm"))
+    np.testing.assert_allclose(jnp.linalg.norm(merged, axis=1), values["kernel_lora_m"], rtol=1e-5)
+
+    @partial(jax.jit, static_argnums=0)
+    def run(template: tree.Template, values: dict[str, jax.Array]) -> jax.Array:
+        module: Any = template.merge(values)
+        return jnp.where((expert < COUNT)[..., None], module(x, expert), 0)
+
+    found, wanted = run(policy, values), run(base, {**own, "kernel": merged})
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_few_bits_compute_what_they_stand_for(name: str) -> None:
     rng = np.random.default_rng(0)

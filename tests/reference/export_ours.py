@@ -2,6 +2,7 @@
 
     python tests/reference/export_ours.py Gemma3 DIRECTORY && python tests/reference/make_peft.py check DIRECTORY
 
+A third word, `DoRA`, chooses another adapter than LoRA: with the scale of rsLoRA, and several ranks and alphas.
 It draws a model of the family's size "tiny", writes it to DIRECTORY/base, trains an adapter on it for a few steps of
 DPO, and writes DIRECTORY/model, DIRECTORY/adapter, and expected.npz with the logits of the run's own model.
 """
@@ -29,7 +30,15 @@ def trained(experiment: Experiment, home: Path) -> Path:
     return run(experiment, home, Display(quiet=True)).directory
 
 
-def main(family: str, place: Path) -> None:
+ADAPTERS = {
+    "LoRA": Adapter.LoRA(rank=4, alpha=8.0),
+    "DoRA": Adapter.DoRA(
+        rank=4, alpha=8.0, scaling="sqrt_rank", ranks=(("mlp.down", 6),), alphas=(("blocks.0.attention.query", 3.0),)
+    ),
+}
+
+
+def main(family: str, place: Path, adapter: Adapter) -> None:
     """Writes everything."""
     place.mkdir(parents=True)
     (place / "texts.jsonl").write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(8)))
@@ -44,14 +53,14 @@ def main(family: str, place: Path) -> None:
     second = Experiment(
         name="adapted",
         model=model("tiny", weights=weights),
-        adapter=Adapter.LoRA(rank=4, alpha=8.0),
+        adapter=adapter,
         objective=Objective.DPO(beta=0.2),
         data=Data.Preferences(str(place / "pairs.jsonl"), max_prompt_length=16, max_response_length=8),
         **common,
     )
     directory = trained(second, place / "runs")
-    for name, adapter in (("model", False), ("adapter", True)):
-        done = export(directory, place / name, adapter=adapter)
+    for name, is_adapter in (("model", False), ("adapter", True)):
+        done = export(directory, place / name, adapter=is_adapter)
         print(f"{name}: nnxdsl's own check: at most {done.difference:.3g} away")
     saved = SavedModel.open(directory)
     tokens = np.random.default_rng(1).integers(0, saved.config.vocab_size, (2, 100)).astype(np.int32)
@@ -62,4 +71,4 @@ def main(family: str, place: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), ADAPTERS[(sys.argv[3:] or ["LoRA"])[0]])
