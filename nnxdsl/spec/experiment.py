@@ -55,7 +55,7 @@ class Experiment(Spec):
         steps: Optimizer steps.
         batch_size: Rows (pairs or sequences) per optimizer step, over all devices and micro-batches.
         adapter: What is trained in place of the model's own weights; None trains all of them.
-        quantization: In how few bits frozen weights are kept; None keeps them as they are.
+        quantization: In how few bits frozen weights are kept, or trained ones computed with; None for neither.
         reference: What the policy is compared with, where the objective compares.
         frozen: Patterns for the paths of the model's arrays that are not trained, such as "embed" or "layers.*.mlp":
             there are no gradients and no optimizer state for them. Empty: all are, where there is no adapter.
@@ -212,7 +212,11 @@ class Experiment(Spec):
             yield Problem("batching", message)
 
     def _check_quantized(self) -> Iterable[Problem]:
-        if self.quantization is not None and self.adapter is None:
+        if self.quantization is not None and not self.quantization.freezes and self.adapter is not None:
+            kind, adapter = type(self.quantization).__qualname__, type(self.adapter).__qualname__
+            message = f"{kind} is for weights that are trained, {adapter} freezes them; use Quantization.Int8()"
+            yield Problem("quantization", message)
+        elif self.quantization is not None and self.quantization.freezes and self.adapter is None:
             yield Problem(
                 "quantization",
                 f"{type(self.quantization).__qualname__} freezes the base, so there is nothing to train without an "

@@ -270,7 +270,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         microbatch_size=None if objective.over_batch else draw(st.sampled_from([None, micro])),
         batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "group_size", 1),
         evaluation=draw(st.none() | evaluations(st.none() | data)),
-        quantization=None if adapter is None else draw(st.none() | st.from_type(Quantization)),
+        quantization=draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None))),
         precision=draw(of_class(registry["Precision"], **frozen)),
         model=model,
         memory=attrs.evolve(draw(of_class(Memory, offload=offload)), reference=reference),

@@ -61,6 +61,9 @@ OPTIMIZERS = (
 
 MERGED = Weights.Merged(Weights.HF("base"), adapters=(Weights.PEFT("adapter"),), coefficients=(0.5,))
 
+TRAINED = (Quantization.QAT, Quantization.Int8Training, Quantization.FP8Training)
+"""Every class that rounds what is trained."""
+
 
 def model_of(cls: type[Spec]) -> Spec:
     """A model of any family: its first size, or a directory, and random weights."""
@@ -94,6 +97,8 @@ def samples(design: Any) -> dict[str, Experiment]:
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
         "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
+        **{kind.__name__: design(quantization=kind()) for kind in (Quantization.Int4, Quantization.FP8)},
+        **{kind.__name__: design(quantization=kind(), adapter=None) for kind in TRAINED},
         "skipping": design(guard=Guard.Skip()),
         "spikes": design(guard=Guard.SkipSpikes()),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
