@@ -30,7 +30,7 @@ from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts
 from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.quantization import Quantization
-from nnxdsl.spec.reference import Synced
+from nnxdsl.spec.reference import Checkpoint, Synced
 
 
 @attrs.frozen(eq=False)
@@ -129,11 +129,24 @@ class Blueprint:
         return self.reference is not None and isinstance(self.experiment.reference, Synced)
 
     @property
+    def is_apart(self) -> bool:
+        """Whether the reference has weights that nothing of the policy is made of."""
+        return self.reference is not None and isinstance(self.experiment.reference, Checkpoint)
+
+    @property
+    def apart_layout(self) -> Layout:
+        """Where the weights of such a reference live: while it is asked, if it is asked once."""
+        if "reference" in self.layout.arrays:
+            return self.layout
+        arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.base.items()}
+        return Layout(self.experiment.mesh, {"reference": arrays})
+
+    @property
     def is_off(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
         adapter = self.experiment.adapter
         is_new = adapter is not None and not any(adapters.beyond_base(adapter, path) for path in self.trainable)
-        return self.reference is not None and is_new and not self.follows
+        return self.reference is not None and is_new and not self.follows and not self.is_apart
 
     @property
     def head_path(self) -> str:
@@ -208,6 +221,9 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     copied = {}
     if reference is not None and isinstance(experiment.reference, Synced):
         copied = trainable  # in float32 as well: a small share of the policy would be lost in fewer digits
+    elif reference is not None and isinstance(experiment.reference, Checkpoint):
+        reference = base
+        copied = base.variables if experiment.reference_mode == "online" else {}
     elif experiment.reference_mode == "online" and adapter is not None:
         copied = {p: leaf for p, leaf in trainable.items() if adapters.beyond_base(adapter, p)}
     elif experiment.reference_mode == "online":

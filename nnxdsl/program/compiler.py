@@ -65,6 +65,7 @@ class Program:
     _evaluate: Any = None
     _score: Any = None
     _judge: Any = None
+    _compare: Any = None
 
     @property
     def layout(self) -> Layout:
@@ -136,6 +137,23 @@ class Program:
         """
         return with_reference(batch, self.score(state, batch).scored)
 
+    def apart(self, source: initial.Source | None = None) -> Leaves:
+        """The weights of a reference that has its own, on the devices.
+
+        Args:
+            source: As of `init`.
+
+        Raises:
+            PlanError: as `init`.
+            WeightsError: as `init`.
+        """
+        source = initial.open_source(self.blueprint) if source is None else source
+        return initial.apart(self.blueprint, source, self.mesh)
+
+    def compare(self, apart: Leaves, batch: Batch) -> Any:
+        """What a reference with weights of its own says of a batch."""
+        return self._compare(apart, self.put(bare(batch)))
+
     def put(self, batch: Batch) -> Batch:
         """A batch on the devices, its rows split over the data axes of the mesh; not waited for.
 
@@ -170,7 +188,7 @@ class Program:
         if self.computation.is_off:
             return template, {path: frozen[path] for path in template.variables}
         kept = self._fetched("reference", state.reference)
-        if not frozen:
+        if not frozen or self.blueprint.is_apart:
             return template, kept
         return self.computation.policy, {**frozen, **adapters.off(self.computation.cast(state.trainable), kept)}
 
@@ -280,6 +298,14 @@ def _teaching(blueprint: Blueprint, forward: Forward, mesh: Mesh, device: jax.De
     return Teaching(blueprint.teacher.template, own)
 
 
+def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None:
+    """How a reference with weights of its own is computed: as the policy, with its own weights laid out."""
+    if not blueprint.is_apart:
+        return None
+    arrive = None if forward.arrive is None else blueprint.apart_layout.arrive(mesh, ("reference",))
+    return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
+
+
 def compile(
     experiment: Experiment,
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
@@ -326,6 +352,7 @@ def compile(
         reference=blueprint.reference,
         forward=forward,
         teacher=_teaching(blueprint, forward, mesh, available[0]),
+        apart=_apart(blueprint, forward, mesh),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
         curve=optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps),
@@ -349,4 +376,5 @@ def compile(
         evaluate=jax.jit(computation.evaluate, out_shardings=scalar),
         score=jax.jit(computation.score, out_shardings=scalar),
         judge=jax.jit(computation.judge, out_shardings=scalar),
+        compare=jax.jit(computation.compare, out_shardings=scalar),
     )

@@ -25,7 +25,7 @@ from nnxdsl.program.shapes import Lengths, lengths
 from nnxdsl.spec.batching import Packed
 from nnxdsl.spec.errors import SpecError
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.reference import Synced
+from nnxdsl.spec.reference import Checkpoint, Synced
 
 SCHEMA = 1
 """Of the form; raised when a reader of an older one would misread it."""
@@ -199,6 +199,11 @@ def _reference(blueprint: Blueprint) -> str:
             f"online: a float32 copy of {what} that takes {follows.mixup:g} of the policy after every "
             f"{follows.every_steps:,} steps; part of the state and of its checkpoints"
         )
+    if isinstance(other := blueprint.experiment.reference, Checkpoint):
+        named = f"the weights of {type(other.weights).__qualname__}"
+        if mode == "cached":
+            return f"cached: {named} say it of each pair once, before the first step, and are gone by then"
+        return f"online: {named} beside the policy's, asked at every step"
     if mode == "cached":
         return "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step"
     adapter = blueprint.experiment.adapter

@@ -29,6 +29,10 @@ Leaves = dict[str, jax.Array]
 Scored = Pairs | TokenStats | Answers | Distilled
 """What a loss reads of one model: of pairs, of the tokens of sequences, of a policy's answers, or of a student."""
 _TURNS = np.array([False, True])  # whether it is the policy's turn
+_NOT_THERE = (
+    "the batch says nothing of the reference, and there is no copy of its weights: give the first state's "
+    "`program.referenced(state, batch)`, or compile with memory.reference='online'"
+)
 
 
 class Moving(NamedTuple):
@@ -78,6 +82,7 @@ class Computation:
         microbatches: In how many parts a batch is computed.
         offload: The parts that lie in the host's memory, and are fetched when they are used.
         synced: How the reference follows the policy; None where it stands still.
+        apart: How a reference with weights of its own is computed; None where it is made of the policy's.
         guard: What becomes of a step that would do harm.
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
         teacher: The model that is learnt from, whose leaves are given as those of the reference; or None.
@@ -98,6 +103,7 @@ class Computation:
     is_off: bool = False
     guard: Halting | Skipping = attrs.field(factory=Halting)
     synced: Synced | None = None
+    apart: Forward | None = None
     teacher: Teaching | None = None
 
     def step(
@@ -165,6 +171,9 @@ class Computation:
             terms = self._terms(self._reader(frozen, batch, reference)(leaves), None, batch)
             return {"loss": terms.loss, **terms.metrics}
         read = self._reader(frozen, batch)
+        if self.apart is not None:
+            terms = self._terms(read(leaves), self.compare(reference, batch), batch)
+            return {"loss": terms.loss, **terms.metrics}
         # One piece of code for both models, so that equal models give equal bits: see `accumulate`.
         off = self._off(leaves, reference)
 
@@ -221,6 +230,8 @@ class Computation:
 
         leaves = self.cast(trainable)
         known = kept(batch)
+        if known is None and self.apart is not None:
+            known = self.compare(reference, batch)
         if self.reference is None or known is not None:
             return _added(total, pull(leaves, known)[1]())
         off = self._off(leaves, reference)
@@ -257,13 +268,23 @@ class Computation:
 
         return read
 
+    def compare(self, reference: Leaves, batch: Batch) -> Scored:
+        """What a reference with weights of its own says of a micro-batch; carries no gradient.
+
+        Raises:
+            ValueError: they are not there.
+        """
+        if not reference:
+            raise ValueError(_NOT_THERE)
+        assert self.apart is not None
+        assert self.reference is not None
+        model = self.apart.model(self.reference, jax.lax.stop_gradient(reference))
+        return jax.lax.stop_gradient(self.apart.read(model, batch).scored)
+
     def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves that make the policy's graph the reference: its own copy of them, or the adapter as it began."""
         if not reference and not self.is_off:
-            raise ValueError(
-                "the batch says nothing of the reference, and there is no copy of its weights: give the first state's "
-                "`program.referenced(state, batch)`, or compile with memory.reference='online'"
-            )
+            raise ValueError(_NOT_THERE)
         return adapters.off(leaves, self._fetch("reference", reference))
 
     def _row_keys(self, step: jax.Array, rows: int) -> jax.Array | None:

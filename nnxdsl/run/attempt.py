@@ -213,23 +213,32 @@ class Attempt:
         self._identify(saved, tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
         assert self.source is not None
         state = program.init(self.source)
+        is_apart = program.blueprint.is_apart and self.experiment.reference_mode == "cached"
+        apart = program.apart(self.source) if is_apart else None
         self.source = None  # its arrays are on the devices now; the host's copy is not needed any more
-        reference = {f"reference.{path}": leaf for path, leaf in _reference_of(program, state).items()}
+        compared = _reference_of(program, state) if apart is None else apart
+        reference = {f"reference.{path}": leaf for path, leaf in compared.items()}
         self._identify(saved, frozen=digest({**state.frozen, **reference}))
-        self._ask_reference(state)
+        self._ask_reference(state, apart)
         if step is None or saved is None:
             return state, 0
         self.tokens = saved["tokens"]
         return program.restored(state, step, self.checkpoints.restore(step, program.targets())), step
 
-    def _ask_reference(self, first: State) -> None:
-        """Sees to it that what the reference says is known of all pairs, where it is asked but once."""
+    def _ask_reference(self, first: State, apart: Leaves | None) -> None:
+        """Sees to it that what the reference says is known of all pairs, where it is asked but once.
+
+        Args:
+            first: The state before any step.
+            apart: The reference's weights where it has its own.
+        """
         if self.experiment.reference_mode != "cached":
             return
         evaluator, parts = self.parts.evaluator, self.parts
         # A new DoRA is its base, but for rounding; what is kept of the one is not of the other.
         weights = self.identity["frozen"] + (" DoRA" if isinstance(self.experiment.adapter, DoRA) else "")
-        kept = ReferenceLogps(parts.program, weights, self.directory.path.parent)
+        weights = weights if apart is None else digest(apart)
+        kept = ReferenceLogps(parts.program, weights, self.directory.path.parent, apart)
 
         def referenced(dataset: Dataset, rows: Rows) -> Pairs:
             assert isinstance(dataset, Pairs)  # refused before, where it is not
@@ -241,7 +250,7 @@ class Attempt:
         if evaluator is not None and evaluator.dataset is not None:
             evaluator.dataset = referenced(evaluator.dataset, np.arange(len(evaluator.dataset)))
         if evaluator is not None and not self._is_asked_to_stop():
-            evaluator.prepare(first)
+            evaluator.prepare(first, apart)
 
     def _newest_step(self) -> int | None:
         good = self.checkpoints.latest_good()
@@ -366,7 +375,7 @@ class Attempt:
 
     def _compare_with_reference(self, values: Mapping[str, float]) -> None:
         """Says so if the first step's policy, which is the reference, does not say what was kept of the reference."""
-        if self.experiment.reference_mode != "cached":
+        if self.experiment.reference_mode != "cached" or self.parts.program.blueprint.is_apart:
             return
         batch = self.batches.at(0)
         if not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:

@@ -66,10 +66,18 @@ class Evaluator:
     def __attrs_post_init__(self) -> None:
         self._prompts = _encoded(self)
 
-    def prepare(self, first: State) -> None:
-        """Asks the reference for its answers if its weights, those before any step, are trained and will be gone."""
+    def prepare(self, first: State, apart: Leaves | None = None) -> None:
+        """Asks the reference for its answers if its weights will be gone: those before any step, or its own.
+
+        Args:
+            first: The state before any step.
+            apart: The reference's weights where it has its own, which are not part of the state.
+        """
         is_cached = self.program.experiment.reference_mode == "cached"
-        if self.evaluation.prompts and is_cached and self.program.reference(first) is None:
+        template = self.program.computation.reference
+        if apart is not None and template is not None and self.evaluation.prompts:
+            (self._reference_answers,) = self._answers("reference", template, apart)
+        elif self.evaluation.prompts and is_cached and self.program.reference(first) is None:
             (self._reference_answers,) = self._answers("policy", *self.program.policy(first))
 
     def metrics(self, state: State, is_to_end: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
@@ -116,12 +124,14 @@ class Evaluator:
         """The policy's answers; sees to it that the reference's are known as well, if there still is one."""
         template, leaves = self.program.policy(state)
         reference = self.program.reference(state)
-        if self.program.computation.reference is not None and int(state.step) == 0:  # before any step they are one
+        is_apart = self.program.blueprint.is_apart
+        is_one = self.program.computation.reference is not None and not is_apart
+        if is_one and int(state.step) == 0:  # before any step
             self._reference_answers = self._reference_answers or self._answers("policy", template, leaves)[0]
             return self._reference_answers
         if reference is None or self._reference_answers is not None:
             return self._answers("policy", template, leaves)[0]
-        if any(adapters.is_adapter(path) for path in leaves):
+        if not is_apart and any(adapters.is_adapter(path) for path in leaves):
             off = adapters.off(leaves) if self.program.computation.is_off else reference[1]
             policy, self._reference_answers = self._answers("policy", template, leaves, off)
             return policy

@@ -143,9 +143,10 @@ def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcom
 
 
 def _earlier(experiment: Experiment) -> list[Experiment]:
-    """The experiments that one starts from: with its weights, with its adapter, and with its teacher."""
+    """The experiments that one starts from: with its weights, its adapter, its teacher and its reference."""
     teacher = getattr(getattr(experiment.objective, "teacher", None), "weights", None)
-    starts = experiment.model.weights, getattr(experiment.adapter, "start", None), teacher
+    compared = getattr(experiment.reference, "weights", None)
+    starts = experiment.model.weights, getattr(experiment.adapter, "start", None), teacher, compared
     return [start.experiment for weights in starts for start in parts(weights) if isinstance(start, From)]
 
 

@@ -23,6 +23,7 @@ from nnxdsl.spec.continuing import unlike
 from nnxdsl.spec.errors import PlanError, Problem, WeightsError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.placement import Mesh
+from nnxdsl.spec.reference import Reference
 from nnxdsl.spec.tokenizer import Auto
 from nnxdsl.spec.tree import evolve, from_dict
 from nnxdsl.spec.weights import HF, PEFT, Checkpoint, From, Merged, Weights
@@ -62,7 +63,7 @@ def tokenizer_owner(experiment: Experiment) -> Experiment:
 
 
 def open_source(blueprint: Blueprint, home: Path) -> Source:
-    """The source of an experiment's base weights and of its teacher's, runs included.
+    """The source of an experiment's base weights, and of its teacher's or its reference's own, runs included.
 
     Args:
         blueprint: Of the experiment.
@@ -73,6 +74,10 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
         PlanError: tensors of a Hub directory are missing or of another shape.
     """
     own, teacher = _own_source(blueprint, home), teacher_of(blueprint.experiment)
+    if blueprint.is_apart:
+        asked = blueprint.experiment.reference
+        assert isinstance(asked, Reference.Checkpoint)
+        return initial.Beside(own, _model_source(initial.with_weights(blueprint, asked.weights), home))
     return own if teacher is None else Taught(own, _own_source(outline(teacher, blueprint.platform), home))
 
 

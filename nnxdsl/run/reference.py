@@ -20,9 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 import nnxdsl
+from nnxdsl.data.batch import Batch
 from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.order import Batches
 from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.step import Leaves
 from nnxdsl.run.display import Display
 from nnxdsl.run.jsonl import replace, write_json
 from nnxdsl.spec.tree import to_dict
@@ -65,11 +67,13 @@ class ReferenceLogps:
         program: The program.
         weights: Digest of the first weights.
         home: Directory of all runs.
+        apart: The weights of a reference that has its own; None where it is the first policy.
     """
 
     program: Program
     weights: str
     home: Path
+    apart: Leaves | None = None
 
     def of(
         self, first: State, dataset: Pairs, rows: Rows, display: Display, is_to_end: Callable[[], bool]
@@ -105,7 +109,7 @@ class ReferenceLogps:
             if is_to_end():
                 break
             asked = missing[start : start + size]
-            scored: Any = self.program.score(first, dataset.batch(asked, size)).scored
+            scored = self._said(first, dataset.batch(asked, size))
             _note(known, before)  # read while the next one is computed
             before = asked, scored
             display.step(number + 1, total, {}, {})
@@ -115,6 +119,11 @@ class ReferenceLogps:
         _note(known, before)
         _save(file, known)
         return None if np.isnan(known[missing]).any() and is_to_end() else known
+
+    def _said(self, first: State, batch: Batch) -> Any:
+        if self.apart is not None:
+            return self.program.compare(self.apart, batch)
+        return self.program.score(first, batch).scored
 
     def _depends(self, dataset: Pairs) -> dict[str, Any]:
         """All that the log-probabilities depend on, in plain values."""

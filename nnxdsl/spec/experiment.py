@@ -29,6 +29,7 @@ from nnxdsl.spec.placement import BATCH_AXES, Memory, Mesh
 from nnxdsl.spec.policy import GRPO
 from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
+from nnxdsl.spec.reference import Checkpoint as OtherWeights
 from nnxdsl.spec.reference import Initial, Reference, Synced, Uniform, reference_problems
 from nnxdsl.spec.tokenizer import Auto
 from nnxdsl.spec.weights import From, Random, parts
@@ -247,7 +248,9 @@ class Experiment(Spec):
 
     def _check_earlier(self) -> Iterable[Problem]:
         teacher = self.objective.teacher if isinstance(self.objective, Distill) else None
-        for path, model in (("model", self.model), ("objective.teacher", teacher)):
+        other = self.reference.weights if isinstance(self.reference, OtherWeights) else None
+        compared = None if other is None else attrs.evolve(self.model, weights=other)
+        for path, model in (("model", self.model), ("objective.teacher", teacher), ("reference", compared)):
             for weights in () if model is None else parts(model.weights):
                 if isinstance(weights, From) and _network(weights.experiment.model) != _network(model):
                     message = f"is another network than that of {path}.weights.experiment; both must be of one family "

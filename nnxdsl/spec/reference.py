@@ -11,6 +11,7 @@ from nnxdsl.spec.base import Spec
 from nnxdsl.spec.divergence import ReverseKL
 from nnxdsl.spec.errors import Problem
 from nnxdsl.spec.limits import Limit, positive
+from nnxdsl.spec.weights import PEFT, Random, Weights
 
 if TYPE_CHECKING:
     from nnxdsl.spec import reference as members
@@ -23,6 +24,7 @@ class Reference(Spec):
     """The model that a policy is compared with."""
 
     Initial: ClassVar[type[members.Initial]]
+    Checkpoint: ClassVar[type[members.Checkpoint]]
     Synced: ClassVar[type[members.Synced]]
     Uniform: ClassVar[type[members.Uniform]]
 
@@ -30,6 +32,25 @@ class Reference(Spec):
 @attrs.frozen(kw_only=True)
 class Initial(Reference):
     """The policy as it was before any step: the base of a new adapter, or what another adapter went on from."""
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint(Reference):
+    """Other weights of the same network, without the policy's adapter, and not in few bits.
+
+    They are read anew whenever a run begins or goes on, and a run that finds others than before is refused.
+
+    Attributes:
+        weights: Where they come from: a directory of the Hub's format, a checkpoint, or another experiment.
+    """
+
+    weights: Weights = attrs.field(kw_only=False)
+
+    def problems(self) -> Iterable[Problem]:
+        """Weights must be somebody's."""
+        if isinstance(self.weights, Random | PEFT):
+            message = "gives no trained model; use Weights.HF, Weights.Checkpoint or Weights.From"
+            yield Problem("weights", f"{type(self.weights).__qualname__} {message}")
 
 
 @attrs.frozen(kw_only=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,17 +13,49 @@ import numpy as np
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Divergence, Experiment, Memory, Objective, Reference, SpecError, compile
+from nnxdsl import (
+    Adapter,
+    Checkpoint,
+    Data,
+    Divergence,
+    Experiment,
+    Memory,
+    Objective,
+    Optimizer,
+    Reference,
+    RunError,
+    Schedule,
+    SpecError,
+    Tokenizer,
+    Weights,
+    compile,
+)
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.program import losses
-from nnxdsl.program.compiler import State
+from nnxdsl.program import initial, losses
+from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.forward import with_reference
 from nnxdsl.program.losses import Pairs
 from nnxdsl.program.plan import plan
+from nnxdsl.run.display import Display
+from nnxdsl.run.loop import run
 from nnxdsl.spec.base import members
 
 WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": Adapter.LoRA(rank=2, alpha=4.0)}}
 SMALL = {"model": Small(layers=1, pattern=1)}
 OF_DIFFERENCE = ("DPO", "RobustDPO", "IPO", "Hinge", "LengthNormalizedDPO", "EXO", "DiscoPOP")
+
+
+class Trained:
+    """A source of weights with values that a trained model might have."""
+
+    def __init__(self, program: Program, seed: int) -> None:
+        self.base, self.seed = program.blueprint.base, seed
+
+    def leaf(self, path: str) -> np.ndarray:
+        shape = self.base[path].shape
+        draw = np.random.default_rng([self.seed, *path.encode()])
+        spread = 0.3 if path.endswith("norm.scale") else 1.5 * shape[-1 if "embed" in path else -2] ** -0.5
+        return (draw.standard_normal(shape) * spread).astype(np.float32)
 
 
 @pytest.mark.parametrize("way", [pytest.param("full", marks=pytest.mark.slow), "lora"])
@@ -89,6 +124,53 @@ def test_where_it_takes_all_of_the_policy_it_is_the_policy(
         np.testing.assert_array_equal(leaf, state.trainable[path])
 
 
+OTHER = Reference.Checkpoint(Weights.HF("another"))
+
+
+@pytest.mark.parametrize("way", [pytest.param("full", marks=pytest.mark.slow), "lora"])
+def test_other_weights_are_asked_beside_the_policy(
+    way: str,
+    experiment: Callable[..., Experiment],
+    pairs: Callable[..., PairBatch],
+) -> None:
+    asked = experiment(**SMALL, **WAYS[way], reference=OTHER)
+    program = compile(asked)
+    source = initial.Beside(Trained(program, 0), Trained(program, 1))
+    state, batch = program.init(source), pairs(4, fill=1)
+    assert state.reference.keys() == program.blueprint.base.keys()
+    # A policy with those weights says what the reference must say.
+    base = {p: x for p, x in state.reference.items() if p in state.frozen or p in state.trainable}
+    other = state._replace(
+        frozen={p: base.get(p, x) for p, x in state.frozen.items()},
+        trainable={p: base.get(p, x) for p, x in state.trainable.items()},
+    )
+    policy, reference = program.score(state, batch).scored, program.score(other, batch).scored
+    assert isinstance(policy, Pairs)
+    expected = losses.build(asked.objective)(policy, reference, batch.weight)
+    assert float(expected.loss.total / expected.loss.count) != pytest.approx(np.log(2), rel=1e-3)
+    _, metrics = program.step(state, batch)
+    for name, (total, count) in {"loss": expected.loss, **expected.metrics}.items():
+        assert float(metrics[name]) == pytest.approx(float(total / count), rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.slow
+def test_other_weights_may_be_asked_once(
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch]
+) -> None:
+    program = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER, memory=Memory(reference="cached")))
+    assert "reference" not in program.layout.arrays
+    source = initial.Beside(Trained(program, 0), Trained(program, 1))
+    state, apart, batch = program.init(source), program.apart(source), pairs(4, fill=1)
+    assert state.reference == {}
+    asked = with_reference(batch, program.compare(apart, batch))
+    always = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER))
+    at_once, at_every_step = program.step(state, asked)[1], always.step(always.init(source), batch)[1]
+    for name, value in at_every_step.items():
+        assert float(at_once[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
+    with pytest.raises(ValueError, match="nothing of the reference"):
+        program.step(program.init(source), batch)
+
+
 @pytest.mark.parametrize("name", OF_DIFFERENCE)
 def test_without_a_model_log_ratios_are_log_probabilities(name: str) -> None:
     draw = np.random.default_rng(0)
@@ -123,6 +205,12 @@ def test_plans_say_which_and_why(experiment: Callable[..., Experiment]) -> None:
         "and of its checkpoints"
     )
     assert "a float32 copy of the weights" in said(reference=synced)
+    assert said(reference=OTHER) == "online: the weights of Weights.HF beside the policy's, asked at every step"
+    once = said(reference=OTHER, memory=Memory(reference="cached"))
+    assert (
+        once
+        == "cached: the weights of Weights.HF say it of each pair once, before the first step, and are gone by then"
+    )
     assert "all answers count as equally likely" in said(reference=Reference.Uniform(), memory=Memory())
 
 
@@ -160,6 +248,7 @@ def test_what_does_not_go_together(experiment: Callable[..., Experiment]) -> Non
     ]
     for fields, message in cases:
         assert message in refused(lambda fields=fields: experiment(**fields))
+    assert "weights: Weights.Random gives no trained model" in refused(lambda: Reference.Checkpoint(Weights.Random()))
     assert "mixup: expected a value > 0 and <= 1, got 0.0" in refused(lambda: Reference.Synced(mixup=0.0))
 
 
@@ -167,3 +256,51 @@ def test_runs_from_before_keep_their_ids(experiment: Callable[..., Experiment]) 
     before = experiment(**SMALL)
     assert before.id == experiment(**SMALL, reference=Reference.Initial()).id
     assert before.id != experiment(**SMALL, reference=Reference.Synced()).id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cached", "online"])
+def test_a_run_that_finds_other_weights_of_its_reference_is_refused(mode: str, tmp_path: Path) -> None:
+    replay = Path(__file__).parents[1] / "reference" / "replay"
+    other = tmp_path / "other"
+    shutil.copytree(replay / "model", other)
+    file = other / "model.safetensors"
+    bits = file.read_bytes()
+
+    def write(changed: int) -> None:
+        """The weights, the last so many of them as other numbers of about their size: of an exponent one lower."""
+        numbers = np.frombuffer(bits[len(bits) - 4 * changed :], np.float32) / 2
+        file.write_bytes(bits[: len(bits) - 4 * changed] + numbers.tobytes())
+
+    write(2000)
+    asked = Experiment(
+        name="compared",
+        model=Small(weights=Weights.HF(str(replay / "model")), tokenizer=Tokenizer.Bytes()),
+        adapter=Adapter.LoRA(rank=2),
+        objective=Objective.DPO(beta=0.3),
+        reference=Reference.Checkpoint(Weights.HF(str(other))),
+        data=Data.Preferences(str(replay / "pairs.jsonl"), max_prompt_length=16, max_response_length=16),
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.01)),
+        batch_size=4,
+        steps=2,
+        memory=Memory(reference=mode),  # type: ignore[arg-type]
+        checkpoint=Checkpoint(every_steps=1),
+    )
+    outcome = run(asked, tmp_path / "runs", Display(quiet=True))
+    rows = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
+    assert abs(rows[0]["loss"] - np.log(2)) > 0.01  # another model is another reference
+
+    def undo() -> None:
+        """The run as if it had been cut off after its first step."""
+        shutil.rmtree(outcome.directory / "checkpoints" / "2")
+        status = json.loads((outcome.directory / "status.json").read_text())
+        (outcome.directory / "status.json").write_text(json.dumps({**status, "state": "stopped", "step": 1}))
+
+    undo()
+    write(1999)
+    with pytest.raises(RunError, match="the frozen weights or the reference have changed"):
+        run(asked, tmp_path / "runs", Display(quiet=True))
+    write(2000)
+    assert run(asked, tmp_path / "runs", Display(quiet=True)).state == "finished"
+    again = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in again] == [row["loss"] for row in rows]

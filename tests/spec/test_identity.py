@@ -93,6 +93,7 @@ def samples(design: Any) -> dict[str, Experiment]:
             optimizer=Optimizer.AdamW(schedule=Schedule.WarmupLinear(peak_lr=0.1)),
             evaluation=Evaluation(every_steps=1, data=Data.Text("held_out.jsonl"), prompts=("Hello?",)),
         ),
+        "compared": design(reference=Reference.Checkpoint(Weights.HF("other"))),
         "synced": design(reference=Reference.Synced()),
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
         "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
