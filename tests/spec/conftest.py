@@ -241,6 +241,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
     mesh = draw(of_noun(Mesh))
     micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))
     adapter = fields["adapter"]
+    if adapter is not None:
+        fields["frozen"] = ()
     if getattr(adapter, "dropout", 0.0) and (isinstance(fields["batching"], Batching.Packed) or mesh.stage > 1):
         fields["adapter"] = adapter = attrs.evolve(adapter, dropout=0.0)
     modes = {"auto"} if not objective.needs_reference else {"auto", "online"}

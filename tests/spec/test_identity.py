@@ -61,6 +61,9 @@ OPTIMIZERS = (
 
 MERGED = Weights.Merged(Weights.HF("base"), adapters=(Weights.PEFT("adapter"),), coefficients=(0.5,))
 
+ONLY = {("Experiment", "frozen"): "frozen"}
+"""Fields that can be another in one experiment alone."""
+
 TRAINED = (Quantization.QAT, Quantization.Int8Training, Quantization.FP8Training)
 """Every class that rounds what is trained."""
 
@@ -100,6 +103,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         **{kind.__name__: design(quantization=kind()) for kind in (Quantization.Int4, Quantization.FP8)},
         **{kind.__name__: design(quantization=kind(), adapter=None) for kind in TRAINED},
+        "frozen": design(adapter=None, quantization=None, frozen=("embed",)),
         "skipping": design(guard=Guard.Skip()),
         "spikes": design(guard=Guard.SkipSpikes()),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
@@ -111,12 +115,14 @@ def samples(design: Any) -> dict[str, Experiment]:
 def places(experiments: dict[str, Experiment]) -> dict[tuple[str, str], tuple[Experiment, str]]:
     """Every (class, field) with one experiment and the path at which it stands there."""
     found: dict[tuple[str, str], tuple[Experiment, str]] = {}
-    for experiment in experiments.values():
+    for called, experiment in experiments.items():
         for path in flatten(experiment):
             if path.rpartition(".")[2] == "type":
                 node = path.removesuffix("type")
                 spec = get(experiment, node.rstrip(".")) if node else experiment
                 for name in declared(type(spec)):
+                    if ONLY.get((type(spec).__qualname__, name), called) != called:
+                        continue
                     found.setdefault((type(spec).__qualname__, name), (experiment, node + name))
     return found
 
