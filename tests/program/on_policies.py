@@ -60,7 +60,7 @@ def main() -> None:
     """One entry for each kind and mesh."""
     report: dict[str, dict[str, Any]] = {}
     for name, fields in KINDS.items():
-        batch = answers() if name == "grpo" else fixtures.sequences._get_wrapped_function()(8)
+        batch = answers() if name == "grpo" else fixtures.sequences._get_wrapped_function()()(8)
         for where, mesh in MESHES.items():
             experiment = Experiment(
                 name="small",
