@@ -177,8 +177,8 @@ def _tick(value: float) -> str:
     if value == 0:
         return "0"
     if abs(value) >= 1e4 or abs(value) < 1e-3:
-        text = f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-")
-        return f"{value / 1000:g}k" if 1e4 <= abs(value) < 1e6 else text
+        figures, _, power = f"{value:.2e}".partition("e")
+        return f"{value / 1000:g}k" if 1e4 <= abs(value) < 1e6 else f"{float(figures):g}e{int(power)}"
     return f"{value:.4g}"
 
 

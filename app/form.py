@@ -292,7 +292,7 @@ def _field(look: Look, path: str, field: Any, doc: str, depth: int) -> Html:
         "span",
         doc,
         " " if doc else "",
-        tag("span", ", ".join(filter(None, hints)), cls="nowrap"),
+        tag("span", ", ".join(filter(None, hints))),
         cls="help",
         id=f"h-{path}",
     )
@@ -345,7 +345,7 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
         return tag("select", options, **common)
     if path.endswith("notes") or typing.get_origin(kind) is tuple:
         lines = min(8, max(2, value.count("\n") + 1))
-        hint = "one a line" if _items(field.type) is str else "none" if optional or kind is str else "()"
+        hint = "one a line" if _items(field.type) is str else "none" if optional else None if kind is str else "()"
         return tag("textarea", f"\n{value}", rows=lines, placeholder=hint, spellcheck="false", **common)
     mode = "numeric" if kind is int else "decimal" if kind is float else None
     return tag(
