@@ -13,7 +13,7 @@ experiment = Experiment(
     data=Data.Conversations("experiments/data/instructions.jsonl", max_length=256),
     optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-3, warmup_ratio=0.1), weight_decay=0.01),
     batch_size=32,
-    steps=300,
+    steps=200,
     evaluation=Evaluation(
         every_steps=100,
         data=Data.Conversations("experiments/data/instructions_held_out.jsonl", max_length=256),
