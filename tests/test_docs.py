@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nnxdsl import Data, Experiment, Mesh, Model, Objective, Optimizer, Schedule, cli
+from nnxdsl import Data, Experiment, Mesh, Model, Objective, Optimizer, Schedule, SpecError, cli
 from nnxdsl.program import hardware
 from nnxdsl.program.plan import plan
 from nnxdsl.program.rules import DEFAULT_RULES
@@ -94,6 +94,19 @@ def test_the_page_on_adapters() -> None:
     found = doctest.testfile(str(ROOT / "docs" / "adapters.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert found.attempted >= 5
     assert not found.failed
+
+
+def test_the_page_on_optimizers() -> None:
+    page = str(ROOT / "docs" / "optimizers.md")
+    flags = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL  # of a message, the name alone: the whole is below
+    found = doctest.testfile(page, module_relative=False, optionflags=flags)
+    assert found.attempted > 8
+    assert found.failed == 0
+    refused = re.search(r"^nnxdsl.spec.errors.SpecError: (.*?)\n\n", Path(page).read_text(), re.DOTALL | re.MULTILINE)
+    assert refused is not None
+    with pytest.raises(SpecError) as caught:
+        Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-5), nu_dtype="bfloat16")
+    assert refused[1] == str(caught.value)
 
 
 def test_the_rules_are_the_rules() -> None:
