@@ -61,7 +61,11 @@ OPTIMIZERS = (
 
 MERGED = Weights.Merged(Weights.HF("base"), adapters=(Weights.PEFT("adapter"),), coefficients=(0.5,))
 
-ONLY = {("Experiment", "frozen"): "frozen"}
+ONLY = {
+    ("Experiment", "frozen"): "frozen",
+    ("Optimizer.AdamW", "undecayed"): "optimizer 3",
+    ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
+}
 """Fields that can be another in one experiment alone."""
 
 TRAINED = (Quantization.QAT, Quantization.Int8Training, Quantization.FP8Training)
@@ -86,7 +90,6 @@ def samples(design: Any) -> dict[str, Experiment]:
         batching=Batching.Packed(length=4096),
     )
     return {
-        **{f"optimizer {number}": design(optimizer=each) for number, each in enumerate(OPTIMIZERS)},
         "design": design(evaluation=Evaluation(every_steps=200, prompts=("Hello?",), temperature=1.0)),
         "sft": sft,
         "text": design(
@@ -103,6 +106,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         **{kind.__name__: design(quantization=kind()) for kind in (Quantization.Int4, Quantization.FP8)},
         **{kind.__name__: design(quantization=kind(), adapter=None) for kind in TRAINED},
+        **{f"optimizer {number}": design(optimizer=each) for number, each in enumerate(OPTIMIZERS)},
         "frozen": design(adapter=None, quantization=None, frozen=("embed",)),
         "skipping": design(guard=Guard.Skip()),
         "spikes": design(guard=Guard.SkipSpikes()),
