@@ -344,6 +344,7 @@ def compile(
         apart=layout.apart(mesh) if mesh.size > 1 else None,
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
         tail_weight=getattr(objective, "tail_weight", 1.0),
+        weighted="on_policy" in (getattr(term, "weighting", "") for term in getattr(objective, "terms", (objective,))),
         distill=objective if isinstance(objective, Distill) else None,
         routed=experiment.router_loss > 0,
     )

@@ -68,6 +68,7 @@ class Forward:
         routed: Whether a loss reads what routers say; what nothing reads would be computed backward all the same.
         temperature: What logits are divided by before they are log-probabilities.
         tail_weight: What a token of a pair counts beyond the length of the shorter completion.
+        weighted: Whether a loss reads how likely the policy finds completions.
         distill: How the distance from a teacher is measured; None where there is none.
     """
 
@@ -86,6 +87,7 @@ class Forward:
     routed: bool = False
     temperature: float = 1.0
     tail_weight: float = 1.0
+    weighted: bool = False
     distill: Distill | None = None
 
     def read(self, model: Decoder, batch: Batch, taught: Taught | None = None) -> Read:
@@ -139,7 +141,12 @@ class Forward:
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         if batch.desirable is not None:  # of a mismatched completion nothing is told
             stats = stats._replace(mask=stats.mask.at[:, response:].set(0.0))
-        return Pairs(chosen, rejected, *lengths, batch.desirable), stats
+        said = Pairs(chosen, rejected, *lengths, batch.desirable)
+        if not self.weighted:
+            return said, stats
+        own = self._aligned(predicting, model, stats, targets, mask)
+        means = jnp.sum(own[:, :response], axis=1) / lengths[0] + jnp.sum(own[:, response:], axis=1) / lengths[1]
+        return said._replace(likelihood=jnp.exp(means)), stats
 
     def _packed_pairs(self, model: Decoder, hidden: jax.Array, batch: PackedPairs) -> tuple[Pairs, TokenStats]:
         """As `_pairs`, of all pairs `[G * K]`; the statistics of each target `[G, C]`."""
@@ -156,6 +163,13 @@ class Forward:
         scored = sums[:, :pairs], sums[:, pairs:]
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         said = Pairs(*(part.reshape(-1) for part in (*scored, *lengths)))
+        if self.weighted:
+            slots = hidden.reshape(len(batch.tokens), -1, hidden.shape[-1])  # [G, r * T, D]
+            predicting = jnp.take_along_axis(slots, batch.source[:, :, None], axis=1)  # [G, C, D]
+            likely = self._aligned(predicting, model, stats, batch.target, batch.owner < 2 * pairs)
+            sums = jnp.sum(jnp.where(own, likely[:, None, :], 0.0), axis=-1)
+            means = sums[:, :pairs] / lengths[0] + sums[:, pairs:] / lengths[1]
+            said = said._replace(likelihood=jnp.exp(means).reshape(-1))
         if batch.desirable is None:
             return said, stats
         stats = stats._replace(mask=stats.mask * (batch.owner < pairs))
@@ -191,6 +205,15 @@ class Forward:
         if self.stages == 1:
             return None
         return Stages(self.stages, parts_in_stages(self.stages, rows // self.row_shards), "stage")
+
+    def _aligned(
+        self, hidden: jax.Array, model: Decoder, stats: TokenStats, targets: jax.Array, mask: jax.Array
+    ) -> jax.Array:
+        """Of each target `log p - log(sum of p^2 over all words)`, without a gradient; zero where the mask is off."""
+        # The sum of squares is the sum of exponentials of twice the logits, over the square of that of the logits.
+        sharper = attrs.evolve(self, temperature=self.temperature / 2)
+        log_z = sharper._stats(hidden, model, targets, mask, learnt=False).log_z
+        return jax.lax.stop_gradient(jnp.where(mask, stats.logp + 2 * stats.log_z - log_z, 0.0))
 
     def _stats(
         self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array, *, learnt: bool = True

@@ -50,6 +50,8 @@ class Pairs(NamedTuple):
         chosen_tokens: How many tokens that sum has.
         rejected_tokens: Likewise.
         desirable: Of feedback, 1 where the answer is desirable, else 0; None of pairs.
+        likelihood: How likely the policy finds both completions, beside what it would draw itself; carries no gradient.
+            None where no loss reads it.
     """
 
     chosen: Array
@@ -57,6 +59,7 @@ class Pairs(NamedTuple):
     chosen_tokens: Array
     rejected_tokens: Array
     desirable: Array | None = None
+    likelihood: Array | None = None
 
 
 Loss = Callable[[Any, Any, jax.Array], Terms]

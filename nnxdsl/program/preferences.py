@@ -21,6 +21,7 @@ from nnxdsl.spec.errors import NotRegisteredError
 from nnxdsl.spec.objective import Objective
 
 Rows = Float[Array, " B"]
+OfDifference = spec.DPO | spec.RobustDPO | spec.IPO | spec.Hinge | spec.LengthNormalizedDPO | spec.EXO | spec.DiscoPOP
 
 LARGEST_EXPONENT = 80.0
 """Of a likelihood ratio: exp(80) and its products with small numbers are float32's still. Scores are flat beyond, as
@@ -114,22 +115,26 @@ def _expm1(x: Rows) -> Rows:
 _expm1.defjvp(lambda primals, tangents: (jnp.expm1(primals[0]), jnp.exp(primals[0]) * tangents[0]))
 
 
-def of_difference(beta: float, divergence: Divergence, of: Callable[[Rows], Rows], *, per_token: bool = False) -> Loss:
+def of_difference(objective: OfDifference, beta: float, of: Callable[[Rows], Rows], *, per_token: bool = False) -> Loss:
     """The loss of a difference of scores, chosen minus rejected.
 
     Args:
+        objective: Its divergence makes scores of log-ratios, and its weighting says what pairs count.
         beta: What log-ratios are multiplied by to be rewards.
-        divergence: Makes scores of log-ratios.
         of: The loss of a pair by the difference, which is not multiplied by `beta`.
         per_token: Whether scores are divided by the tokens of their completion.
     """
 
     def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
         pair = _pair(policy, reference, weight)
-        chosen, rejected = score(divergence, pair.chosen), score(divergence, pair.rejected)
+        chosen, rejected = (score(objective.divergence, ratio) for ratio in (pair.chosen, pair.rejected))
         if per_token:
             chosen, rejected = chosen / pair.chosen_tokens, rejected / pair.rejected_tokens
-        return rewarded(of(chosen - rejected), beta * pair.chosen, beta * pair.rejected, weight)
+        each = of(chosen - rejected)
+        if objective.weighting == "on_policy":
+            assert policy.likelihood is not None
+            each = each * jax.lax.stop_gradient(jnp.where(weight > 0, policy.likelihood, 0.0))
+        return rewarded(each, beta * pair.chosen, beta * pair.rejected, weight)
 
     return loss
 
@@ -160,7 +165,7 @@ def smoothed(z: Rows, smoothing: float) -> Rows:
 @build.register
 def _(objective: spec.DPO) -> Loss:
     beta, smoothing = objective.beta, objective.label_smoothing
-    return of_difference(beta, objective.divergence, lambda d: smoothed(beta * d, smoothing))
+    return of_difference(objective, beta, lambda d: smoothed(beta * d, smoothing))
 
 
 @build.register
@@ -171,7 +176,7 @@ def _(objective: spec.RobustDPO) -> Loss:
         right, wrong = -jax.nn.log_sigmoid(beta * d), -jax.nn.log_sigmoid(-beta * d)
         return ((1 - flipped) * right - flipped * wrong) / (1 - 2 * flipped)
 
-    return of_difference(beta, objective.divergence, of)
+    return of_difference(objective, beta, of)
 
 
 @build.register
@@ -181,19 +186,19 @@ def _(objective: spec.IPO) -> Loss:
     def of(d: Rows) -> Rows:
         return jnp.square(jnp.clip(d, -LARGEST_SQUARED, LARGEST_SQUARED) - 1 / (2 * tau))
 
-    return of_difference(tau, objective.divergence, of, per_token=True)
+    return of_difference(objective, tau, of, per_token=True)
 
 
 @build.register
 def _(objective: spec.Hinge) -> Loss:
     beta = objective.beta
-    return of_difference(beta, objective.divergence, lambda d: jax.nn.relu(1 - beta * d))
+    return of_difference(objective, beta, lambda d: jax.nn.relu(1 - beta * d))
 
 
 @build.register
 def _(objective: spec.LengthNormalizedDPO) -> Loss:
     beta = objective.beta
-    return of_difference(beta, objective.divergence, lambda d: -jax.nn.log_sigmoid(beta * d), per_token=True)
+    return of_difference(objective, beta, lambda d: -jax.nn.log_sigmoid(beta * d), per_token=True)
 
 
 @build.register
@@ -205,7 +210,7 @@ def _(objective: spec.EXO) -> Loss:
         for_chosen = jax.nn.sigmoid(z) * (jax.nn.log_sigmoid(z) - math.log1p(-swapped))
         return for_chosen + jax.nn.sigmoid(-z) * (jax.nn.log_sigmoid(-z) - math.log(swapped))
 
-    return of_difference(beta, objective.divergence, of)
+    return of_difference(objective, beta, of)
 
 
 @build.register
@@ -217,7 +222,7 @@ def _(objective: spec.DiscoPOP) -> Loss:
         logistic = -jax.nn.sigmoid(-z / tau) * jax.nn.log_sigmoid(z)
         return logistic + jnp.exp(jax.nn.log_sigmoid(z / tau) - z)  # in one exponential, which the blend keeps small
 
-    return of_difference(beta, objective.divergence, of)
+    return of_difference(objective, beta, of)
 
 
 @build.register

@@ -5,7 +5,10 @@ nats, summed over its `nC` tokens; `r` and `nR` are those of the rejected one, `
 A loss is a mean over pairs. Where a class has a divergence, `c` and `r` in its formula are the scores that this makes
 of the log-ratios; rewards are `beta` (`tau` in IPO) times the log-ratios themselves, as in TRL. Where it has a
 `tail_weight` below 1, tokens beyond the length of the shorter completion count so much less in all sums, the
-reference's too (LD-DPO, Liu et al. 2024, arXiv:2409.06411): length itself is then preferred less.
+reference's too (LD-DPO, Liu et al. 2024, arXiv:2409.06411): length itself is then preferred less. Where its
+`weighting` is "on_policy", the loss of a pair is multiplied by `exp(u + v)`, through which no gradient goes: the means
+over the tokens of both completions of `log p(token) - log(sum of p^2 over all words)` under the policy (WPO, Zhou et
+al. 2024, arXiv:2406.11827, equation 2, with its sampled alignment, as in TRL).
 """
 
 # ruff: noqa: RUF009 - specs cannot change, so a default may be shared
@@ -13,7 +16,7 @@ reference's too (LD-DPO, Liu et al. 2024, arXiv:2409.06411): length itself is th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -25,6 +28,8 @@ from nnxdsl.spec.objective import Objective
 
 _swapped = Limit(at_least=0, below=0.5)
 """A fraction of labels that are the wrong way round: from a half on, nothing is left to learn."""
+
+Weighting = Literal["equal", "on_policy"]
 
 _share = Limit(at_least=0, at_most=1)
 
@@ -40,17 +45,19 @@ class DPO(Objective):
         label_smoothing: Assumed fraction of pairs whose labels are swapped.
         divergence: How the distance from the reference is measured.
         tail_weight: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
     divergence: Divergence = ReverseKL()
     tail_weight: float = attrs.field(default=1.0, validator=_share)
+    weighting: Weighting = "equal"
 
 
 @attrs.frozen(kw_only=True)
@@ -64,17 +71,19 @@ class RobustDPO(Objective):
         label_smoothing: Probability `e` that the labels of a pair are swapped.
         divergence: How the distance from the reference is measured.
         tail_weight: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.1, validator=_swapped)
     divergence: Divergence = ReverseKL()
     tail_weight: float = attrs.field(default=1.0, validator=_share)
+    weighting: Weighting = "equal"
 
 
 @attrs.frozen(kw_only=True)
@@ -88,14 +97,17 @@ class IPO(Objective):
         tau: Strength of the pull towards the reference; the gap of the means aims at 1 / (2 tau) nats per token.
             Rewards are `tau` times summed log-ratios.
         divergence: How the distance from the reference is measured.
+        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"weighting"})
 
     tau: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
+    weighting: Weighting = "equal"
 
 
 @attrs.frozen(kw_only=True)
@@ -108,16 +120,18 @@ class Hinge(Objective):
         beta: Strength of the pull towards the reference: a pair counts until `d` is 1 / beta nats.
         divergence: How the distance from the reference is measured.
         tail_weight: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
     tail_weight: float = attrs.field(default=1.0, validator=_share)
+    weighting: Weighting = "equal"
 
 
 @attrs.frozen(kw_only=True)
@@ -129,14 +143,17 @@ class LengthNormalizedDPO(Objective):
     Attributes:
         beta: Strength of the pull towards the reference, per token; rewards are `beta` times summed log-ratios.
         divergence: How the distance from the reference is measured.
+        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"weighting"})
 
     beta: float = attrs.field(default=5.0, validator=positive)
     divergence: Divergence = ReverseKL()
+    weighting: Weighting = "equal"
 
 
 @attrs.frozen(kw_only=True)
@@ -150,17 +167,19 @@ class EXO(Objective):
         label_smoothing: Probability `e` that the rejected completion is better; it cannot be 0, which has no logarithm.
         divergence: How the distance from the reference is measured.
         tail_weight: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=1e-3, validator=Limit(above=0, below=0.5))
     divergence: Divergence = ReverseKL()
     tail_weight: float = attrs.field(default=1.0, validator=_share)
+    weighting: Weighting = "equal"
 
 
 @attrs.frozen(kw_only=True)
@@ -174,17 +193,19 @@ class DiscoPOP(Objective):
         tau: Temperature of the blend `g` of the logistic and the exponential loss.
         divergence: How the distance from the reference is measured.
         tail_weight: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
 
     beta: float = attrs.field(default=0.05, validator=positive)
     tau: float = attrs.field(default=0.05, validator=positive)
     divergence: Divergence = ReverseKL()
     tail_weight: float = attrs.field(default=1.0, validator=_share)
+    weighting: Weighting = "equal"
 
 
 @attrs.frozen(kw_only=True)

@@ -292,7 +292,7 @@ def test_a_run_that_finds_other_weights_of_its_reference_is_refused(mode: str, t
 
     def undo() -> None:
         """The run as if it had been cut off after its first step."""
-        shutil.rmtree(outcome.directory / "checkpoints" / "2")
+        shutil.rmtree(outcome.directory / "checkpoints" / "00000002")
         status = json.loads((outcome.directory / "status.json").read_text())
         (outcome.directory / "status.json").write_text(json.dumps({**status, "state": "stopped", "step": 1}))
 
