@@ -1,4 +1,4 @@
-"""Files that pages offer for saving: only what is named here, of runs that are in the home; plain ASGI, no gradio."""
+"""Files that pages offer for saving: of runs what is named here, and answers that are kept; plain ASGI, no gradio."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import attrs
 from nnxdsl.run.store import RunDirectory
 from nnxdsl.spec.errors import RunError
 
+from .outputs_export import TYPES as OUTPUTS
+from .outputs_export import exported
 from .security import App, Receive, Scope, Send
 from .state import Site
 
@@ -39,6 +41,9 @@ class Downloads:
             await self.app(scope, receive, send)
             return
         query = parse_qs(scope["query_string"].decode("latin-1"))
+        if "outputs" in query:
+            await self._outputs(query["outputs"][-1], query.get("format", ["jsonl"])[-1], scope["method"], send)
+            return
         run, name = query.get("run", [""])[-1], query.get("file", [""])[-1]
         try:
             if scope["method"] != "GET" or name not in TYPES:
@@ -53,6 +58,19 @@ class Downloads:
             while chunk := file.read(CHUNK):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+    async def _outputs(self, key: str, kind: str, method: str, send: Send) -> None:
+        """Answers `/download?outputs=KEY&format=csv`: what models answered, of what is kept."""
+        try:
+            known = self.site.answers.known(key)
+            if method != "GET" or known is None or known.result is None:
+                raise RunError("this answer is not kept any more; ask again")
+            text = exported(known.result, kind)
+        except RunError as error:
+            await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)
+            return
+        name = f"{known.model.run}-step-{known.model.step}-{known.request['do']}.{kind}"
+        await _send_all(send, 200, text.encode(), OUTPUTS[kind].encode(), name)
 
 
 async def _send_all(send: Send, status: int, body: bytes, kind: bytes, name: str | None) -> None:

@@ -1,15 +1,233 @@
-"""The page Outputs; knows no gradio."""
+"""The page Outputs: a policy beside its reference, answers, tokens and held-out pairs; a child process computes."""
 
 from __future__ import annotations
 
-from .html import tag
-from .page import Answer, Ask, Page
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nnxdsl.spec.errors import RunError
+
+from .html import Html, join, link, tag
+from .outputs_forms import form
+from .outputs_generate import answers, vote_buttons
+from .outputs_pairs import pairs
+from .outputs_request import TABS, Chosen, chosen, query_of, request
+from .outputs_tokens import tokens
+from .outputs_worker import Asked
+from .page import Action, Answer, Ask, Page
+from .parts import action, run_link, state_badge, tabs
 from .state import Site
+from .words import duration
+
+REGIONS = ("head", "form", "result")
+SHOWN_RUNS = 30
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The page for its query."""
-    return Answer({"main": tag("p", "This page is not written yet.", cls="empty")})
+    """The page for its query: what was answered before is shown, nothing is computed by itself."""
+    here = chosen(site, ask)
+    if here.model is None:
+        return Answer({"head": _head(site, here), "form": join(), "result": _empty(site, here, ask)})
+    regions = {"head": _head(site, here), "form": _form(site, here, ask), "result": _result(site, here, ask)}
+    return Answer(regions)
 
 
-PAGE = Page(name="outputs", path="/outputs", title="Outputs", regions=("main",), actions={"open": opened})
+def ticked(site: Site, ask: Ask) -> Answer:
+    """How far it is; forms are left alone, as somebody may be typing."""
+    here = chosen(site, ask)
+    if here.model is None:
+        return Answer()
+    return Answer({"result": _result(site, here, ask)})
+
+
+def asked(site: Site, ask: Ask) -> Answer:
+    """Asks the models what a form says."""
+    here = chosen(site, ask)
+    if here.model is None:
+        return Answer(notice="Choose a run that has a checkpoint.", bad=True)
+    query = query_of(ask, here.tab)
+    given = request(site, here.tab, query)
+    if given is None:
+        needed = {"": "a prompt", "tokens": "a text", "pairs": "held-out pairs"}[here.tab]
+        return Answer(notice=f"This needs {needed}: write it, or choose a held-out row.", bad=True)
+    found = site.answers.ask(here.model, given)
+    query = {**query_of(ask, here.tab, found.key), **here.query}
+    moved = Ask({**query}, ask.payload, ask.client)
+    return Answer({"result": _result(site, here, moved)}, query=link("", **query).lstrip("?"))
+
+
+def cancelled(site: Site, ask: Ask) -> Answer:
+    """Ends what is at work."""
+    site.answers.cancel(ask.text("key"))
+    return Answer({"result": _result(site, chosen(site, ask), ask)}, notice="Cancelled.")
+
+
+def voted(site: Site, ask: Ask) -> Answer:
+    """Notes which answer was better, and shows whose it was."""
+    here, key = chosen(site, ask), ask.text("key")
+    known = site.answers.known(key)
+    if known is None or known.result is None:
+        return Answer(notice="This answer is not kept any more; ask again.", bad=True)
+    whose = site.votes.add(known, ask.text("choice"))
+    said = "Noted: no difference." if whose == "tie" else f"Noted: you preferred {_whose(known, whose)}."
+    return Answer({"result": _result(site, here, ask)}, notice=said)
+
+
+def _whose(known: Asked, side: str) -> str:
+    assert known.result is not None
+    return f"the policy, step {known.model.step}" if side == "policy" else f"the other side, {known.result['against']}"
+
+
+# the head
+
+
+def _head(site: Site, here: Chosen) -> Html:
+    title = tag("h1", "Outputs")
+    if not here.rows:
+        return title
+    run = "" if here.row is None else here.row.id
+    runs = [tag("option", "choose a run", value="")] if here.model is None else []
+    runs += [tag("option", row.id, value=row.id, selected=row.id == run) for row in here.rows]
+    parts: list[Html] = [tag("label", "Run ", tag("select", runs, name="run"))]
+    if here.row is not None and here.model is not None:
+        every = [*here.steps, 0]
+        steps = [tag("option", _step(one), value=one, selected=one == here.step) for one in every]
+        others = [tag("option", "its reference", value="reference", selected=here.against == "reference")]
+        others += [
+            tag("option", f"the policy at step {_step(one)}", value=one, selected=str(one) == here.against)
+            for one in every
+            if one != here.step
+        ]
+        parts.append(tag("label", "Policy at step ", tag("select", steps, name="step")))
+        parts.append(tag("label", "against ", tag("select", others, name="against")))
+        parts.append(tag("span", state_badge(here.row.state), " ", run_link(here.row)))
+    picker = tag("form", parts, cls="row controls outputs-pick", data_query=True)
+    if here.model is None:
+        return join(title, picker)
+    spoken = dict(here.query)
+    return join(title, picker, tabs("/outputs", spoken, TABS, here.tab, "Ways to compare"))
+
+
+def _step(number: int) -> str:
+    return f"{number:,}" if number else "0 (before training)"
+
+
+def _form(site: Site, here: Chosen, ask: Ask) -> Html:
+    query: Mapping[str, str] = ask.query
+    known = site.answers.known(query["key"]) if query.get("key") else None
+    if known is not None:  # its text was too long for the URL
+        query = {**query, **{name: known.request[name] for name in ("prompt", "text") if name in known.request}}
+    return form(site, here, query)
+
+
+def _empty(site: Site, here: Chosen, ask: Ask) -> Html:
+    run = ask.query.get("run", "")
+    if here.row is not None:
+        words = "It has saved no checkpoint yet. The first one is written after checkpoint.every_steps steps, or when "
+        words += "it is stopped with Stop and save; this page then compares its policy with its reference."
+        return tag("div", tag("h2", here.row.id), tag("p", words), tag("p", run_link(here.row)), cls="empty")
+    lost = tag("p", f"There is no run {run} here.") if run else None
+    if not here.rows:
+        words = "This page compares the policy of a run's checkpoint with its reference: answers side by side, "
+        words += "log-probabilities token by token, and all held-out pairs. No run has saved a checkpoint yet."
+        start = tag("p", tag("a", "Start one", href="/", cls="button primary"))
+        return tag("div", tag("h2", "Nothing to compare yet"), lost, tag("p", words), start, cls="empty")
+    listed = [
+        tag("li", tag("a", row.id, href=link("/outputs", run=row.id), cls="mono"), " ", state_badge(row.state))
+        for row in here.rows[:SHOWN_RUNS]
+    ]
+    return tag(
+        "div", lost, tag("p", "Choose a run that has a checkpoint:"), tag("ul", listed, cls="plain"), cls="empty"
+    )
+
+
+# what is answered
+
+
+def _result(site: Site, here: Chosen, ask: Ask) -> Html:
+    if here.model is None:
+        return join()
+    try:
+        given = request(site, here.tab, ask.query)
+        found = None if given is None else site.answers.known(site.answers.key(here.model, given))
+    except RunError as error:
+        return tag("p", str(error), cls="notice bad", role="alert")
+    if found is None:
+        return _nothing(site, here, ask)
+    if not found.is_over:
+        return _at_work(site, found)
+    if found.state == "cancelled":
+        return tag("p", "It was cancelled; nothing was computed.", cls="empty")
+    if found.result is None:
+        return join(
+            tag("pre", found.error, cls="error", role="alert"),
+            tag("p", "Change what is asked, or press the button to try again.", cls="muted"),
+        )
+    shown = _SHOWN[here.tab](site, here, found, ask.query)
+    took = tag("p", f"Computed in {duration(found.seconds)} on {found.result.get('device', '-')}.", cls="small muted")
+    return join(shown, took)
+
+
+def _answers(site: Site, here: Chosen, found: Asked, query: Mapping[str, str]) -> Html:
+    assert found.result is not None
+    is_blind = query.get("blind") == "1" and not site.votes.has(found.key)
+    votes = vote_buttons(site, here, found, is_blind)
+    return join(answers(here, found.key, found.result, is_blind, site.votes.order(found.key)), votes)
+
+
+def _tokens(site: Site, here: Chosen, found: Asked, query: Mapping[str, str]) -> Html:
+    assert found.result is not None
+    return tokens(found.key, found.result, query)
+
+
+def _pairs(site: Site, here: Chosen, found: Asked, query: Mapping[str, str]) -> Html:
+    assert found.result is not None
+    return pairs(here, found.key, found.result, query)
+
+
+_SHOWN: dict[str, Callable[[Site, Chosen, Asked, Mapping[str, Any]], Html]] = {
+    "": _answers,
+    "tokens": _tokens,
+    "pairs": _pairs,
+}
+
+
+def _nothing(site: Site, here: Chosen, ask: Ask) -> Html:
+    if site.settings.read_only:
+        return tag("p", "This was not computed before, and a read-only app computes nothing.", cls="empty")
+    if ask.query.get("key") or ask.query.get("from"):
+        return tag(
+            "p", "What this link names is not kept any more, or not computed yet: press the button.", cls="empty"
+        )
+    words = {
+        "": "Write a prompt or choose a held-out one, and press Generate. Both models draw with the same seed.",
+        "tokens": "Choose a held-out row or write a text: both models read it, and each of its tokens shows how much "
+        "likelier the policy finds it.",
+        "pairs": "Compute, to see what policy and reference say of every held-out pair.",
+    }
+    return tag("p", words[here.tab], cls="empty")
+
+
+def _at_work(site: Site, found: Asked) -> Html:
+    stage = "waiting for what was asked before" if found.state == "waiting" else found.stage
+    words = f"{stage[:1].upper()}{stage[1:]}, {duration(found.seconds)} so far."
+    hint = None
+    if found.seconds < 20:
+        hint = tag("p", "The first question loads the models; the next ones are quick.", cls="small muted")
+    cancel = None if site.settings.read_only else action("Cancel", "outputs.cancel", data_key=found.key)
+    return tag("div", tag("p", words, role="status"), hint, cancel, cls="panel at-work", data_tick="0.7")
+
+
+PAGE = Page(
+    name="outputs",
+    path="/outputs",
+    title="Outputs",
+    regions=REGIONS,
+    actions={
+        "open": opened,
+        "tick": ticked,
+        "ask": Action(asked, writes=True),
+        "cancel": Action(cancelled, writes=True),
+        "vote": Action(voted, writes=True),
+    },
+)

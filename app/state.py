@@ -12,6 +12,8 @@ from .drafts import Drafts
 from .index import Index
 from .jobs import Jobs
 from .launch import Launcher
+from .outputs_votes import Votes
+from .outputs_worker import Answers
 from .presets import Presets
 from .series import Series
 from .settings import Settings
@@ -24,6 +26,8 @@ class Site:
     Attributes:
         settings: How the app was started.
         jobs: Child processes that compute.
+        answers: What models were asked, and the child that holds them.
+        votes: Which of their answers were better.
         index: The runs, one row each.
         series: Their metrics.
         launcher: What may be done to them.
@@ -34,6 +38,8 @@ class Site:
 
     settings: Settings
     jobs: Jobs
+    answers: Answers
+    votes: Votes
     index: Index
     series: Series
     launcher: Launcher
@@ -49,6 +55,8 @@ class Site:
         return cls(
             settings=settings,
             jobs=jobs,
+            answers=Answers(settings),
+            votes=Votes(settings.own / "votes.jsonl"),
             index=index,
             series=Series(),
             launcher=launcher,
@@ -72,4 +80,5 @@ class Site:
         if self.dispatcher is not None:
             self.dispatcher.close()
         self.jobs.close()
+        self.answers.close()
         self.presets.close()

@@ -1,0 +1,81 @@
+"""The forms of the page of outputs: every setting that an answer depends on is visible; knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .html import Child, Html, join, link, tag
+from .outputs_request import DEFAULTS, Chosen, held_out_prompts
+from .state import Site
+
+CHATS = (("", "as the run learnt"), ("yes", "a user's turn"), ("no", "plain text"))
+
+
+def form(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
+    """The form of a tab, with what the query says."""
+    label = {"": "Generate", "tokens": "Read with both models", "pairs": "Compute"}[here.tab]
+    fields = {"": _generate, "tokens": _tokens, "pairs": _pairs}[here.tab](site, here, query)
+    button: Child = tag("button", label, cls="button primary", type="submit")
+    if site.settings.read_only:
+        button = tag("p", "Read-only: what was computed before is shown.", cls="muted")
+    return tag("form", fields, tag("div", button, cls="row"), cls="panel outputs-form", data_do="outputs.ask")
+
+
+def _generate(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
+    most = site.settings.limits.new_tokens
+    settings = [
+        _number(query, "max", "Most new tokens", min=1, max=most, step=1),
+        _number(query, "temperature", "Temperature (0: the likeliest)", min=0, max=10, step="any"),
+        _number(query, "top_k", "Top-k", min=1, step=1, placeholder="all"),
+        _number(query, "top_p", "Top-p", min=0, max=1, step="any", placeholder="all"),
+        _number(query, "seed", "Seed, the same for both", min=0, step=1),
+        tag(
+            "label",
+            tag("input", type="checkbox", name="blind", checked=query.get("blind") == "1"),
+            " Blind: hide whose answer is whose until I vote",
+            cls="row check",
+        ),
+    ]
+    return join(_what(site, here, query), tag("div", settings, cls="fields"))
+
+
+def _tokens(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
+    if query.get("from"):
+        hidden = [tag("input", type="hidden", name=name, value=query.get(name, "")) for name in ("from", "side")]
+        own = tag("a", "Look at another text", href=link("/outputs", **here.query, tab="tokens"))
+        return join(tag("p", "The tokens of an answer, exactly as they were drawn. ", own), hidden)
+    text = tag("textarea", query.get("text", ""), name="text", rows=3, spellcheck="false")
+    return join(_what(site, here, query), tag("label", "Answer", text, cls="wide own"))
+
+
+def _pairs(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
+    words = "What both models say of the held-out pairs, by the same computation as the run's own evaluation."
+    return join(tag("p", words), tag("div", _number(query, "limit", "Most pairs", min=1, step=1), cls="fields"))
+
+
+def _what(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
+    """The prompt: one of the held-out rows, or one's own."""
+    rows = held_out_prompts(site, here.row.id) if here.row is not None else []
+    chosen = query.get("row", "")
+    options = [tag("option", "my own", value="")]
+    options += [
+        tag("option", f"{where.rpartition(':')[2]}: {text}", value=where, selected=where == chosen)
+        for where, text in rows
+    ]
+    if chosen and chosen not in [where for where, _ in rows]:
+        options.append(tag("option", chosen, value=chosen, selected=True))
+    prompt = tag("textarea", query.get("prompt", ""), name="prompt", rows=3, spellcheck="false", placeholder="Prompt")
+    chats = [tag("option", text, value=value, selected=value == query.get("chat", "")) for value, text in CHATS]
+    held_out = (
+        tag("label", "Held-out row", tag("select", options, name="row"), cls="wide") if len(options) > 1 else None
+    )
+    return join(
+        held_out,
+        tag("label", "Prompt", prompt, cls="wide own"),
+        tag("label", "The prompt is ", tag("select", chats, name="chat"), cls="row own"),
+    )
+
+
+def _number(query: Mapping[str, str], name: str, text: str, **limits: object) -> Html:
+    value = query.get(name, DEFAULTS.get(name, ""))
+    return tag("label", text, tag("input", type="number", name=name, value=value, **limits))

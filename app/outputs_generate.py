@@ -1,0 +1,163 @@
+"""Two answers side by side: what differs by word, how they ended, which one was better; knows no model."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .html import Child, Html, join, link, tag
+from .outputs_request import Chosen
+from .outputs_stats import wilson
+from .outputs_worker import Asked
+from .parts import action, facts
+from .state import Site
+from .words import number
+
+WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+COMPARED = 4_000
+"""Words of an answer that are compared; beyond, nothing is marked."""
+
+NAMES = {"policy": "Policy", "other": "Reference"}
+
+
+def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, order: Sequence[str]) -> Html:
+    """Both panes, the prompt as the models saw it, and the settings.
+
+    Args:
+        here: What the page is about.
+        key: Of the request.
+        result: What the child answered.
+        is_blind: Whether it is not to be seen whose answer is whose.
+        order: The two sides, in the order in which they stand while it is blind.
+    """
+    sides = list(order) if is_blind else ["policy", "other"]
+    texts = [result[side]["text"] for side in sides]
+    marked = _marked(*texts)
+    is_same = result["policy"]["ids"] == result["other"]["ids"]
+    panes = [
+        _pane(here, key, result, side, text, "AB"[place] if is_blind else "")
+        for place, (side, text) in enumerate(zip(sides, marked, strict=True))
+    ]
+    same = tag("p", "Both gave the same answer, token for token.", cls="notice") if is_same else None
+    return join(
+        same,
+        tag("div", panes, cls="panes"),
+        None if is_same else _legend(is_blind),
+        _prompt(result),
+        _settings(result),
+        None if is_blind else _saved(key),
+    )
+
+
+def vote_buttons(site: Site, here: Chosen, found: Asked, is_blind: bool) -> Html:
+    """The vote where it is blind, and the tally of all votes on these two."""
+    parts: list[Child] = []
+    if is_blind and not site.settings.read_only:
+        choices = (("a", "A is better"), ("tie", "No difference"), ("b", "B is better"))
+        buttons = [action(text, "outputs.vote", data_key=found.key, data_choice=choice) for choice, text in choices]
+        parts.append(tag("div", buttons, cls="row", role="group", aria_label="Which answer is better?"))
+    tally = site.votes.tally(found.model)
+    if any(tally.values()):
+        decided = tally["policy"] + tally["other"]
+        low, high = wilson(tally["policy"], decided)
+        words = f"Blind votes on these two: policy {tally['policy']}, {_other(found)} {tally['other']}, "
+        words += f"no difference {tally['tie']}."
+        if decided:
+            words += (
+                f" The policy won {tally['policy'] / decided:.0%} of {decided} (95 % interval {low:.0%} to {high:.0%})."
+            )
+        parts.append(tag("p", words))
+    return tag("section", tag("h2", "Votes"), parts, cls="panel votes") if parts else join()
+
+
+def _other(found: Asked) -> str:
+    return "reference" if found.result is None else str(found.result["against"])
+
+
+def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, text: Html, letter: str) -> Html:
+    said = result[side]
+    ended = f"stopped at {said['stop']}" if said["stop"] else f"cut at {said['tokens']} tokens"
+    who: Child = f"Answer {letter}"
+    if not letter:
+        who = f"Policy, step {result['step']:,}" if side == "policy" else str(result["against"]).capitalize()
+    words: list[Child] = [tag("span", f"{said['tokens']} tokens"), tag("span", ended)]
+    if not letter:
+        words.append(tag("span", f"{said['seconds']:.2f} s", title="with what was compiled for it"))
+        look = link("/outputs", **here.query, tab="tokens", **{"from": key, "side": side})
+        words.append(tag("a", "Its tokens", href=look))
+    shown = text if said["text"] else tag("span", "(nothing)", cls="muted")
+    cls = f"panel pane {'' if letter else side}".strip()
+    return tag(
+        "section", tag("h2", who), tag("div", shown, cls="answer"), tag("p", words, cls="row small muted"), cls=cls
+    )
+
+
+def _marked(left: str, right: str) -> tuple[Html, Html]:
+    """Both texts; what only the first says is struck through, what only the second says is underlined."""
+    one, other = WORDS.findall(left), WORDS.findall(right)
+    if max(len(one), len(other)) > COMPARED:
+        return join(left), join(right)
+    first: list[Child] = []
+    second: list[Child] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        mine, theirs = "".join(one[a:b]), "".join(other[c:d])
+        if kind == "equal":
+            first.append(mine)
+            second.append(theirs)
+            continue
+        first.append(tag("ins", mine) if mine else None)
+        second.append(tag("del", theirs) if theirs else None)
+    return join(first), join(second)
+
+
+def _legend(is_blind: bool) -> Html:
+    left, right = ("A", "B") if is_blind else ("the policy", "the other")
+    parts = (
+        tag("ins", "Underlined"),
+        f": only {left} says it. ",
+        tag("del", "Struck through"),
+        f": only {right} says it.",
+    )
+    return tag("p", parts, cls="small diff-legend")
+
+
+def _prompt(result: Mapping[str, Any]) -> Html:
+    special = set(result["special"])
+    shown = [
+        tag("span", visible(piece), cls="marker" if at in special else None)
+        for at, piece in enumerate(result["prompt_pieces"])
+    ]
+    count = len(shown)
+    summary = tag("summary", f"The prompt as both models read it: {count:,} token{'' if count == 1 else 's'}")
+    return tag(
+        "details", summary, tag("pre", shown, cls="exact", tabindex=0), cls="panel", id="outputs-prompt", open=True
+    )
+
+
+def _settings(result: Mapping[str, Any]) -> Html:
+    sampling = result["sampling"]
+    greedy = not sampling["temperature"]
+    rows: list[tuple[str, Child]] = [
+        ("Temperature", "0: always the likeliest token" if greedy else number(sampling["temperature"])),
+        ("Top-k", sampling["top_k"] or "all tokens"),
+        ("Top-p", sampling["top_p"] or "all tokens"),
+        ("Most new tokens", f"{sampling['max_new_tokens']:,}"),
+        ("Seed", "of no effect at temperature 0" if greedy else f"{sampling['seed']}, the same draws for both"),
+    ]
+    return tag("section", tag("h2", "Sampling"), facts(rows), cls="panel")
+
+
+def _saved(key: str) -> Html:
+    as_jsonl = link("/download", outputs=key, format="jsonl")
+    return tag("p", tag("a", "Save both as JSONL", href=as_jsonl, download=True, cls="button small"))
+
+
+def visible(piece: str) -> str:
+    """A token's text with what cannot be seen made visible.
+
+    >>> visible(" a" + chr(9))
+    '·a→'
+    """
+    return piece.replace(" ", "·").replace("\t", "→").replace("\r", "␍").replace("\n", "↵\n")

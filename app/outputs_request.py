@@ -1,0 +1,206 @@
+"""What the page of outputs is about, run, checkpoint, request: all from the URL; knows files of runs, no models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import attrs
+
+from nnxdsl.data.rows import RowError, read_rows
+from nnxdsl.run.jsonl import read_json
+from nnxdsl.spec.errors import DataError, NnxdslError, RunError
+
+from .index import Row
+from .outputs_worker import Model
+from .page import Ask
+from .settings import Limits
+from .state import Site
+
+TABS = {"": "Generate", "tokens": "Tokens", "pairs": "Pairs"}
+DOES = {"": "generate", "tokens": "tokens", "pairs": "pairs"}
+FIELDS = {
+    "": ("prompt", "row", "chat", "max", "temperature", "top_k", "top_p", "seed", "blind"),
+    "tokens": ("prompt", "text", "row", "chat", "from", "side"),
+    "pairs": ("limit",),
+}
+"""Fields of each tab's form; those that are not sent are no part of the request."""
+
+DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "limit": "500"}
+LONGEST_QUERY = 3_000
+"""Characters of a query that carries its text; a longer text is found by the key of its answer."""
+
+LISTED = 100
+"""Held-out rows that can be chosen."""
+
+MOST_PAIRS = 5_000
+SIDES = ("policy", "other")
+
+
+@attrs.frozen
+class Chosen:
+    """What the query names, as far as it is there.
+
+    Attributes:
+        rows: Runs that have checkpoints, newest first.
+        row: The run; None if none is named, or there is none of that name.
+        steps: Its checkpoints, newest first.
+        step: The one that is looked at.
+        against: "reference", or another step.
+        tab: "", "tokens" or "pairs".
+    """
+
+    rows: list[Row]
+    row: Row | None
+    steps: list[int]
+    step: int
+    against: str
+    tab: str
+
+    @property
+    def model(self) -> Model | None:
+        """What a request is about; None where no checkpoint is named."""
+        return Model(self.row.id, self.step, self.against) if self.row is not None and self.steps else None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The part of the query that all tabs share."""
+        return {} if self.row is None else {"run": self.row.id, "step": str(self.step), "against": self.against}
+
+
+def chosen(site: Site, ask: Ask) -> Chosen:
+    """What a query names; a step that is not there is the newest."""
+    rows = [row for row in site.index.rows() if steps_of(site.settings.home / row.id)]
+    run = ask.query.get("run", "")
+    row = site.index.row(run) if run else None
+    steps = [] if row is None else steps_of(site.settings.home / row.id)
+    given, against = ask.query.get("step", ""), ask.query.get("against", "")
+    step = int(given) if given.isdigit() and int(given) in (*steps, 0) else (steps[0] if steps else 0)
+    if not (against.isdigit() and int(against) in (*steps, 0) and int(against) != step):
+        against = "reference"
+    tab = ask.query.get("tab", "")
+    return Chosen(rows, row, steps, step, against, tab if tab in TABS else "")
+
+
+def steps_of(run: Path) -> list[int]:
+    """The checkpoints that a run has committed, newest first."""
+    try:
+        names = [entry.name for entry in (run / "checkpoints").iterdir()]
+    except OSError:
+        return []
+    there = [name for name in names if name.isdigit() and (run / "checkpoints" / name / "manifest.json").is_file()]
+    return sorted(map(int, there), reverse=True)
+
+
+def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | None:
+    """What is asked of the models; None where the query does not say enough.
+
+    Raises:
+        RunError: a field is no number or out of its range; a text is too long.
+    """
+    limits = site.settings.limits
+    do: dict[str, Any] = {"do": DOES[tab]}
+    if key := query.get("key"):
+        known = site.answers.known(key)
+        return None if known is None or known.request.get("do") != do["do"] else known.request
+    if tab == "pairs":
+        return {**do, "limit": _whole(query, "limit", 1, MOST_PAIRS)}
+    if tab == "tokens" and query.get("from"):
+        return _of_answer(site, query)
+    if query.get("row"):
+        do["row"] = query["row"]
+    else:
+        do["prompt"] = _text(query, "prompt", limits)
+        do["chat"] = {"yes": True, "no": False}.get(query.get("chat", ""))
+    if tab == "tokens":
+        if "row" not in do and not query.get("text"):
+            return None
+        return do if "row" in do else {**do, "text": _text(query, "text", limits)}
+    if "row" not in do and not do["prompt"]:
+        return None
+    temperature = _real(query, "temperature", 0.0, 10.0)
+    do |= {
+        "max_new_tokens": _whole(query, "max", 1, limits.new_tokens),
+        "temperature": temperature,
+        "seed": _whole(query, "seed", 0, 2**31 - 1),
+    }
+    if temperature:
+        top_k = _whole(query, "top_k", 1, 10_000_000) if query.get("top_k") else None
+        top_p = _real(query, "top_p", 0.0, 1.0) if query.get("top_p") else None
+        do |= {"top_k": top_k, "top_p": None if top_p in (0.0, 1.0) else top_p}
+    return do
+
+
+def query_of(ask: Ask, tab: str, key: str = "") -> dict[str, str]:
+    """The query that says what a form says, beside what is chosen already."""
+    kept = {name: ask.query[name] for name in ("run", "step", "against", "tab", "scale", "sort") if name in ask.query}
+    for name in FIELDS[tab]:
+        value = ask.fields.get(name, "")
+        value = {"true": "1", "false": ""}.get(value, value) if name == "blind" else value
+        if value.strip() and value != DEFAULTS.get(name):
+            kept[name] = value
+    if len(urlencode(kept)) > LONGEST_QUERY and key:
+        kept = {name: value for name, value in kept.items() if name not in ("prompt", "text")} | {"key": key}
+    return kept
+
+
+def held_out_prompts(site: Site, run: str) -> list[tuple[str, str]]:
+    """The first held-out rows: the name of each, as the run has it, and how its prompt begins."""
+    try:
+        file = site.answers.held_out(run)
+        if file is None:
+            return []
+        given = read_json(site.settings.home / run / "experiment.json")["evaluation"]["data"]["path"]
+        found: list[tuple[str, str]] = []
+        for where, value in read_rows(str(file)):
+            if not isinstance(value, RowError):
+                found.append((f"{given}{where[len(str(file)) :]}", _begins(value)))
+            if len(found) >= LISTED:
+                break
+    except (NnxdslError, DataError, KeyError, TypeError):
+        return []
+    return found
+
+
+def _begins(row: Mapping[str, Any]) -> str:
+    value = next((row[name] for name in ("prompt", "messages", "chosen", "text") if row.get(name)), "")
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        user = [one for one in value if isinstance(one, dict) and one.get("role") == "user"] or value
+        value = user[-1].get("content", "")
+    text = " ".join(str(value).split())
+    return text if len(text) <= 70 else f"{text[:69]}…"
+
+
+def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
+    """The tokens of an answer that was generated, exactly those."""
+    known, side = site.answers.known(query["from"]), query.get("side", "policy")
+    if known is None or known.result is None or side not in SIDES or "prompt_ids" not in known.result:
+        return None
+    return {"do": "tokens", "prompt_ids": known.result["prompt_ids"], "completion_ids": known.result[side]["ids"]}
+
+
+def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:
+    text = query.get(name, "").replace("\r\n", "\n")
+    if len(text) > limits.prompt_characters:
+        raise RunError(f"{name}: {len(text):,} characters; at most {limits.prompt_characters:,} are taken")
+    return text
+
+
+def _whole(query: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = query.get(name, "").strip() or DEFAULTS.get(name, "")
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        raise RunError(f"{name}: expected a whole number from {low:,} to {high:,}, got {text[:40]!r}")
+    return int(text)
+
+
+def _real(query: Mapping[str, str], name: str, low: float, high: float) -> float:
+    text = query.get(name, "").strip() or DEFAULTS.get(name, "")
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise RunError(f"{name}: expected a number from {low:g} to {high:g}, got {text[:40]!r}")
+    return value

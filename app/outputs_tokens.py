@@ -1,0 +1,192 @@
+"""A text token by token: how much likelier the policy finds each than the other model does; knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .charts import Line, Mark, chart
+from .html import Child, Html, join, link, tag
+from .outputs_generate import visible
+from .parts import facts
+from .words import number
+
+SCALES = ("0.1", "0.5", "2", "5")
+"""Ends of the colours, in nats, that can be chosen; fixed, so that texts can be compared by eye."""
+
+SCALE = "2"
+SHOWN = 2_000
+"""Tokens of a text that are drawn; a download has all."""
+
+EXACT = 3
+"""Decimals of a figure in nats."""
+
+
+def tokens(key: str, result: Mapping[str, Any], query: Mapping[str, str]) -> Html:
+    """The heat map of each text, its sums, and how the difference grows."""
+    scale = query.get("scale", SCALE)
+    scale = scale if scale in SCALES else SCALE
+    both = [_side(number_, side, result, float(scale)) for number_, side in enumerate(result["sides"])]
+    return join(_margin(result), _legend(result, scale), both, _detail(result), _saved(key))
+
+
+def _margin(result: Mapping[str, Any]) -> Html | None:
+    """Of a pair, what its reward margin is made of."""
+    sums = {side["name"]: _sum(side["policy"]) - _sum(side["other"]) for side in result["sides"]}
+    if set(sums) != {"chosen", "rejected"}:
+        return None
+    apart = sums["chosen"] - sums["rejected"]
+    words = (
+        f"Log-ratio of the chosen answer {_signed(sums['chosen'])}, of the rejected one {_signed(sums['rejected'])}: "
+    )
+    words += f"{_signed(apart)} nats apart"
+    return tag("p", words, f", {'right' if apart > 0 else 'wrong'}.", cls="notice")
+
+
+def _legend(result: Mapping[str, Any], scale: str) -> Html:
+    end = float(scale)
+    stops = [_cell(f"{end * part:+g}" if part else "0", end * part, end) for part in (-1, -0.5, 0, 0.5, 1)]
+    options = [
+        tag("option", f"±{one} nats", value="" if one == SCALE else one, selected=one == scale) for one in SCALES
+    ]
+    return tag(
+        "div",
+        tag("span", "Orange, dotted: the policy likes the token less", cls="small"),
+        tag("span", stops, cls="scale", role="img", aria_label=f"Colours from {-end:+g} to {end:+g} nats"),
+        tag("span", "Blue, underlined: more", cls="small"),
+        tag("form", tag("label", "Scale ", tag("select", options, name="scale")), data_query=True),
+        tag("span", f"Policy at step {result['step']:,} minus {result['against']}, in nats.", cls="small muted"),
+        cls="row heat-legend",
+    )
+
+
+def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale: float) -> Html:
+    begin, special = side["begin"], set(side["special"])
+    apart = _apart(side)
+    parts: list[Child] = []
+    for at, piece in enumerate(side["pieces"][:SHOWN]):
+        if at < begin:
+            parts.append(tag("span", visible(piece), cls="context marker" if at in special else "context"))
+        else:
+            parts.append(_token(at, piece, side, at - begin, apart[at - begin], scale, at in special))
+        if piece.endswith("\n"):
+            parts.append(tag("span", cls="line-end", aria_hidden="true"))
+    beyond = sum(one is not None and abs(one) > scale for one in apart)
+    notes: list[Child] = []
+    if beyond:
+        notes.append(f"{beyond} of {len(apart)} tokens lie beyond ±{scale:g} and have the colour of its end. ")
+    if len(side["pieces"]) > SHOWN:
+        notes.append(f"The first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the file has all.")
+    name = {"text": "Text", "chosen": "Chosen", "rejected": "Rejected"}.get(str(side["name"]), str(side["name"]))
+    policy, other = _sum(side["policy"]), _sum(side["other"])
+    sums: list[tuple[str, Child]] = [
+        ("Policy", f"{policy:.{EXACT}f} nats"),
+        (str(result["against"]).capitalize(), f"{other:.{EXACT}f} nats"),
+        ("Difference", f"{_signed(policy - other)} nats over {len(apart)} tokens"),
+        ("Per token", _signed((policy - other) / len(apart)) if apart else "-"),
+    ]
+    heat = tag("div", parts, cls="heat", role="group", aria_label=f"{name}: tokens", data_heat=place)
+    return tag(
+        "section",
+        tag("h2", name),
+        facts(sums),
+        heat,
+        tag("p", notes, cls="small muted") if notes else None,
+        _growth(apart),
+        cls="panel heat-panel",
+    )
+
+
+def _token(
+    at: int, piece: str, side: Mapping[str, Any], place: int, apart: float | None, scale: float, is_special: bool
+) -> Html:
+    policy, other = side["policy"][place], side["other"][place]
+    likeliest = side.get("likeliest") or {}
+    data = {
+        "n": at,
+        "text": visible(piece),
+        "lp": [_rounded(policy), _rounded(other)],
+        "best": {
+            name: [[visible(text), _rounded(mine), _rounded(theirs)] for text, mine, theirs in rows[place]]
+            for name, rows in likeliest.items()
+        },
+    }
+    spoken = f"{piece!r}: {_signed(apart)} nats"
+    shown = tag("span", visible(piece).rstrip("\n") or "·", cls="marker piece" if is_special else "piece")
+    figure = tag("span", "-" if apart is None else f"{apart:+.2f}", cls="figure")
+    return tag(
+        "span",
+        shown,
+        figure,
+        cls=f"token {_direction(apart)}",
+        style=f"--w:{_weight(apart, scale):.3f}",
+        tabindex=0 if place == 0 else -1,
+        role="button",
+        aria_label=spoken,
+        title=spoken,
+        data_token=data,
+    )
+
+
+def _cell(text: str, value: float, scale: float) -> Html:
+    return tag("span", text, cls=f"token {_direction(value)}", style=f"--w:{_weight(value, scale):.3f}")
+
+
+def _direction(apart: float | None) -> str:
+    return "even" if not apart else "more" if apart > 0 else "less"
+
+
+def _weight(apart: float | None, scale: float) -> float:
+    return 0.0 if apart is None else min(1.0, abs(apart) / scale)
+
+
+def _growth(apart: Sequence[float | None]) -> Html:
+    known = np.array([0.0 if one is None else one for one in apart])
+    if len(known) < 2:
+        return join()
+    x = np.arange(1, len(known) + 1)
+    line = Line("sum of differences", x, np.cumsum(known))
+    largest = int(np.abs(known).argmax()) + 1
+    marks = [Mark(largest, f"token {largest}: the largest difference, {_signed(float(known[largest - 1]))}")]
+    return chart("Sum of differences, token by token", [line], marks=marks, x_name="token")
+
+
+def _detail(result: Mapping[str, Any]) -> Html:
+    words = "Choose a token, by a click or with the arrow keys, to see what both models would rather have said."
+    return tag(
+        "section",
+        tag("h2", "Token"),
+        tag("div", tag("p", words, cls="muted"), id="token-detail", aria_live="polite"),
+        cls="panel token-detail",
+        data_other=str(result["against"]),
+    )
+
+
+def _saved(key: str) -> Html:
+    kinds = (("csv", "Save as CSV"), ("jsonl", "Save as JSONL"))
+    links = [
+        tag("a", text, href=link("/download", outputs=key, format=kind), download=True, cls="button small")
+        for kind, text in kinds
+    ]
+    return tag("p", links, cls="row")
+
+
+def _apart(side: Mapping[str, Any]) -> list[float | None]:
+    return [
+        None if mine is None or theirs is None else mine - theirs
+        for mine, theirs in zip(side["policy"], side["other"], strict=True)
+    ]
+
+
+def _sum(values: Sequence[float | None]) -> float:
+    return sum(value for value in values if value is not None)
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.{EXACT}f}"
+
+
+def _rounded(value: float | None) -> str:
+    return number(value) if value is None else f"{value:.{EXACT}f}"

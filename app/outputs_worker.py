@@ -1,0 +1,347 @@
+"""The child process that holds two models and answers one request at a time; what it said is kept on disk.
+
+One child for a whole app: asked about another checkpoint, the old one ends first, so that the models of one pair are in
+memory. It reads requests from its standard input, and so it ends with the app, whatever becomes of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+
+import nnxdsl
+from nnxdsl.run import process
+from nnxdsl.run.jsonl import read_json, replace
+from nnxdsl.spec.errors import RunError
+
+from .jobs import SHOWN, JobState, environment
+from .settings import Settings
+
+KEPT = 400
+"""Answers on disk; the oldest go first."""
+
+REMEMBERED = 100
+"""Requests whose state is known."""
+
+_VERSIONS = ("jax", "jaxlib", "flax", "qwix", "numpy")
+
+
+@attrs.frozen
+class Model:
+    """Which models a request is about.
+
+    Attributes:
+        run: A run's id.
+        step: One of its checkpoints; 0 for the first policy.
+        against: "reference", or another step.
+    """
+
+    run: str
+    step: int
+    against: str = "reference"
+
+
+@attrs.define
+class Asked:
+    """One request and what became of it.
+
+    Attributes:
+        key: Of all that its answer depends on.
+        model: What it is about.
+        request: What is asked.
+        state: How it stands.
+        stage: What the child does just now.
+        result: Its answer.
+        error: Why there is none.
+        began: Monotonic time.
+        ended: Likewise; None before.
+    """
+
+    key: str
+    model: Model
+    request: dict[str, Any]
+    state: JobState = "waiting"
+    stage: str = ""
+    result: dict[str, Any] | None = None
+    error: str = ""
+    began: float = attrs.Factory(time.monotonic)
+    ended: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.state in ("done", "failed", "cancelled")
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or has taken so far."""
+        return (self.ended or time.monotonic()) - self.began
+
+
+@attrs.define
+class _Child:
+    """A process that holds the models of `model`."""
+
+    model: Model
+    process: subprocess.Popen[bytes]
+    complaints: IO[bytes]
+
+    def end(self) -> None:
+        """Ends it with all that it started."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
+    def complained(self) -> str:
+        """The end of what it wrote to its standard error."""
+        self.complaints.seek(0)
+        text = self.complaints.read()[-1_000_000:].decode("utf-8", errors="replace")
+        return process.redact(text)[-SHOWN:].strip()
+
+
+class Answers:
+    """What models are asked: one request at a time, in order."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Starts nothing."""
+        self._settings, self.place = settings, settings.own / "outputs"
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._child: _Child | None = None
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+
+    def key(self, model: Model, request: dict[str, Any]) -> str:
+        """A name of all that an answer depends on: checkpoint, held-out file, request, versions and code.
+
+        Raises:
+            RunError: there is no such run.
+        """
+        run = self._settings.home / model.run
+        steps = {model.step, int(model.against) if model.against.isdigit() else 0} - {0}
+        names = ["run.json", "experiment.json", *(f"checkpoints/{step:08d}/manifest.json" for step in sorted(steps))]
+        depends = {
+            "model": attrs.asdict(model),
+            "files": [_digest(run / name) for name in names],
+            "held out": _stamp(self.held_out(model.run)),
+            "request": request,
+            "versions": {name: _version(name) for name in _VERSIONS},
+            "code": _code(),
+        }
+        return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
+
+    def held_out(self, run: str) -> Path | None:
+        """The file of a run's held-out rows, where the run found it; None if it has none."""
+        tree = read_json(self._settings.home / run / "experiment.json")
+        data = (tree.get("evaluation") or {}).get("data") if isinstance(tree, dict) else None
+        path = data.get("path") if isinstance(data, dict) else None
+        if not isinstance(path, str):
+            return None
+        try:
+            lines = (self._settings.home / run / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
+            started = Path(str(json.loads(lines[-1]).get("cwd", ".")))
+        except (OSError, ValueError, IndexError, AttributeError):
+            started = self._settings.project
+        return started / Path(path).expanduser()
+
+    def known(self, key: str) -> Asked | None:
+        """What is known of a request: at work, or answered, now or by an earlier app."""
+        with self._lock:
+            if key in self._asked:
+                return self._asked[key]
+        if not key.isalnum():
+            return None
+        try:
+            kept = read_json(self.place / f"{key}.json")
+            found = Asked(key, Model(**kept["model"]), kept["request"], "done", result=kept["result"])
+        except (RunError, KeyError, TypeError):
+            return None
+        found.ended = found.began + float(kept.get("seconds", 0.0))
+        with self._lock:
+            return self._remember(found)
+
+    def ask(self, model: Model, request: dict[str, Any]) -> Asked:
+        """The request: the one that there is, unless it failed or was cancelled; else it is asked now."""
+        key = self.key(model, request)
+        found = self.known(key)
+        if found is not None and found.state not in ("failed", "cancelled"):
+            return found
+        with self._lock:
+            asked = self._asked[key] = Asked(key, model, request)
+            self._remember(asked)
+        threading.Thread(target=self._run, args=(asked,), name="outputs", daemon=True).start()
+        return asked
+
+    def cancel(self, key: str) -> None:
+        """Ends a request; if it is the one at work, its process as well."""
+        with self._lock:
+            asked = self._asked.get(key)
+            if asked is None or asked.is_over:
+                return
+            was, asked.state, asked.ended = asked.state, "cancelled", time.monotonic()
+            child = self._child if was == "running" else None
+        if child is not None:
+            child.end()
+
+    def close(self) -> None:
+        """Ends the child and whatever was asked: nobody would read it."""
+        for key in list(self._asked):
+            self.cancel(key)
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def _remember(self, asked: Asked) -> Asked:
+        self._asked[asked.key] = asked
+        self._asked.move_to_end(asked.key)
+        over = [key for key, one in self._asked.items() if one.is_over]
+        for key in over[: max(0, len(self._asked) - REMEMBERED)]:
+            del self._asked[key]
+        return asked
+
+    def _run(self, asked: Asked) -> None:
+        with self._turn:
+            try:
+                with self._lock:
+                    if asked.state != "waiting":
+                        return
+                    asked.state, asked.stage, asked.began = "running", "starting", time.monotonic()
+                    child = self._child_for(asked.model)
+                limit = self._settings.limits.job_seconds
+                late = threading.Timer(limit, child.end)
+                late.start()
+                try:
+                    said = _converse(child, asked)
+                finally:
+                    late.cancel()
+                if said is None:
+                    took = time.monotonic() - asked.began
+                    error = child.complained() or f"ended with exit code {child.process.poll()} and said nothing"
+                    said = {"error": f"took longer than {limit:.0f} s and was ended" if took >= limit else error}
+                self._settle(asked, said)
+            except Exception as error:  # a thread has nobody else to tell it to
+                self._settle(asked, {"error": f"{type(error).__name__}: {error}"})
+
+    def _settle(self, asked: Asked, said: dict[str, Any]) -> None:
+        if isinstance(said.get("result"), dict):
+            self._keep(asked, said["result"])
+        with self._lock:
+            if asked.state == "cancelled":
+                return
+            asked.ended = time.monotonic()
+            if isinstance(said.get("result"), dict):
+                asked.state, asked.result = "done", said["result"]
+            else:
+                asked.state, asked.error = "failed", str(said.get("error", "no answer"))
+
+    def _child_for(self, model: Model) -> _Child:
+        """The child that holds these models; the lock is held."""
+        child = self._child
+        if child is not None and child.model == model and child.process.poll() is None:
+            return child
+        if child is not None:
+            child.end()
+        against = ("--against", model.against)
+        words = ("-m", "nnxdsl.run.outputs_command", str((self._settings.home / model.run).absolute()))
+        complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
+        given = environment()
+        # A run may be at work on the same device: no more memory is taken than is used.
+        given.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        started = subprocess.Popen(
+            [sys.executable, *words, "--step", str(model.step), *against],
+            cwd=self._settings.project,
+            env=given,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            start_new_session=True,
+        )
+        self._child = _Child(model, started, complaints)
+        return self._child
+
+    def _keep(self, asked: Asked, result: dict[str, Any]) -> None:
+        self.place.mkdir(parents=True, exist_ok=True)
+        kept = {
+            "model": attrs.asdict(asked.model),
+            "request": asked.request,
+            "result": result,
+            "seconds": asked.seconds,
+            "time": process.utc(),
+        }
+        with contextlib.suppress(RunError):  # a full disk costs the cache and not the answer
+            replace(self.place / f"{asked.key}.json", json.dumps(kept).encode())
+        files = sorted(self.place.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in files[: max(0, len(files) - KEPT)]:
+            path.unlink(missing_ok=True)
+
+
+def _converse(child: _Child, asked: Asked) -> dict[str, Any] | None:
+    """Asks, and reads until the answer is there; None if the child ended before."""
+    assert child.process.stdin is not None
+    assert child.process.stdout is not None
+    try:
+        child.process.stdin.write((json.dumps({**asked.request, "id": asked.key}) + "\n").encode())
+        child.process.stdin.flush()
+    except OSError:
+        return None
+    for line in child.process.stdout:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(said, dict) and said.get("id") == asked.key:
+            if "stage" not in said:
+                return said
+            asked.stage = str(said["stage"])[:200]
+    return None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RunError(f"{path.name}: there is no such file in the run; choose another checkpoint") from error
+
+
+def _stamp(path: Path | None) -> list[int] | None:
+    try:
+        stat = None if path is None else path.stat()
+    except OSError:
+        stat = None
+    return None if stat is None else [stat.st_mtime_ns, stat.st_size]
+
+
+@cache
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def _code() -> str:
+    """Digest of the sources that compute; read once, as the app's own process does with its code."""
+    digest, root = hashlib.sha256(), Path(nnxdsl.__file__).parent
+    for floor in ("data", "models", "program"):
+        for file in sorted((root / floor).rglob("*.py")):
+            digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    for file in sorted((root / "run").glob("outputs*.py")):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,313 @@
+"""The page of outputs from answers that are kept on disk: what is shown is what they say, as text, in every state."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import outputs_generate, outputs_stats
+from app.outputs_export import exported
+from app.outputs_page import PAGE, asked, opened, voted
+from app.outputs_request import held_out_prompts, query_of, request
+from app.outputs_stats import Group, recorded_difference, wilson
+from app.outputs_votes import SIDES
+from app.outputs_worker import Model
+from app.page import Ask
+from app.settings import Limits, Settings
+from app.state import Site
+from nnxdsl import Data, Evaluation, RunError
+from tests.app.many import experiment, write_run
+
+EVIL = '<img src=x onerror="boom(1)">'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site.of(
+        Settings(home=tmp_path / "runs", project=tmp_path, limits=Limits(new_tokens=100, prompt_characters=6_000))
+    )
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def run(site: Site) -> str:
+    """A run with a checkpoint of step 20 and two held-out rows."""
+    rows = [{"prompt": f"Say {n} {EVIL}", "chosen": "yes", "rejected": "no"} for n in (1, 2)]
+    (site.settings.project / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = experiment(0, evaluation=Evaluation(every_steps=10, data=Data.Preferences("held.jsonl")))
+    path = write_run(site.settings.home, made, "finished", 20)
+    (path / "attempts.jsonl").write_text(json.dumps({"cwd": str(site.settings.project)}) + "\n")
+    place = path / "checkpoints" / "00000020"
+    place.mkdir()
+    (place / "manifest.json").write_text("{}")
+    return path.name
+
+
+def keep(site: Site, run: str, tab: str, query: dict[str, str], result: dict[str, Any]) -> str:
+    """Writes an answer as the child's are kept; returns its key."""
+    model = Model(run, 20)
+    asked = request(site, tab, query)
+    assert asked is not None
+    key = site.answers.key(model, asked)
+    site.answers.place.mkdir(parents=True, exist_ok=True)
+    kept = {"model": {"run": run, "step": 20, "against": "reference"}, "request": asked, "seconds": 2.0}
+    (site.answers.place / f"{key}.json").write_text(json.dumps({**kept, "result": {**who(run), **result}}))
+    return key
+
+
+def who(run: str) -> dict[str, Any]:
+    return {"run": run, "step": 20, "against": "reference", "objective": "Objective.DPO", "device": "cpu"}
+
+
+def generated() -> dict[str, Any]:
+    def side(text: str, stop: str | None) -> dict[str, Any]:
+        return {"ids": [*text.encode()], "text": text, "pieces": [*text], "tokens": 3, "stop": stop, "seconds": 0.5}
+
+    sampling = {"max_new_tokens": 8, "temperature": 0.7, "top_k": None, "top_p": 0.9, "seed": 3}
+    return {
+        "prompt_ids": [256, 72],
+        "prompt_pieces": ["<bos>", f"H{EVIL}\n"],
+        "special": [0],
+        "sampling": sampling,
+        "policy": side(f"a good {EVIL} day", "<eos>"),
+        "other": side(f"a bad {EVIL} day", None),
+    }
+
+
+def side(name: str = "text") -> dict[str, Any]:
+    best = [[["a", -0.5, -1.0], [EVIL, -2.0, -1.5]] for _ in range(3)]
+    return {
+        "name": name,
+        "ids": [256, 72, 97, 10, 98],
+        "pieces": ["<bos>", "H", f" {EVIL}", "\n", "b"],
+        "special": [0],
+        "begin": 2,
+        "policy": [-1.0, -0.25, -4.0],
+        "other": [-1.5, -0.25, -0.5],
+        "likeliest": {"policy": best, "other": best},
+    }
+
+
+def pair(number: int, margin: float, chosen_tokens: int = 4) -> dict[str, Any]:
+    rewards = {"chosen": margin / 2, "rejected": -margin / 2, "margins": margin, "accuracies": float(margin > 0)}
+    return {
+        "row": f"held.jsonl:{number}",
+        **dict.fromkeys(("prompt", "chosen", "rejected"), EVIL),
+        "prompt_tokens": 3,
+        "chosen_tokens": chosen_tokens,
+        "rejected_tokens": 5,
+        "policy": [-3.0, -4.0],
+        "other": [-3.5, -3.5],
+        "rewards": rewards,
+    }
+
+
+def paired(margins: list[float], **more: Any) -> dict[str, Any]:
+    first = {"largest": 0.0, "rows": 4, "expected": True, "compute": "float32"}
+    rows = [pair(number, margin, 3 + number) for number, margin in enumerate(margins, start=1)]
+    return {"rows": rows, "total": len(rows), "first": first, "recorded": {}, "is_feedback": False, **more}
+
+
+def shown(site: Site, **query: str) -> str:
+    return "".join(opened(site, Ask(query)).regions.values())
+
+
+@pytest.mark.parametrize("module", [outputs_stats, outputs_generate])
+def test_examples_hold(module: object) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_interval_is_wilsons() -> None:
+    # Newcombe 1998 (doi 10.1002/(SICI)1097-0258(19980430)17:8<857), table I, method 3
+    for (right, count), ends in {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }.items():
+        assert wilson(right, count) == pytest.approx(ends, abs=5e-5)
+    low, high = wilson(20, 20)
+    assert (round(low, 4), high) == (0.8389, 1.0)
+
+
+def test_what_is_missing_is_said(site: Site, run: str) -> None:
+    assert "Choose a run" in shown(site)
+    assert "There is no run" in shown(site, run=EVIL)
+    without = write_run(site.settings.home, experiment(1), "failed", 3)
+    assert "saved no checkpoint yet" in shown(site, run=without.name)
+    assert "press Generate" in shown(site, run=run)
+    assert "newest" not in shown(site, run=run, step="7")  # which is not there: the newest is taken
+    assert "held.jsonl:2" in shown(site, run=run)
+
+
+def test_an_empty_home_says_what_the_page_is_for(tmp_path: Path) -> None:
+    site = Site.of(Settings(home=tmp_path, project=tmp_path, read_only=True))
+    assert "No run has saved a checkpoint yet" in shown(site)
+    assert PAGE.offered(read_only=True).keys() == {"open", "tick"}
+    site.close()
+
+
+def test_answers_stand_side_by_side_with_their_words_marked(site: Site, run: str) -> None:
+    query = {"prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3"}
+    key = keep(site, run, "", query, generated())
+    html = shown(site, run=run, **query)
+    assert "<ins>good</ins>" in html
+    assert "<del>bad</del>" in html
+    for words in ("stopped at &lt;eos&gt;", "cut at 3 tokens", "0.50 s", "0.7", "0.9", "3, the same draws for both"):
+        assert words in html
+    assert f"from={key}" in html
+    assert "onerror" in html
+    assert "<img" not in html
+    assert '<span class="marker">&lt;bos&gt;</span>' in html
+
+
+def test_a_blind_vote_tells_nothing_before_and_counts_after(site: Site, run: str) -> None:
+    query = {"run": run, "prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3", "blind": "1"}
+    key = keep(site, run, "", query, generated())
+    result = opened(site, Ask(query)).regions["result"]
+    assert "Answer A" in result
+    assert "Policy" not in result
+    assert "0.50 s" not in result
+    assert "/download" not in result
+    order = site.votes.order(key)
+    texts = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'class="answer">(.*?)</div>', result)]
+    assert ["good" in texts[place] for place in (0, 1)] == [name == "policy" for name in order]
+    with pytest.raises(RunError):
+        voted(site, Ask(query, {"key": key, "choice": "policy"}))
+    answer = voted(site, Ask(query, {"key": key, "choice": "ab"[order.index("policy")]}))
+    assert "you preferred the policy" in (answer.notice or "")
+    assert "Policy, step 20" in answer.regions["result"]
+    assert site.votes.tally(Model(run, 20)) == {"policy": 1, "other": 0, "tie": 0}
+    voted(site, Ask(query, {"key": key, "choice": "tie"}))  # thought again: the last vote counts
+    assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
+    assert {site.votes.order(f"key {n}") for n in range(20)} == {SIDES, SIDES[::-1]}
+
+
+def test_tokens_have_their_figures_and_cannot_be_more_than_the_scale(site: Site, run: str) -> None:
+    keep(site, run, "tokens", {"prompt": "H", "text": "a"}, {"sides": [side()]})
+    html = shown(site, run=run, tab="tokens", prompt="H", text="a")
+    tokens = re.findall(r'<span class="token (\w+)" style="--w:([\d.]+)" tabindex="(-?\d)".*?figure">([^<]*)', html)
+    assert tokens == [
+        ("more", "0.250", "0", "+0.50"),
+        ("even", "0.000", "-1", "+0.00"),
+        ("less", "1.000", "-1", "-3.50"),
+    ]
+    assert "1 of 3 tokens lie beyond ±2" in html
+    assert "-5.250 nats" in html  # the policy's sum
+    assert "-3.000 nats over 3 tokens" in html
+    assert "↵" in html
+    assert "·&lt;img" in html
+    assert "<img" not in html
+    wide = shown(site, run=run, tab="tokens", prompt="H", text="a", scale="5")
+    assert "beyond" not in wide
+
+
+def test_pairs_are_counted_and_the_worst_come_first(site: Site, run: str) -> None:
+    margins = [0.5, -0.25, 1.5, 0.125]
+    recorded = {"eval/rewards/margins": sum(margins) / 4, "eval/logps/chosen": -3.0, "eval/rewards/chosen": 0.25}
+    keep(site, run, "pairs", {}, paired(margins, recorded={**recorded, "eval/rewards/chosen": sum(margins) / 8}))
+    html = shown(site, run=run, tab="pairs")
+    assert "75.0% (95 % interval 30.1% to 95.4%)" in html
+    places = [html.index(f'title="its tokens">{number}</a>') for number in (2, 4, 1, 3)]
+    assert places == sorted(places)
+    assert "differ by at most 0" in html
+    assert html.count("✔ right") == 3
+    assert "<img" not in html
+    assert "<circle" in html
+    best = shown(site, run=run, tab="pairs", sort="best")
+    assert best.index(">3</a>") < best.index(">2</a>")
+
+
+def test_a_first_policy_that_is_not_the_reference_is_told(site: Site, run: str) -> None:
+    first = {"largest": 0.75, "rows": 4, "expected": True, "compute": "float32"}
+    keep(site, run, "pairs", {}, paired([1.0], first=first, recorded={"eval/rewards/margins": 2.0}))
+    html = shown(site, run=run, tab="pairs")
+    assert "not the same model" in html
+    assert "may have changed since" in html
+    assert html.count("check bad") == 2
+
+
+def test_groups_and_differences() -> None:
+    rows = [pair(1, 1.0), pair(2, -1.0), {**pair(3, 1.0), "rewards": {}}]
+    assert Group.of(rows) == Group(2, 1, 0.0)
+    assert recorded_difference(rows[:2], {"eval/rewards/margins": 0.5, "eval/logps/rejected": -4.0, "eval/x": 1.0}) == {
+        "eval/rewards/margins": -0.5,
+        "eval/logps/rejected": 0.0,
+    }
+
+
+def test_files_hold_what_is_shown(run: str) -> None:
+    rows = list(csv.DictReader(io.StringIO(exported({**who(run), **paired([-0.5, 1.0])}, "csv"))))
+    assert [float(row["reward_margins"]) for row in rows] == [-0.5, 1.0]
+    assert float(rows[0]["policy_logp_chosen"]) == -3.0
+    tokens = exported({**who(run), "sides": [{**side(), "pieces": ["<bos>", "H", "=1", "+", "b"]}]}, "csv")
+    found = list(csv.DictReader(io.StringIO(tokens)))
+    assert [row["token"] for row in found] == ["'=1", "'+", "b"]  # no formulas
+    assert [float(row["policy_logp"]) - float(row["other_logp"]) for row in found] == [0.5, 0.0, -3.5]
+    both = [json.loads(line) for line in exported({**who(run), **generated()}, "jsonl").splitlines()]
+    assert [row["side"] for row in both] == ["policy", "other"]
+    assert both[0]["answer"] == f"a good {EVIL} day"
+
+
+@pytest.mark.parametrize(
+    ("tab", "query", "words"),
+    [
+        ("", {"prompt": "x", "max": "101"}, "max: expected a whole number from 1 to 100"),
+        ("", {"prompt": "x", "max": "1e3"}, "max: expected a whole number"),
+        ("", {"prompt": "x", "temperature": "nan"}, "temperature: expected a number from 0 to 10"),
+        ("", {"prompt": "x" * 6_001}, "6,001 characters; at most 6,000"),
+        ("tokens", {"text": "x" * 6_001}, "6,001 characters; at most 6,000"),
+        ("pairs", {"limit": "-1"}, "limit: expected a whole number"),
+    ],
+)
+def test_what_is_beyond_a_limit_is_refused(site: Site, run: str, tab: str, query: dict[str, str], words: str) -> None:
+    with pytest.raises(RunError, match=words):
+        request(site, tab, query)
+    assert words.partition(":")[0] in shown(site, run=run, tab=tab, **query)
+
+
+def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> None:
+    fields = {"prompt": "Hi", "max": "64", "temperature": "0", "seed": "", "blind": "true", "chat": "", "x": "y"}
+    ask = Ask({"run": run, "tab": ""}, {"fields": fields})
+    assert query_of(ask, "") == {"run": run, "tab": "", "prompt": "Hi", "blind": "1"}
+    long = Ask({"run": run}, {"fields": {**fields, "prompt": "x" * 5_000}})
+    assert query_of(long, "", "abc") == {"run": run, "blind": "1", "key": "abc"}
+    key = keep(site, run, "", {"prompt": "x" * 5_000}, generated())
+    html = shown(site, run=run, key=key)
+    assert "x" * 5_000 in html
+    assert "<ins>good</ins>" in html
+
+
+def test_a_prompt_is_needed(site: Site, run: str) -> None:
+    assert "needs a prompt" in (asked(site, Ask({"run": run}, {"fields": {}})).notice or "")
+    assert held_out_prompts(site, run) == [("held.jsonl:1", f"Say 1 {EVIL}"), ("held.jsonl:2", f"Say 2 {EVIL}")]
+    assert request(site, "", {"row": "held.jsonl:2"}) == {
+        "do": "generate",
+        "row": "held.jsonl:2",
+        "max_new_tokens": 64,
+        "temperature": 0.0,
+        "seed": 0,
+    }
+
+
+def test_an_answer_belongs_to_its_checkpoint_and_held_out_file(site: Site, run: str) -> None:
+    first = site.answers.key(Model(run, 20), {"do": "pairs"})
+    assert first == site.answers.key(Model(run, 20), {"do": "pairs"})
+    (site.settings.home / run / "checkpoints" / "00000020" / "manifest.json").write_text('{"other": 1}')
+    second = site.answers.key(Model(run, 20), {"do": "pairs"})
+    (site.settings.project / "held.jsonl").write_text("")
+    third = site.answers.key(Model(run, 20), {"do": "pairs"})
+    assert len({first, second, third, site.answers.key(Model(run, 0), {"do": "pairs"})}) == 4
+    with pytest.raises(RunError, match="choose another checkpoint"):
+        site.answers.key(Model(run, 7), {"do": "pairs"})
+    for name in ("../x", "a/b", "", "x" * 300):
+        assert site.answers.known(name) is None
