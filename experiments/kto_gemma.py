@@ -10,7 +10,7 @@ experiment = Experiment(
     adapter=Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
     objective=Objective.KTO(beta=0.1),
     data=Data.Feedback("experiments/data/preferences.jsonl", max_prompt_length=128, max_response_length=128),
-    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-4, warmup_ratio=0.1)),
+    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=5e-4, warmup_ratio=0.1)),
     batch_size=32,
     steps=60,
     evaluation=Evaluation(
