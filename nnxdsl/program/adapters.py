@@ -368,6 +368,11 @@ def _targeted(path: str, spec: Adapter | Quantization | None) -> bool:
     return any(named(target, path) for target in getattr(spec, "targets", ()))
 
 
+def is_targeted(path: str, spec: Adapter | Quantization | None) -> bool:
+    """Whether the targets of an adapter or a quantization name the layer that an array belongs to."""
+    return _targeted(_in_period(path).rpartition(".")[0], spec)
+
+
 def _in_period(path: str) -> str:
     """The path of a layer's leaf within its period, which is what targets are matched with."""
     return within(path)

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from nnxdsl.models.row import packed, sequence
-from nnxdsl.program import advice
+from nnxdsl.program import adapters, advice
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.cost import cost
 from nnxdsl.program.flows import Flow, flows
@@ -58,6 +58,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "compute": blueprint.compute.name,
         "platform": platform,
         "reference": _reference(blueprint),
+        "quantization": _quantization(blueprint),
         "attention": _attention(blueprint, longest),
         "memory": [attrs.asdict(part) for part in parts],
         "bytes_per_device": here,
@@ -182,6 +183,22 @@ def _attention(blueprint: Blueprint, longest: Lengths) -> str:
     layout = packed if isinstance(blueprint.experiment.batching, Packed) else sequence
     choice = blueprint.kernels.choose(layout(longest.trunk) if longest.trunk else None)
     return f"{choice.kernel}: {choice.why}"
+
+
+def _quantization(blueprint: Blueprint) -> str | None:
+    asked = blueprint.experiment.quantization
+    if asked is None:
+        return None
+    kind, block = type(asked).__name__, asked.block_size
+    scaled = "a scale for each output" if block is None else f"a scale for each {block} inputs"
+    if not asked.freezes:
+        meant = [path for path in blueprint.base if path.endswith(".kernel") and adapters.is_targeted(path, asked)]
+        return f"{kind}: products of {len(meant)} arrays, {scaled}; the weights stay float32"
+    few = [placed for placed in blueprint.layout if placed.path.endswith((adapters.QVALUE, adapters.SCALE))]
+    whole = [leaf for path, leaf in blueprint.base.items() if path + adapters.QVALUE in blueprint.frozen]
+    size, before = (sum(placed.bytes for placed in few), sum(math.prod(leaf.shape) * 4 for leaf in whole))
+    share = f"{size / 2**20:.4g} MiB with their scales, {size / before:.1%} of float32"
+    return f"{kind}: {len(whole)} arrays, {scaled}: {share}"
 
 
 def _reference(blueprint: Blueprint) -> str:

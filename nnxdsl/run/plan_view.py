@@ -81,6 +81,7 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{total:,}, trained {trained:,} ({trained / total:.2%})"),
         ("computed in", f"{found['compute']}, on {found['platform']}"),
         ("reference", str(found["reference"])),
+        *([("quantization", str(words))] if (words := found.get("quantization")) else []),
         ("attention", str(found["attention"])),
         ("mesh", mesh_words(found["mesh"])),
     ]

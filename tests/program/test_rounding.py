@@ -13,8 +13,8 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Objective, PlanError, Quantization, SpecError, compile
-from nnxdsl.program import adapters
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program import adapters, plan
+from nnxdsl.program.blueprint import Blueprint, draw
 
 # The values of NF4 as the code of its paper has them, arXiv:2305.14314, appendix E.
 NF4 = np.array([
@@ -67,6 +67,18 @@ def test_a_plan_counts_their_bytes(kind: str, experiment: Callable[..., Experime
     scales = placed["layers.blocks.0.mlp.up.kernel.array.scale"]
     assert (values.shape, values.bytes) == ((2, 16, 32), 2 * 16 * 32 * BYTES[kind])
     assert (scales.shape, scales.dtype) == ((2, 2, 32), "float32")
+    share = f"{BYTES[kind] / 4 + 1 / 8:.1%} of float32"
+    assert re.fullmatch(rf"{kind}: 14 arrays, a scale for each 8 inputs: .* MiB .*, {share}", words(blueprint), re.I)
+
+
+def words(blueprint: Blueprint) -> str:
+    return str(plan._quantization(blueprint))
+
+
+def test_a_plan_names_what_is_rounded(experiment: Callable[..., Experiment]) -> None:
+    blueprint = draw(experiment(quantization=Quantization.QAT(weights="int4", targets=("mlp",))))
+    assert words(blueprint) == "QAT: products of 6 arrays, a scale for each output; the weights stay float32"
+    assert words(draw(experiment())) == "None"
 
 
 def logp(program: Any, leaves: Any, batch: Any) -> np.ndarray:
