@@ -288,7 +288,12 @@ class Program:
         return jax.tree.unflatten(self._optimizer_structure(), list(shardings.values()))
 
 
-def _teaching(blueprint: Blueprint, forward: Forward, mesh: Mesh, device: jax.Device) -> Teaching | None:
+def _teaching(
+    blueprint: Blueprint,
+    forward: Forward,
+    mesh: Mesh,
+    device: jax.Device,  # pyright: ignore[reportInvalidTypeForm]
+) -> Teaching | None:
     """The teacher, computed as the model that it teaches, with a network, weights and kernels of its own."""
     if blueprint.teacher is None:
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -123,7 +123,7 @@ def distance(
         states.append(chunks.split(x / asked.temperature))
         if where.constrain is not None:
             states[-1] = where.constrain(states[-1], (None, "head_batch", "length", None, "activation_embed"))
-    found = _apart(states[0], head.astype(hidden.dtype), states[1], taught.head.astype(taught.hidden.dtype), how)
+    found: Any = _apart(states[0], head.astype(hidden.dtype), states[1], taught.head.astype(taught.hidden.dtype), how)
     return chunks.join(found)
 
 
@@ -196,11 +196,11 @@ def _forward(
 
         def divide(sums: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
             both = _logits(given, heads, how, number)
-            return (*_more(*sums[:2], both[0]), *_more(*sums[2:], both[1])), None
+            return (*_more(sums[0], sums[1], both[0]), *_more(sums[2], sums[3], both[1])), None
 
         lowest = nothing + LOWEST
         sums, _ = tiles.loop(divide, (lowest, nothing, lowest, nothing), numbers)
-        log_z = _whole(*sums[:2]), _whole(*sums[2:])
+        log_z = _whole(sums[0], sums[1]), _whole(sums[2], sums[3])
 
         def add(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             s, t = _logits(given, heads, how, number)

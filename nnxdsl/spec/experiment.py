@@ -251,7 +251,9 @@ class Experiment(Spec):
         other = self.reference.weights if isinstance(self.reference, OtherWeights) else None
         compared = None if other is None else attrs.evolve(self.model, weights=other)
         for path, model in (("model", self.model), ("objective.teacher", teacher), ("reference", compared)):
-            for weights in () if model is None else parts(model.weights):
+            if model is None:
+                continue
+            for weights in parts(model.weights):
                 if isinstance(weights, From) and _network(weights.experiment.model) != _network(model):
                     message = f"is another network than that of {path}.weights.experiment; both must be of one family "
                     yield Problem(path, message + "and size")

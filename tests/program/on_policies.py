@@ -25,8 +25,8 @@ from nnxdsl.data.batch import RolloutBatch  # noqa: E402
 from nnxdsl.run.generate import Sampler  # noqa: E402
 from nnxdsl.run.sampling import Sampling  # noqa: E402
 
-MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data4-context2": Mesh(data=4, context=2)}
-TEACHER = Small(layers=2, pattern=1, embed_dim=32, heads=4)
+MESHES = {"one": Mesh(), "fsdp2-tensor2-context2": Mesh(fsdp=2, tensor=2, context=2)}
+TEACHER = Small(layers=1, pattern=1, embed_dim=32, heads=4)
 KINDS: dict[str, dict[str, Any]] = {
     "distill": {
         "objective": Objective.Distill(teacher=TEACHER, loss_on="all", hard_weight=0.2),
@@ -64,7 +64,7 @@ def main() -> None:
         for where, mesh in MESHES.items():
             experiment = Experiment(
                 name="small",
-                model=Small(layers=2, pattern=1, embed_dim=32, heads=4),
+                model=Small(layers=1, pattern=1, embed_dim=16, heads=4),
                 optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None),
                 batch_size=8,
                 microbatch_size=None if where == "one" else 4,
