@@ -44,7 +44,8 @@ def histogram(title: str, values: Sequence[float], name: str) -> Html:
     parts.append(tag("line", x1=f"{zero:.1f}", x2=f"{zero:.1f}", y1=TOP, y2=HEIGHT - BOTTOM, cls="zero"))
     for place in sorted({0, len(counts), min(max(-first, 0), len(counts))}):
         at = LEFT + place * across
-        parts.append(_text(number(float(edges[place])), at, HEIGHT - BOTTOM + 15, "middle"))
+        anchor = "end" if place == len(counts) else "middle"
+        parts.append(_text(number(float(f"{edges[place]:.3g}")), at, HEIGHT - BOTTOM + 15, anchor))
     parts.append(_text(name, (LEFT + WIDTH) / 2, HEIGHT - 6, "middle"))
     spoken = f"{title}: {len(values):,} values from {number(min(values))} to {number(max(values))}, "
     spoken += f"{sum(value > 0 for value in values):,} above 0"

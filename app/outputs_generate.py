@@ -34,7 +34,7 @@ def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, o
     """
     sides = list(order) if is_blind else ["policy", "other"]
     texts = [result[side]["text"] for side in sides]
-    marked = _marked(*texts)
+    marked = _marked(*texts, "ins" if is_blind else "del")
     is_same = result["policy"]["ids"] == result["other"]["ids"]
     panes = [
         _pane(here, key, result, side, text, "AB"[place] if is_blind else "")
@@ -45,8 +45,7 @@ def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, o
         same,
         tag("div", panes, cls="panes"),
         None if is_same else _legend(is_blind),
-        _prompt(result),
-        _settings(result),
+        tag("div", _prompt(result), _settings(result), cls="split"),
         None if is_blind else _saved(key),
     )
 
@@ -94,8 +93,8 @@ def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, text: Ht
     )
 
 
-def _marked(left: str, right: str) -> tuple[Html, Html]:
-    """Both texts; what only the first says is struck through, what only the second says is underlined."""
+def _marked(left: str, right: str, other_mark: str) -> tuple[Html, Html]:
+    """Both texts; what only the first says is underlined, what only the second says is in tags of its own."""
     one, other = WORDS.findall(left), WORDS.findall(right)
     if max(len(one), len(other)) > COMPARED:
         return join(left), join(right)
@@ -108,19 +107,15 @@ def _marked(left: str, right: str) -> tuple[Html, Html]:
             second.append(theirs)
             continue
         first.append(tag("ins", mine) if mine else None)
-        second.append(tag("del", theirs) if theirs else None)
+        second.append(tag(other_mark, theirs) if theirs else None)
     return join(first), join(second)
 
 
 def _legend(is_blind: bool) -> Html:
-    left, right = ("A", "B") if is_blind else ("the policy", "the other")
-    parts = (
-        tag("ins", "Underlined"),
-        f": only {left} says it. ",
-        tag("del", "Struck through"),
-        f": only {right} says it.",
-    )
-    return tag("p", parts, cls="small diff-legend")
+    if is_blind:  # to strike out one of them would be a vote already
+        return tag("p", tag("ins", "Underlined"), ": only this answer says it.", cls="small diff-legend")
+    mine = (tag("ins", "Underlined"), ": only the policy says it. ")
+    return tag("p", mine, tag("del", "Struck through"), ": only the other says it.", cls="small diff-legend")
 
 
 def _prompt(result: Mapping[str, Any]) -> Html:

@@ -43,8 +43,7 @@ def pairs(here: Chosen, key: str, result: Mapping[str, Any], query: Mapping[str,
     drawn = [histogram("Margins", margins, "reward margin"), _lengths(rows)]
     return join(
         notes,
-        tag("div", _summary(rows, result), _checks(rows, result), cls="grid"),
-        tag("div", drawn, cls="grid charts"),
+        tag("div", _summary(rows, result), _checks(rows, result), drawn, cls="duo"),
         _table(here, rows, sort, query),
         _saved(key),
     )

@@ -10,7 +10,6 @@ import numpy as np
 from .charts import Line, Mark, chart
 from .html import Child, Html, join, link, tag
 from .outputs_generate import visible
-from .parts import facts
 from .words import number
 
 SCALES = ("0.1", "0.5", "2", "5")
@@ -91,7 +90,7 @@ def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale:
     return tag(
         "section",
         tag("h2", name),
-        facts(sums),
+        tag("dl", [tag("div", tag("dt", one), tag("dd", figure)) for one, figure in sums], cls="sums"),
         heat,
         tag("p", notes, cls="small muted") if notes else None,
         _growth(apart),

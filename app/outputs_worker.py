@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,8 @@ from nnxdsl.spec.errors import RunError
 
 from .jobs import SHOWN, JobState, environment
 from .settings import Settings
+
+COMMAND = ("-m", "nnxdsl.run.outputs_command")
 
 KEPT = 400
 """Answers on disk; the oldest go first."""
@@ -109,6 +112,13 @@ class _Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
 
+    def let_go(self) -> None:
+        """Closes what led to it; nobody reads it any more."""
+        for pipe in (self.process.stdin, self.process.stdout, self.complaints):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # a request that it never read
+                    pipe.close()
+
     def complained(self) -> str:
         """The end of what it wrote to its standard error."""
         self.complaints.seek(0)
@@ -119,9 +129,14 @@ class _Child:
 class Answers:
     """What models are asked: one request at a time, in order."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Starts nothing."""
-        self._settings, self.place = settings, settings.own / "outputs"
+    def __init__(self, settings: Settings, words: Sequence[str] = COMMAND) -> None:
+        """Starts nothing.
+
+        Args:
+            settings: Of the app.
+            words: What comes after `python`; a run's directory, its step and the other side follow.
+        """
+        self._settings, self._words, self.place = settings, tuple(words), settings.own / "outputs"
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._child: _Child | None = None
         self._lock, self._turn = threading.Lock(), threading.Lock()
@@ -206,6 +221,8 @@ class Answers:
             child, self._child = self._child, None
         if child is not None:
             child.end()
+            with self._turn:  # whoever read its answers has seen their end
+                child.let_go()
 
     def _remember(self, asked: Asked) -> Asked:
         self._asked[asked.key] = asked
@@ -232,11 +249,21 @@ class Answers:
                     late.cancel()
                 if said is None:
                     took = time.monotonic() - asked.began
-                    error = child.complained() or f"ended with exit code {child.process.poll()} and said nothing"
+                    error = self._given_up(child)
                     said = {"error": f"took longer than {limit:.0f} s and was ended" if took >= limit else error}
                 self._settle(asked, said)
             except Exception as error:  # a thread has nobody else to tell it to
                 self._settle(asked, {"error": f"{type(error).__name__}: {error}"})
+
+    def _given_up(self, child: _Child) -> str:
+        """What a child that ended by itself, or was ended, has complained of; the next request has a new one."""
+        child.end()
+        error = child.complained() or f"ended with exit code {child.process.poll()} and said nothing"
+        with self._lock:
+            if self._child is child:
+                self._child = None
+        child.let_go()
+        return error
 
     def _settle(self, asked: Asked, said: dict[str, Any]) -> None:
         if isinstance(said.get("result"), dict):
@@ -257,8 +284,9 @@ class Answers:
             return child
         if child is not None:
             child.end()
+            child.let_go()
         against = ("--against", model.against)
-        words = ("-m", "nnxdsl.run.outputs_command", str((self._settings.home / model.run).absolute()))
+        words = (*self._words, str((self._settings.home / model.run).absolute()))
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
         given = environment()
         # A run may be at work on the same device: no more memory is taken than is used.

@@ -54,7 +54,7 @@ def generate(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[st
     prompt = _prompt(models, asked)
     try:
         sampling = Sampling(
-            int(asked["max_new_tokens"]),
+            int(asked.get("max_new_tokens", 64)),
             float(asked.get("temperature", 0.0)),
             asked.get("top_k"),
             asked.get("top_p"),
