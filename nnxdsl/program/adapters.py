@@ -214,6 +214,10 @@ class AdaptedLinear(Linear):
         path: of the layer within its period.
     """
 
+    kernel_lora_a: nnx.LoRAParam
+    kernel_lora_b: nnx.LoRAParam
+    kernel_lora_m: nnx.LoRAParam
+
     def __init__(self, plain: Linear, adapter: LowRank, path: str = "") -> None:
         self.kernel, self.bias, self.share = plain.kernel, plain.bias, _Share.of(adapter, path)
         for end, variable in self.share.variables(plain.kernel).items():
@@ -256,6 +260,10 @@ class AdaptedExperts(ExpertLinear):
         quantization: what the kernel is kept in; None as it is.
         path: of the layer within its period.
     """
+
+    kernel_lora_a: nnx.LoRAParam
+    kernel_lora_b: nnx.LoRAParam
+    kernel_lora_m: nnx.LoRAParam
 
     def __init__(
         self, plain: ExpertLinear, adapter: LowRank | None, quantization: Quantization | None, path: str = ""
