@@ -1,0 +1,283 @@
+"""The table of a plan's arrays: filtered, sorted, equal ones folded, each with the rule that won and why; its CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from nnxdsl.run.plan_view import entry_words, shape_words, spec_words
+
+from .html import Child, Html, join, link, tag
+from .words import size
+
+SHOWN = 40
+SORTS = {"": "as in the model", "device": "bytes of a device", "bytes": "bytes of the whole", "copies": "copies"}
+PARTS = ("frozen", "trainable", "reference", "optimizer")
+NUMERIC = ("Bytes", "Each device", "Copies")
+CSV_COLUMNS = (
+    "part", "path", "dtype", "shape", "bytes", "partition", "device_shape", "device_bytes", "replicas", "memory",
+    "rules",
+)  # fmt: skip
+
+Array = Mapping[str, Any]
+
+
+def name_of(array: Array) -> str:
+    """How a URL calls an array: its part and its path."""
+    return f"{array['part']}:{array['path']}"
+
+
+def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
+    """The arrays that a query's `q` and `part` mean, in the order of its `sort`."""
+    words, part, sort = query.get("q", "").lower().split(), query.get("part", ""), query.get("sort", "")
+    kept = [
+        array for array in arrays if (not part or array["part"] == part) and all(word in _text(array) for word in words)
+    ]
+    if sort == "copies":
+        return sorted(kept, key=lambda array: -array["replicas"])
+    if sort in ("device", "bytes"):
+        key = {"device": "device_bytes", "bytes": "bytes"}[sort]
+        totals: dict[str, int] = {}
+        for array in kept:  # a fold counts as a whole
+            totals[_kind(array)] = totals.get(_kind(array), 0) + array[key]
+        return sorted(kept, key=lambda array: -totals[_kind(array)])
+    return kept
+
+
+def folded(arrays: Iterable[Array]) -> list[list[Array]]:
+    """Arrays that lie alike in all blocks stand together."""
+    alike: dict[str, list[Array]] = {}
+    for array in arrays:
+        alike.setdefault(_kind(array), []).append(array)
+    return list(alike.values())
+
+
+def selected(arrays: Sequence[Array], query: Mapping[str, str]) -> Array | None:
+    """The array that a query names; without one the largest of what each device holds of the layout."""
+    named = query.get("array", "")
+    for array in arrays:
+        if named in (name_of(array), array["path"]):
+            return array
+    return max(arrays, key=lambda array: (array["part"] != "optimizer", array["bytes"]), default=None)
+
+
+def table(
+    found: Mapping[str, Any], second: Mapping[str, Any] | None, query: Mapping[str, str], chosen: Array | None
+) -> Html:
+    """The table, with the partitions of a second mesh beside it, if there is one."""
+    kept = filtered(found["arrays"], query)
+    rows = folded(kept)
+    other = {name_of(array): array for array in second["arrays"]} if second else {}
+    names = ["Array", "Shape", "Bytes", "Partition", "Block", "Each device", "Copies"]
+    names += ["Partition, second mesh", "Each device, second mesh"] if second else []
+    names.append("Rule")
+    limit = len(rows) if query.get("all") else SHOWN
+    body = [_row(kind, other if second else None, query, chosen, number) for number, kind in enumerate(rows[:limit])]
+    on_device = sum(array["device_bytes"] for array in kept)
+    caption = (
+        f"{len(kept):,} of {len(found['arrays']):,} arrays in {len(rows):,} rows; {size(on_device)} on each device"
+    )
+    heads = [tag("th", name, scope="col", cls="num" if name.partition(",")[0] in NUMERIC else None) for name in names]
+    whole = tag(
+        "table", tag("caption", caption), tag("thead", tag("tr", heads)), tag("tbody", body), cls="cards arrays"
+    )
+    more = None
+    if len(rows) > limit:
+        more = tag("a", f"Show all {len(rows):,} rows", href=link("/layout", **{**query, "all": "1"}), cls="button")
+    save = tag(
+        "a", "Download CSV", href=data_url(to_csv(kept)), download=f"{found['id']}-layout.csv", cls="button small"
+    )
+    return join(
+        tag("div", _form(query), save, cls="row between"),
+        tag("div", whole, cls="scroll", tabindex=0, role="region", aria_label="Arrays")
+        if rows
+        else tag("p", "No array has this in its path, dtype, part or partition.", cls="empty"),
+        tag("p", more) if more else None,
+    )
+
+
+def _form(query: Mapping[str, str]) -> Html:
+    def options(names: Mapping[str, str], chosen: str) -> list[Html]:
+        return [tag("option", text, value=value, selected=value == chosen) for value, text in names.items()]
+
+    parts = {"": "all parts", **{part: part for part in PARTS}}
+    return tag(
+        "form",
+        tag(
+            "input",
+            type="search",
+            name="q",
+            id="layout-q",
+            value=query.get("q", ""),
+            placeholder="kernel, float32, tensor ...",
+            aria_label="Arrays with",
+        ),
+        tag("select", options(parts, query.get("part", "")), name="part", id="layout-part", aria_label="Part"),
+        tag(
+            "label",
+            "Order ",
+            tag("select", options(SORTS, query.get("sort", "")), name="sort", id="layout-sort"),
+        ),
+        cls="row controls",
+        role="search",
+        data_query=True,
+    )
+
+
+def _row(
+    kind: list[Array], other: Mapping[str, Array] | None, query: Mapping[str, str], chosen: Array | None, number: int
+) -> Html:
+    array, many = kind[0], len(kind)
+    is_chosen = chosen is not None and any(one is chosen for one in kind)
+    path = array["path"] if many == 1 else array["group"]
+    away = "" if array["memory"] == "device" else ", in the host's memory"
+    cells: list[tuple[str, Child, str]] = [
+        (
+            "Array",
+            tag(
+                "div",
+                tag(
+                    "a",
+                    path,
+                    href=link("/layout", **{**query, "array": name_of(array)}),
+                    cls="mono",
+                    aria_current="true" if is_chosen else None,
+                ),
+                tag("div", f"{array['part']}{f', {many} alike' if many > 1 else ''}{away}", cls="small muted"),
+            ),
+            "name",
+        ),
+        (
+            "Shape",
+            tag("div", shape_words(array["shape"]), tag("div", array["dtype"], cls="small muted")),
+            "nowrap",
+        ),
+        ("Bytes", size(sum(one["bytes"] for one in kind)), "num nowrap"),
+        ("Partition", _partition(array), ""),
+        ("Block", shape_words(array["device_shape"]), "nowrap"),
+        ("Each device", size(sum(one["device_bytes"] for one in kind)), "num nowrap"),
+        ("Copies", tag("span", f"×{array['replicas']}", cls="replicas"), "num"),
+    ]
+    if other is not None:
+        there = [other[name_of(one)] for one in kind if name_of(one) in other]
+        changed = bool(there) and there[0]["spec"] != array["spec"]
+        cells += [
+            ("Partition, second mesh", (_partition(there[0]), " ≠" if changed else "") if there else "-", ""),
+            ("Each device, second mesh", size(sum(one["device_bytes"] for one in there)), "num nowrap"),
+        ]
+    cells.append(("Rule", _why(array, f"why-{number}-{array['part']}-{array['path']}"), "why"))
+    return tag(
+        "tr",
+        [tag("td", value, cls=cls or None, data_label=label) for label, value, cls in cells],
+        cls="chosen" if is_chosen else None,
+    )
+
+
+def _partition(array: Array) -> Html:
+    """Each dimension by its logical axis, with the mesh axes that cut it."""
+    if not array["shape"]:
+        return tag("span", "scalar", cls="muted")
+    pieces = [
+        tag(
+            "span",
+            f"{logical or '·'}",
+            tag("b", f"→{entry_words(entry)}") if entry else None,
+            cls="chip cut" if entry else "chip",
+        )
+        for logical, entry in zip(array["axes"], array["spec"], strict=True)
+    ]
+    return tag("span", pieces, cls="chips", title=spec_words(array["spec"]))
+
+
+def _why(array: Array, name: str) -> Html:
+    if not array["why"]:
+        return tag("span", "none names it: whole", cls="muted")
+    lines = [
+        tag(
+            "tr",
+            tag("td", one["dimension"], cls="num"),
+            tag("td", one["logical"] or "-"),
+            tag("td", "-" if one["rule"] is None else f"#{one['rule']}"),
+            tag("td", entry_words(one["axes"])),
+            tag("td", _outcome(one["outcome"])),
+            tag("td", one["why"]),
+        )
+        for one in sorted(array["why"], key=lambda one: one["dimension"])
+    ]
+    heads = [tag("th", text, scope="col") for text in ("Dim", "Axis", "Rule", "Mesh axes", "Outcome", "Why")]
+    return tag(
+        "details",
+        tag("summary", ", ".join(won(array))),
+        tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", lines)), cls="why-table"),
+        id=name,
+    )
+
+
+def _outcome(outcome: str) -> Html:
+    sign = {"taken": "✔ ", "indivisible": "! "}.get(outcome, "")
+    return tag("span", f"{sign}{outcome}", cls="ok nowrap" if outcome == "taken" else "muted nowrap")
+
+
+def won(array: Array) -> list[str]:
+    """`embed→fsdp #8` for each dimension that has a name."""
+    found: list[str] = []
+    for dimension, (logical, entry) in enumerate(zip(array["axes"], array["spec"], strict=True)):
+        if logical is None:
+            continue
+        tried = [one for one in array["why"] if one["dimension"] == dimension]
+        taken = [one for one in tried if one["outcome"] == "taken"]
+        if taken:  # the last: what was cut further comes after the rule
+            rule = taken[-1]["rule"]
+            by = f"({taken[-1]['why'].partition(':')[0]})" if rule is None else f"#{rule}"
+        else:
+            by = f"({tried[-1]['outcome']})" if tried else "(no rule)"
+        found.append(f"{logical}→{entry_words(entry)} {by}")
+    return found
+
+
+def to_csv(arrays: Iterable[Array]) -> str:
+    """One line for each array."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for array in arrays:
+        writer.writerow(
+            [
+                guarded(array["part"]),
+                guarded(array["path"]),
+                guarded(array["dtype"]),
+                shape_words(array["shape"]),
+                array["bytes"],
+                f"({spec_words(array['spec'])})",
+                shape_words(array["device_shape"]),
+                array["device_bytes"],
+                array["replicas"],
+                array["memory"],
+                guarded("; ".join(won(array))),
+            ]
+        )
+    return out.getvalue()
+
+
+def guarded(text: object) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    words = str(text)
+    return f"'{words}" if words.startswith(("=", "+", "-", "@", "\t", "\r")) else words
+
+
+def data_url(text: str, kind: str = "text/csv") -> str:
+    """A small file as a link."""
+    return f"data:{kind};charset=utf-8,{quote(text)}"
+
+
+def _text(array: Array) -> str:
+    return f"{array['path']} {array['part']} {array['dtype']} {spec_words(array['spec'])}".lower()
+
+
+def _kind(array: Array) -> str:
+    names = ("part", "group", "shape", "dtype", "axes", "spec", "device_shape", "replicas", "memory", "why")
+    return json.dumps([array[name] for name in names])

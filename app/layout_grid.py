@@ -1,0 +1,185 @@
+"""The picture of one array on the devices of a mesh: who holds which block; from plain values, without jax."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from nnxdsl.run.plan_view import PALETTE, counted, entry_words, shape_words
+
+from .html import Html, join, tag
+from .words import size
+
+MOST = 256
+"""Devices that are drawn."""
+
+WIDEST = 16
+"""Devices of a row, where one axis has more."""
+
+Entry = str | Sequence[str] | None
+
+
+@attrs.frozen
+class Cell:
+    """One device.
+
+    Attributes:
+        number: Of the device, row-major over the mesh.
+        place: Its place along each axis that is longer than 1.
+        block: Number of the block that it holds, row-major over the blocks of all dimensions.
+        held: The begin and end of its slice of every dimension.
+    """
+
+    number: int
+    place: dict[str, int]
+    block: int
+    held: tuple[tuple[int, int], ...]
+
+
+def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str, int]) -> Iterator[Cell]:
+    """The devices of a part of a mesh, in the order of their numbers.
+
+    Args:
+        array: As `nnxdsl plan --json` lists it.
+        mesh: Size of every mesh axis, slowest first.
+        shown: How many places along each axis are wanted; axes that it does not name: the first.
+    """
+    axes = [axis for axis, count in mesh.items() if count > 1]
+    for places in itertools.product(*(range(shown.get(axis, 1)) for axis in axes)):
+        place = dict(zip(axes, places, strict=True))
+        number = 0
+        for axis, count in mesh.items():
+            number = number * count + place.get(axis, 0)
+        block, held = 0, []
+        for dimension, whole in enumerate(array["shape"]):
+            entry = array["spec"][dimension] if dimension < len(array["spec"]) else None
+            index = 0
+            for axis in _axes(entry):
+                index = index * mesh[axis] + place.get(axis, 0)
+                block = block * mesh[axis] + place.get(axis, 0)
+            length = array["device_shape"][dimension]
+            held.append((min(index * length, whole), min((index + 1) * length, whole)))
+        yield Cell(number, place, block, tuple(held))
+
+
+def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
+    """How much of each axis is drawn: all of it, or of a large mesh one group of replicas, and of that a corner."""
+    axes = {axis: count for axis, count in mesh.items() if count > 1}
+    if math.prod(axes.values()) <= MOST:
+        return axes
+    cut = {axis for entry in array["spec"] for axis in _axes(entry)}
+    shown = {axis: count if axis in cut else 1 for axis, count in axes.items()}
+    for axis in shown:  # the slowest first
+        rest = math.prod(shown.values()) // shown[axis]
+        if rest * shown[axis] > MOST:
+            shown[axis] = max(1, MOST // rest)
+    return shown
+
+
+def held_words(cell: Cell, array: Mapping[str, Any]) -> str:
+    """`[:, 64:128, 0:64]`."""
+    whole = [(0, length) for length in array["shape"]]
+    words = [":" if part == all_ else f"{part[0]}:{part[1]}" for part, all_ in zip(cell.held, whole, strict=True)]
+    return f"[{', '.join(words)}]"
+
+
+def drawing(array: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
+    """The grid of devices with a legend; hovering or focusing a device tells what it holds (`layout.js`).
+
+    Args:
+        array: One of the plan's arrays.
+        found: The plan.
+    """
+    mesh: Mapping[str, int] = found["mesh"]
+    shown = chosen(array, mesh)
+    drawn = list(cells(array, mesh, shown))
+    devices = math.prod(mesh.values())
+    blocks = devices // max(1, array["replicas"])
+    pieces = [
+        tag("span", f"{name or f'dimension {number}'} over {entry_words(entry)}", cls="chip")
+        for number, (name, entry) in enumerate(zip(array["axes"], array["spec"], strict=True))
+        if _axes(entry)
+    ]
+    whole = tag("span", "every device holds the whole array", cls="chip") if blocks == 1 else None
+    about = tag(
+        "p",
+        tag("span", f"×{array['replicas']}", cls="replicas", title=f"each block is on {array['replicas']} devices"),
+        f" {counted(blocks, 'block')}, each on {counted(array['replicas'], 'device')}; a block is "
+        f"{shape_words(array['device_shape'])}, {size(array['device_bytes'])} ",
+        pieces or whole,
+    )
+    left_out = None
+    if len(drawn) < devices:
+        rest = f"{devices - len(drawn):,} of {devices:,} devices are not drawn"
+        is_group = len(drawn) == blocks
+        words = (
+            f"One group of replicas is drawn; {rest} and hold the same blocks again."
+            if is_group
+            else (f"A corner of one group of replicas is drawn; {rest} and go on in the same way.")
+        )
+        left_out = tag("p", words, cls="muted small")
+    return join(
+        about,
+        tag(
+            "div",
+            _panels(drawn, array, shown),
+            cls="devices",
+            role="group",
+            aria_label=f"{len(drawn)} devices and the blocks that they hold; arrow keys go from one to the next",
+        ),
+        tag(
+            "p",
+            "Point at a device, or go to one by the keyboard, to see what it holds.",
+            cls="reading-cell small muted",
+        ),
+        left_out,
+    )
+
+
+def _panels(drawn: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int]) -> list[Html]:
+    """The last axis goes along rows, the one before it down, and each place of the others is a grid of its own."""
+    axes = [axis for axis, count in shown.items() if count > 1]
+    across = axes[-1] if axes else ""
+    down = axes[-2] if len(axes) > 1 else ""
+    columns = shown.get(across, 1)
+    width = columns if columns <= 2 * WIDEST else math.gcd(columns, WIDEST) if columns % WIDEST == 0 else WIDEST
+    one = columns * shown.get(down, 1)
+    panels: list[Html] = []
+    for begin in range(0, len(drawn), one):
+        part = drawn[begin : begin + one]
+        others = ", ".join(f"{axis} {part[0].place[axis]}" for axis in axes[:-2])
+        arrows = [f"{across} →" if across else "", f"{down} ↓" if down else ""]
+        caption = " · ".join(filter(None, (others, " ".join(filter(None, arrows)))))
+        grid = [_cell(cell, array, first=begin == 0 and number == 0) for number, cell in enumerate(part)]
+        panels.append(
+            tag(
+                "figure",
+                tag("figcaption", caption or "one device"),
+                tag("div", grid, cls="device-grid", style=f"--columns:{width}", data_columns=width),
+            )
+        )
+    return panels
+
+
+def _cell(cell: Cell, array: Mapping[str, Any], first: bool) -> Html:
+    place = ", ".join(f"{axis} {index}" for axis, index in cell.place.items())
+    words = f"device {cell.number}{f' ({place})' if place else ''}: block {cell.block}, {held_words(cell, array)}"
+    return tag(
+        "button",
+        cell.block,
+        type="button",
+        cls="device",
+        style=f"background:{PALETTE[cell.block % len(PALETTE)]}",
+        data_block=cell.block,
+        tabindex=0 if first else -1,
+        title=words,
+        aria_label=words,
+    )
+
+
+def _axes(entry: Entry) -> Sequence[str]:
+    return [entry] if isinstance(entry, str) else entry or []

@@ -1,0 +1,240 @@
+"""Which layouts a URL asks for, and the child processes that work them out; knows no HTML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from nnxdsl.program import hardware
+from nnxdsl.run.ahead_process import find_compiler
+from nnxdsl.run.jsonl import write_json
+from nnxdsl.spec.errors import Problem, RunError, SpecError, suggest
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.placement import MESH_AXES
+from nnxdsl.spec.tree import evolve, to_dict
+
+from . import form
+from .experiments import stored
+from .jobs import Job
+from .state import Site
+
+SOURCES = ("run", "exp", "draft")
+DEVICE = "h200"
+"""The device that a URL means which names none."""
+
+NO_DEVICE = "none"
+COMPILE_SECONDS = 300
+MOST_RULES = 60
+SHORT = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert", "pp": "stage"}
+"""What others call some mesh axes."""
+
+Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
+
+
+def device_of(query: Mapping[str, str]) -> str:
+    """The device that is meant; one of the catalogue, or `NO_DEVICE`.
+
+    Raises:
+        SpecError: there is none of this name.
+    """
+    name = query.get("device", "").lower() or DEVICE
+    if name != NO_DEVICE and name not in hardware.DEVICES:
+        raise SpecError([Problem("device", f"there is no '{name}'{suggest(name, hardware.DEVICES)}")])
+    return name
+
+
+def mesh_of(text: str, most: int) -> dict[str, int]:
+    """The sizes that a text like `fsdp:16,tensor:8` gives; axes that it does not name have size 1.
+
+    Args:
+        text: As in the URL; `slices` may be named as well.
+        most: The most devices.
+
+    Raises:
+        SpecError: with everything that is wrong.
+    """
+    sizes = dict.fromkeys((*MESH_AXES, "slices"), 1)
+    problems: list[Problem] = []
+    named: set[str] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        axis, _, size = part.replace("=", ":").partition(":")
+        axis = SHORT.get(axis.strip(), axis.strip())
+        if axis not in sizes:
+            problems.append(Problem("mesh", f"there is no axis '{axis[:40]}'{suggest(axis, sizes)}"))
+        elif axis in named:
+            problems.append(Problem(f"mesh.{axis}", "is given twice"))
+        elif not (size.strip().isascii() and size.strip().isdigit() and 0 < int(size[:12]) <= most):
+            problems.append(Problem(f"mesh.{axis}", f"expected a number from 1 to {most:,}, got '{size[:20]}'"))
+        else:
+            sizes[axis] = int(size)
+        named.add(axis)
+    if not problems and (count := math.prod(sizes[axis] for axis in MESH_AXES)) > most:
+        problems.append(Problem("mesh", f"{count:,} devices; at most {most:,} are planned"))
+    if problems:
+        raise SpecError(problems)
+    return sizes
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """The shortest text for sizes; `data:1` for one device.
+
+    >>> mesh_text({"data": 1, "fsdp": 16, "tensor": 8})
+    'fsdp:16,tensor:8'
+    """
+    return ",".join(f"{axis}:{size}" for axis, size in sizes.items() if size > 1) or "data:1"
+
+
+def rules_of(text: str) -> Rules:
+    """The rules of a text with one in each line: `embed: fsdp`, `mlp: tensor+fsdp`, `vocab: -` for no axis.
+
+    Raises:
+        SpecError: a line that is none, by its number.
+    """
+    found: list[tuple[str, str | tuple[str, ...] | None]] = []
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > MOST_RULES:
+        raise SpecError([Problem("rules", f"{len(lines)} rules; at most {MOST_RULES} are read")])
+    for number, line in enumerate(lines, start=1):
+        logical, colon, target = (part.strip() for part in line.partition(":"))
+        if not colon or not logical or not target:
+            raise SpecError([Problem("rules", f"line {number}: expected `logical axis: mesh axis`, got '{line[:60]}'")])
+        axes = tuple(axis.strip() for axis in target.split("+"))
+        found.append((logical, None if target in ("-", "None") else axes[0] if len(axes) == 1 else axes))
+    return tuple(found)
+
+
+def rules_text(rules: Rules) -> str:
+    """Rules as `rules_of` reads them."""
+    return "\n".join(
+        f"{logical}: {axes if isinstance(axes, str) else '+'.join(axes or ()) or '-'}" for logical, axes in rules
+    )
+
+
+def asked(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int) -> Experiment:
+    """The experiment on a mesh and with the rules of a query.
+
+    Args:
+        experiment: As it is written.
+        query: Of the URL; its `rules` replace the experiment's.
+        mesh: Text of a mesh; empty: the experiment's own.
+        most: The most devices.
+
+    Raises:
+        SpecError: with everything that is wrong.
+    """
+    changes: dict[str, object] = {}
+    if mesh:
+        changes |= {f"mesh.{axis}": size for axis, size in mesh_of(mesh, most).items()}
+    elif experiment.mesh.device_count > most:
+        raise SpecError([Problem("mesh", f"{experiment.mesh.device_count:,} devices; at most {most:,} are planned")])
+    if "rules" in query:
+        changes["mesh.rules"] = rules_of(query["rules"])
+    return evolve(experiment, changes) if changes else experiment
+
+
+@attrs.frozen
+class Source:
+    """What a URL names.
+
+    Attributes:
+        kind: One of `SOURCES`; empty where the URL names none.
+        name: A run's id, a preset's or a draft's name.
+        experiment: As it is written; None while a preset is being read.
+    """
+
+    kind: str = ""
+    name: str = ""
+    experiment: Experiment | None = None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"experiments/{self.name}.py" if self.kind == "exp" else f"{self.kind} {self.name}"
+
+
+def source(site: Site, query: Mapping[str, str]) -> Source:
+    """What a URL names.
+
+    Raises:
+        RunError: there is no such thing, or the app cannot read it.
+        SpecError: a draft with problems.
+    """
+    kind = next((kind for kind in SOURCES if query.get(kind)), "")
+    name = query.get(kind, "")
+    if kind == "run":
+        return Source(kind, name, _of_run(site, name))
+    if kind == "draft":
+        experiment, problems = form.read(site.drafts.load(name).texts)
+        if experiment is None:
+            raise SpecError(problems, "this draft")
+        return Source(kind, name, experiment)
+    if kind == "exp":
+        job = site.presets.job(name)
+        if job is None:
+            raise RunError(f"there is no {site.presets.place / name}.py")
+        if job.is_over and job.state != "done":
+            raise RunError(f"experiments/{name}.py cannot be read: {job.error or job.state}")
+        return Source(kind, name, site.presets.experiment(name))
+    return Source()
+
+
+def _of_run(site: Site, name: str) -> Experiment:
+    if site.index.row(name) is not None:
+        place = site.run(name).path
+    else:
+        newest = site.launcher.newest(name)
+        if newest is None:
+            raise RunError(f"there is no run {name}; choose one")
+        place = newest.directory
+    experiment = stored(place / "experiment.json")
+    if experiment is None:
+        raise RunError(
+            f"{name} names classes of another package, which the app does not import; "
+            "`nnxdsl plan FILE` shows its layout in a terminal"
+        )
+    return experiment
+
+
+# Child processes
+
+
+def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, compiled: bool = False) -> Job | None:
+    """The child process that plans an experiment; its key is all that the plan depends on.
+
+    Args:
+        site: Whose jobs it is one of.
+        experiment: On the mesh that is asked for.
+        device: Name in the catalogue, or `NO_DEVICE`.
+        start: Whether to start it if there is none, or if it failed or was ended.
+        compiled: Whether XLA is asked, too.
+    """
+    device = "" if device == NO_DEVICE else device
+    tree: dict[str, Any] = to_dict(experiment)
+    digest = hashlib.sha256(f"{json.dumps(tree, sort_keys=True)} {device}".encode()).hexdigest()[:16]
+    key = f"{'compiled plan' if compiled else 'plan'} {digest}"
+    if not start:
+        return site.jobs.get(key)
+    file = site.settings.own / "plans" / f"{digest}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, tree)
+    words = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
+    words += ["--device", device] if device else []
+    return site.jobs.start(key, words + (["--compile", "--limit", str(COMPILE_SECONDS)] if compiled else []))
+
+
+def why_not_compiled(experiment: Experiment, device: str) -> str | None:
+    """Why XLA cannot be asked here, and what to do about it; None if it can."""
+    platform = "cpu" if device == NO_DEVICE else hardware.DEVICES[device].platform
+    count = experiment.mesh.device_count
+    if platform == "cpu" and count > hardware.MOST_CPU_DEVICES:
+        return f"A CPU is divided into at most {hardware.MOST_CPU_DEVICES} devices; this mesh has {count:,}."
+    try:
+        find_compiler(platform)
+    except RunError as error:
+        return str(error)
+    return None

@@ -1,0 +1,211 @@
+"""Layouts without a browser: what a URL asks for, and the plan of a small model as tables and drawings."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app import layout_arrays, layout_page, layout_views
+from app.layout_grid import MOST, cells, chosen, drawing
+from app.layout_request import asked, mesh_of, mesh_text, plan_job, rules_of, rules_text
+from app.page import Ask
+from app.settings import Settings
+from app.state import Site
+from nnxdsl import Mesh, SpecError
+from nnxdsl.program import hardware
+from nnxdsl.program.plan import plan
+from nnxdsl.run.drawing import blocks
+from nnxdsl.spec.tree import evolve
+from tests.app.many import experiment, write_run
+from tests.app.on_pages import EVIL
+
+MESH = {"data": 1, "fsdp": 4, "tensor": 2}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """A plan as `nnxdsl plan --json` prints it."""
+    made = evolve(experiment(0), {f"mesh.{axis}": count for axis, count in MESH.items()})
+    return json.loads(json.dumps(plan(made, "gpu", hardware.device("h200"))))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    yield site
+    site.close()
+
+
+def test_meshes_are_read_and_written() -> None:
+    sizes = mesh_of("fsdp:16, tp=8", 1_000)
+    assert {axis: size for axis, size in sizes.items() if size > 1} == {"fsdp": 16, "tensor": 8}
+    assert mesh_of(mesh_text(sizes), 1_000) == sizes
+    assert mesh_of(mesh_text(mesh_of("", 1)), 1) == mesh_of("data:1", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fdsp:8", "there is no axis 'fdsp'; did you mean 'fsdp'?"),
+        ("fsdp:8,fsdp:2", "is given twice"),
+        ("fsdp:0", "expected a number from 1 to 1,000"),
+        ("fsdp:-1", "expected a number"),
+        ("fsdp", "expected a number"),
+        ("fsdp:²", "expected a number"),
+        ("fsdp:99999999999999999999", "expected a number"),
+        ("fsdp:100,tensor:100", "10,000 devices; at most 1,000"),
+    ],
+)
+def test_what_is_wrong_with_a_mesh_is_said(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        mesh_of(text, 1_000)
+    assert message in str(caught.value)
+
+
+def test_rules_are_read_and_written() -> None:
+    rules = (("embed", "fsdp"), ("mlp", ("tensor", "context")), ("vocab", None))
+    assert rules_of(rules_text(rules)) == rules
+    made = asked(experiment(0), {"rules": rules_text(rules)}, "fsdp:2", 8)
+    assert (made.mesh.rules, made.mesh.fsdp) == (rules, 2)
+    for wrong in ("embed", "embed:", ": fsdp", "embed: nowhere"):
+        with pytest.raises(SpecError):
+            asked(experiment(0), {"rules": wrong}, "", 8)
+
+
+def test_an_experiment_keeps_its_mesh_where_the_url_names_none() -> None:
+    made = experiment(0, mesh=Mesh(fsdp=4, tensor=2))
+    assert asked(made, {}, "", 8) is made
+    assert asked(made, {}, "data:2", 8).mesh == Mesh(data=2)
+    with pytest.raises(SpecError, match="8 devices; at most 4"):
+        asked(made, {}, "", 4)
+
+
+def test_the_drawing_agrees_with_that_of_the_terminal(found: dict[str, Any]) -> None:
+    mesh = found["mesh"]
+    for array in found["arrays"]:
+        drawn = list(cells(array, mesh, chosen(array, mesh)))
+        held = blocks(array["shape"], array["spec"], mesh).reshape(-1)
+        assert [cell.block for cell in drawn] == held.tolist()
+        assert [cell.number for cell in drawn] == list(range(8))
+        whole = np.zeros(array["shape"], dtype=int)
+        for cell in drawn:
+            whole[tuple(slice(*part) for part in cell.held)] += 1
+        assert (whole == array["replicas"]).all()
+
+
+def test_of_a_large_mesh_one_group_of_replicas_is_drawn() -> None:
+    mesh = {"data": 64, "fsdp": 16, "tensor": 8}
+    array = {
+        "shape": [320, 128], "device_shape": [40, 8], "spec": ["tensor", "fsdp"], "axes": ["vocab", "embed"],
+        "replicas": 64, "device_bytes": 640,
+    }  # fmt: skip
+    drawn = list(cells(array, mesh, chosen(array, mesh)))
+    assert sorted(cell.block for cell in drawn) == list(range(128))
+    html = drawing(array, {"mesh": mesh})
+    assert html.count("<button") == 128
+    assert "8,064 of 8,192 devices are not drawn and hold the same blocks again" in html
+    huge = {**array, "shape": [10**6, 10**6], "device_shape": [10**6 // 64, 10**3], "spec": ["data", "fsdp"]}
+    assert len(list(cells(huge, mesh, chosen(huge, {**mesh, "fsdp": 1_000})))) <= MOST
+
+
+def test_every_array_is_in_the_table_with_its_rules(found: dict[str, Any]) -> None:
+    html = layout_arrays.table(found, None, {"all": "1"}, None)
+    for array in found["arrays"]:
+        assert f">{array['path']}<" in html or f">{array['group']}<" in html
+    assert "embed→fsdp #" in html
+    assert "not reached" in html
+    assert sum(len(kind) for kind in layout_arrays.folded(found["arrays"])) == len(found["arrays"])
+
+
+def test_arrays_are_filtered_and_sorted(found: dict[str, Any]) -> None:
+    arrays = found["arrays"]
+    kept = layout_arrays.filtered(arrays, {"q": "attention TENSOR", "part": "frozen"})
+    assert kept
+    assert all("attention" in array["path"] and array["part"] == "frozen" for array in kept)
+    assert layout_arrays.filtered(arrays, {"q": "no such array"}) == []
+    copies = [array["replicas"] for array in layout_arrays.filtered(arrays, {"sort": "copies"})]
+    assert copies == sorted(copies, reverse=True)
+    by_size = layout_arrays.folded(layout_arrays.filtered(arrays, {"sort": "device"}))
+    sizes = [sum(array["device_bytes"] for array in kind) for kind in by_size]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_csv_has_every_array_and_no_formulas(found: dict[str, Any]) -> None:
+    rows = list(csv.DictReader(io.StringIO(layout_arrays.to_csv(found["arrays"]))))
+    assert sum(int(row["device_bytes"]) for row in rows) == sum(array["device_bytes"] for array in found["arrays"])
+    assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@"))]
+    assert layout_arrays.guarded("=1+1") == "'=1+1"
+
+
+def test_the_memory_adds_up(found: dict[str, Any]) -> None:
+    html = layout_views.summary(found, "a")
+    for part in found["memory"]:
+        assert part["bytes"] == 0 or (part["name"] in html and part["how"].replace("'", "&#x27;") in html)
+    assert "✔ fits" in html
+    widths = [float(text.split("%")[0]) for text in html.split("width:")[1:]]
+    assert abs(sum(widths) - 200) < 0.1  # the bar of the device, and the same parts drawn larger
+    over = {**found, "verdict": {"fits": False, "share": 1.5, "message": "does not fit"}}
+    assert "✘ does not fit" in layout_views.summary(over, "a")
+    assert "how much it has is not known" in layout_views.summary({**found, "device": None, "verdict": None}, "a")
+
+
+def test_what_a_plan_says_is_escaped(found: dict[str, Any]) -> None:
+    evil = {**found["arrays"][0], "path": EVIL, "group": EVIL, "dtype": EVIL, "axes": [EVIL, EVIL]}
+    plan_ = {**found, "arrays": [evil], "warnings": [{"kind": EVIL, "path": EVIL, "message": EVIL}]}
+    pieces = [
+        layout_arrays.table(plan_, plan_, {"q": ""}, evil),
+        layout_views.summary(plan_, "a"),
+        drawing(evil, plan_),
+    ]
+    for html in pieces:
+        assert "<img" not in html
+
+
+def test_the_page_before_anything_is_planned(site: Site) -> None:
+    choice = layout_page.opened(site, Ask({})).regions
+    assert "Recipes" in choice["choose"]
+    for query in ({"run": EVIL}, {"exp": EVIL}, {"draft": EVIL}):
+        html = layout_page.opened(site, Ask(query)).regions["choose"]
+        assert "<img" not in html
+        assert 'role="alert"' in html
+    run = write_run(site.settings.home, experiment(0), "finished", 3).name
+    for wrong in ({"mesh": EVIL}, {"mesh": "fsdp:0"}, {"mesh2": "x:1"}, {"rules": EVIL}, {"mesh": "data:9999999"}):
+        regions = layout_page.opened(site, Ask({"run": run, **wrong})).regions
+        assert "<img" not in "".join(regions.values())
+        assert "notice bad" in regions["result"]
+    assert "notice bad" in layout_page.opened(site, Ask({"run": run, "device": "h2000"})).regions["choose"]
+
+
+def test_the_fields_go_into_the_url(site: Site) -> None:
+    run = write_run(site.settings.home, experiment(0), "finished", 3).name
+    fields = {"of": f"run:{run}", "size-fsdp": "4", "size-tensor": "2", "device": "v5e", "mesh2": "fsdp=8"}
+    answer = layout_page.choose(site, Ask({"exp": "other", "q": "x"}, {"fields": fields}))
+    query = dict(urllib.parse.parse_qsl((answer.goto or "").partition("?")[2]))
+    assert query == {"run": run, "mesh": "fsdp:4,tensor:2", "mesh2": "fsdp:8", "device": "v5e", "q": "x"}
+    with pytest.raises(SpecError):
+        layout_page.choose(site, Ask({}, {"fields": {**fields, "size-fsdp": "0"}}))
+
+
+def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_ended(site: Site) -> None:
+    made = experiment(0)
+    run = write_run(site.settings.home, made, "finished", 3).name
+    ask = Ask({"run": run, "mesh": "fsdp:2"})
+    assert "data-tick" in layout_page.opened(site, ask).regions["result"]
+    job = plan_job(site, asked(made, ask.query, "fsdp:2", 8), "h200", start=False)
+    assert job is not None
+    assert job.argv[1:4] == ("-m", "nnxdsl", "plan")
+    assert not job.is_over
+    layout_page.cancel(site, ask)
+    assert job.state == "cancelled"
+    for _ in range(2):
+        result = layout_page.opened(site, ask).regions["result"]
+        assert "Try again" in result
+        assert "data-tick" not in result
