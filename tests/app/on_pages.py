@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 EVIL = '<img src=x onerror="boom(1)">${boom(2)}{{boom(3)}}'
 
 _DIM = """() => {
@@ -40,3 +43,11 @@ def dim_texts(page: Any) -> list[str]:
 def overflow(page: Any) -> int:
     """How many pixels the page is wider than its window."""
     return page.evaluate("Math.max(0, document.scrollingElement.scrollWidth - window.innerWidth)")
+
+
+def picture(page: Any, name: str) -> None:
+    """Writes `docs/images/<name>.png` where NNXDSL_UPDATE_IMAGES is set."""
+    if os.environ.get("NNXDSL_UPDATE_IMAGES"):
+        IMAGES.mkdir(exist_ok=True)
+        page.wait_for_timeout(600)
+        page.screenshot(path=IMAGES / f"{name}.png")

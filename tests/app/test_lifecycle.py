@@ -13,6 +13,7 @@ import pytest
 
 from tests.app.conftest import RunningApp
 from tests.app.many import experiment, write_run
+from tests.app.on_pages import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 Open = Callable[..., Any]
@@ -56,6 +57,7 @@ def test_a_run_goes_from_the_form_to_its_end_while_its_app_is_killed(app: Any, o
     shown.reload()
     until(shown, "finished")
     assert shown.locator("svg .series").count() >= 5
+    picture(shown, "run")
     assert json.loads((path / "status.json").read_text())["exit_code"] == 0
     for tab, words in (
         ("Log", "finished at step 14"),
@@ -67,6 +69,7 @@ def test_a_run_goes_from_the_form_to_its_end_while_its_app_is_killed(app: Any, o
         shown.get_by_role("link", name=tab, exact=True).click()
         shown.wait_for_selector(f"#run-body :text('{words}')")
     other.wait_for_selector("#page-runs .badge.finished")
+    picture(other, "runs")
     launched = json.loads(next((app.home / ".app" / "launches").iterdir()).joinpath("launch.json").read_text())
     assert launched["argv"][1:4] == ["-m", "nnxdsl", "run"]
 
@@ -129,6 +132,7 @@ def test_the_form_follows_its_classes_and_takes_python_in(app: Any, open_page: O
     shown.wait_for_selector("[id='f-evaluation.every_steps']", state="detached")
     shown.get_by_role("link", name="Changes").click()
     shown.wait_for_selector("#new-panel td:has-text('IPO')")
+    picture(shown, "new")
     shown.get_by_role("link", name="JSON", exact=True).click()
     text = json.loads(shown.locator("#new-json").text_content())
     text["seed"] = 77
