@@ -61,7 +61,7 @@ def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
     for name, group in (("Where the chosen is longer", Group.of(longer)), ("Where it is shorter", Group.of(shorter))):
         if group.accuracy is not None:
             said.append((name, f"{group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}"))
-    title = f"{result['objective']}: step {result['step']:,} against {result['against']}"
+    title = f"{str(result['objective']).rpartition('.')[2]}: step {result['step']:,} against {result['against']}"
     return tag("section", tag("h2", title), facts(said), cls="panel")
 
 
