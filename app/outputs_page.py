@@ -8,10 +8,11 @@ from typing import Any
 from nnxdsl.spec.errors import RunError
 
 from .html import Html, join, link, tag
+from .index import Row
 from .outputs_forms import form
 from .outputs_generate import answers, vote_buttons
 from .outputs_pairs import pairs
-from .outputs_request import TABS, Chosen, chosen, query_of, request
+from .outputs_request import TABS, Chosen, chosen, query_of, request, with_checkpoints
 from .outputs_tokens import tokens
 from .outputs_worker import Asked
 from .page import Action, Answer, Ask, Page
@@ -25,10 +26,12 @@ SHOWN_RUNS = 30
 
 def opened(site: Site, ask: Ask) -> Answer:
     """The page for its query: what was answered before is shown, nothing is computed by itself."""
-    here = chosen(site, ask)
+    here, rows = chosen(site, ask), with_checkpoints(site)
+    if here.row is not None and here.row.id not in [row.id for row in rows]:
+        rows = [here.row, *rows]
     if here.model is None:
-        return Answer({"head": _head(site, here), "form": join(), "result": _empty(site, here, ask)})
-    regions = {"head": _head(site, here), "form": _form(site, here, ask), "result": _result(site, here, ask)}
+        return Answer({"head": _head(here, rows), "form": join(), "result": _empty(here, rows, ask)})
+    regions = {"head": _head(here, rows), "form": _form(site, here, ask), "result": _result(site, here, ask)}
     return Answer(regions)
 
 
@@ -81,13 +84,13 @@ def _whose(known: Asked, side: str) -> str:
 # the head
 
 
-def _head(site: Site, here: Chosen) -> Html:
+def _head(here: Chosen, rows: list[Row]) -> Html:
     title = tag("h1", "Outputs")
-    if not here.rows:
+    if not rows:
         return title
     run = "" if here.row is None else here.row.id
     runs = [tag("option", "choose a run", value="")] if here.model is None else []
-    runs += [tag("option", row.id, value=row.id, selected=row.id == run) for row in here.rows]
+    runs += [tag("option", row.id, value=row.id, selected=row.id == run) for row in rows]
     parts: list[Html] = [tag("label", "Run ", tag("select", runs, name="run"))]
     if here.row is not None and here.model is not None:
         every = [*here.steps, 0]
@@ -120,21 +123,21 @@ def _form(site: Site, here: Chosen, ask: Ask) -> Html:
     return form(site, here, query)
 
 
-def _empty(site: Site, here: Chosen, ask: Ask) -> Html:
+def _empty(here: Chosen, rows: list[Row], ask: Ask) -> Html:
     run = ask.query.get("run", "")
     if here.row is not None:
         words = "It has saved no checkpoint yet. The first one is written after checkpoint.every_steps steps, or when "
         words += "it is stopped with Stop and save; this page then compares its policy with its reference."
         return tag("div", tag("h2", here.row.id), tag("p", words), tag("p", run_link(here.row)), cls="empty")
     lost = tag("p", f"There is no run {run} here.") if run else None
-    if not here.rows:
+    if not rows:
         words = "This page compares the policy of a run's checkpoint with its reference: answers side by side, "
         words += "log-probabilities token by token, and all held-out pairs. No run has saved a checkpoint yet."
         start = tag("p", tag("a", "Start one", href="/", cls="button primary"))
         return tag("div", tag("h2", "Nothing to compare yet"), lost, tag("p", words), start, cls="empty")
     listed = [
         tag("li", tag("a", row.id, href=link("/outputs", run=row.id), cls="mono"), " ", state_badge(row.state))
-        for row in here.rows[:SHOWN_RUNS]
+        for row in rows[:SHOWN_RUNS]
     ]
     return tag(
         "div", lost, tag("p", "Choose a run that has a checkpoint:"), tag("ul", listed, cls="plain"), cls="empty"

@@ -36,6 +36,9 @@ LISTED = 100
 """Held-out rows that can be chosen."""
 
 MOST_PAIRS = 5_000
+RUNS = 200
+"""Runs that can be chosen from a list; any other by its URL."""
+
 SIDES = ("policy", "other")
 
 
@@ -44,7 +47,6 @@ class Chosen:
     """What the query names, as far as it is there.
 
     Attributes:
-        rows: Runs that have checkpoints, newest first.
         row: The run; None if none is named, or there is none of that name.
         steps: Its checkpoints, newest first.
         step: The one that is looked at.
@@ -52,7 +54,6 @@ class Chosen:
         tab: "", "tokens" or "pairs".
     """
 
-    rows: list[Row]
     row: Row | None
     steps: list[int]
     step: int
@@ -72,7 +73,6 @@ class Chosen:
 
 def chosen(site: Site, ask: Ask) -> Chosen:
     """What a query names; a step that is not there is the newest."""
-    rows = [row for row in site.index.rows() if steps_of(site.settings.home / row.id)]
     run = ask.query.get("run", "")
     row = site.index.row(run) if run else None
     steps = [] if row is None else steps_of(site.settings.home / row.id)
@@ -81,7 +81,18 @@ def chosen(site: Site, ask: Ask) -> Chosen:
     if not (against.isdigit() and int(against) in (*steps, 0) and int(against) != step):
         against = "reference"
     tab = ask.query.get("tab", "")
-    return Chosen(rows, row, steps, step, against, tab if tab in TABS else "")
+    return Chosen(row, steps, step, against, tab if tab in TABS else "")
+
+
+def with_checkpoints(site: Site) -> list[Row]:
+    """The newest runs that have something to look at."""
+    found: list[Row] = []
+    for row in site.index.rows():
+        if steps_of(site.settings.home / row.id):
+            found.append(row)
+        if len(found) >= RUNS:
+            break
+    return found
 
 
 def steps_of(run: Path) -> list[int]:
