@@ -20,8 +20,8 @@ from app.page import Ask
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Mesh, SpecError
-from nnxdsl.program import hardware
-from nnxdsl.program.plan import plan
+from nnxdsl.program.blueprint import draw
+from nnxdsl.program.plan import describe
 from nnxdsl.run.drawing import blocks
 from nnxdsl.spec.tree import evolve
 from tests.app.many import experiment, write_run
@@ -30,11 +30,32 @@ from tests.app.on_pages import EVIL
 MESH = {"data": 1, "fsdp": 4, "tensor": 2}
 
 
+MEMORY = (
+    ("frozen weights", 312_320, "exact", "every array of the layout"),
+    ("trainable weights", 380_928, "exact", "float32"),
+    ("activations", 96_130_052, "estimated", "what each layer keeps for the backward pass, traced"),
+    ("workspace", 0, "estimated", "the largest of what lives for a moment"),
+)
+DEVICE = {"name": "h200", "description": "NVIDIA H200", "memory": 150_109_106_995, "usable": 147_961_623_347}
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """A plan as `nnxdsl plan --json` prints it."""
+    """A plan as `nnxdsl plan --json` prints it: its layout is a real one; the figures of memory were noted down."""
     made = evolve(experiment(0), {f"mesh.{axis}": count for axis, count in MESH.items()})
-    return json.loads(json.dumps(plan(made, "gpu", hardware.device("h200"))))
+    layout = json.loads(json.dumps(describe(draw(made, "gpu").layout)))
+    parts = [
+        {"name": name, "bytes": count, "tag": tag, "how": how, "memory": "device"} for name, count, tag, how in MEMORY
+    ]
+    figures = {
+        "id": made.id, "steps": 60, "batch_size": 16, "rows": 960, "tokens_at_most": 368_640, "microbatches": 1,
+        "parameters": {"total": 1_224_192, "trainable": 233_472}, "compute": "bfloat16", "platform": "gpu",
+        "reference": "none", "attention": "dense", "memory": parts, "activations": {"none": 96_130_052},
+        "bytes_per_device": sum(part["bytes"] for part in parts), "host_bytes_per_device": 0, "remat": "none",
+        "remat_why": "fits", "device": DEVICE, "step_seconds": None, "warnings": [], "flows": [], "compiled": None,
+        "verdict": {"fits": True, "share": 0.0007, "message": "fits: 0.1 of 137.8 GiB, 137.7 GiB free"},
+    }  # fmt: skip
+    return {**layout, **figures}
 
 
 @pytest.fixture
