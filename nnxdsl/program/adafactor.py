@@ -23,13 +23,13 @@ class FactoredState(NamedTuple):
     """What is kept between steps; each path stands in `rows` and `columns`, or in `elements`.
 
     Attributes:
-        count: int32 scalar, steps done.
+        steps: int32 scalar, steps done.
         rows: Mean of squared gradients over the outputs, `[..., in]`.
         columns: Mean of squared gradients over the inputs, `[..., out]`.
         elements: Mean of squared gradients of arrays that are not factored.
     """
 
-    count: jax.Array
+    steps: jax.Array
     rows: dict[str, jax.Array]
     columns: dict[str, jax.Array]
     elements: dict[str, jax.Array]
@@ -68,8 +68,8 @@ def scale_by_factored_rms(
         )
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[dict[str, jax.Array], FactoredState]:
-        count = state.count + 1
-        decay = 1.0 - count.astype(jnp.float32) ** -decay_exponent
+        steps = state.steps + 1
+        decay = 1.0 - steps.astype(jnp.float32) ** -decay_exponent
 
         def mean(old: jax.Array, new: jax.Array) -> jax.Array:
             return decay * old + (1.0 - decay) * new
@@ -93,7 +93,7 @@ def scale_by_factored_rms(
             return scaled
 
         found = {path: direction(path, gradient) for path, gradient in updates.items()}
-        return found, FactoredState(count, rows, columns, elements)
+        return found, FactoredState(steps, rows, columns, elements)
 
     return optax.GradientTransformation(init, update)
 

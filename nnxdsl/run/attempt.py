@@ -360,14 +360,14 @@ class Attempt:
             allocator.keep_memory()
         now = time.perf_counter()
         seconds, self.last_read = now - max(began, self.last_read), now
-        self.tokens += values["num_tokens"]
+        self.tokens += int(values["num_tokens"])
         rates = self.speed.rates(values["num_tokens"], seconds)
         row = {"step": step, "attempt": self.number, **values, "num_tokens": self.tokens, **rates}
         self.directory.append_metrics({**row, **self.speed.use(flops, seconds)})
         if values.get(SKIPPED):
             self._note_skipped(step, values)
         elif not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-            self.tokens -= values["num_tokens"]  # of a step that is not taken
+            self.tokens -= int(values["num_tokens"])  # of a step that is not taken
             self._refuse_nan(step, values)
         if step == 0:
             self._compare_with_reference(values)
