@@ -51,7 +51,7 @@ WITHOUT_JAX = (
     "__init__.py",
 )
 ONLY_IN = {
-    "qwix": {"program/adapters.py"},
+    "qwix": {"program/adapters.py", "program/rounding.py"},
     "orbax": {"run/checkpoint.py", "run/orbax_tree.py"},
     "huggingface_hub": {"models/hub_download.py"},
     "cattrs": {"spec/tree.py"},

@@ -1,4 +1,4 @@
-"""Adapters and few-bit weights put on a model from outside: the one place that imports qwix."""
+"""Adapters and few-bit weights put on a model from outside: with `rounding` the one place that imports qwix."""
 
 from __future__ import annotations
 
