@@ -25,6 +25,7 @@ def begin(shown: Any, app: Any, **fields: str) -> Path:
     shown.goto(app.url("/new"))
     shown.get_by_role("link", name="tiny experiments/tiny.py").click()
     shown.wait_for_selector(".spec-form")
+    shown.evaluate("document.querySelectorAll('.spec-form details').forEach((one) => { one.open = true; })")
     for path, text in fields.items():
         shown.locator(f"[id='f-{path.replace('__', '.')}']").fill(text)
     shown.wait_for_timeout(600)
@@ -105,6 +106,7 @@ def test_what_is_refused_says_why_and_can_be_changed(app: Any, open_page: Open) 
     shown.get_by_role("link", name="Change it").click()
     shown.wait_for_selector(".spec-form")
     assert shown.locator("[id='f-data.path']").input_value() == "nowhere.jsonl"
+    shown.wait_for_url("**/new?draft=*")
     draft = shown.url
     shown.locator("[id='f-data.path']").fill("pairs.jsonl")
     shown.locator("[id='f-steps']").fill("0")
