@@ -304,3 +304,11 @@ def test_a_run_that_finds_other_weights_of_its_reference_is_refused(mode: str, t
     assert run(asked, tmp_path / "runs", Display(quiet=True)).state == "finished"
     again = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
     assert [row["loss"] for row in again] == [row["loss"] for row in rows]
+
+
+@pytest.mark.slow
+def test_eight_devices_say_what_one_says(on_eight_devices: Callable[..., Any]) -> None:
+    for name, found in on_eight_devices("on_references.py").items():
+        for one, eight in zip(found["one"], found["eight"], strict=True):
+            for metric, value in one.items():
+                assert eight[metric] == pytest.approx(value, rel=2e-5, abs=2e-6), (name, metric)
