@@ -301,7 +301,7 @@ def _blame(directory: RunDirectory, row: Row, error: str) -> Html | None:
 
 
 def _figures(row: Row) -> Html:
-    metrics = row.metrics
+    metrics, saved = row.metrics, row.status.get("checkpoint")
     pairs: list[tuple[str, Child]] = [
         ("Objective", row.facts.get("objective")),
         ("Model", row.facts.get("model")),
@@ -310,7 +310,7 @@ def _figures(row: Row) -> Html:
         ("Loss", number(metrics.get("loss")) if "loss" in metrics else None),
         ("Tokens/s", number(metrics.get("tokens/s")) if "tokens/s" in metrics else None),
         ("Tokens", number(metrics.get("num_tokens")) if "num_tokens" in metrics else None),
-        ("Checkpoint", f"step {row.status['checkpoint']:,}" if row.status.get("checkpoint") else None),
+        ("Checkpoint", f"step {saved:,}" if saved else None),
         ("Attempt", row.status.get("attempt")),
         ("Made", time_of(row.created)),
         ("Took", duration(row.seconds)),

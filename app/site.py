@@ -36,6 +36,7 @@ os.environ.update(
 )
 
 import gradio as gr
+from gradio.themes import Base
 from starlette.middleware import Middleware
 
 STATIC = Path(__file__).parent / "static"
@@ -79,7 +80,7 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
         footer_links=[],
         show_error=False,
         max_file_size=settings.limits.upload_bytes,
-        theme=gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+        theme=Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
         head=_head(PAGES),
         app_kwargs={"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None},
     )
