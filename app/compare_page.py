@@ -248,13 +248,16 @@ def _summary(runs: Sequence[Compared], base: Compared) -> Html:
             "th",
             tag("i", cls=f"swatch s{run.colour}"),
             run.row.id,
+            tag("div", f"step {number(run.row.status.get('step'))}", cls="small"),
             tag("div", "baseline", cls="small") if run is base else None,
             scope="col",
             cls="num id",
         )
         for run in runs
     ]
-    body = [_figures(name, runs, base) for name in names_of(runs)]
+    changed = differing([run.config for run in runs])
+    is_same = not any(path.startswith("objective.") for path in changed)
+    body = [_figures(name, runs, base, is_same or "loss" not in name) for name in names_of(runs)]
     if not body:
         return tag("p", "No step has been computed yet.", cls="empty", data_tick="2" if live else None)
     caption = "The last value, the best one with its step, and the difference of the last to the baseline's"
@@ -285,11 +288,12 @@ def _summary(runs: Sequence[Compared], base: Compared) -> Html:
     )
 
 
-def _figures(name: str, runs: Sequence[Compared], base: Compared) -> Html:
+def _figures(name: str, runs: Sequence[Compared], base: Compared, comparable: bool) -> Html:
     figures = [figure_of(run.columns.get(name), name) for run in runs]
     way = direction(name)
     lasts = [figure.last for figure in figures if figure.last is not None]
-    top = (min(lasts) if way < 0 else max(lasts)) if way and len(lasts) > 1 and min(lasts) < max(lasts) else None
+    differ = comparable and len(lasts) > 1 and min(lasts) < max(lasts)
+    top = (min(lasts) if way < 0 else max(lasts)) if way and differ else None
     reference = figure_of(base.columns.get(name), name).last
     cells: list[Html] = []
     for run, figure in zip(runs, figures, strict=True):
@@ -306,7 +310,7 @@ def _figures(name: str, runs: Sequence[Compared], base: Compared) -> Html:
         value = tag("b" if is_top else "span", number(_whole(figure.last)))
         star = tag("span", "★ ", cls="ok", title="the best of these") if is_top else None
         cells.append(tag("td", star, value, change, best, cls="num"))
-    hint = {-1: "lower is better", 1: "higher is better", 0: ""}[way]
+    hint = {-1: "lower is better", 1: "higher is better", 0: ""}[way] if comparable else "of different objectives"
     return tag("tr", tag("th", name, tag("div", hint, cls="small muted") if hint else None, scope="row"), cells)
 
 
@@ -418,8 +422,8 @@ def _controls(ask: Ask, has_tokens: bool, weight: float, log: bool) -> Html:
 def _config(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
     whole = ask.query.get("config") == "all"
     configs = [run.config for run in runs]
-    changed = differing(configs)
-    shown = paths(configs) if whole else [path for path in changed if path not in NAMES]
+    changed = [path for path in differing(configs) if path not in NAMES]
+    shown = paths(configs) if whole else changed
     heads = [tag("th", tag("i", cls=f"swatch s{run.colour}"), run.row.id, scope="col", cls="id") for run in runs]
     different = set(changed)
     body = [
@@ -431,7 +435,7 @@ def _config(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
         )
         for path in shown
     ]
-    caption = f"{len(changed)} of {len(paths(configs))} settings differ"
+    caption = f"{len(changed)} of {len(paths(configs))} settings differ, names and notes apart"
     table = tag(
         "table",
         tag("caption", caption),

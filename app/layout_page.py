@@ -70,9 +70,8 @@ def opened(site: Site, ask: Ask) -> Answer:
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """What is being worked out; the fields are left alone."""
-    answer = _answer(site, ask, start=True)
-    return Answer({name: html for name, html in answer.regions.items() if name != "choose"})
+    """What is being worked out; fields are not sent again as long as what may be chosen stays the same."""
+    return _answer(site, ask, start=True)
 
 
 def choose(site: Site, ask: Ask) -> Answer:

@@ -28,8 +28,8 @@ def shoot(shown: Any, name: str) -> None:
 def test_a_layout_from_a_recipe_to_two_meshes(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/layout"))
     shown.get_by_role("link", name="tiny experiments/tiny.py").click()
-    shown.get_by_label("fsdp").fill("4")
-    shown.get_by_label("tensor").fill("2")
+    shown.get_by_label("fsdp", exact=True).fill("4")
+    shown.get_by_label("tensor", exact=True).fill("2")
     shown.get_by_label("Beside it").fill("data:2")
     shown.get_by_role("button", name="Show", exact=True).click()
     shown.wait_for_url("**mesh=fsdp%3A4%2Ctensor%3A2&mesh2=data%3A2")
