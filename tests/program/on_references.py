@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,4 +86,4 @@ def steps(fields: dict[str, Any], mesh: Mesh) -> list[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: {m: steps(fields, mesh) for m, mesh in MESHES.items()} for name, fields in RUNS.items()}))
+    print(json.dumps({name: steps(RUNS[sys.argv[1]], mesh) for name, mesh in MESHES.items()}))
