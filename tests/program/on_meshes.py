@@ -21,10 +21,26 @@ spec.loader.exec_module(fixtures)
 
 from small_lab.model import Small  # noqa: E402
 
-from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Objective, Optimizer, Quantization, Schedule, compile  # noqa: E402
+from nnxdsl import (  # noqa: E402
+    Adapter,
+    Data,
+    Experiment,
+    Guard,
+    Memory,
+    Mesh,
+    Objective,
+    Optimizer,
+    Quantization,
+    Schedule,
+    compile,
+)
 from nnxdsl.program.compiler import Program, State  # noqa: E402
 
 MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2)}
+RATE, ONLINE = Schedule.Constant(lr=1e-3), Memory(reference="online")
+ADAMW = Optimizer.AdamW(schedule=RATE, weight_decay=0.1, eps=1e-4)
+MUON = Optimizer.Muon(schedule=RATE, weight_decay=0.1, eps=1e-4)
+ADAFACTOR = Optimizer.Adafactor(schedule=RATE, min_factored=16, weight_decay=0.1)
 RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "qlora": ({"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}, tuple(MESHES)),
     "full": ({"memory": Memory(attention="chunked", reference="online")}, tuple(MESHES)[:2]),
@@ -36,6 +52,8 @@ SLOW: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         tuple(MESHES),
     ),
     "lora": ({"adapter": Adapter.LoRA(rank=2, dropout=0.25), "memory": Memory(remat="full")}, tuple(MESHES)[::2]),
+    "muon": ({"optimizer": MUON, "guard": Guard.SkipSpikes(window=2), "memory": ONLINE}, tuple(MESHES)[::2]),
+    "adafactor": ({"optimizer": ADAFACTOR, "frozen": ("embed", "*norm"), "memory": ONLINE}, tuple(MESHES)[::2]),
 }
 
 
@@ -95,12 +113,11 @@ def main() -> None:
                 model=Small(layers=2, pattern=1, heads=4),
                 objective=Objective.DPO(beta=0.5),
                 data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
-                optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3), weight_decay=0.1, eps=1e-4),
                 batch_size=8,
                 microbatch_size=4 if where != "data2-fsdp2-tensor2" else 8,
                 steps=10,
                 mesh=MESHES[where],
-                **fields,
+                **{"optimizer": ADAMW, **fields},
             )
             program = compile(experiment)
             state = program.init()

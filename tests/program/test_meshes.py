@@ -11,8 +11,13 @@ import pytest
 
 @pytest.mark.parametrize(
     ("words", "devices"),
-    [((), [1, 8, 8, 1, 8]), pytest.param(("dora", "lora"), [1, 8, 8, 1, 8], marks=pytest.mark.slow)],
-    ids=["quick", "adapters"],
+    [
+        ((), [1, 8, 8, 1, 8]),
+        pytest.param(("dora", "lora"), [1, 8, 8, 1, 8], marks=pytest.mark.slow),
+        pytest.param(("muon",), [1, 8], marks=pytest.mark.slow),
+        pytest.param(("adafactor",), [1, 8], marks=pytest.mark.slow),
+    ],
+    ids=["quick", "adapters", "muon", "adafactor"],
 )
 def test_meshes_and_one_device_agree(
     words: tuple[str, ...], devices: list[int], on_eight_devices: Callable[..., Any]
