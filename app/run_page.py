@@ -102,6 +102,8 @@ def _answer(site: Site, ask: Ask) -> Answer:
     state = row.state
     if newest is not None and newest.is_alive and not row.is_live and _is_after(newest, row):
         state = "starting"
+    elif newest is not None and newest.is_alive and row.state in ("stopped", "failed"):
+        state = "stopping"  # it has said its last word, and its process is ending: nothing can go on yet
     try:
         directory = site.run(run)
     except RunError as error:
@@ -196,7 +198,7 @@ def _is_after(newest: Launch, row: Row) -> bool:
 def _head(site: Site, directory: RunDirectory, row: Row, state: str, newest: Launch | None) -> Html:
     status = row.status
     step, total = status.get("step") or 0, status.get("total")
-    live = row.is_live or state == "starting"
+    live = row.is_live or state in ("starting", "stopping")
     words: list[Child] = [state_badge(state)]
     if live and status.get("stage") and state != "starting":
         words.append(tag("span", _stage(directory, row), cls="muted"))
