@@ -17,7 +17,7 @@ from .words import size
 SHOWN = 40
 SORTS = {"": "as in the model", "device": "bytes of a device", "bytes": "bytes of the whole", "copies": "copies"}
 PARTS = ("frozen", "trainable", "reference", "optimizer")
-NUMERIC = ("Bytes", "Each device", "Copies")
+NUMERIC = ("Bytes", "Each device", "Copies", "Second: device")
 CSV_COLUMNS = (
     "part", "path", "dtype", "shape", "bytes", "partition", "device_shape", "device_bytes", "replicas", "memory",
     "rules",
@@ -73,7 +73,7 @@ def table(
     rows = folded(kept)
     other = {name_of(array): array for array in second["arrays"]} if second else {}
     names = ["Array", "Shape", "Bytes", "Partition", "Block", "Each device", "Copies"]
-    names += ["Partition, second mesh", "Each device, second mesh"] if second else []
+    names += ["Second: partition", "Second: device"] if second else []
     names.append("Rule")
     limit = len(rows) if query.get("all") else SHOWN
     body = [_row(kind, other if second else None, query, chosen, number) for number, kind in enumerate(rows[:limit])]
@@ -81,7 +81,7 @@ def table(
     caption = (
         f"{len(kept):,} of {len(found['arrays']):,} arrays in {len(rows):,} rows; {size(on_device)} on each device"
     )
-    heads = [tag("th", name, scope="col", cls="num" if name.partition(",")[0] in NUMERIC else None) for name in names]
+    heads = [tag("th", name, scope="col", cls="num" if name in NUMERIC else None) for name in names]
     whole = tag(
         "table", tag("caption", caption), tag("thead", tag("tr", heads)), tag("tbody", body), cls="cards arrays"
     )
@@ -166,8 +166,8 @@ def _row(
         there = [other[name_of(one)] for one in kind if name_of(one) in other]
         changed = bool(there) and there[0]["spec"] != array["spec"]
         cells += [
-            ("Partition, second mesh", (_partition(there[0]), " ≠" if changed else "") if there else "-", ""),
-            ("Each device, second mesh", size(sum(one["device_bytes"] for one in there)), "num nowrap"),
+            ("Second: partition", (_partition(there[0]), " ≠" if changed else "") if there else "-", ""),
+            ("Second: device", size(sum(one["device_bytes"] for one in there)), "num nowrap"),
         ]
     cells.append(("Rule", _why(array, f"why-{number}-{array['part']}-{array['path']}"), "why"))
     return tag(
@@ -186,7 +186,7 @@ def _partition(array: Array) -> Html:
             "span",
             f"{logical or '·'}",
             tag("b", f"→{entry_words(entry)}") if entry else None,
-            cls="chip cut" if entry else "chip",
+            cls="chip over" if entry else "chip",
         )
         for logical, entry in zip(array["axes"], array["spec"], strict=True)
     ]
@@ -198,23 +198,16 @@ def _why(array: Array, name: str) -> Html:
         return tag("span", "none names it: whole", cls="muted")
     lines = [
         tag(
-            "tr",
-            tag("td", one["dimension"], cls="num"),
-            tag("td", one["logical"] or "-"),
-            tag("td", "-" if one["rule"] is None else f"#{one['rule']}"),
-            tag("td", entry_words(one["axes"])),
-            tag("td", _outcome(one["outcome"])),
-            tag("td", one["why"]),
+            "li",
+            tag("b", f"{one['dimension']} {one['logical'] or '-'} "),
+            "" if one["rule"] is None else f"#{one['rule']} ",
+            f"{entry_words(one['axes'])} ",
+            _outcome(one["outcome"]),
+            tag("span", f": {one['why']}", cls="muted"),
         )
         for one in sorted(array["why"], key=lambda one: one["dimension"])
     ]
-    heads = [tag("th", text, scope="col") for text in ("Dim", "Axis", "Rule", "Mesh axes", "Outcome", "Why")]
-    return tag(
-        "details",
-        tag("summary", ", ".join(won(array))),
-        tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", lines)), cls="why-table"),
-        id=name,
-    )
+    return tag("details", tag("summary", ", ".join(won(array))), tag("ul", lines, cls="plain why-list"), id=name)
 
 
 def _outcome(outcome: str) -> Html:

@@ -109,11 +109,15 @@ def _part(part: Mapping[str, Any], total: float, cls: str, name: str) -> Html:
             tag("span", f"{part['name']}{where}", cls="grow"),
             tag("span", part["tag"], cls="muted small"),
             tag("b", size(part["bytes"])),
-            tag("span", f"{part['bytes'] / max(1, total):.0%}", cls="share"),
+            tag("span", _share(part["bytes"] / max(1, total)), cls="share"),
         ),
         tag("p", part["how"], cls="muted small"),
         id=name,
     )
+
+
+def _share(share: float) -> str:
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def warnings(found: Mapping[str, Any]) -> Html | None:

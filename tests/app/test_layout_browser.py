@@ -49,7 +49,7 @@ def test_a_layout_from_a_recipe_to_two_meshes(app: Any, open_page: Open) -> None
     assert shown.url == address
     assert shown.locator("#layout-drawing").inner_text() == told
     shown.locator("table.arrays td.why details").first.locator("summary").click()
-    shown.wait_for_selector(".why-table:has-text('its axes were free')")
+    shown.wait_for_selector(".why-list:has-text('its axes were free')")
     cell = shown.locator("button.device").first
     cell.focus()
     shown.keyboard.press("ArrowRight")
