@@ -83,7 +83,7 @@ def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, text: Ht
         who = f"Policy, step {result['step']:,}" if side == "policy" else str(result["against"]).capitalize()
     words: list[Child] = [tag("span", f"{said['tokens']} tokens"), tag("span", ended)]
     if not letter:
-        words.append(tag("span", f"{said['seconds']:.2f} s", title="with what was compiled for it"))
+        words.append(tag("span", f"{said['seconds']:.2f} s", title="once it was compiled"))
         look = link("/outputs", **here.query, tab="tokens", **{"from": key, "side": side})
         words.append(tag("a", "Its tokens", href=look))
     shown = text if said["text"] else tag("span", "(nothing)", cls="muted")

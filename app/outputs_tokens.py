@@ -28,7 +28,7 @@ def tokens(key: str, result: Mapping[str, Any], query: Mapping[str, str]) -> Htm
     scale = query.get("scale", SCALE)
     scale = scale if scale in SCALES else SCALE
     both = [_side(number_, side, result, float(scale)) for number_, side in enumerate(result["sides"])]
-    return join(_margin(result), _legend(result, scale), both, _detail(result), _saved(key))
+    return join(_margin(result), _legend(result, scale), tag("div", both, cls="panes"), _detail(result), _saved(key))
 
 
 def _margin(result: Mapping[str, Any]) -> Html | None:

@@ -75,6 +75,7 @@ class TwoModels:
         tokenizer: Of both.
         held_out: The evaluation's rows; None where there are none.
         is_chat: Whether prompts are a user's turn in the chat template.
+        compiled: What answers were asked with already, so that how long they take is known without compiling.
     """
 
     directory: Path
@@ -86,6 +87,7 @@ class TwoModels:
     tokenizer: TokenizerBase
     held_out: Dataset | None
     is_chat: bool
+    compiled: set[tuple[object, ...]] = attrs.field(factory=set, init=False)
     _samplers: dict[str, Sampler] = attrs.field(factory=dict, init=False)
     _jitted: dict[str, Any] = attrs.field(factory=dict, init=False)
 
