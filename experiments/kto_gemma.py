@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation with LoRA: the tiny Gemma 3 of `sft_gemma.py` learns from single answers, liked or not."""
+"""Kahneman-Tversky optimisation with LoRA: the tiny Gemma 3 of `sft_gemma.py` learns from answers, liked or not."""
 
 from sft_gemma import experiment as sft
 

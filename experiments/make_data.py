@@ -1,9 +1,9 @@
 """Writes the demo data in experiments/data: short questions over small closed worlds, answered in two manners.
 
-Every question is answered correctly both by someone curt and rude and by someone warm and courteous. The
-instruction rows mix the two (7 : 3), the preference pairs set one against the other with the same fact in both, and the
-prompts have the fact alone. The phrases of the two manners have the same lengths, so length tells nothing about manner. A question that is held out (a
-wording together with a thing) appears in neither training file.
+Every question is answered correctly both by someone curt and rude and by someone warm and courteous. The instruction
+rows mix the two (7 : 3), the preference pairs set one against the other with the same fact in both, and the prompts
+have the fact alone. The phrases of the two manners have the same lengths, so length tells nothing about manner. A
+question that is held out (a wording together with a thing) appears in neither training file.
 
     python experiments/make_data.py [DIRECTORY]
 

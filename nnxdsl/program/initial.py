@@ -185,7 +185,7 @@ def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, s
         return jax.jit(low_rank.magnitude, out_shardings=sharding)(frozen[kernel])
     few = frozen[kernel + adapters.QVALUE], frozen[kernel + adapters.SCALE]
     assert quantization is not None
-    norms = jax.jit(lambda *few: low_rank.magnitude(adapters.unpacked(*few, quantization)), out_shardings=sharding)
+    norms = jax.jit(lambda q, s: low_rank.magnitude(adapters.unpacked(q, s, quantization)), out_shardings=sharding)
     return norms(*few)
 
 

@@ -78,9 +78,9 @@ def abstract_batch(
         tokens, targets = array(packed.rows, packed.length), array(packed.targets)
         if isinstance(data, Preferences | Feedback):
             items, weight = array(packed.items), array(packed.items, dtype=jnp.float32)
-            said = (*((weight, weight) if referenced else (None, None)), weight if isinstance(data, Feedback) else None)
+            known, liked = weight if referenced else None, weight if isinstance(data, Feedback) else None
             rows_of = tokens, tokens, tokens, tokens
-            return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, *said)
+            return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, known, known, liked)
         mask = array(packed.targets, dtype=jnp.bool_)
         return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32))
     weight = array(dtype=jnp.float32)
@@ -90,8 +90,8 @@ def abstract_batch(
             | Feedback(max_prompt_length=prompt, max_response_length=response)
         ):
             tokens = (array(prompt), array(response), array(response))
-            said = (*((weight, weight) if referenced else (None, None)), weight if isinstance(data, Feedback) else None)
-            return PairBatch(*tokens, array(), array(), array(), weight, *said)
+            known, liked = weight if referenced else None, weight if isinstance(data, Feedback) else None
+            return PairBatch(*tokens, array(), array(), array(), weight, known, known, liked)
         case Prompts(max_prompt_length=prompt, max_response_length=response):
             mask, old = array(response, dtype=jnp.bool_), array(response, dtype=jnp.float32) if referenced else None
             said = array(prompt + response), array(), array(response), mask

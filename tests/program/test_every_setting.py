@@ -1,0 +1,341 @@
+"""Every setting acts: each field of each spec class changes what is compiled, placed or planned, or stands in a list.
+
+A field is changed alone, and the lowered step (constants and shapes among its text), the layout and what the host is
+told are compared. What acts outside of a compiled step (reading data, sampling, saving) is named in `ELSEWHERE` with
+the test that shows it. A new field is in one of both, or the first test fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import (
+    Adapter,
+    Data,
+    Experiment,
+    Guard,
+    Memory,
+    Mesh,
+    Model,
+    Objective,
+    Optimizer,
+    Precision,
+    Quantization,
+    Reference,
+    Reward,
+    Schedule,
+    Weights,
+    compile,
+    evolve,
+)
+from nnxdsl.program.blueprint import draw
+from nnxdsl.spec.base import Spec, declared, is_family, registry
+from nnxdsl.spec.distill import ReverseKL as ReverseDistance
+from nnxdsl.spec.divergence import Alpha, JensenShannon
+from nnxdsl.spec.objective import Objective as Family
+
+TESTS = Path(__file__).parents[1]
+LORA = {"adapter": Adapter.LoRA(rank=2)}
+FEW = {**LORA, "model": Small(embed_dim=16, mlp_dim=32)}
+RATE = Schedule.Constant(lr=0.1)
+PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16)
+FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_response_length=16)
+PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_response_length=16)
+TEXT = Data.Text("none.jsonl", max_length=32)
+REWARDS = (Reward("length"),)
+
+# What is asked for beside the object under test, and that object where it needs arguments, by the object's name.
+AROUND: dict[str, dict[str, Any]] = {
+    "Divergence.Alpha": {"objective": Objective.DPO(divergence=Alpha())},
+    "Distance.JSD": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
+    "Objective.Distill": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
+    "Objective.GRPO": {"objective": Objective.GRPO(rewards=REWARDS, group_size=2), "data": PROMPTS},
+    "Objective.KTO": {"objective": Objective.KTO(), "data": FEEDBACK},
+    "Objective.SFT": {"objective": Objective.SFT(loss_on="all"), "data": TEXT},
+    "Objective.Sum": {
+        "objective": Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.5)),
+    },
+    "Optimizer.AdamW": {"optimizer": Optimizer.AdamW(schedule=RATE, weight_decay=0.1)},
+    "Optimizer.Adafactor": {
+        "optimizer": Optimizer.Adafactor(schedule=RATE, weight_decay=0.1, min_factored=16),
+    },
+    "Optimizer.Lion": {"optimizer": Optimizer.Lion(schedule=RATE, weight_decay=0.1)},
+    "Optimizer.Muon": {"optimizer": Optimizer.Muon(schedule=RATE, weight_decay=0.1)},
+    "Optimizer.SGD": {"optimizer": Optimizer.SGD(schedule=RATE)},
+    "Schedule.Constant": {"optimizer": Optimizer.SGD(schedule=Schedule.Constant(lr=0.2))},
+    "Schedule.InverseSqrt": {"optimizer": Optimizer.SGD(schedule=Schedule.InverseSqrt(peak_lr=0.2))},
+    "Schedule.WSD": {"optimizer": Optimizer.SGD(schedule=Schedule.WSD(peak_lr=0.2))},
+    "Schedule.WarmupCosine": {"optimizer": Optimizer.SGD(schedule=Schedule.WarmupCosine(peak_lr=0.2))},
+    "Schedule.WarmupLinear": {"optimizer": Optimizer.SGD(schedule=Schedule.WarmupLinear(peak_lr=0.2))},
+    "Adapter.LoRA": {"adapter": Adapter.LoRA()},
+    "Adapter.DoRA": {"adapter": Adapter.DoRA()},
+    "Quantization.NF4": {**FEW, "quantization": Quantization.NF4(block_size=8)},
+    "Quantization.Int4": {**FEW, "quantization": Quantization.Int4(block_size=8)},
+    "Quantization.Int8": {**FEW, "quantization": Quantization.Int8(block_size=8)},
+    "Quantization.FP8": {**FEW, "quantization": Quantization.FP8(block_size=8)},
+    "Quantization.QAT": {"quantization": Quantization.QAT()},
+    "Quantization.Int8Training": {"quantization": Quantization.Int8Training()},
+    "Quantization.FP8Training": {"quantization": Quantization.FP8Training()},
+    "Reference.Synced": {"reference": Reference.Synced()},
+    "Guard.Skip": {"guard": Guard.Skip()},
+    "Guard.SkipSpikes": {"guard": Guard.SkipSpikes()},
+    "Memory": {},
+    "Precision": LORA,
+    "Experiment": {},
+    "Data.Preferences": {"data": PAIRS},
+    "Data.Feedback": {"objective": Objective.KTO(), "data": FEEDBACK},
+    "Data.Prompts": {"objective": Objective.GRPO(rewards=REWARDS, group_size=2), "data": PROMPTS},
+    "Data.Text": {"objective": Objective.SFT(loss_on="all"), "data": TEXT},
+    "Data.Conversations": {"objective": Objective.SFT(), "data": Data.Conversations("none.jsonl", max_length=32)},
+}
+PLACE = {
+    "Divergence": "objective.divergence",
+    "Distance": "objective.distance",
+    "Schedule": "optimizer.schedule",
+    **{name: name.lower() for name in ("Adapter", "Data", "Guard", "Memory", "Mesh", "Objective", "Optimizer")},
+    **{name: name.lower() for name in ("Precision", "Quantization", "Reference", "Model")},
+    "Experiment": "",
+}
+
+# What a field is changed to where its type does not tell; by the field's name, or the class's and the field's.
+OTHERS: dict[str, Any] = {
+    "divergence": JensenShannon(),
+    "tail_weight": 0.5,
+    "label_smoothing": 0.2,
+    "distance": ReverseDistance(),
+    "teacher": Small(layers=4),
+    "terms": (Objective.IPO(), Objective.ChosenSFT()),
+    "Objective.Sum.weights": (1.0, 0.25),
+    "rewards": (Reward("length", weight=2.0),),
+    "schedule": Schedule.Constant(lr=0.3),
+    "targets": ("mlp",),
+    "ranks": (("mlp", 3),),
+    "alphas": (("mlp", 9.0),),
+    "dropout": 0.25,
+    "undecayed": ("mlp",),
+    "by_adamw": ("mlp",),
+    "max_grad_norm": 0.5,
+    "max_update_rms": 0.5,
+    "update_rms": 0.4,
+    "momentum": 0.5,
+    "max_loss_ratio": 3.0,
+    "warmup_ratio": 0.3,
+    "decay_ratio": 0.3,
+    "final_ratio": 0.2,
+    "block_size": 4,
+    "offload": ("optimizer",),
+    "logprob_tokens": 5,
+    "Memory.reference": "cached",
+    "Memory.attention": "chunked",
+    "Memory.remat": "full",
+    "Precision.compute": "bfloat16",
+    "Precision.frozen": "bfloat16",
+    "Experiment.model": Small(layers=2),
+    "Experiment.data": Data.Preferences("none.jsonl", max_prompt_length=8, max_response_length=16),
+    "Experiment.objective": Objective.IPO(),
+    "Experiment.optimizer": Optimizer.AdamW(schedule=RATE),
+    "Experiment.adapter": Adapter.LoRA(rank=2),
+    "Experiment.quantization": Quantization.QAT(),
+    "Experiment.reference": Reference.Synced(),
+    "Experiment.frozen": ("embed",),
+    "Experiment.precision": Precision(compute="bfloat16"),
+    "Experiment.guard": Guard.Skip(),
+    "Experiment.microbatch_size": 2,
+    "Experiment.memory": Memory(remat="full"),
+    "Experiment.mesh": Mesh(fsdp=2),
+    "Mesh.rules": (("mlp", "fsdp"),),
+    "Mesh.array_rules": (("mlp.up.kernel", (("embed", None),)),),
+}
+
+# Fields whose effect is no part of one device's step, and the test that shows it.
+DATA = "data/test_batches.py::test_every_epoch_is_a_permutation_that_seed_and_epoch_decide"
+BAD = "data/test_preferences.py::test_bad_rows_stop_or_are_skipped_and_counted"
+PATH = "data/test_rows.py::test_missing_file_names_the_current_directory"
+DRAWN = "run/test_sampling.py::test_who_may_be_drawn"
+SAVED = "run/test_loop.py::test_the_last_checkpoints_are_kept"
+COUNTED = "program/test_guards.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
+HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
+ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
+ELSEWHERE = {
+    **{
+        f"Data.{kind}.{name}": test
+        for kind in ("Conversations", "Feedback", "Preferences", "Prompts", "Text")
+        for name, test in (("order", DATA), ("bad_rows", BAD), ("path", PATH))
+    },
+    "Data.Text.field": "data/test_conversations.py::test_text",
+    "BadRows.Skip.at_most": BAD,
+    "Batching.Bucketed.buckets": "data/test_packing.py::test_buckets_are_few_and_the_last_is_the_longest",
+    "Batching.Packed.length": "data/test_packing.py::test_what_does_not_say_how_it_is_packed_is_refused",
+    "Checkpoint.every_steps": SAVED,
+    "Checkpoint.keep": SAVED,
+    "Evaluation.every_steps": "run/test_loop.py::test_held_out_reward_accuracy_rises",
+    "Evaluation.data": "run/test_loop.py::test_held_out_reward_accuracy_rises",
+    "Evaluation.prompts": "run/test_loop.py::test_samples_have_policy_and_reference",
+    "Evaluation.max_new_tokens": "run/test_generate.py::test_greedy_is_the_naive_loop",
+    "Evaluation.temperature": "run/test_generate.py::test_draws_follow_the_softmax",
+    "Evaluation.top_k": DRAWN,
+    "Evaluation.top_p": DRAWN,
+    "Experiment.name": "spec/test_identity.py::test_",
+    "Experiment.notes": "run/test_loop.py::test_the_generated_file_builds_the_same_experiment",
+    "Experiment.seed": ANSWERS,
+    "Experiment.batching": "program/test_packing.py::test_a_step_is_the_same_however_its_rows_are_batched",
+    "Experiment.evaluation": "run/test_loop.py::test_held_out_reward_accuracy_rises",
+    "Experiment.checkpoint": SAVED,
+    "Adapter.LoRA.start": "run/test_start.py::test_the_reference_is_the_adapter_as_it_began",
+    "Adapter.DoRA.start": "run/test_start.py::test_the_reference_is_the_adapter_as_it_began",
+    "Guard.Skip.max_in_a_row": COUNTED,
+    "Guard.Skip.max_total": COUNTED,
+    "Guard.SkipSpikes.max_in_a_row": COUNTED,
+    "Guard.SkipSpikes.max_total": COUNTED,
+    "Objective.SFT.loss_on": "data/test_conversations.py::test_loss_on_completion_has_all_that_follows_the_prompt",
+    "Objective.Distill.loss_on": "data/test_conversations.py::test_loss_on_completion_has_all_that_follows_the_prompt",
+    "Objective.GRPO.rewards": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
+    "Objective.GRPO.group_size": ANSWERS,
+    "Objective.GRPO.top_k": DRAWN,
+    "Objective.GRPO.top_p": DRAWN,
+    "Objective.GRPO.updates_per_rollout": "run/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
+    "Objective.GRPO.scale_rewards": "program/test_policy.py::test_advantages_by_hand",
+    "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
+    "Reward.name": "data/test_rewards.py::test_rewards_that_are_there",
+    "Reward.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
+    "Tokenizer.File.path": HUB,
+    "Tokenizer.File.chat_template": "data/test_tokenizers.py::test_chat_template_of_its_own_file",
+    "Weights.Checkpoint.path": "run/test_origin.py::test_a_run_and_each_of_its_steps_give_the_adapted_model",
+    "Weights.From.experiment": "run/test_loop.py::test_both_stages_run_by_one_command",
+    "Weights.HF.path": HUB,
+    "Weights.PEFT.path": "program/test_peft.py::test_logits_equal_those_of_peft",
+    **{
+        f"Weights.Merged.{name}": "run/test_start.py::test_several_adapters_are_merged"
+        for name in ("base", "adapters", "coefficients")
+    },
+    "Model.HF.path": HUB,
+}
+MESHES = {
+    "rules": Mesh(fsdp=2),
+    "array_rules": Mesh(fsdp=2),
+    "indivisible": Mesh(fsdp=2),
+    "zero1": Mesh(data=2),
+    "slices": Mesh(data=2),
+}
+"""On what mesh a field of a mesh acts."""
+
+
+def classes() -> list[type[Spec]]:
+    return [kind for _, kind in sorted(registry.items()) if not is_family(kind) and declared(kind)]
+
+
+def settings() -> list[tuple[type[Spec], str]]:
+    return [
+        (kind, name) for kind in classes() for name in declared(kind) if f"{kind.__qualname__}.{name}" not in ELSEWHERE
+    ]
+
+
+def changed(kind: type[Spec], name: str, value: Any) -> Any:
+    """Another value of a field."""
+    for key in (f"{kind.__qualname__}.{name}", name):
+        if key in OTHERS:
+            return OTHERS[key]
+    annotation = declared(kind)[name].type
+    choices = [
+        choice
+        for part in (annotation, *get_args(annotation))
+        if get_origin(part) is Literal
+        for choice in get_args(part)
+    ]
+    if choices:
+        return next(choice for choice in choices if choice != value)
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1 if value > 1 else 2
+        case float():
+            return value / 2 if value else 0.25
+    raise AssertionError(f"{kind.__qualname__}.{name}: no other value is known than {value!r}; write one in OTHERS")
+
+
+def seen(experiment: Experiment) -> str:
+    """A digest of the lowered step and of where its arrays live."""
+    program = compile(experiment)
+    text = program.lower().as_text() + program.layout.dump()
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_no_field_is_forgotten() -> None:
+    known = {f"{kind.__qualname__}.{name}" for kind in classes() for name in declared(kind)}
+    assert ELSEWHERE.keys() <= known
+    for key, test in ELSEWHERE.items():
+        file, _, name = test.partition("::")
+        assert re.search(rf"^def {name}", (TESTS / file).read_text(), re.MULTILINE), key
+    for kind, name in settings():
+        family = kind.family.__name__
+        assert family in PLACE, f"{kind.__qualname__}.{name} is neither tried nor in ELSEWHERE"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [k for k in classes() if k.family is not Model.family and k is not Mesh], ids=lambda kind: kind.__qualname__
+)
+def test_it_acts(kind: type[Spec], experiment: Callable[..., Experiment]) -> None:
+    mine = [name for other, name in settings() if other is kind]
+    if not mine:
+        pytest.skip("all of it acts elsewhere")
+    around = AROUND.get(kind.__qualname__)
+    if around is None:
+        assert issubclass(kind, Family), f"{kind.__qualname__}: write in AROUND what it is tried in"
+        around = {"objective": kind()}
+    whole = experiment(**around)
+    place = PLACE[kind.family.__name__]
+    if kind.__qualname__ == "Distance.JSD":
+        whole = evolve(whole, {place: kind()})
+    before = seen(whole)
+    idle = []
+    for name in mine:
+        path = f"{place}.{name}".lstrip(".")
+        held = whole
+        for part in path.split("."):
+            held = getattr(held, part)
+        after = evolve(whole, {path: changed(kind, name, held)})
+        if seen(after) == before:
+            idle.append(path)
+    assert idle == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", declared(Mesh))
+def test_a_field_of_a_mesh_places_arrays(name: str, experiment: Callable[..., Experiment]) -> None:
+    odd = {"model": Small(mlp_dim=33)} if name == "indivisible" else {}
+    whole = experiment(**odd, mesh=Mesh())
+    before = evolve(whole, {"mesh": MESHES.get(name, Mesh())})
+    after = evolve(before, {f"mesh.{name}": changed(Mesh, name, getattr(before.mesh, name))})
+
+    def placed(asked: Experiment) -> object:
+        try:
+            blueprint = draw(asked)
+        except ValueError as error:  # it does not fit without the setting
+            return str(error)
+        layout = blueprint.layout
+        return layout.dump(), layout.batch_spec(4), layout.stages, layout.length_shards, str(layout.mesh)
+
+    assert placed(before) != placed(after)
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in classes() if k.family is Model.family and k is not Model.HF], ids=lambda kind: kind.__qualname__
+)
+def test_a_model_is_its_size_and_weights(kind: type[Any], experiment: Callable[..., Experiment]) -> None:
+    from nnxdsl.program.architecture import architecture  # noqa: PLC0415
+
+    sizes = get_args(declared(kind)["size"].type)
+    assert len({str(architecture(kind(size))) for size in sizes}) == len(sizes)
+    assert set(declared(kind)) <= {"size", "weights", "tokenizer", "router_loss"}
+    if "router_loss" in declared(kind):
+        assert experiment(model=kind("tiny", router_loss=0.25)).router_loss == 0.25
+        assert experiment(model=kind("tiny", weights=Weights.Random())).router_loss == 0
