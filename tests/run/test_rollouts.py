@@ -178,7 +178,7 @@ def test_a_run_learns_and_goes_on_bit_equal_between_updates(lab: Any, wait_until
     (lab.place / "parts").mkdir(exist_ok=True)
 
     def is_there() -> bool:
-        return any((lab.place / "parts").glob("grpo-*/checkpoints/4"))
+        return any((lab.place / "parts").glob("grpo-*/checkpoints/00000004"))
 
     wait_until(is_there, child)
     child.kill()
