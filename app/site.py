@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -69,7 +70,7 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
     blocks._queue.sleep_when_free = 0.5
     _, address, _ = blocks.launch(
         server_name=settings.host,
-        server_port=settings.port or None,
+        server_port=settings.port or _free_port(settings.host),
         prevent_thread_lock=not block,
         quiet=True,
         share=False,
@@ -88,6 +89,13 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
 
 
 _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "container": False}
+
+
+def _free_port(host: str) -> int:
+    """A port that the system chooses: gradio would take the first from 7860 on, as would the next app."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+        found.bind((host, 0))
+        return found.getsockname()[1]
 
 
 def _head(pages: tuple[Page, ...]) -> str:
