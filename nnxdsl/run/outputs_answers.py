@@ -190,7 +190,7 @@ def _piece(tokenizer: TokenizerBase, before: Sequence[int], token: int) -> str:
     context = tokenizer.decode(before, skip_special=False)
     whole = tokenizer.decode([*before, token], skip_special=False)
     piece = whole[len(context) :] if whole.startswith(context) else tokenizer.decode([token], skip_special=False)
-    if piece and "\ufffd" not in piece and (len(piece) > 1 or piece.isprintable() or piece.isspace()):
+    if piece and "\ufffd" not in piece and (len(piece) > 1 or piece.isprintable() or piece in "\n\t\r"):
         return piece
     return f"<0x{token:02X}>" if isinstance(tokenizer, BytesTokenizer) and token < 256 else f"<id {token}>"
 
