@@ -28,15 +28,15 @@ def shoot(shown: Any, name: str) -> None:
 def test_a_layout_from_a_recipe_to_two_meshes(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/layout"))
     shown.get_by_role("link", name="tiny experiments/tiny.py").click()
-    shown.get_by_label("fsdp", exact=True).fill("4")
+    shown.get_by_label("fsdp", exact=True).fill("2")
     shown.get_by_label("tensor", exact=True).fill("2")
     shown.get_by_label("Beside it").fill("data:2")
     shown.get_by_role("button", name="Show", exact=True).click()
-    shown.wait_for_url("**mesh=fsdp%3A4%2Ctensor%3A2&mesh2=data%3A2")
+    shown.wait_for_url("**mesh=fsdp%3A2%2Ctensor%3A2&mesh2=data%3A2")
     shown.wait_for_selector("#layout-result .layout-summary:nth-child(2) .verdict", timeout=PATIENCE)
     assert shown.locator(".verdict.fits").count() == 2
     assert shown.locator(".device-grid").count() == 2
-    assert shown.locator("button.device").count() == 10
+    assert shown.locator("button.device").count() == 6
     shown.get_by_label("Arrays with").press_sequentially("query")
     shown.wait_for_function("document.querySelectorAll('table.arrays > tbody > tr').length < 20")
     assert shown.evaluate("document.activeElement.id") == "layout-q"
