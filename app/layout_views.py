@@ -12,7 +12,19 @@ from .html import Child, Html, join, tag
 from .parts import facts, table
 from .words import duration, number, size
 
-COLOURS = 10
+COLOURS = (
+    "frozen weights",
+    "trainable weights",
+    "optimizer",
+    "frozen weights, again",
+    "gradients",
+    "activations",
+    "workspace",
+    "answers",
+    "reference",
+)
+"""Parts that have a colour of their own, the same on every mesh; what is not named here shares another."""
+
 FIGURES = {
     "arguments": "what the step is given",
     "outputs": "what it returns",
@@ -65,7 +77,7 @@ def _memory(found: Mapping[str, Any], name: str) -> Html:
     there = [part for part in found["memory"] if part["memory"] != "device" and part["bytes"]]
     has = device["memory"] if device and device["memory"] else 0
     whole = max(total, has, 1)
-    pieces = [_piece(part["name"], part["bytes"], whole, f"m{index % COLOURS}") for index, part in enumerate(here)]
+    pieces = [_piece(part["name"], part["bytes"], whole, _colour(part)) for part in here]
     usable_words = None
     if has:
         usable = min(device["usable"], has)
@@ -75,12 +87,12 @@ def _memory(found: Mapping[str, Any], name: str) -> Html:
     spoken = ", ".join(f"{part['name']} {size(part['bytes'])}" for part in here)
     rows: list[Html] = []
     for index, part in enumerate(here):
-        rows.append(_part(part, total, f"m{index % COLOURS}", f"part-{name}-{index}"))
+        rows.append(_part(part, total, _colour(part), f"part-{name}-{index}"))
     for index, part in enumerate(there):
         rows.append(_part(part, found["host_bytes_per_device"], "host", f"host-{name}-{index}"))
     small = None
     if has and total < whole / 8 and here:  # its parts cannot be told apart in the long bar
-        close = [_piece(part["name"], part["bytes"], max(total, 1), f"m{i % COLOURS}") for i, part in enumerate(here)]
+        close = [_piece(part["name"], part["bytes"], max(total, 1), _colour(part)) for part in here]
         small = join(
             tag("p", f"the same {size(total)}, drawn larger", cls="muted small"),
             tag("div", close, cls="memory-bar", aria_hidden="true"),
@@ -114,6 +126,10 @@ def _part(part: Mapping[str, Any], total: float, cls: str, name: str) -> Html:
         tag("p", part["how"], cls="muted small"),
         id=name,
     )
+
+
+def _colour(part: Mapping[str, Any]) -> str:
+    return f"m{COLOURS.index(part['name']) if part['name'] in COLOURS else len(COLOURS)}"
 
 
 def _share(share: float) -> str:
