@@ -20,8 +20,8 @@ COLOURS = (
     "gradients",
     "activations",
     "workspace",
-    "answers",
-    "reference",
+    "teacher",
+    "reference copy",
 )
 """Parts that have a colour of their own, the same on every mesh; what is not named here shares another."""
 
