@@ -1,0 +1,180 @@
+"""What is said of two models is what training said: the same log-probabilities, rewards and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnxdsl import RunError
+from nnxdsl.run.outputs import TwoModels
+from nnxdsl.run.outputs_answers import generate, pairs, pieces, tokens
+from nnxdsl.run.store import RunDirectory
+from tests.run.conftest import DPO_STEPS
+
+ROW = "pairs_held_out.jsonl:3"
+
+
+def silent(stage: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def models(finished: Any) -> Iterator[TwoModels]:
+    """The finished DPO run's policy, and its reference: the base with the adapter off."""
+    with contextlib.chdir(finished.lab.place):
+        yield TwoModels.open(finished.run("dpo"), DPO_STEPS)
+
+
+@pytest.fixture(scope="module")
+def table(models: TwoModels) -> dict[str, Any]:
+    return pairs(models, {}, silent)
+
+
+def test_pairs_are_what_the_run_itself_wrote(models: TwoModels, table: dict[str, Any]) -> None:
+    wrote = {row["step"]: row for row in RunDirectory(models.directory).evaluations()}[DPO_STEPS]
+    assert table["recorded"]["eval/rewards/margins"] == wrote["eval/rewards/margins"]
+    rows = table["rows"]
+    assert len(rows) == table["total"] == 10
+    for name in ("chosen", "rejected", "margins", "accuracies"):
+        mean = sum(row["rewards"][name] for row in rows) / len(rows)
+        assert mean == pytest.approx(wrote[f"eval/rewards/{name}"], abs=1e-5)
+    for number, side in enumerate(("chosen", "rejected")):
+        mean = sum(row["policy"][number] for row in rows) / len(rows)
+        assert mean == pytest.approx(wrote[f"eval/logps/{side}"], abs=1e-4)
+    assert wrote["eval/rewards/margins"] > 0.1  # there is something to compare
+
+
+def test_the_first_policy_is_the_reference_to_the_bit(models: TwoModels, table: dict[str, Any]) -> None:
+    assert table["first"] == {"largest": 0.0, "rows": 10, "expected": True, "compute": "float32"}
+    assert any(row["policy"] != row["other"] for row in table["rows"])
+
+
+def test_tokens_sum_to_the_pair_and_to_its_margin(models: TwoModels, table: dict[str, Any]) -> None:
+    row = next(row for row in table["rows"] if row["row"] == ROW)
+    found = tokens(models, {"row": ROW}, silent)["sides"]
+    sums = [(math.fsum(side["policy"]), math.fsum(side["other"])) for side in found]
+    assert [policy for policy, _ in sums] == pytest.approx(row["policy"], abs=1e-5)
+    assert [other for _, other in sums] == pytest.approx(row["other"], abs=1e-5)
+    beta, ((c, c_ref), (r, r_ref)) = 0.2, sums
+    assert beta * ((c - c_ref) - (r - r_ref)) == pytest.approx(row["rewards"]["margins"], abs=1e-5)
+    assert "".join(found[0]["pieces"]) == "<bos>Say 42: good xx<eos>"
+
+
+def test_a_text_of_ones_own_is_read_as_the_pair_is(models: TwoModels) -> None:
+    (pair, _), (own,) = (
+        tokens(models, asked, silent)["sides"]
+        for asked in ({"row": ROW}, {"prompt": "Say 42: ", "text": "good xx", "chat": False})
+    )
+    assert (own["ids"], own["begin"]) == (pair["ids"], pair["begin"])
+    for side in ("policy", "other"):
+        np.testing.assert_allclose(own[side], pair[side], atol=1e-5)
+    again = {"prompt_ids": own["ids"][: own["begin"]], "completion_ids": own["ids"][own["begin"] :]}
+    (same,) = tokens(models, again, silent)["sides"]
+    assert same["policy"] == own["policy"]
+
+
+def test_the_likeliest_tokens_have_the_log_probabilities_of_the_text(models: TwoModels) -> None:
+    (side, _) = tokens(models, {"row": ROW}, silent)["sides"]
+    seen = 0
+    for at, piece in enumerate(side["pieces"][side["begin"] :]):
+        for name, column in (("policy", 1), ("other", 2)):
+            best = side["likeliest"][name][at]
+            assert len(best) == 5
+            assert [row[column] for row in best] == sorted((row[column] for row in best), reverse=True)
+            for text, policy, other in best:
+                if text == piece:
+                    seen += 1
+                    assert policy == pytest.approx(side["policy"][at], abs=1e-4)
+                    assert other == pytest.approx(side["other"][at], abs=1e-4)
+    assert seen > len(side["policy"])
+
+
+@pytest.mark.slow
+def test_answers_are_those_that_the_run_wrote(models: TwoModels) -> None:
+    wrote = [row for row in RunDirectory(models.directory).samples() if row["step"] == DPO_STEPS]
+    for row in wrote:
+        found = generate(models, {"prompt": row["prompt"], "max_new_tokens": 6}, silent)
+        assert found["policy"]["text"] == row["policy"]
+        assert found["other"]["text"] == row["reference"]
+        assert "".join(found["prompt_pieces"]) == f"<bos>{row['prompt']}"
+        for side in ("policy", "other"):
+            said = found[side]
+            assert len(said["ids"]) == said["tokens"] + (said["stop"] is not None)
+    drawn = {"row": ROW, "max_new_tokens": 6, "temperature": 1.0, "seed": 5}
+    first, again = generate(models, drawn, silent), generate(models, drawn, silent)
+    assert first["policy"]["ids"] == again["policy"]["ids"]
+
+
+def test_two_steps_of_one_run_and_the_policy_before_training(finished: Any) -> None:
+    with contextlib.chdir(finished.lab.place):
+        two = TwoModels.open(finished.run("dpo"), 0, str(DPO_STEPS))
+        found = pairs(two, {"limit": 3}, silent)
+        with pytest.raises(RunError, match="no checkpoint of step 1; there are"):
+            TwoModels.open(finished.run("dpo"), 1)
+    assert found["against"] == f"step {DPO_STEPS}"
+    assert not found["first"]["expected"]
+    assert found["first"]["largest"] > 0.01
+    assert len(found["rows"]) == 3
+
+
+def test_what_cannot_be_answered_is_refused(models: TwoModels) -> None:
+    for do, asked, words in (
+        (generate, {"prompt": "x", "max_new_tokens": 5_000}, "positions; shorten the prompt"),
+        (generate, {"prompt": "x", "max_new_tokens": 4, "temperature": 1.0, "top_k": 10**6}, "top_k"),
+        (generate, {"prompt": "x", "max_new_tokens": 4, "top_p": 0.5}, "no effect with temperature 0"),
+        (generate, {"row": "other.jsonl:1", "max_new_tokens": 4}, "no held-out row"),
+        (tokens, {"prompt": "x", "text": ""}, "the answer is empty"),
+        (tokens, {"prompt_ids": [1], "completion_ids": [10**6]}, "token ids below"),
+        (tokens, {"prompt": "x", "text": "y" * 5_000}, "positions; shorten it"),
+    ):
+        with pytest.raises(RunError, match=words):
+            do(models, asked, silent)
+
+
+def test_pieces_put_together_are_the_text(models: TwoModels) -> None:
+    ids = models.tokenizer.encode("a <eos>\n é\x17")
+    assert pieces(models.tokenizer, ids) == ["a", " ", "<eos>", "\n", " ", "<0xC3>", "<0xA9>", "<0x17>"]
+
+
+@pytest.mark.slow
+def test_the_process_answers_line_by_line_and_ends_with_its_input(finished: Any, tmp_path: Path) -> None:
+    run = finished.run("dpo")
+    requests = [
+        {"id": 1, "do": "tokens", "row": ROW},
+        {"id": 2, "do": "nothing"},
+        {"id": 3, "do": "generate", "prompt": "x", "max_new_tokens": 0},
+    ]
+    words = [sys.executable, "-m", "nnxdsl.run.outputs_command", str(run), "--step", str(DPO_STEPS)]
+    done = subprocess.run(
+        words,
+        input="".join(json.dumps(one) + "\n" for one in requests),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,  # it goes where the run was started, which is where its files are
+        env=finished.lab.environment,
+        check=True,
+    )
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert any("stage" in one for one in said)
+    answers = {one["id"]: one for one in said if "stage" not in one}
+    assert answers[1]["result"]["sides"][0]["name"] == "chosen"
+    assert "expected one of generate, tokens, pairs" in answers[2]["error"]
+    assert "max_new_tokens: expected at least 1" in answers[3]["error"]
+    moved = tmp_path / run.name
+    shutil.copytree(run, moved)
+    shutil.rmtree(moved / "checkpoints")
+    (moved / "checkpoints").mkdir()
+    words[3] = str(moved)
+    ask = json.dumps({"id": 1, "do": "pairs"}) + "\n"
+    done = subprocess.run(words, input=ask, capture_output=True, text=True, env=finished.lab.environment, check=True)
+    assert "has no checkpoint yet" in done.stdout
