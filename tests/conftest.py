@@ -1,8 +1,8 @@
 """What holds for all tests: laws are tried on the same examples, and nothing is compiled twice.
 
 Laws: `HYPOTHESIS_PROFILE=default pytest ...` asks for other examples. What XLA compiles is kept for the time of the
-tests and shared by their processes, most of whose time is compiling; `JAX_COMPILATION_CACHE_DIR=DIR pytest ...` keeps it
-longer.
+tests and shared by their processes, most of whose time is compiling; `JAX_COMPILATION_CACHE_DIR=DIR pytest ...` keeps
+it longer.
 """
 
 from __future__ import annotations

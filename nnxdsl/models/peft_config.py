@@ -101,7 +101,8 @@ def scales_of(
         modules: of each layer its path within a period, and the name of its module.
         problems: takes what is wrong.
     """
-    rank, alpha = fields.get("r"), fields.get("lora_alpha")
+    rank: Any = fields.get("r")
+    alpha: Any = fields.get("lora_alpha")
     patterns = [fields.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
     if not all(isinstance(pattern, dict) for pattern in patterns):
         problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", "expected objects"))

@@ -191,8 +191,8 @@ def _ratio(share: _Share, weight: jax.Array, a: jax.Array, b: jax.Array, m: jax.
 
     What it is multiplied with is float32 too: bfloat16 has nothing between 1 and 1.0078, and magnitudes move by less.
     """
-    constant = (jax.lax.stop_gradient(part) for part in (weight, a, b))
-    ratio = m.astype(jnp.float32) / low_rank.norm(*constant, share.scale)
+    weight, a, b = (jax.lax.stop_gradient(part) for part in (weight, a, b))
+    ratio = m.astype(jnp.float32) / low_rank.norm(weight, a, b, share.scale)
     # Programs round the norm in different ways. An adapter that is new is its base in all of them.
     rounding = jnp.where(jnp.abs(ratio - 1) < ROUNDING, 1 - ratio, 0)
     return ratio + jax.lax.stop_gradient(rounding)
@@ -410,10 +410,10 @@ def _restored(array: Any) -> jax.Array:
 
 
 def _in_few_bits(weight: jax.Array, quantization: Quantization) -> Any:
+    blocks = {} if quantization.block_size is None else {0: quantization.block_size}
+
     def one(matrix: jax.Array) -> Any:
-        return qwix.quantize(
-            matrix, qtype(quantization), channelwise_axes=(1,), tiled_axes={0: quantization.block_size}
-        )
+        return qwix.quantize(matrix, qtype(quantization), channelwise_axes=(1,), tiled_axes=blocks)
 
     for _ in range(weight.ndim - 2):
         one = jax.vmap(one)

@@ -158,8 +158,8 @@ def pairs(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, 
         assert isinstance(policy.scored, PairsSaid)
         assert isinstance(other.scored, PairsSaid)
         rewards = models.rewards(policy.scored, other.scored)
-        said = jax.device_get((policy.scored, other.scored))
-        rows += [_pair_row(models, data, index, at, *said, rewards) for at, index in enumerate(here)]
+        mine, theirs = jax.device_get((policy.scored, other.scored))
+        rows += [_pair_row(models, data, index, at, mine, theirs, rewards) for at, index in enumerate(here)]
         if start < FIRST_ROWS:
             first = models.program.score(models.first, batch).stats if models.step else policy.stats
             apart = np.abs(np.asarray(first.logp) - np.asarray(other.stats.logp)) * np.asarray(first.mask)

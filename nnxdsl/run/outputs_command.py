@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     models: TwoModels | None = None
     with compile_cache(directory.parent, lambda problem: sys.stderr.write(f"{problem}\n")):
         for line in _lines(options.idle):
-            tell = _teller(answers, line)
+            tell, asked = _teller(answers, line), {}
             try:
                 asked = json.loads(line)
                 do = DOES.get(asked.get("do"))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
 from nnxdsl import (
+    Adapter,
     BadRows,
     Batching,
     Data,
