@@ -82,7 +82,7 @@ def test_loss_on_completion_has_all_that_follows_the_prompt(write, tokens: Bytes
 def test_loss_on_completion_reads_rows_that_have_one(write, tokens: BytesTokenizer) -> None:
     with pytest.raises(DataError, match=r"'prompt' is missing.*use 'assistant' for whole conversations"):
         load(Data.Conversations(write({"messages": CHAT})), tokens, loss_on="completion")
-    with pytest.raises(DataError, match="field 'completion': it begins with a message of 'user', not 'assistant'"):
+    with pytest.raises(DataError, match="field 'completion': begins with a message of 'user', not the assistant's"):
         load(Data.Conversations(write({"prompt": CHAT[:3], "completion": CHAT[3:]})), tokens, loss_on="completion")
 
 

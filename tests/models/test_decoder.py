@@ -129,6 +129,7 @@ def test_shared_prefix_equals_two_rows(leaves: Leaves, forward: Callable[..., ja
 @pytest.mark.parametrize(
     "policies", [("products", "full"), pytest.param(("attention", "inputs", "offload"), marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_remat_changes_no_gradient(template: tree.Template, leaves: Leaves, policies: tuple[str, ...]) -> None:
     tokens, places = draw(6, 2, 8), right_padded(jnp.array([8, 5]), 8)
 

@@ -45,7 +45,9 @@ def test_time_that_a_pipeline_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [LLAMA3["tiny"], GEMMA3["tiny"]], ids=["a stack of layers", "one period, so one stage"]
+    "config",
+    [LLAMA3["tiny"], pytest.param(GEMMA3["tiny"], marks=pytest.mark.slow)],
+    ids=["a stack of layers", "one period, so one stage"],
 )
 def test_a_decoder_in_stages(config: DecoderConfig) -> None:
     stages = 5 if config.periods == 5 else 1

@@ -73,7 +73,7 @@ def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period],
     ("family", "name"),
     [
         pytest.param("gemma3", "float", marks=pytest.mark.slow),
-        ("gemma3", "nf4"),
+        pytest.param("gemma3", "nf4", marks=pytest.mark.slow),
         pytest.param("gemma3", "int8", marks=pytest.mark.slow),
         ("llama3", "float"),
         pytest.param("llama3", "nf4", marks=pytest.mark.slow),

@@ -35,6 +35,7 @@ REPLAY = Path(__file__).parents[1] / "reference" / "replay"
 FROZEN = ("embed", "*norm", "blocks.0.mlp.up")
 
 
+@pytest.mark.slow
 def test_what_is_named_is_not_trained(
     experiment: Callable[..., Experiment], pairs: Callable[..., Any], trained: Callable[..., Any]
 ) -> None:

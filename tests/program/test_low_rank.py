@@ -142,6 +142,7 @@ def test_one_layer_of_dora_is_its_formula_in_value_and_gradient(dtype: Any) -> N
         np.testing.assert_allclose(np.asarray(found, np.float64), right, rtol=rough, atol=rough * np.abs(right).max())
 
 
+@pytest.mark.slow
 def test_dora_starts_at_its_few_bits_and_keeps_its_copy(
     experiment: Callable[..., Experiment], trained: Callable[..., State]
 ) -> None:
@@ -219,6 +220,7 @@ def test_what_is_left_out_goes_by_row_position_layer_and_module() -> None:
             dropped(jnp.ones((2, 4, 8)), 0.5, 1)
 
 
+@pytest.mark.slow
 def test_dropout_is_of_the_policy_in_training_alone(
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],

@@ -12,7 +12,7 @@ import pytest
 @pytest.mark.parametrize(
     ("words", "devices"),
     [
-        ((), [1, 8, 8, 1, 8]),
+        pytest.param((), [1, 8, 8, 1, 8], marks=pytest.mark.slow),
         pytest.param(("dora", "lora"), [1, 8, 8, 1, 8], marks=pytest.mark.slow),
         pytest.param(("muon",), [1, 8], marks=pytest.mark.slow),
         pytest.param(("adafactor",), [1, 8], marks=pytest.mark.slow),

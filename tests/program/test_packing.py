@@ -111,6 +111,7 @@ def last_bit(leaves: dict[str, Any], seed: int) -> dict[str, Any]:
     return {path: jax.device_put(moved[path].astype(leaf.dtype), leaf.sharding) for path, leaf in leaves.items()}
 
 
+@pytest.mark.slow
 def test_pairs_side_by_side_have_the_gradients_of_pairs_alone(
     dpo: Program, trained: Callable[..., Any], with_b: Callable[..., Any]
 ) -> None:

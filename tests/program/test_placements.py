@@ -47,6 +47,7 @@ def test_full_fine_tuning_with_a_reference(on_eight_devices: Callable[..., Any])
         assert line.endswith(" host") != line.startswith("trainable"), line
 
 
+@pytest.mark.slow
 def test_adapters_on_four_bits(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("on_placements.py", "qlora")
     check(report)

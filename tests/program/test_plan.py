@@ -77,6 +77,7 @@ def test_verdicts_go_by_what_is_usable(asked: Callable[..., Experiment]) -> None
     assert verdicts == {share: pytest.approx(1 / share, rel=1e-4) for share in verdicts}
 
 
+@pytest.mark.slow
 def test_rematerialisation_goes_by_what_is_usable(asked: Callable[..., Experiment]) -> None:
     experiment = asked(model=Small(layers=6, pattern=2), batch_size=16)
     by_policy = {

@@ -86,6 +86,7 @@ def logp(program: Any, leaves: Any, batch: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_aware_training_computes_with_the_weights_that_will_be_kept(
     kind: Any, experiment: Callable[..., Experiment], trained: Callable[..., Any], sequences: Callable[..., Any]
 ) -> None:

@@ -23,6 +23,7 @@ from nnxdsl.spec.errors import PlanError, SpecError
 STRENGTH = 0.5
 
 
+@pytest.mark.slow
 def test_it_is_added_to_the_loss_with_its_gradient(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch]
 ) -> None:

@@ -95,6 +95,7 @@ def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) ->
 
 
 @pytest.mark.parametrize("base", ["adapters"], indirect=True)
+@pytest.mark.slow
 def test_its_words_make_the_placement_from_wherever_one_is(base: Experiment) -> None:
     elsewhere = evolve(base, {"mesh": Mesh(fsdp=2), "microbatch_size": 2, "memory.remat": "full"})
     for start in (base, elsewhere):

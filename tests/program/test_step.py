@@ -57,7 +57,7 @@ EQUAL: dict[str, tuple[dict[str, Any], int, int]] = {
 
 
 # Each takes some ten seconds to compile; the others cover what these combine anew.
-SLOW = set(EQUAL) - {"full, 4, bfloat16", "lora, 4 in 2, bfloat16"}
+SLOW = set(EQUAL) - {"lora, 4 in 2, bfloat16"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in EQUAL])

@@ -452,6 +452,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_loses_no_committed_step(tmp_path: Path) -> None:
     random_ = random.Random(0)
     step, left_overs = 0, 0

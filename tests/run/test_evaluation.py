@@ -63,6 +63,7 @@ def test_meshes_that_do_not_divide_the_last_batch(finished: Any, lab: Any) -> No
     assert mine["policy"] == sample["policy"]
 
 
+@pytest.mark.slow
 def test_policy_and_reference_are_asked_together_and_before_any_step_once(
     finished: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,7 +153,8 @@ def test_a_diverging_run_fails_and_keeps_its_checkpoint(lab: Any) -> None:
     error = err.splitlines()[-1]
     told = f"loss is {last['loss']:.4g}, grad_norm nan"
     assert error.startswith(f"TrainingError: step {step}: {told}; its rows begin with chats.jsonl:")
-    assert error.endswith(f"; the last checkpoint is step {step}; lower the learning rate, or look at those rows")
+    cure = "lower the learning rate, look at those rows, or skip such steps with guard=Guard.Skip()"
+    assert error.endswith(f"; the state before it is saved as step {step}; {cure}")
     status = directory.status()
     assert (status.get("state"), status.get("exit_code")) == ("failed", 1)
     assert status.get("error") == error.replace("TrainingError", "RunError")

@@ -77,6 +77,7 @@ def first_batch() -> PairBatch:
     return PairBatch(**arrays, **lengths, weight=np.ones(4, np.float32))
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_adapter_as_it_began() -> None:
     """Asked at every step: equal to the policy before the first one, and it stays so, wherever the policy goes."""
     program = compile(continued(memory=Memory(reference="online")))
@@ -149,6 +150,7 @@ def test_an_adapter_that_is_not_the_one_asked_for() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
     dpo = finished.run("dpo")
     earlier = origin.saved_experiment(dpo)

@@ -139,6 +139,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return of_class(cls, offload=st.lists(OFFLOAD, unique=True).map(tuple))
     if cls is Weights.Merged:
         return st.builds(merged, TEXT.filter(str.strip), st.lists(st.floats(0.5, 2.0), min_size=1, max_size=2))
+    if cls is Reference.Checkpoint:
+        return TEXT.filter(str.strip).map(lambda path: cls(Weights.HF(path)))
     if cls in (Adapter.LoRA, Adapter.DoRA):
         return of_class(cls, **LOW_RANK)
     if cls is simpo.Mixture:
@@ -264,12 +266,15 @@ def experiments(draw: st.DrawFn) -> Experiment:
         model = attrs.evolve(model, weights=Weights.Random())
     if isinstance(model.weights, Weights.From):
         model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
+    at_once = None if objective.over_batch else draw(st.sampled_from([None, micro]))
+    if hasattr(model, "router_loss") and (at_once is not None or mesh.stage > 1):
+        model = attrs.evolve(model, router_loss=0.0)
     return Experiment(
         **fields,
         objective=objective,
         data=draw(data),
         mesh=mesh,
-        microbatch_size=None if objective.over_batch else draw(st.sampled_from([None, micro])),
+        microbatch_size=at_once,
         batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "group_size", 1),
         evaluation=draw(st.none() | evaluations(st.none() | data)),
         quantization=draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None))),
