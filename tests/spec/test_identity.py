@@ -17,6 +17,7 @@ from nnxdsl import (
     BadRows,
     Batching,
     Data,
+    Distance,
     Divergence,
     Evaluation,
     Experiment,
@@ -27,6 +28,7 @@ from nnxdsl import (
     Order,
     Quantization,
     Reference,
+    Reward,
     Schedule,
     Spec,
     SpecError,
@@ -103,6 +105,13 @@ def samples(design: Any) -> dict[str, Experiment]:
         "compared": design(reference=Reference.Checkpoint(Weights.HF("other"))),
         "synced": design(reference=Reference.Synced()),
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
+        "answers": design(
+            objective=Objective.GRPO(rewards=(Reward("a"),), updates_per_rollout=2), data=Data.Prompts("prompts.jsonl")
+        ),
+        "taught": design(
+            objective=Objective.Distill(teacher=Model.Gemma3("tiny"), distance=Distance.JSD()),
+            data=Data.Conversations("chats.jsonl"),
+        ),
         "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         **{kind.__name__: design(quantization=kind()) for kind in (Quantization.Int4, Quantization.FP8)},
@@ -113,7 +122,10 @@ def samples(design: Any) -> dict[str, Experiment]:
         "spikes": design(guard=Guard.SkipSpikes()),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),
         **{f"pairs {number}": design(objective=each, microbatch_size=None) for number, each in enumerate(OF_PAIRS)},
-        **{name: design(model=model_of(cls), batching=Batching.Bucketed()) for name, cls in members(Model).items()},
+        **{
+            name: design(model=model_of(cls), batching=Batching.Bucketed(), microbatch_size=None)
+            for name, cls in members(Model).items()
+        },
     }
 
 
