@@ -119,7 +119,7 @@ def test_ruff_leaves_generated_code_as_it_is(tmp_path: Path) -> None:
             sources.append(source)
 
     collect()
-    assert len(sources) > 30
+    assert len(sources) > 10
     for given_text, left in zip(sources, laid_out(sources, tmp_path), strict=True):
         assert left == given_text
 
