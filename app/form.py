@@ -1,36 +1,28 @@
-"""A form for any spec class, from its fields, types, ranges and docstrings; texts of its inputs back to a tree.
+"""A form for any spec class, from its fields, types, ranges and docstrings.
 
-Knows no experiment by name but for the order of its parts. A form's state is one text for each path: `objective.beta`
-is "0.1", `objective.type` is "DPO", `evaluation.type` is "" where there is none.
+Knows no experiment by name but for the order of its parts.
 """
 
 from __future__ import annotations
 
-import ast
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import attrs
 
 from nnxdsl.spec.base import Spec, declared, is_family, members
 from nnxdsl.spec.docs import field_docs, summary
-from nnxdsl.spec.errors import Problem, SpecError, join
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.kinds import arms, type_name
+from nnxdsl.spec.kinds import arms
 from nnxdsl.spec.limits import Limit
 from nnxdsl.spec.source import render
-from nnxdsl.spec.tree import from_dict
 
+from .form_texts import NONE, is_optional, items_of, member_of, spec_in
 from .html import Child, Html, tag
 from .html import join as joined
 
-NONE = ""
-"""The type's text where a field holds None."""
-
-DEEPEST = 12
-LONGEST = 20_000
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Run", ("name", "steps", "batch_size", "seed", "notes")),
     ("Model", ("model",)),
@@ -44,190 +36,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Checkpoints", ("checkpoint",)),
 )
 CLOSED = ("Quantization and precision", "Mesh and memory", "Checkpoints", "More")
-
-
-# an object as texts
-
-
-def texts_of(value: Spec, path: str = "") -> dict[str, str]:
-    """What a form that shows `value` holds."""
-    found = {join(path, "type"): value.tag}
-    for name, field in declared(type(value)).items():
-        found |= _texts(getattr(value, name), field.type, join(path, name))
-    return found
-
-
-def _texts(value: object, annotation: Any, path: str) -> dict[str, str]:
-    spec = _spec_in(annotation)
-    if spec is not None:
-        return {join(path, "type"): NONE} if value is None else texts_of(cast("Spec", value), path)
-    return {path: written(value, annotation)}
-
-
-def written(value: object, annotation: Any) -> str:
-    """One plain value as its input shows it; None is nothing."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, tuple):
-        if not value:
-            return ""
-        kind = _items(annotation)
-        if kind is str and all("\n" not in item and item.strip() for item in value) and not value[0].startswith("("):
-            return "\n".join(value)
-        if typing.get_origin(kind) is typing.Literal:
-            return ", ".join(map(str, value))
-    return render(value)
-
-
-# texts as an object
-
-
-def read(texts: Mapping[str, str]) -> tuple[Experiment | None, list[Problem]]:
-    """The experiment of a form, or all that is wrong with it; only fields that there are can be set."""
-    problems: list[Problem] = []
-    tree = _tree(Experiment, texts, "", problems, 0)
-    if problems:
-        wrong = {problem.path for problem in problems}
-        try:
-            from_dict({"type": "Experiment", **tree}, Experiment)
-        except SpecError as error:
-            problems += [problem for problem in error.problems if problem.path not in wrong]
-        return None, problems
-    try:
-        return from_dict({"type": "Experiment", **tree}, Experiment), []
-    except SpecError as error:
-        return None, list(error.problems)
-
-
-def _tree(cls: type[Spec], texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, field in declared(cls).items():
-        where = join(path, name)
-        spec = _spec_in(field.type)
-        if spec is None:
-            if where in texts:
-                value = _parsed(texts[where], field.type, where, problems)
-                if value is not _MISSING:
-                    found[name] = value
-            continue
-        chosen = texts.get(join(where, "type"))
-        if chosen is None:
-            continue
-        member = member_of(spec, chosen)
-        if chosen == NONE:
-            if _is_optional(field.type):
-                found[name] = None
-        elif member is None:
-            problems.append(Problem(where, f"there is no {chosen[:40]!r} here"))
-        elif depth < DEEPEST:
-            found[name] = {"type": member.tag, **_tree(member, texts, where, problems, depth + 1)}
-    return found
-
-
-_MISSING = object()
-
-
-def _parsed(text: str, annotation: Any, path: str, problems: list[Problem]) -> Any:
-    """A text as JSON holds the value; what it cannot be is a problem."""
-    if len(text) > LONGEST:
-        problems.append(Problem(path, f"{len(text):,} characters; at most {LONGEST:,}"))
-        return _MISSING
-    kinds, optional = [arm for arm in arms(annotation) if arm is not types.NoneType], _is_optional(annotation)
-    kind = kinds[0]
-    if kind is bool:
-        return text == "true"
-    if text.strip() == "" and kind is not str and typing.get_origin(kind) is not tuple:
-        if optional:
-            return None
-        problems.append(Problem(path, "needs a value"))
-        return _MISSING
-    if kind is str and len(kinds) == 1:
-        return None if optional and not text else text
-    if typing.get_origin(kind) is typing.Literal:
-        choices = {str(choice): choice for choice in typing.get_args(kind)}
-        return choices.get(text, text)
-    if typing.get_origin(kind) is tuple and len(kinds) == 1:
-        return _parsed_tuple(text, kind, optional, path, problems)
-    return _literal(text, kind, path, problems)
-
-
-def _parsed_tuple(text: str, kind: Any, optional: bool, path: str, problems: list[Problem]) -> Any:
-    stripped = text.strip()
-    if not stripped:
-        return None if optional else []
-    items = _items(kind)
-    if items is str and not stripped.startswith("("):
-        return [line for line in text.splitlines() if line.strip()]
-    if typing.get_origin(items) is typing.Literal and not stripped.startswith("("):
-        return [word.strip() for word in stripped.split(",") if word.strip()]
-    return _literal(text, kind, path, problems)
-
-
-def _literal(text: str, kind: Any, path: str, problems: list[Problem]) -> Any:
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        problems.append(Problem(path, f"expected {type_name(kind)}, got {text[:40]!r}"))
-        return _MISSING
-    return _as_json(value)
-
-
-def _as_json(value: Any) -> Any:
-    return [_as_json(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def member_of(spec: type[Spec], name: str) -> type[Spec] | None:
-    """The class that a choice means."""
-    choices = members(spec) if is_family(spec) else {spec.__name__: spec}
-    return choices.get(name)
-
-
-def _spec_in(annotation: Any) -> type[Spec] | None:
-    return next((arm for arm in arms(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
-
-
-def _is_optional(annotation: Any) -> bool:
-    return types.NoneType in arms(annotation)
-
-
-def _items(annotation: Any) -> Any:
-    """What a tuple of any length holds; None for others."""
-    for arm in arms(annotation):
-        given = typing.get_args(arm)
-        if typing.get_origin(arm) is tuple and len(given) == 2 and given[1] is Ellipsis:
-            return given[0]
-    return None
-
-
-def completed(texts: Mapping[str, str], cls: type[Spec] = Experiment, path: str = "", depth: int = 0) -> dict[str, str]:
-    """The texts with defaults for what a newly chosen class has and they lack, and without what it has not."""
-    found: dict[str, str] = {join(path, "type"): cls.tag}
-    for name, field in declared(cls).items():
-        where = join(path, name)
-        spec = _spec_in(field.type)
-        if spec is None:
-            if where in texts:
-                found[where] = texts[where]
-            else:
-                found[where] = "" if field.default is attrs.NOTHING else written(field.default, field.type)
-            continue
-        chosen = texts.get(join(where, "type"))
-        if chosen is None and field.default is not attrs.NOTHING:
-            found |= _texts(field.default, field.type, where)
-            continue
-        member = member_of(spec, chosen or "")
-        if member is None or depth >= DEEPEST:
-            found[join(where, "type")] = NONE
-        else:
-            found |= completed(texts, member, where, depth + 1)
-    return found
-
-
-# the form
 
 
 @attrs.frozen
@@ -282,7 +90,7 @@ def _gist(look: Look, names: list[str]) -> str:
 
 
 def _field(look: Look, path: str, field: Any, doc: str, depth: int) -> Html:
-    spec = _spec_in(field.type)
+    spec = spec_in(field.type)
     if spec is not None:
         return _nested(look, path, field, spec, doc, depth)
     name = path.rpartition(".")[2]
@@ -333,7 +141,7 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
         "aria_required": "true" if required else None,
     }
     kinds = [arm for arm in arms(field.type) if arm is not types.NoneType]
-    kind, optional = kinds[0], _is_optional(field.type)
+    kind, optional = kinds[0], is_optional(field.type)
     if kind is bool:
         return tag("input", type="checkbox", checked=value == "true", **common)
     if typing.get_origin(kind) is typing.Literal and len(kinds) == 1:
@@ -345,7 +153,7 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
         return tag("select", options, **common)
     if path.endswith("notes") or typing.get_origin(kind) is tuple:
         lines = min(8, max(2, value.count("\n") + 1))
-        hint = "one a line" if _items(field.type) is str else "none" if optional else None if kind is str else "()"
+        hint = "one a line" if items_of(field.type) is str else "none" if optional else None if kind is str else "()"
         return tag("textarea", f"\n{value}", rows=lines, placeholder=hint, spellcheck="false", **common)
     mode = "numeric" if kind is int else "decimal" if kind is float else None
     return tag(
@@ -363,7 +171,7 @@ def _nested(look: Look, path: str, field: Any, spec: type[Spec], doc: str, depth
     chosen = look.texts.get(f"{path}.type", NONE)
     member = member_of(spec, chosen)
     name = path.rpartition(".")[2].replace("_", " ")
-    optional, choices = _is_optional(field.type), list(members(spec)) if is_family(spec) else [spec.__name__]
+    optional, choices = is_optional(field.type), list(members(spec)) if is_family(spec) else [spec.__name__]
     chooser: Html | None = None
     type_path = f"{path}.type"
     if optional or len(choices) > 1:

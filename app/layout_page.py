@@ -7,21 +7,18 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.program import hardware
 from nnxdsl.run.plan_view import mesh_words
 from nnxdsl.spec.errors import NnxdslError, SpecError
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.placement import MESH_AXES
 from nnxdsl.spec.tree import to_dict
 
-from . import form, layout_arrays, layout_views
+from . import form_texts, layout_arrays, layout_views
 from .experiments import from_text
 from .html import Child, Html, join, link, tag
 from .jobs import Job
+from .layout_choose import SIZES, choice, fields_of
 from .layout_grid import drawing
 from .layout_request import (
-    DEVICE,
-    NO_DEVICE,
     SOURCES,
     Source,
     asked,
@@ -30,20 +27,12 @@ from .layout_request import (
     mesh_text,
     plan_job,
     rules_of,
-    rules_text,
     source,
     why_not_compiled,
 )
 from .page import Action, Answer, Ask, Page
 from .parts import action
 from .state import Site
-
-MESHES = ("data:1", "fsdp:8", "fsdp:4,tensor:2", "data:2,fsdp:8", "fsdp:16,tensor:8", "fsdp:64,tensor:4")
-"""Offered with one click."""
-
-SIZES = (*MESH_AXES, "slices")
-KEPT = ("run", "exp", "draft", "device", "mesh", "mesh2", "rules")
-HELP = "The first rule that names a dimension and can be followed wins. One a line: embed: fsdp, mlp: tensor, vocab: -"
 
 
 @attrs.frozen
@@ -107,7 +96,7 @@ def take_in(site: Site, ask: Ask) -> Answer:
     except SpecError as error:
         listed = "\n".join(map(str, error.problems[:20]))
         return Answer(notice=f"This was not taken in:\n{listed}", bad=True)
-    texts = form.texts_of(experiment)
+    texts = form_texts.texts_of(experiment)
     draft = site.drafts.new(texts, to_dict(experiment), "what was pasted")
     return Answer(goto=link("/layout", draft=draft.id))
 
@@ -150,7 +139,7 @@ def _answer(site: Site, ask: Ask, *, start: bool) -> Answer:
     try:
         of = source(site, ask.query)
         if not of.kind:
-            return Answer({"choose": _choice(site), **nothing})
+            return Answer({"choose": choice(site), **nothing})
         if of.experiment is None:
             waiting = tag("p", f"Reading {of.words} ...", cls="empty", data_tick="0.5")
             return Answer({"choose": tag("h1", "Layout"), **nothing, "result": waiting})
@@ -159,7 +148,7 @@ def _answer(site: Site, ask: Ask, *, start: bool) -> Answer:
         back = tag("p", tag("a", "Choose another", href="/layout", cls="button"))
         head = join(tag("h1", "Layout"), tag("p", str(error), cls="notice bad", role="alert"), back)
         return Answer({"choose": head, **nothing})
-    head = _head(site, ask, of, of.experiment)
+    head = fields_of(site, ask, of, of.experiment)
     try:
         experiments = _experiments(site, ask, of)
     except SpecError as error:
@@ -191,133 +180,6 @@ def _job(site: Site, experiment: Experiment, device: str, *, start: bool) -> Job
     """The job there is, even if it failed: its cause stays what it was, until somebody asks again."""
     job = plan_job(site, experiment, device, start=False)
     return plan_job(site, experiment, device, start=True) if job is None and start else job
-
-
-# Choosing
-
-
-def _choice(site: Site) -> Html:
-    cards = [
-        tag(
-            "a",
-            tag("b", name),
-            tag("span", f"experiments/{name}.py", cls="muted small"),
-            href=link("/layout", exp=name),
-            cls="panel card",
-        )
-        for name in site.presets.names()
-    ]
-    runs = [
-        tag("li", tag("a", row.id, href=link("/layout", run=row.id), cls="mono"), " ", row.facts.get("mesh", ""))
-        for row in site.index.rows()[:8]
-    ]
-    none = tag("p", f"There is no {site.presets.place}; start the app in the directory of your project.", cls="empty")
-    paste = tag(
-        "form",
-        tag("label", "Python as ", tag("code", "nnxdsl show FILE --python"), " prints it, or JSON", for_="layout-text"),
-        tag("textarea", rows=8, name="text", id="layout-text", spellcheck="false"),
-        tag("div", tag("button", "Show its layout", type="submit", cls="button primary"), cls="row end"),
-        cls="panel",
-        data_do="layout.take_in",
-    )
-    return join(
-        tag("h1", "Layout"),
-        tag(
-            "p",
-            "Whether an experiment fits on some devices, what fills them, and which rule put each array where it lies. "
-            "The devices need not be here: nothing is trained.",
-        ),
-        tag("h2", "Recipes"),
-        tag("div", cards, cls="grid") if cards else none,
-        join(tag("h2", "Runs"), tag("ul", runs, cls="plain panel")) if runs else None,
-        None if site.settings.read_only else join(tag("h2", "Python or JSON"), paste),
-    )
-
-
-def _head(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
-    here = f"{of.kind}:{of.name}"
-    names = {here: of.words}
-    names |= {f"exp:{name}": f"experiments/{name}.py" for name in site.presets.names()}
-    names |= {f"run:{row.id}": f"run {row.id}" for row in site.index.rows()[:60]}
-    most = site.settings.limits.mesh_devices
-    try:
-        text = ask.query.get("mesh", "")
-        sizes = mesh_of(text, most) if text else {**experiment.mesh.sizes, "slices": experiment.mesh.slices}
-    except SpecError:
-        sizes = dict.fromkeys(SIZES, 1)
-    devices = {name: _device_words(entry) for name, entry in hardware.DEVICES.items()}
-    devices[NO_DEVICE] = "no device: no verdict"
-    rules = ask.query.get("rules", rules_text(experiment.mesh.rules))
-    shown = tag("h1", "Layout of ", tag("span", of.words, cls="mono"))
-    fields = [
-        _labelled("Of", _select("of", names, here), cls="wide"),
-        _labelled("On", _select("device", devices, ask.query.get("device", "") or DEVICE), cls="wide"),
-    ]
-    numbers = [
-        _labelled(
-            axis,
-            tag("input", type="number", name=f"size-{axis}", id=f"size-{axis}", value=sizes[axis], min=1, max=most),
-            cls="size",
-        )
-        for axis in SIZES
-    ]
-    second = _labelled(
-        "Beside it",
-        tag(
-            "input",
-            type="text",
-            name="mesh2",
-            id="layout-mesh2",
-            value=ask.query.get("mesh2", ""),
-            placeholder="a second mesh, fsdp:4,tensor:2",
-            spellcheck="false",
-        ),
-        cls="wide",
-    )
-    editor = tag(
-        "details",
-        tag("summary", "Rules of its own", f" ({len(rules.splitlines())})" if rules else ""),
-        tag("label", HELP, for_="layout-rules", cls="muted small"),
-        tag("textarea", rules, name="rules", id="layout-rules", rows=5, spellcheck="false"),
-        tag("input", type="hidden", name="rules-were", value=rules_text(experiment.mesh.rules)),
-        id="layout-rules-editor",
-    )
-    kept = {name: ask.query.get(name) for name in (*KEPT, "array", "q", "part", "sort")}
-    quick = [
-        tag("a", mesh_words(_long(text)), href=link("/layout", **{**kept, "mesh": text}), cls="counter")
-        for text in MESHES
-    ]
-    return join(
-        shown,
-        tag(
-            "form",
-            tag("div", fields, second, cls="layout-fields"),
-            tag("div", numbers, tag("button", "Show", type="submit", cls="button primary"), cls="layout-sizes"),
-            editor,
-            cls="panel layout-form",
-            data_do="layout.choose",
-            aria_label="What is laid out",
-        ),
-        tag("nav", quick, cls="counters", aria_label="Other meshes"),
-    )
-
-
-def _long(text: str) -> dict[str, int]:
-    sizes = mesh_of(text, 10**9)
-    return {axis: sizes[axis] for axis in MESH_AXES}
-
-
-def _device_words(entry: hardware.Device) -> str:
-    return f"{entry.description}{f', {entry.memory / 2**30:.0f} GiB' if entry.memory else ''}"
-
-
-def _labelled(text: str, field: Html, cls: str) -> Html:
-    return tag("label", tag("span", text), field, cls=cls)
-
-
-def _select(name: str, names: Mapping[str, str], chosen: str) -> Html:
-    options = [tag("option", text, value=value, selected=value == chosen) for value, text in names.items()]
-    return tag("select", options, name=name, id=f"layout-{name}")
 
 
 # What was found

@@ -18,7 +18,7 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.placement import MESH_AXES
 from nnxdsl.spec.tree import evolve, to_dict
 
-from . import form
+from . import form_texts
 from .experiments import stored
 from .jobs import Job
 from .state import Site
@@ -169,7 +169,7 @@ def source(site: Site, query: Mapping[str, str]) -> Source:
     if kind == "run":
         return Source(kind, name, _of_run(site, name))
     if kind == "draft":
-        experiment, problems = form.read(site.drafts.load(name).texts)
+        experiment, problems = form_texts.read(site.drafts.load(name).texts)
         if experiment is None:
             raise SpecError(problems, "this draft")
         return Source(kind, name, experiment)

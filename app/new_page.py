@@ -15,7 +15,7 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.source import render, to_python
 from nnxdsl.spec.tree import diff, get, to_dict, to_json
 
-from . import form
+from . import form, form_texts
 from .drafts import Draft
 from .experiments import from_text, from_tree, stored
 from .html import Child, Html, join, link, tag
@@ -63,7 +63,7 @@ def change(site: Site, ask: Ask) -> Answer:
     draft = site.drafts.load(ask.query.get("draft", ""))
     texts = ask.fields
     shapes = ask.text("changed").endswith(".type")
-    draft = attrs.evolve(draft, texts=form.completed(texts) if shapes else texts)
+    draft = attrs.evolve(draft, texts=form_texts.completed(texts) if shapes else texts)
     site.drafts.save(draft)
     regions = {"panel": _panel(site, ask, draft), "head": _head(site, draft)}
     if shapes:
@@ -101,7 +101,7 @@ def take_in(site: Site, ask: Ask) -> Answer:
     draft_name = ask.query.get("draft")
     if not draft_name:
         return _begin(site, ask, experiment, "what was pasted")
-    draft = attrs.evolve(site.drafts.load(draft_name), texts=form.texts_of(experiment))
+    draft = attrs.evolve(site.drafts.load(draft_name), texts=form_texts.texts_of(experiment))
     site.drafts.save(draft)
     answer = _draft(site, Ask({**ask.query, "tab": ""}), draft)
     return Answer(answer.regions, notice="Taken in.", query=link("", draft=draft.id).lstrip("?"))
@@ -117,7 +117,7 @@ def _require(site: Site, ask: Ask) -> Experiment:
     if ask.fields and ask.fields != draft.texts:
         draft = attrs.evolve(draft, texts=ask.fields)
         site.drafts.save(draft)
-    experiment, problems = form.read(draft.texts)
+    experiment, problems = form_texts.read(draft.texts)
     if experiment is None:
         raise SpecError(problems, "this draft")
     return experiment
@@ -137,7 +137,7 @@ def _of_run(site: Site, run: str) -> Experiment:
 
 
 def _begin(site: Site, ask: Ask, experiment: Experiment, name: str) -> Answer:
-    texts = form.texts_of(experiment)
+    texts = form_texts.texts_of(experiment)
     draft = site.drafts.new(texts, to_dict(experiment), name)
     query = link("", draft=draft.id).lstrip("?")
     answer = _draft(site, Ask({"draft": draft.id}), draft)
@@ -180,7 +180,7 @@ def _draft(site: Site, ask: Ask, draft: Draft) -> Answer:
 
 
 def _head(site: Site, draft: Draft) -> Html:
-    experiment, problems = form.read(draft.texts)
+    experiment, problems = form_texts.read(draft.texts)
     ready = experiment is not None
     exists = ready and site.index.row(experiment.id) is not None
     if not ready:
@@ -205,7 +205,7 @@ def _head(site: Site, draft: Draft) -> Html:
 
 
 def _form(draft: Draft) -> Html:
-    base = form.texts_of(from_tree(draft.base))
+    base = form_texts.texts_of(from_tree(draft.base))
     toggle = tag("label", tag("input", type="checkbox", id="only-changed"), " Only what is changed", cls="row small")
     return join(tag("div", toggle, cls="row end"), form.rendered(draft.texts, base, "new.change"))
 
@@ -214,7 +214,7 @@ def _form(draft: Draft) -> Html:
 
 
 def _panel(site: Site, ask: Ask, draft: Draft) -> Html:
-    experiment, problems = form.read(draft.texts)
+    experiment, problems = form_texts.read(draft.texts)
     tab = ask.query.get("tab", "")
     tab = tab if tab in TABS else ""
     listed = {problem.path: problem.message for problem in problems}

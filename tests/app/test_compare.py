@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app import compare_page
+from app import compare_page, compare_runs
 from app.compare_config import differing, flat, unfair
 from app.page import Ask
 from app.settings import Settings
@@ -83,12 +83,12 @@ def test_the_best_and_the_last_of_a_figure(site: Site) -> None:
     for step, (loss, accuracy) in enumerate([(0.9, 0.5), (0.2, float("nan")), (0.4, 0.75), (0.3, 0.5)]):
         rows.append({"step": step, "attempt": 1, "loss": loss, "rewards/accuracies": accuracy, "grad_norm": 1.0})
     columns = site.series.of(path / "metrics.jsonl").columns
-    assert compare_page.figure_of(columns["loss"], "loss") == compare_page.Figure(0.3, 0.2, 1)
-    assert compare_page.figure_of(columns["rewards/accuracies"], "rewards/accuracies") == compare_page.Figure(
+    assert compare_runs.figure_of(columns["loss"], "loss") == compare_runs.Figure(0.3, 0.2, 1)
+    assert compare_runs.figure_of(columns["rewards/accuracies"], "rewards/accuracies") == compare_runs.Figure(
         0.5, 0.75, 2
     )
-    assert compare_page.figure_of(columns["grad_norm"], "grad_norm") == compare_page.Figure(1.0)
-    assert compare_page.figure_of(None, "loss") == compare_page.Figure()
+    assert compare_runs.figure_of(columns["grad_norm"], "grad_norm") == compare_runs.Figure(1.0)
+    assert compare_runs.figure_of(None, "loss") == compare_runs.Figure()
 
 
 def test_exports_hold_the_figures_and_no_formulas(site: Site) -> None:

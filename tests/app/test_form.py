@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app import form
+from app import form, form_texts
 from nnxdsl import (
     Checkpoint,
     Data,
@@ -42,15 +42,15 @@ MADE = {
 
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_texts_give_the_object_back(made: Experiment) -> None:
-    texts = form.texts_of(made)
-    assert form.read(texts) == (made, [])
-    assert form.completed(texts) == texts
+    texts = form_texts.texts_of(made)
+    assert form_texts.read(texts) == (made, [])
+    assert form_texts.completed(texts) == texts
 
 
 @pytest.mark.parametrize("name", members(Objective))
 def test_another_objective_brings_its_own_fields(name: str) -> None:
-    texts = {**form.texts_of(MADE["plain"]), "objective.type": name}
-    completed = form.completed(texts)
+    texts = {**form_texts.texts_of(MADE["plain"]), "objective.type": name}
+    completed = form_texts.completed(texts)
     cls = members(Objective)[name]
     shown = {path.split(".")[1] for path in completed if path.startswith("objective.") and path != "objective.type"}
     assert shown >= set(declared(cls))
@@ -58,7 +58,7 @@ def test_another_objective_brings_its_own_fields(name: str) -> None:
 
 
 def test_every_field_has_an_input_with_a_label_and_its_help() -> None:
-    texts = form.texts_of(MADE["all set"])
+    texts = form_texts.texts_of(MADE["all set"])
     html = form.rendered(texts, texts, "new.change")
     for path in texts:
         assert path == "type" or f'name="{path}"' in html, path
@@ -85,7 +85,7 @@ def test_every_field_has_an_input_with_a_label_and_its_help() -> None:
     ],
 )
 def test_what_is_wrong_is_said_at_its_field(path: str, text: str, told: str) -> None:
-    made, problems = form.read({**form.texts_of(MADE["plain"]), path: text})
+    made, problems = form_texts.read({**form_texts.texts_of(MADE["plain"]), path: text})
     if (path, text) == ("batch_size", "3"):
         assert made is not None
         assert made.batch_size == 3
@@ -96,11 +96,17 @@ def test_what_is_wrong_is_said_at_its_field(path: str, text: str, told: str) -> 
 
 
 def test_fields_that_there_are_not_set_nothing() -> None:
-    texts = {**form.texts_of(MADE["plain"]), "bta": "1", "objective.nope": "2", "__class__": "3", "model.x.y": "4"}
-    assert form.read(texts) == (MADE["plain"], [])
+    texts = {
+        **form_texts.texts_of(MADE["plain"]),
+        "bta": "1",
+        "objective.nope": "2",
+        "__class__": "3",
+        "model.x.y": "4",
+    }
+    assert form_texts.read(texts) == (MADE["plain"], [])
 
 
 def test_many_problems_are_said_at_once() -> None:
-    texts = {**form.texts_of(MADE["plain"]), "steps": "x", "adapter.rank": "-1", "batch_size": "0"}
-    _, problems = form.read(texts)
+    texts = {**form_texts.texts_of(MADE["plain"]), "steps": "x", "adapter.rank": "-1", "batch_size": "0"}
+    _, problems = form_texts.read(texts)
     assert {problem.path for problem in problems} == {"steps", "adapter.rank", "batch_size"}

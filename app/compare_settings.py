@@ -1,0 +1,63 @@
+"""The settings in which runs differ, or all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .compare_config import ABSENT, NAMES, differing, paths
+from .compare_runs import Compared
+from .html import Html, join, link, tag
+from .page import Ask
+
+
+def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
+    """The table of settings."""
+    whole = ask.query.get("config") == "all"
+    configs = [run.config for run in runs]
+    changed = [path for path in differing(configs) if path not in NAMES]
+    shown = paths(configs) if whole else changed
+    heads = [tag("th", tag("i", cls=f"swatch s{run.colour}"), run.row.id, scope="col", cls="id") for run in runs]
+    different = set(changed)
+    body = [
+        tag(
+            "tr",
+            tag("th", "≠ " if whole and path in different else None, tag("span", path, cls="mono"), scope="row"),
+            [_setting(run, base, path) for run in runs],
+            cls="differs" if whole and path in different else None,
+        )
+        for path in shown
+    ]
+    caption = f"{len(changed)} of {len(paths(configs))} settings differ, names and notes apart"
+    table = tag(
+        "table",
+        tag("caption", caption),
+        tag("thead", tag("tr", tag("th", "Field", scope="col"), heads)),
+        tag("tbody", body),
+        cls="settings-table",
+    )
+    switch = tag(
+        "nav",
+        tag(
+            "a",
+            "Only what differs",
+            href=link("/compare", **{**ask.query, "config": ""}),
+            aria_current=None if whole else "true",
+        ),
+        tag(
+            "a",
+            "All settings",
+            href=link("/compare", **{**ask.query, "config": "all"}),
+            aria_current="true" if whole else None,
+        ),
+        cls="tabs",
+        aria_label="Which settings",
+    )
+    none = tag("p", "They have the same settings, but for their names.", cls="empty")
+    region = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label="Settings")
+    return join(tag("h2", "Settings"), switch, region if body else none)
+
+
+def _setting(run: Compared, base: Compared, path: str) -> Html:
+    value = run.config.get(path, ABSENT)
+    same = run is not base and value == base.config.get(path, ABSENT)
+    return tag("td", value[:2_000], cls="mono muted" if same else "mono")

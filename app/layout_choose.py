@@ -1,0 +1,155 @@
+"""What a layout is asked of: the recipe or run, the device, the mesh, the rules; as fields and links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nnxdsl.program import hardware
+from nnxdsl.run.plan_view import mesh_words
+from nnxdsl.spec.errors import SpecError
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.placement import MESH_AXES
+
+from .html import Html, join, link, tag
+from .layout_request import (
+    DEVICE,
+    NO_DEVICE,
+    Source,
+    mesh_of,
+    rules_text,
+)
+from .page import Ask
+from .state import Site
+
+MESHES = ("data:1", "fsdp:8", "fsdp:4,tensor:2", "data:2,fsdp:8", "fsdp:16,tensor:8", "fsdp:64,tensor:4")
+"""Offered with one click."""
+
+SIZES = (*MESH_AXES, "slices")
+KEPT = ("run", "exp", "draft", "device", "mesh", "mesh2", "rules")
+HELP = "The first rule that names a dimension and can be followed wins. One a line: embed: fsdp, mlp: tensor, vocab: -"
+
+
+def choice(site: Site) -> Html:
+    """What can be laid out: recipes, runs, what is pasted."""
+    cards = [
+        tag(
+            "a",
+            tag("b", name),
+            tag("span", f"experiments/{name}.py", cls="muted small"),
+            href=link("/layout", exp=name),
+            cls="panel card",
+        )
+        for name in site.presets.names()
+    ]
+    runs = [
+        tag("li", tag("a", row.id, href=link("/layout", run=row.id), cls="mono"), " ", row.facts.get("mesh", ""))
+        for row in site.index.rows()[:8]
+    ]
+    none = tag("p", f"There is no {site.presets.place}; start the app in the directory of your project.", cls="empty")
+    paste = tag(
+        "form",
+        tag("label", "Python as ", tag("code", "nnxdsl show FILE --python"), " prints it, or JSON", for_="layout-text"),
+        tag("textarea", rows=8, name="text", id="layout-text", spellcheck="false"),
+        tag("div", tag("button", "Show its layout", type="submit", cls="button primary"), cls="row end"),
+        cls="panel",
+        data_do="layout.take_in",
+    )
+    return join(
+        tag("h1", "Layout"),
+        tag(
+            "p",
+            "Whether an experiment fits on some devices, what fills them, and which rule put each array where it lies. "
+            "The devices need not be here: nothing is trained.",
+        ),
+        tag("h2", "Recipes"),
+        tag("div", cards, cls="grid") if cards else none,
+        join(tag("h2", "Runs"), tag("ul", runs, cls="plain panel")) if runs else None,
+        None if site.settings.read_only else join(tag("h2", "Python or JSON"), paste),
+    )
+
+
+def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
+    """The fields that say what is laid out, with what the query says."""
+    here = f"{of.kind}:{of.name}"
+    names = {here: of.words}
+    names |= {f"exp:{name}": f"experiments/{name}.py" for name in site.presets.names()}
+    names |= {f"run:{row.id}": f"run {row.id}" for row in site.index.rows()[:60]}
+    most = site.settings.limits.mesh_devices
+    try:
+        text = ask.query.get("mesh", "")
+        sizes = mesh_of(text, most) if text else {**experiment.mesh.sizes, "slices": experiment.mesh.slices}
+    except SpecError:
+        sizes = dict.fromkeys(SIZES, 1)
+    devices = {name: _device_words(entry) for name, entry in hardware.DEVICES.items()}
+    devices[NO_DEVICE] = "no device: no verdict"
+    rules = ask.query.get("rules", rules_text(experiment.mesh.rules))
+    shown = tag("h1", "Layout of ", tag("span", of.words, cls="mono"))
+    fields = [
+        _labelled("Of", _select("of", names, here), cls="wide"),
+        _labelled("On", _select("device", devices, ask.query.get("device", "") or DEVICE), cls="wide"),
+    ]
+    numbers = [
+        _labelled(
+            axis,
+            tag("input", type="number", name=f"size-{axis}", id=f"size-{axis}", value=sizes[axis], min=1, max=most),
+            cls="size",
+        )
+        for axis in SIZES
+    ]
+    second = _labelled(
+        "Beside it",
+        tag(
+            "input",
+            type="text",
+            name="mesh2",
+            id="layout-mesh2",
+            value=ask.query.get("mesh2", ""),
+            placeholder="a second mesh, fsdp:4,tensor:2",
+            spellcheck="false",
+        ),
+        cls="wide",
+    )
+    editor = tag(
+        "details",
+        tag("summary", "Rules of its own", f" ({len(rules.splitlines())})" if rules else ""),
+        tag("label", HELP, for_="layout-rules", cls="muted small"),
+        tag("textarea", rules, name="rules", id="layout-rules", rows=5, spellcheck="false"),
+        tag("input", type="hidden", name="rules-were", value=rules_text(experiment.mesh.rules)),
+        id="layout-rules-editor",
+    )
+    kept = {name: ask.query.get(name) for name in (*KEPT, "array", "q", "part", "sort")}
+    quick = [
+        tag("a", mesh_words(_long(text)), href=link("/layout", **{**kept, "mesh": text}), cls="counter")
+        for text in MESHES
+    ]
+    return join(
+        shown,
+        tag(
+            "form",
+            tag("div", fields, second, cls="layout-fields"),
+            tag("div", numbers, tag("button", "Show", type="submit", cls="button primary"), cls="layout-sizes"),
+            editor,
+            cls="panel layout-form",
+            data_do="layout.choose",
+            aria_label="What is laid out",
+        ),
+        tag("nav", quick, cls="counters", aria_label="Other meshes"),
+    )
+
+
+def _long(text: str) -> dict[str, int]:
+    sizes = mesh_of(text, 10**9)
+    return {axis: sizes[axis] for axis in MESH_AXES}
+
+
+def _device_words(entry: hardware.Device) -> str:
+    return f"{entry.description}{f', {entry.memory / 2**30:.0f} GiB' if entry.memory else ''}"
+
+
+def _labelled(text: str, field: Html, cls: str) -> Html:
+    return tag("label", tag("span", text), field, cls=cls)
+
+
+def _select(name: str, names: Mapping[str, str], chosen: str) -> Html:
+    options = [tag("option", text, value=value, selected=value == chosen) for value, text in names.items()]
+    return tag("select", options, name=name, id=f"layout-{name}")

@@ -1,0 +1,91 @@
+"""A run that has no directory: it waits, is being started, or was refused."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from nnxdsl.spec.weights import From
+
+from .experiments import stored
+from .html import Child, Html, join, link, tag
+from .index import Row
+from .launch import Launch
+from .page import Answer
+from .parts import action, run_link, state_badge
+from .state import Site
+from .words import duration
+
+
+def before(site: Site, run: str, newest: Launch | None) -> Answer:
+    """A run that waits, is being started, or was refused before it had a directory."""
+    place = next((n for n, one in enumerate(site.launcher.waiting(), start=1) if one.run == run), None)
+    buttons: list[Html] = []
+    parts: list[Child] = []
+    tick = "1"
+    if place is not None:
+        state = "queued"
+        parts.append(tag("p", f"It waits, number {place}, and begins when a slot is free while an app is open."))
+        buttons = [action("Do not run", "run.unqueue")]
+    elif newest is None:
+        head = join(tag("h1", run), tag("p", f"There is no run {run} in {site.settings.home}."))
+        back = tag("p", tag("a", "All runs", href="/", cls="button"))
+        return Answer({"head": head, "spoken": join(), "body": tag("div", back, cls="empty", data_tick="3")})
+    elif newest.is_alive:
+        state = "starting"
+        lasted = f" ({duration(max(0.0, time.time() - newest.began))} so far)"
+        parts.append(tag("p", f"It reads its data and checks what it can before it makes its directory{lasted}."))
+        earlier = _earlier(site, newest)
+        if earlier is not None:
+            words = (" (", state_badge(earlier.state), ", step ", earlier.status.get("step") or 0, ")")
+            parts.append(
+                tag("p", "It starts from what another run learns, which is run first: ", run_link(earlier), words)
+            )
+        buttons = [
+            action("Stop", "run.stop"),
+            action("Kill", "run.kill", "danger", data_confirm="End the process at once?"),
+        ]
+    else:
+        state, tick = "refused", "4"
+        parts.append(why_refused(newest))
+        draft = tag("a", "Change it", href=link("/new", **{"from": run}), cls="button primary")
+        buttons = [draft, action("Start again", "run.again")]
+    if site.settings.read_only:
+        buttons = []
+    head = tag(
+        "div",
+        tag("div", tag("h1", run), tag("div", buttons, cls="row"), cls="row between"),
+        tag("p", state_badge(state)),
+        parts,
+        data_tick=tick,
+        data_title=run,
+    )
+    output = newest.output() if newest is not None and place is None else ""
+    body = tag("section", tag("h2", "What it has printed"), tag("pre", output, cls="log", tabindex=0), cls="panel")
+    spoken = tag("p", f"{run} is {state}", cls="visually-hidden", role="status")
+    return Answer({"head": head, "spoken": spoken, "body": body if output else join()})
+
+
+def _earlier(site: Site, newest: Launch) -> Row | None:
+    experiment = stored(newest.directory / "experiment.json")
+    if experiment is None or not isinstance(experiment.model.weights, From):
+        return None
+    return site.index.row(experiment.model.weights.experiment.id)
+
+
+def why_refused(newest: Launch) -> Html:
+    """What a process said that ended before its run had a directory."""
+    code, lines = newest.exit_code, [line for line in newest.output().splitlines() if line.strip()]
+    first = next((n for n, line in enumerate(lines) if re.match(r"\w*Error: ", line)), max(0, len(lines) - 1))
+    said = "\n".join(lines[first : first + 12])
+    how = "" if code is None else f" (exit code {code})" if code >= 0 else f" by signal {-code}"
+    verb = "was ended" if code is not None and code < 0 else "ended"
+    return join(
+        tag("p", f"The process {verb}{how} before the run had a directory. Nothing was written."),
+        tag("pre", said or "It printed nothing.", cls="error", role="alert"),
+    )
+
+
+def is_after(newest: Launch, row: Row) -> bool:
+    """Whether a start came after the run's last word, so that what the run says is of an earlier attempt."""
+    return newest.began > (row.status.get("heartbeat") or {}).get("wall", 0.0)

@@ -1,0 +1,69 @@
+"""What a run is made of, as Python, and where that differs from a recipe or another run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nnxdsl.run.store import RunDirectory
+from nnxdsl.spec.errors import NnxdslError, SpecError
+from nnxdsl.spec.source import render, to_python
+from nnxdsl.spec.tree import diff, get
+
+from .experiments import stored
+from .html import Html, join, link, tag
+from .index import Row
+from .page import Ask
+from .parts import copy_button, table
+from .state import Site
+
+
+def config(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
+    """The tab of settings."""
+    experiment = stored(directory.path / "experiment.json")
+    if experiment is None:
+        source = (directory.path / "experiment.py").read_text(encoding="utf-8")[:200_000]
+        note = "It names classes of another package, which the app does not import; this is the file as it was written."
+        return join(tag("p", note, cls="notice"), tag("pre", source))
+    compared = ask.query.get("with", "")
+    others = [("preset", name) for name in site.presets.names()] + [
+        ("run", one.id) for one in site.index.rows()[:50] if one.id != row.id
+    ]
+    options = [tag("option", "nothing", value="")]
+    options += [
+        tag("option", f"{kind} {name}", value=f"{kind}:{name}", selected=f"{kind}:{name}" == compared)
+        for kind, name in others
+    ]
+    form = tag("form", tag("label", "Differences to ", tag("select", options, name="with")), data_query=True, cls="row")
+    saves = [
+        tag("a", name, href=link("/download", run=row.id, file=name), download=True, cls="button small")
+        for name in ("experiment.py", "experiment.json", "metrics.jsonl")
+    ]
+    return join(
+        tag("div", form, tag("div", copy_button("run-python", "Copy Python"), saves, cls="row"), cls="row between"),
+        _differences(site, compared, experiment),
+        tag("pre", tag("code", to_python(experiment), id="run-python"), tabindex=0),
+    )
+
+
+def _differences(site: Site, compared: str, experiment: Any) -> Html | None:
+    kind, _, name = compared.partition(":")
+    if not name:
+        return None
+    try:
+        if kind == "preset":
+            other = site.presets.experiment(name)
+            if other is None:
+                job = site.presets.job(name)
+                wrong = job.error if job is not None and job.error else "It is still being read."
+                return tag("p", wrong, cls="notice", data_tick="1")
+        else:
+            other = stored(site.run(name).path / "experiment.json")
+            if other is None:
+                return tag("p", f"{name} cannot be read by the app.", cls="notice")
+        changes = diff(other, experiment)
+    except (NnxdslError, SpecError) as error:
+        return tag("p", str(error), cls="notice bad")
+    if not changes:
+        return tag("p", f"No differences to {name}.", cls="notice")
+    rows = [(tag("code", path), render(get(other, path)), render(value)) for path, value in changes.items()]
+    return table(("Field", name, "this run"), rows, f"{len(rows)} differences to {name}")

@@ -1,0 +1,142 @@
+"""What a run's files say: its log, its answers, what it ran on, what happened."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from nnxdsl.run import process
+from nnxdsl.run.store import RunDirectory
+
+from .html import Child, Html, join, link, tag
+from .index import Row
+from .launch import tail
+from .page import Ask
+from .parts import facts, table
+from .state import Site
+from .words import size, time_of
+
+SHOWN_SAMPLES = 60
+SHOWN_EVENTS = 300
+
+
+def log(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
+    """The tab of the log's end."""
+    search = ask.query.get("find", "").strip().lower()
+    text = tail(directory.log, site.settings.limits.log_bytes)
+    newest = site.launcher.newest(row.id)
+    lines = text.splitlines()
+    shown = [line for line in lines if search in line.lower()] if search else lines
+    bytes_ = directory.log.stat().st_size if directory.log.exists() else 0
+    pause = tag("label", tag("input", type="checkbox", data_pause="log"), " Hold still", cls="row")
+    form = tag(
+        "form",
+        tag(
+            "input",
+            type="search",
+            name="find",
+            value=ask.query.get("find", ""),
+            placeholder="Only lines with ...",
+            aria_label="Search the log",
+        ),
+        pause,
+        cls="row",
+        data_query=True,
+    )
+    written = [
+        tag(
+            "span", f"{line}\n", cls="bad" if re.search(r"\b\w*Error\b|Traceback|^refused", line[22:] or line) else None
+        )
+        for line in shown
+    ]
+    cut = (
+        f", the last {size(site.settings.limits.log_bytes)} are shown"
+        if bytes_ > site.settings.limits.log_bytes
+        else ""
+    )
+    about = tag("p", f"{size(bytes_)}{cut}; {len(shown):,} lines", cls="muted small")
+    body = (
+        tag("pre", tag("code", written), cls="log", tabindex=0, aria_label="Log")
+        if shown
+        else tag("p", "No such line yet.", cls="empty")
+    )
+    save = tag("a", "Download", href=link("/download", run=row.id, file="log.txt"), download=True, cls="button small")
+    printed = newest.output().strip() if newest is not None else ""
+    extra = (
+        tag("details", tag("summary", "What its process printed"), tag("pre", printed, cls="log")) if printed else None
+    )
+    return join(tag("div", form, save, cls="row between"), about, body, extra)
+
+
+def samples(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
+    """The tab of answers at evaluations."""
+    found = directory.samples()
+    if not found:
+        return tag("p", "No answers yet. Prompts in evaluation.prompts are answered at every evaluation.", cls="empty")
+    steps = sorted({sample["step"] for sample in found})
+    chosen = ask.query.get("step", "")
+    step = int(chosen) if chosen.isdigit() and int(chosen) in steps else steps[-1]
+    options = [tag("option", f"step {one}", value=one, selected=one == step) for one in steps]
+    form = tag("form", tag("label", "Answers at ", tag("select", options, name="step")), data_query=True, cls="row")
+    cards = [
+        tag(
+            "section",
+            tag("h2", str(sample.get("prompt", ""))),
+            tag(
+                "div",
+                [
+                    tag("div", tag("h3", who), tag("p", str(sample[who]), cls="answer"))
+                    for who in ("policy", "reference")
+                    if sample.get(who) is not None
+                ],
+                cls="grid",
+            ),
+            cls="panel",
+        )
+        for sample in found
+        if sample["step"] == step
+    ]
+    return join(form, cards[:SHOWN_SAMPLES])
+
+
+def environment(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
+    """The tab of attempts, newest first."""
+    attempts = directory.attempts()
+    if not attempts:
+        return tag("p", "It has not begun a step yet; what it runs on is written down then.", cls="empty")
+    return join([_attempt(one) for one in reversed(attempts)])
+
+
+def _attempt(one: dict[str, Any]) -> Html:
+    git = one.get("git") or {}
+    versions = one.get("versions") or {}
+    rows: list[tuple[str, Child]] = [
+        ("Began", time_of(str(one.get("time", "")))),
+        ("At step", one.get("start")),
+        ("Command", tag("code", " ".join(process.redact(str(word)) for word in one.get("argv", ())))),
+        ("Directory", one.get("cwd")),
+        ("Machine", f"{one.get('host')}, {one.get('platform')}"),
+        ("Devices", ", ".join(map(str, one.get("devices", ())))),
+        ("Python", one.get("python")),
+        ("Packages", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("Git", f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else "no repository"),
+        ("Flags", ", ".join(f"{name}={value}" for name, value in (one.get("flags") or {}).items()) or "none"),
+    ]
+    return tag("section", tag("h2", f"Attempt {one.get('attempt')}"), facts(rows), cls="panel")
+
+
+def events(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
+    """The tab of what happened, and what was asked through the app."""
+    own = [(event.get("time"), "run", _event_words(event)) for event in directory.events()]
+    asked = [
+        (one.get("time"), f"app, {one.get('by') or 'somebody'}", str(one.get("action")))
+        for one in site.launcher.audited(row.id)
+    ]
+    rows = sorted([*own, *asked], key=lambda event: str(event[0]), reverse=True)[:SHOWN_EVENTS]
+    shown = [(time_of(str(when)), who, what) for when, who, what in rows]
+    return table(("When", "Who", "What"), shown, f"{len(shown)} events, newest first")
+
+
+def _event_words(event: dict[str, Any]) -> str:
+    rest = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("time", "event"))
+    return f"{event.get('event', '')}{f': {rest}' if rest else ''}"[:2_000]

@@ -1,0 +1,147 @@
+"""How one run stands and what may be done with it: state, progress, buttons, what went wrong and what to do."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from nnxdsl.run import process
+from nnxdsl.run.store import RunDirectory
+from nnxdsl.spec.tree import flatten
+
+from .experiments import stored
+from .html import Child, Html, join, link, tag
+from .index import Row, last_attempt
+from .launch import Launch
+from .parts import action, progress, state_badge
+from .run_before import is_after, why_refused
+from .run_charts import eta_words
+from .state import Site
+from .words import age, duration, number, parsed, time_of
+
+
+def head_of(site: Site, directory: RunDirectory, row: Row, state: str, newest: Launch | None) -> Html:
+    """State, progress and figures, with the buttons that the state allows."""
+    status = row.status
+    step, total = status.get("step") or 0, status.get("total")
+    live = row.is_live or state in ("starting", "stopping")
+    words: list[Child] = [state_badge(state)]
+    if live and status.get("stage") and state != "starting":
+        words.append(tag("span", _stage(directory, row), cls="muted"))
+    elif state == "starting":
+        words.append(tag("span", "a new attempt reads its data", cls="muted"))
+    if total:
+        words.append(tag("span", f"step {step:,} of {total:,}"))
+    if live and status.get("eta_seconds") is not None:
+        words.append(tag("span", eta_words(site.series.of(directory.path / "metrics.jsonl"), step, total or 0, status)))
+    if live and row.quiet != float("inf"):
+        words.append(tag("span", f"heard of {age(row.quiet)}", cls="muted"))
+    parts: list[Child] = [
+        tag(
+            "div",
+            tag("h1", row.id),
+            tag("div", _buttons(site, row, state, live), cls="row"),
+            cls="row between",
+        ),
+        tag("p", words, cls="row words"),
+        progress(step, total, "Steps done") if total else None,
+        _trouble(directory, row, state, newest),
+        _figures(row),
+    ]
+    return tag("div", parts, data_tick="2" if live else "4", data_title=row.id, cls="run-head")
+
+
+def _stage(directory: RunDirectory, row: Row) -> str:
+    stage = str(row.status.get("stage"))
+    if row.state == "compiling":
+        began = parsed(str(last_attempt(directory).get("time", "")))
+        if began is not None:
+            return f"{stage}, {duration(max(0.0, time.time() - began.timestamp()))} so far"
+    return stage
+
+
+def _buttons(site: Site, row: Row, state: str, live: bool) -> list[Html]:
+    run = row.id
+    found: list[Html] = []
+    if not site.settings.read_only:
+        if live:
+            found.append(action("Stop and save", "run.stop", "primary"))
+            question = f"End {run} at once? What it saved last is whole; what came after is lost."
+            found.append(action("Kill", "run.kill", "danger", data_confirm=question))
+        elif state in ("stopped", "failed", "lost", "queued"):
+            found.append(action("Resume", "run.resume", "primary"))
+        found.append(tag("a", "Clone", href=link("/new", **{"from": run}), cls="button"))
+    found.append(tag("a", "Layout", href=link("/layout", run=run), cls="button"))
+    found.append(tag("a", "Outputs", href=link("/outputs", run=run), cls="button"))
+    found.append(tag("a", "Compare", href=link("/compare", ids=run), cls="button"))
+    if not site.settings.read_only and not live:
+        question = "It is moved to the directory .trash beside the runs."
+        found.append(action("Delete", "run.delete", "danger", data_confirm=question, data_confirm_name=run))
+    return found
+
+
+def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | None) -> Html | None:
+    """Why it does not go on, and what to do: the exception first."""
+    status = row.status
+    if state == "failed":
+        error = str(status.get("error") or "It did not say why.")
+        return join(tag("pre", error, cls="error", role="alert"), _blame(directory, row, error))
+    if state == "lost":
+        checkpoint = status.get("checkpoint")
+        saved = (
+            f"It was saved last at step {checkpoint}; resume goes on there." if checkpoint else "Nothing was saved yet."
+        )
+        return tag("p", f"{_how_lost(row, newest)} {saved}", cls="notice bad", role="alert")
+    if state == "silent":
+        words = (
+            f"Its process lives, but has said nothing for {duration(row.quiet)}: it may hang, or its disk may be full."
+        )
+        return tag("p", words, cls="notice bad", role="alert")
+    if newest is not None and not newest.is_alive and not row.is_live and is_after(newest, row):
+        return join(tag("p", "The last attempt to go on was refused:"), why_refused(newest))
+    return None
+
+
+def _how_lost(row: Row, newest: Launch | None) -> str:
+    pid, host = row.status.get("pid"), row.status.get("host")
+    if host is not None and host != process.hostname():
+        return f"It runs on {host}, which has been silent for {duration(row.quiet)}."
+    code = newest.exit_code if newest is not None and newest.process.pid == pid else None
+    if code is not None and code < 0:
+        reason = ", as a person or a lack of memory does" if code == -9 else ""
+        return f"Its process {pid} was ended by signal {-code}{reason}."
+    if code is not None:
+        return f"Its process {pid} ended with exit code {code} and did not say why; its log may."
+    return f"Its process {pid} is gone and did not say why: it was killed, or the machine went down."
+
+
+def _blame(directory: RunDirectory, row: Row, error: str) -> Html | None:
+    """The field that an error names, if it names one, and the way to change it."""
+    experiment = stored(directory.path / "experiment.json")
+    if experiment is None:
+        return None
+    named = [path for path in flatten(experiment) if re.search(rf"(?<![\w.]){re.escape(path)}(?![\w.])", error)]
+    if not named and "learning rate" in error:
+        named = [path for path in flatten(experiment) if path.endswith(("lr", "peak_lr"))]
+    target = link("/new", **{"from": row.id}) + (f"#f-{named[0]}" if named else "")
+    about = [" It names ", tag("code", named[0]), "."] if named else []
+    return tag("p", tag("a", "Clone with a fix", href=target, cls="button"), about)
+
+
+def _figures(row: Row) -> Html:
+    metrics, saved = row.metrics, row.status.get("checkpoint")
+    pairs: list[tuple[str, Child]] = [
+        ("Objective", row.facts.get("objective")),
+        ("Model", row.facts.get("model")),
+        ("Trained", row.facts.get("adapter")),
+        ("Devices", row.facts.get("mesh")),
+        ("Loss", number(metrics.get("loss")) if "loss" in metrics else None),
+        ("Tokens/s", number(metrics.get("tokens/s")) if "tokens/s" in metrics else None),
+        ("Tokens", number(metrics.get("num_tokens")) if "num_tokens" in metrics else None),
+        ("Checkpoint", f"step {saved:,}" if saved else None),
+        ("Attempt", row.status.get("attempt")),
+        ("Made", time_of(row.created)),
+        ("Took", duration(row.seconds)),
+    ]
+    shown = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value not in (None, "", "-")]
+    return tag("dl", shown, cls="figures")
