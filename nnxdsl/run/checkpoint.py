@@ -20,6 +20,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from nnxdsl.run import manifest
+from nnxdsl.run.failpoints import reached
 from nnxdsl.run.jsonl import sync_directory
 from nnxdsl.run.manifest import DamageError
 from nnxdsl.spec.errors import RunError, suggest
@@ -181,10 +182,12 @@ class Checkpoints:
             if _is_first():
                 shutil.rmtree(place, ignore_errors=True)
                 place.mkdir(parents=True)
+                reached("save-begun")
             _barrier(self.directory)
             items = {group: ocp.args.PyTreeSave(dict(arrays)) for group, arrays in groups.items() if arrays}
             if items:
                 checkpointer.save(place / ARRAYS, args=ocp.args.Composite(**items))
+            reached("save-started")
         except Exception as error:
             self._discard(saving)
             raise self._failed(step, error) from error
@@ -221,12 +224,14 @@ class Checkpoints:
     def _finish(self, saving: _Saving) -> None:
         try:
             saving.checkpointer.wait_until_finished()
+            reached("save-written")
             if _is_first():
                 self._commit(saving)
         except BaseException as error:  # carried to whoever calls wait or poll
             saving.error = error
         finally:
             self._discard(saving)
+            reached("save-cleared")
             try:
                 _barrier(self.directory)
                 if saving.error is None and not (self._place(saving.step) / manifest.NAME).exists():
@@ -238,10 +243,14 @@ class Checkpoints:
     def _commit(self, saving: _Saving) -> None:
         place, target = self.directory / WRITING / _name(saving.step), self._place(saving.step)
         manifest.write(place, saving.body)
+        reached("commit-unnamed")
         if target.exists():  # only a damaged one can be here
             self._remove(target)
+            reached("commit-replaced")
         os.rename(place, target)
+        reached("commit-renamed")
         sync_directory(self.directory)
+        reached("commit-durable")
         self._known_bad.discard(saving.step)
         self._retire(saving.protect)
 
@@ -261,9 +270,13 @@ class Checkpoints:
         trash = self.directory / TRASH
         trash.mkdir(exist_ok=True)
         taken = sum(1 for _ in trash.iterdir())
+        reached("trash-unnamed")
         os.rename(place, trash / f"{place.name}-{os.getpid()}-{taken}")
+        reached("trash-renamed")
         sync_directory(self.directory)
+        reached("trash-durable")
         shutil.rmtree(trash, ignore_errors=True)
+        reached("trash-swept")
 
     def _discard(self, saving: _Saving) -> None:
         with contextlib.suppress(Exception):  # its error, if any, has been taken already

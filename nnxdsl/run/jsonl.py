@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from nnxdsl.run.failpoints import reached
 from nnxdsl.spec.errors import RunError
 
 Row = dict[str, Any]
+
+_BLOCK = 65536
+"""Bytes that are read at a time where a file is read from its end."""
 
 
 class JsonLines:
@@ -65,23 +70,96 @@ class JsonLines:
         Raises:
             RunError: A line before the last is no JSON object; names file and line.
         """
-        return [self._decode(line, number) for number, line in enumerate(self._lines(), start=1)]
+        return list(self.rows())
 
-    def keep(self, wanted: Callable[[Row], bool]) -> int:
-        """Rewrites the file atomically with the rows that `wanted` accepts; returns how many went."""
-        lines = self._lines()
-        kept = [line for number, line in enumerate(lines, start=1) if wanted(self._decode(line, number))]
-        if len(kept) < len(lines):
-            self.close()
-            replace(self.path, b"".join(line + b"\n" for line in kept))
-        return len(lines) - len(kept)
+    def rows(self, wanted: bytes = b"") -> Iterator[Row]:
+        """The same, one at a time.
 
-    def _lines(self) -> list[bytes]:
+        Args:
+            wanted: Rows whose line does not hold this are passed over and not looked at: soon done in a long file.
+        """
         try:
-            data = self.path.read_bytes()
+            file = self.path.open("rb")
         except FileNotFoundError:
-            return []
-        return data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
+            return
+        with file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):  # torn
+                    return
+                if wanted in line:
+                    yield self._decode(line, number)
+
+    def last(self, count: int) -> list[Row]:
+        """The last rows, in their order, at most so many; what stands before them is not read."""
+        found: list[Row] = []
+        for start, line in self._backwards():
+            if len(found) == count:
+                break
+            found.append(self._decode_at(start, line))
+        return found[::-1]
+
+    def drop_last(self, unwanted: Callable[[Row], bool], until: Callable[[Row], bool]) -> int:
+        """Rewrites the file atomically without those rows at its end that are unwanted; returns how many went.
+
+        Looks at rows from the last one back to the first that `until` accepts; what stands before it is copied unread,
+        so that a long file costs little. Lines at the very end that cannot be read go as well.
+        """
+        kept: list[bytes] = []
+        start, gone = 0, 0
+        for start, line in self._backwards():
+            try:
+                row = self._decode_at(start, line)
+            except RunError:
+                if kept:
+                    raise
+                gone += 1
+                continue
+            if unwanted(row):
+                gone += 1
+                continue
+            kept.append(line + b"\n")
+            if until(row):
+                break
+        if gone:
+            self.close()
+            with self.path.open("rb") as old, _replacing(self.path) as new:
+                _copy(old, new, start)
+                new.writelines(reversed(kept))
+                reached("rows-copied")
+            reached("rows-dropped")
+        return gone
+
+    def _backwards(self) -> Iterator[tuple[int, bytes]]:
+        """Whole lines from the last to the first, each with where it begins; what follows the last newline is torn."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            place = file.seek(0, os.SEEK_END)
+            rest, is_torn = b"", True
+            while place > 0:
+                begin = max(0, place - _BLOCK)
+                data = os.pread(file.fileno(), place - begin, begin) + rest
+                place, end = begin, begin + len(data)
+                rest, *lines = data.split(b"\n")  # the first one may begin further back
+                if lines and is_torn:
+                    end -= len(lines.pop()) + 1
+                    is_torn = False
+                for line in reversed(lines):
+                    end -= len(line)
+                    yield end, line
+                    end -= 1
+            if not is_torn:
+                yield 0, rest
+
+    def _decode_at(self, start: int, line: bytes) -> Row:
+        try:
+            return self._decode(line, 0)
+        except RunError:
+            with self.path.open("rb") as file:
+                before = file.read(start).count(b"\n")
+            return self._decode(line, before + 1)
 
     def _decode(self, line: bytes, number: int) -> Row:
         try:
@@ -133,18 +211,46 @@ def replace(path: Path, data: bytes) -> None:
     Raises:
         RunError: It could not be written; the old one is untouched.
     """
+    with _replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
+    """A file to write what `path` becomes when the block ends; see `replace`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
+        reached("file-written")
         os.replace(temporary, path)
+        reached("file-renamed")
         sync_directory(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot be written: {error}") from error
+
+
+def _copy(old: io.BufferedReader, new: io.BufferedWriter, size: int) -> None:
+    """The first bytes of a file, by the kernel where it can."""
+    done = 0
+    with contextlib.suppress(OSError, AttributeError):  # another kind of file system, or of system
+        while done < size:
+            moved = os.copy_file_range(old.fileno(), new.fileno(), size - done, done, done)
+            if moved == 0:
+                break
+            done += moved
+    old.seek(done)
+    new.seek(done)
+    while done < size:
+        block = old.read(min(1 << 20, size - done))
+        if not block:
+            raise OSError("became shorter while it was copied")
+        new.write(block)
+        done += len(block)
 
 
 def sync_directory(path: Path) -> None:
@@ -175,7 +281,7 @@ def _cut_torn_tail(descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
     end = size
     while end > 0:
-        start = max(0, end - 65536)
+        start = max(0, end - _BLOCK)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
         if newline >= 0:
             end = start + newline + 1

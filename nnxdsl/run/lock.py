@@ -12,6 +12,7 @@ from typing import Any, cast
 import attrs
 
 from nnxdsl.run import process
+from nnxdsl.run.failpoints import reached
 from nnxdsl.run.jsonl import sync_directory
 from nnxdsl.spec.errors import RunError
 
@@ -55,11 +56,13 @@ class RunLock:
             except BlockingIOError as error:
                 raise RunError(_in_use(self.path.parent, _read(descriptor))) from error
             self.recovered = _read(descriptor)
+            reached("lock-taken")
             me = process.current()
             record = {"pid": me.pid, "pid_started": me.started, "host": me.host, "since": process.utc()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(record).encode() + b"\n", 0)
             os.fsync(descriptor)
+            reached("lock-recorded")
             if is_new:
                 sync_directory(self.path.parent)
         except BaseException:

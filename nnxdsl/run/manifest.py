@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from nnxdsl.run.failpoints import reached
 from nnxdsl.run.jsonl import replace, sync_directory
 
 NAME = "manifest.json"
@@ -30,8 +31,10 @@ def write(place: Path, fields: dict[str, Any]) -> None:
         path.relative_to(place).as_posix(): {"size": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, digests, strict=True)
     }
+    reached("manifest-digested")
     body = {"format": FORMAT, **fields, "files": files}
     replace(place / NAME, json.dumps({"sha256": _digest_of(body), "body": body}).encode())
+    reached("manifest-written")
     for directory, _, _ in os.walk(place):
         sync_directory(Path(directory))
 

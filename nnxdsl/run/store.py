@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 import attrs
 
 from nnxdsl.run import process
+from nnxdsl.run.failpoints import reached
 from nnxdsl.run.jsonl import JsonLines, Row, read_json, replace, sync_directory, write_json
 from nnxdsl.spec.errors import RunError
 
@@ -47,6 +48,7 @@ class Status(TypedDict, total=False):
 
 
 _STATUS_NAMES = frozenset(Status.__annotations__)
+_EVALUATION = "evaluation"  # the kind of those rows of metrics.jsonl
 
 
 @attrs.frozen
@@ -128,7 +130,9 @@ class RunDirectory:
             write_json(temporary / "status.json", {"state": "queued"})
             record = {"format": FORMAT, "identity": identity, "created": process.utc()}
             write_json(temporary / "run.json", record)
+            reached("run-made")
             os.rename(temporary, target)  # onto nothing or an empty directory; anything else refuses
+            reached("run-renamed")
             sync_directory(path.parent)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -220,7 +224,9 @@ class RunDirectory:
                 status = Status(state="queued")
             status.update(fields)
             status["heartbeat"] = process.clock()
+            reached("status-unwritten")
             write_json(self.path / "status.json", status)
+            reached("status-written")
             self._last_beat = time.monotonic()
 
     def put_back(self, status: Status) -> None:
@@ -229,7 +235,12 @@ class RunDirectory:
             write_json(self.path / "status.json", status)
 
     def take_over(self, **fields: Unpack[Status]) -> None:
-        """`write_status` with this process as the writer, and what the last attempt ended with forgotten."""
+        """`write_status` with this process as the writer, and what the last attempt ended with forgotten.
+
+        What killed writers left half written is swept.
+        """
+        for path in self.path.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
         me = process.current()
         cleared = Status(pid=me.pid, pid_started=me.started, host=me.host)
         cleared.update(error=None, exit_code=None, eta_seconds=None)
@@ -257,23 +268,28 @@ class RunDirectory:
         """Adds one start of the run, durably, and returns its number, from 1."""
         number = len(self._attempts.read()) + 1
         self._attempts.append({"attempt": number, **record}, durable=True)
+        reached("attempt-appended")
         return number
 
     def append_metrics(self, row: Row) -> None:
         """Adds one training step's figures; `row` has a "step"."""
         self._metrics.append(_with_step(row))
+        reached("metrics-appended")
 
     def append_evaluation(self, row: Row) -> None:
         """Adds one evaluation's figures to `metrics.jsonl`, as a row with "kind": "evaluation"."""
-        self._metrics.append({"kind": "evaluation", **_with_step(row)})
+        self._metrics.append({"kind": _EVALUATION, **_with_step(row)})
+        reached("evaluation-appended")
 
     def append_sample(self, row: Row) -> None:
         """Adds one prompt with its answers; `row` has a "step"."""
         self._samples.append(_with_step(row))
+        reached("sample-appended")
 
     def append_event(self, row: Row) -> None:
         """Adds something worth knowing, with the time, durably."""
         self._events.append({"time": process.utc(), **row}, durable=True)
+        reached("event-appended")
 
     def attempts(self) -> list[Row]:
         """All starts of the run."""
@@ -281,11 +297,16 @@ class RunDirectory:
 
     def metrics(self) -> list[Row]:
         """The figures of all training steps."""
-        return [row for row in self._metrics.read() if row.get("kind") != "evaluation"]
+        return [row for row in self._metrics.rows() if row.get("kind") != _EVALUATION]
+
+    def last_metrics(self, count: int) -> list[Row]:
+        """The last rows of figures, those of evaluations among them; a long file is read from its end."""
+        return self._metrics.last(count)
 
     def evaluations(self) -> list[Row]:
         """The figures of all evaluations."""
-        return [row for row in self._metrics.read() if row.get("kind") == "evaluation"]
+        named = f'"{_EVALUATION}"'.encode()  # few among many rows: the others are not read as JSON
+        return [row for row in self._metrics.rows(named) if row.get("kind") == _EVALUATION]
 
     def samples(self) -> list[Row]:
         """All prompts with their answers."""
@@ -298,10 +319,17 @@ class RunDirectory:
     def truncate_metrics(self, after_step: int) -> int:
         """Drops metrics, evaluations and samples of steps beyond `after_step`, so that a resume doubles none.
 
-        Events and attempts stay: they happened. Returns how many rows went.
+        Events and attempts stay: they happened. Rows stand in the order of their steps, so files are read from their
+        end, back to an earlier step. Returns how many rows went.
         """
         files = (self._metrics, self._samples)
-        return sum(lines.keep(lambda row: not _is_after(row, after_step)) for lines in files)
+        return sum(
+            lines.drop_last(
+                lambda row: (step := _step_of(row)) is not None and step > after_step,
+                until=lambda row: (step := _step_of(row)) is not None and step < after_step,
+            )
+            for lines in files
+        )
 
     def sync(self) -> None:
         """Brings all rows to the disk; call it before a checkpoint that they belong to is committed."""
@@ -444,6 +472,6 @@ def _with_step(row: Row) -> Row:
     return row
 
 
-def _is_after(row: Row, step: int) -> bool:
-    value = row.get("step")
-    return isinstance(value, int) and value > step
+def _step_of(row: Row) -> int | None:
+    step = row.get("step")
+    return step if isinstance(step, int) else None
