@@ -324,15 +324,26 @@ DEVICES: dict[str, Device] = {entry.name: entry for entry in _DEVICES}
 
 
 def device(name: str) -> Device:
-    """The device of a name, in whatever case.
+    """The device of a name, in whatever case; `h100:48` is an h100 that has 48 GiB.
 
     Raises:
-        PlanError: there is none, with the nearest.
+        PlanError: there is none, with the nearest, or its memory is no number of GiB.
     """
-    found = DEVICES.get(name.lower())
+    kind, colon, given = name.lower().partition(":")
+    found = DEVICES.get(kind)
     if found is None:
-        raise PlanError([Problem("device", f"there is no '{name}'{suggest(name.lower(), DEVICES)}")])
-    return found
+        raise PlanError([Problem("device", f"there is no '{name}'{suggest(kind, DEVICES)}")])
+    if not colon:
+        return found
+    try:
+        memory = int(float(given) * _GIB)
+    except (ValueError, OverflowError):
+        memory = 0
+    taken = (found.memory or 0) - (found.usable or 0)
+    if not taken < memory <= 2**50:
+        raise PlanError([Problem("device", f"'{name}': expected GiB of memory after the colon, as in '{kind}:48'")])
+    description = f"{found.description} with {memory / _GIB:g} GiB"
+    return attrs.evolve(found, name=f"{kind}:{given}", description=description, memory=memory, usable=memory - taken)
 
 
 def of_kind(kind: str) -> Device | None:

@@ -79,6 +79,17 @@ def test_a_topology_may_be_named() -> None:
     assert device("v5p").topology(24, "v5p:2x2x6") == "v5p:2x2x6"
 
 
+def test_a_device_may_have_another_memory() -> None:
+    known, asked = device("h100"), device("H100:48")
+    assert asked.memory == 48 * 2**30
+    assert asked.usable == 48 * 2**30 - (known.memory or 0) + (known.usable or 0)
+    assert asked.flops == known.flops
+    assert device("cpu:16").usable == 16 * 2**30
+    for wrong in ("h100:", "h100:x", "h100:1", "h100:nan", "h100:inf", "h100:-4"):
+        with pytest.raises(PlanError, match="GiB of memory after the colon"):
+            device(wrong)
+
+
 @pytest.mark.parametrize(
     ("name", "count", "shape", "slices", "message"),
     [
