@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
+from .axes import Axis, axes, offered
 from .charts import Line, chart
 from .compare_runs import Compared
 from .html import Html, join, link, tag
@@ -17,7 +16,8 @@ from .series import smoothed, thinned
 def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
     """All charts, with the fields that say how they are drawn."""
     weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
-    over, log, every = ask.query.get("x", "step"), ask.query.get("log") == "1", ask.query.get("all") == "1"
+    log, every = ask.query.get("log") == "1", ask.query.get("all") == "1"
+    shared = axes(ask.query.get("x", "step"), [run.columns for run in runs])
     known = {name for run in runs for name in run.columns}
     if not known:
         return join()
@@ -30,12 +30,11 @@ def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
             used |= {name, f"eval/{name}"}
             if both:
                 heading = title if len(trained) == 1 else _heading(name)
-                drawn.append(_chart(heading, both, runs, over, weight, log and title in LOGARITHMIC))
+                drawn.append(_chart(heading, both, runs, shared, weight, log and title in LOGARITHMIC))
     rest = sorted({name.removeprefix("eval/") for name in known - used})
     for name in rest if every else []:
         both = [one for one in (name, f"eval/{name}") if one in known]
-        drawn.append(_chart(name, both, runs, over, weight, log=False))
-    has_tokens = all("num_tokens" in run.columns for run in runs)
+        drawn.append(_chart(name, both, runs, shared, weight, log=False))
     more = tag(
         "a",
         "Show fewer" if every else f"Show {len(rest)} more",
@@ -45,7 +44,7 @@ def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
     dashed = "Dashed: on held-out rows." if any(name.startswith("eval/") for name in known) else None
     return join(
         tag("h2", "Curves"),
-        _controls(ask, has_tokens, weight, log),
+        _controls(ask, offered([run.columns for run in runs]), weight, log),
         tag("p", dashed, cls="muted small") if dashed else None,
         tag("div", drawn, cls="grid charts"),
         more if rest else None,
@@ -57,17 +56,17 @@ def _heading(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _chart(title: str, names: list[str], runs: Sequence[Compared], over: str, weight: float, log: bool) -> Html:
+def _chart(
+    title: str, names: list[str], runs: Sequence[Compared], shared: Sequence[Axis], weight: float, log: bool
+) -> Html:
     lines: list[Line] = []
-    for run in runs:
+    for run, axis in zip(runs, shared, strict=True):
         for name in names:
             if name not in run.columns:
                 continue
             steps, values = run.columns[name].arrays()
             is_held_out = name.startswith("eval/")
-            tokens = run.columns.get("num_tokens")
-            if over == "tokens" and tokens is not None and len(tokens.steps):
-                steps = np.interp(steps, *tokens.arrays())
+            steps = axis.at(steps)
             if weight and not is_held_out:
                 values = smoothed(values, weight)
             x, y = thinned(steps, values)
@@ -81,15 +80,15 @@ def _chart(title: str, names: list[str], runs: Sequence[Compared], over: str, we
                     dots=is_held_out,
                 )
             )
-    return chart(title, lines, log=log, x_name="tokens" if over == "tokens" else "step")
+    return chart(title, lines, log=log, x_name=shared[0].name)
 
 
-def _controls(ask: Ask, has_tokens: bool, weight: float, log: bool) -> Html:
+def _controls(ask: Ask, names: Sequence[str], weight: float, log: bool) -> Html:
     def options(values: Iterable[str], chosen: str, none: str) -> list[Html]:
         return [tag("option", value or none, value=value, selected=value == chosen) for value in values]
 
     smooth = options(["", *SMOOTHING[1:]], ask.query.get("smooth", "") if weight else "", "none")
-    over = options(["", "tokens"] if has_tokens else [""], ask.query.get("x", ""), "step")
+    over = options(["", *names[1:]], ask.query.get("x", ""), "step")
     return tag(
         "form",
         tag("label", "Smoothing ", tag("select", smooth, name="smooth", id="compare-smooth")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import parse_qs
 
 import attrs
@@ -12,6 +13,7 @@ from nnxdsl.spec.errors import RunError
 from .outputs_export import TYPES as OUTPUTS
 from .outputs_export import exported
 from .security import App, Receive, Scope, Send
+from .series import to_csv
 from .state import Site
 
 PATH = "/download"
@@ -24,6 +26,9 @@ TYPES = {
     "log.txt": "text/plain",
 }
 """What may be asked of a run, `/download?run=ID&file=NAME`."""
+
+FIGURES = "metrics.csv"
+"""Written anew from `metrics.jsonl`."""
 
 CHUNK = 1 << 20
 
@@ -45,6 +50,9 @@ class Downloads:
             await self._outputs(query["outputs"][-1], query.get("format", ["jsonl"])[-1], scope["method"], send)
             return
         run, name = query.get("run", [""])[-1], query.get("file", [""])[-1]
+        if name == FIGURES:
+            await self._figures(run, scope["method"], send)
+            return
         try:
             if scope["method"] != "GET" or name not in TYPES:
                 raise RunError(f"one of {', '.join(TYPES)} may be had")
@@ -58,6 +66,18 @@ class Downloads:
             while chunk := file.read(CHUNK):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+    async def _figures(self, run: str, method: str, send: Send) -> None:
+        """Answers `/download?run=ID&file=metrics.csv`: a line for each step, a column for each figure."""
+        try:
+            if method != "GET":
+                raise RunError("it can be had, and nothing else")
+            path = RunDirectory(self.site.settings.home / run).file("metrics.jsonl")
+        except (RunError, OSError) as error:
+            await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)
+            return
+        text = await asyncio.to_thread(lambda: to_csv(self.site.series.of(path).columns))
+        await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", f"{run}-{FIGURES}")
 
     async def _outputs(self, key: str, kind: str, method: str, send: Send) -> None:
         """Answers `/download?outputs=KEY&format=csv`: what models answered, of what is kept."""

@@ -288,6 +288,31 @@ class Launcher:
                 found.append(Waiting(place / name, run, _iso(int(stamp))))
         return found
 
+    def move(self, run: str, places: int, who: str = "") -> str:
+        """Has a run that waits begin earlier (negative) or later: it changes places with its neighbour.
+
+        Raises:
+            RunError: it does not wait.
+        """
+        with self._lock:
+            waiting = self.waiting()
+            at = next((n for n, one in enumerate(waiting) if one.run == run), None)
+            if at is None:
+                raise RunError(f"{run} does not wait")
+            to = at + (1 if places > 0 else -1)
+            if not 0 <= to < len(waiting):
+                return f"{run} is {'last' if places > 0 else 'next'} already."
+            mine, other = waiting[at].directory, waiting[to].directory
+            # Their stamps are their order; between the two renames both have one, and nothing is lost.
+            stamps = [path.name.partition("-")[0] for path in (mine, other)]
+            try:
+                mine.rename(mine.with_name(f"{stamps[1]}-{run}"))
+                other.rename(other.with_name(f"{stamps[0]}-{waiting[to].run}"))
+            except OSError as error:  # one of them has begun by now
+                raise RunError(f"the queue has changed by now: {error.strerror}; look again") from error
+        self.audit("move", run, who)
+        return f"{run} is number {to + 1} now."
+
     def unqueue(self, run: str, who: str = "") -> str:
         """Has a run wait no longer.
 

@@ -14,7 +14,9 @@ from .html import Html, join, link, tag
 from .layout_request import (
     DEVICE,
     NO_DEVICE,
+    NONE,
     Source,
+    array_rules_text,
     mesh_of,
     rules_text,
 )
@@ -25,7 +27,10 @@ MESHES = ("data:1", "fsdp:8", "fsdp:4,tensor:2", "data:2,fsdp:8", "fsdp:16,tenso
 """Offered with one click."""
 
 SIZES = (*MESH_AXES, "slices")
-KEPT = ("run", "exp", "draft", "device", "mesh", "mesh2", "rules")
+KEPT = ("run", "exp", "draft", "device", "mesh", "mesh2", "rules", "arrays")
+ARRAYS_HELP = (
+    "Rules for arrays of some paths alone, which go before all others: *.mlp.down.kernel | mlp: tensor, embed: -"
+)
 HELP = "The first rule that names a dimension and can be followed wins. One a line: embed: fsdp, mlp: tensor, vocab: -"
 
 
@@ -45,7 +50,8 @@ def choice(site: Site) -> Html:
         tag("li", tag("a", row.id, href=link("/layout", run=row.id), cls="mono"), " ", row.facts.get("mesh", ""))
         for row in site.index.rows()[:8]
     ]
-    none = tag("p", f"There is no {site.presets.place}; start the app in the directory of your project.", cls="empty")
+    demo = tag("a", "Begin with the demo", href=link("/new", demo=1))
+    none = tag("p", f"There is no recipe in {site.presets.place}. ", demo, cls="empty")
     paste = tag(
         "form",
         tag("label", "Python as ", tag("code", "nnxdsl show FILE --python"), " prints it, or JSON", for_="layout-text"),
@@ -82,11 +88,13 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
         sizes = dict.fromkeys(SIZES, 1)
     devices = {name: _device_words(entry) for name, entry in hardware.DEVICES.items()}
     devices[NO_DEVICE] = "no device: no verdict"
-    rules = ask.query.get("rules", rules_text(experiment.mesh.rules))
+    rules = _text(ask, "rules", rules_text(experiment.mesh.rules))
+    arrays = _text(ask, "arrays", array_rules_text(experiment.mesh.array_rules))
+    kind, _, memory = (ask.query.get("device", "") or DEVICE).partition(":")
     shown = tag("h1", "Layout of ", tag("span", of.words, cls="mono"))
     fields = [
         _labelled("Of", _select("of", names, here), cls="wide"),
-        _labelled("On", _select("device", devices, ask.query.get("device", "") or DEVICE), cls="wide"),
+        _labelled("On", _select("device", devices, kind), cls="wide"),
     ]
     numbers = [
         _labelled(
@@ -109,12 +117,30 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
         ),
         cls="wide",
     )
+    own = _labelled(
+        "GiB of each, if others",
+        tag(
+            "input",
+            type="number",
+            name="memory",
+            id="layout-memory",
+            value=memory,
+            min=1,
+            step="any",
+            placeholder="as it has",
+        ),
+        cls="memory",
+    )
+    count = len(rules.splitlines()) + len(arrays.splitlines())
     editor = tag(
         "details",
-        tag("summary", "Rules of its own", f" ({len(rules.splitlines())})" if rules else ""),
+        tag("summary", "Rules of its own", f" ({count})" if count else ""),
         tag("label", HELP, for_="layout-rules", cls="muted small"),
         tag("textarea", rules, name="rules", id="layout-rules", rows=5, spellcheck="false"),
         tag("input", type="hidden", name="rules-were", value=rules_text(experiment.mesh.rules)),
+        tag("label", ARRAYS_HELP, for_="layout-arrays", cls="muted small"),
+        tag("textarea", arrays, name="arrays", id="layout-arrays", rows=3, spellcheck="false"),
+        tag("input", type="hidden", name="arrays-were", value=array_rules_text(experiment.mesh.array_rules)),
         id="layout-rules-editor",
     )
     kept = {name: ask.query.get(name) for name in (*KEPT, "array", "q", "part", "sort")}
@@ -126,7 +152,7 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
         shown,
         tag(
             "form",
-            tag("div", fields, second, cls="layout-fields"),
+            tag("div", fields, own, second, cls="layout-fields"),
             tag("div", numbers, tag("button", "Show", type="submit", cls="button primary"), cls="layout-sizes"),
             editor,
             cls="panel layout-form",
@@ -135,6 +161,12 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
         ),
         tag("nav", quick, cls="counters", aria_label="Other meshes"),
     )
+
+
+def _text(ask: Ask, name: str, own: str) -> str:
+    """The rules of the query, or the experiment's own."""
+    given = ask.query.get(name, own)
+    return "" if given == NONE else given
 
 
 def _long(text: str) -> dict[str, int]:

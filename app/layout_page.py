@@ -19,8 +19,11 @@ from .jobs import Job
 from .layout_choose import SIZES, choice, fields_of
 from .layout_grid import drawing
 from .layout_request import (
+    NO_DEVICE,
+    NONE,
     SOURCES,
     Source,
+    array_rules_of,
     asked,
     device_of,
     mesh_of,
@@ -79,12 +82,14 @@ def choose(site: Site, ask: Ask) -> Answer:
         query[kind] = name
     else:
         query |= {kind: ask.query.get(kind, "") for kind in SOURCES}
-    query["device"] = given.get("device", "")
+    device, memory = given.get("device", ""), given.get("memory", "").strip()
+    query["device"] = f"{device}:{memory}" if memory and device != NO_DEVICE else device
     query["mesh"] = mesh_text(sizes)
     query["mesh2"] = mesh_text(mesh_of(mesh2, most)) if mesh2 else ""
-    rules = given.get("rules", "").strip()
-    rules_of(rules)
-    query["rules"] = rules if rules != given.get("rules-were", "").strip() else ""
+    for field, check in (("rules", rules_of), ("arrays", array_rules_of)):
+        text = given.get(field, "").strip()
+        check(text)
+        query[field] = (text or NONE) if text != given.get(f"{field}-were", "").strip() else ""
     device_of(query)
     return Answer(goto=link("/layout", **query))
 
@@ -108,13 +113,19 @@ def again(site: Site, ask: Ask) -> Answer:
     return _answer(site, ask, start=True)
 
 
+def reread(site: Site, ask: Ask) -> Answer:
+    """Reads a recipe once more that could not be read."""
+    site.presets.job(ask.query.get("exp", ""), again=True)
+    return _answer(site, ask, start=True)
+
+
 def cancel(site: Site, ask: Ask) -> Answer:
     """Ends what is being worked out."""
     for one in _experiments(site, ask, source(site, ask.query)):
         for compiled in (False, True):
             job = plan_job(site, one, device_of(ask.query), start=False, compiled=compiled)
             if job is not None:
-                site.jobs.cancel(job.key)
+                (site.compiles if compiled else site.jobs).cancel(job.key)
     answer = _answer(site, ask, start=False)
     return Answer(answer.regions, notice="Ended.")
 
@@ -145,7 +156,8 @@ def _answer(site: Site, ask: Ask, *, start: bool) -> Answer:
             return Answer({"choose": tag("h1", "Layout"), **nothing, "result": waiting})
         device = device_of(ask.query)
     except NnxdslError as error:
-        back = tag("p", tag("a", "Choose another", href="/layout", cls="button"))
+        reread = action("Read it again", "layout.reread") if ask.query.get("exp") else None
+        back = tag("p", tag("a", "Choose another", href="/layout", cls="button"), " ", reread)
         head = join(tag("h1", "Layout"), tag("p", str(error), cls="notice bad", role="alert"), back)
         return Answer({"choose": head, **nothing})
     head = fields_of(site, ask, of, of.experiment)
@@ -265,6 +277,7 @@ PAGE = Page(
         "tick": ticked,
         "choose": choose,
         "again": again,
+        "reread": reread,
         "cancel": cancel,
         "take_in": Action(take_in, writes=True),
         "verify": Action(verify, writes=True),

@@ -28,6 +28,9 @@ DEVICE = "h200"
 """The device that a URL means which names none."""
 
 NO_DEVICE = "none"
+NONE = "none"
+"""The text of no rules at all, where the experiment has some."""
+
 COMPILE_SECONDS = 300
 MOST_RULES = 60
 SHORT = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert", "pp": "stage"}
@@ -37,14 +40,14 @@ Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
 def device_of(query: Mapping[str, str]) -> str:
-    """The device that is meant; one of the catalogue, or `NO_DEVICE`.
+    """The device that is meant; one of the catalogue, perhaps with another memory (`h100:48`), or `NO_DEVICE`.
 
     Raises:
-        SpecError: there is none of this name.
+        PlanError: there is none of this name, or with such a memory.
     """
-    name = query.get("device", "").lower() or DEVICE
-    if name != NO_DEVICE and name not in hardware.DEVICES:
-        raise SpecError([Problem("device", f"there is no '{name}'{suggest(name, hardware.DEVICES)}")])
+    name = query.get("device", "").lower()[:40] or DEVICE
+    if name != NO_DEVICE:
+        hardware.device(name)
     return name
 
 
@@ -96,7 +99,7 @@ def rules_of(text: str) -> Rules:
         SpecError: a line that is none, by its number.
     """
     found: list[tuple[str, str | tuple[str, ...] | None]] = []
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()] if text != NONE else []
     if len(lines) > MOST_RULES:
         raise SpecError([Problem("rules", f"{len(lines)} rules; at most {MOST_RULES} are read")])
     for number, line in enumerate(lines, start=1):
@@ -115,12 +118,39 @@ def rules_text(rules: Rules) -> str:
     )
 
 
+def array_rules_of(text: str) -> tuple[tuple[str, Rules], ...]:
+    """The rules for arrays of some paths, one pattern in each line: `*.mlp.down.kernel | mlp: tensor, embed: -`.
+
+    Raises:
+        SpecError: a line that is none, by its number.
+    """
+    found: list[tuple[str, Rules]] = []
+    lines = [line.strip() for line in text.splitlines() if line.strip()] if text != NONE else []
+    if len(lines) > MOST_RULES:
+        raise SpecError([Problem("array_rules", f"{len(lines)} patterns; at most {MOST_RULES} are read")])
+    for number, line in enumerate(lines, start=1):
+        pattern, bar, rules = (part.strip() for part in line.partition("|"))
+        if not bar or not pattern or not rules:
+            message = f"line {number}: expected `path with * | logical axis: mesh axis, ...`, got '{line[:60]}'"
+            raise SpecError([Problem("array_rules", message)])
+        try:
+            found.append((pattern, rules_of(rules.replace(",", "\n"))))
+        except SpecError as error:
+            raise SpecError([Problem("array_rules", f"line {number}: {error.problems[0].message}")]) from error
+    return tuple(found)
+
+
+def array_rules_text(rules: tuple[tuple[str, Rules], ...]) -> str:
+    """Rules as `array_rules_of` reads them."""
+    return "\n".join(f"{pattern} | {', '.join(rules_text(inner).splitlines())}" for pattern, inner in rules)
+
+
 def asked(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int) -> Experiment:
     """The experiment on a mesh and with the rules of a query.
 
     Args:
         experiment: As it is written.
-        query: Of the URL; its `rules` replace the experiment's.
+        query: Of the URL; its `rules` and `arrays` replace the experiment's.
         mesh: Text of a mesh; empty: the experiment's own.
         most: The most devices.
 
@@ -134,6 +164,8 @@ def asked(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int
         raise SpecError([Problem("mesh", f"{experiment.mesh.device_count:,} devices; at most {most:,} are planned")])
     if "rules" in query:
         changes["mesh.rules"] = rules_of(query["rules"])
+    if "arrays" in query:
+        changes["mesh.array_rules"] = array_rules_of(query["arrays"])
     return evolve(experiment, changes) if changes else experiment
 
 
@@ -217,18 +249,21 @@ def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, co
     tree: dict[str, Any] = to_dict(experiment)
     digest = hashlib.sha256(f"{json.dumps(tree, sort_keys=True)} {device}".encode()).hexdigest()[:16]
     key = f"{'compiled plan' if compiled else 'plan'} {digest}"
+    jobs = site.compiles if compiled else site.jobs
     if not start:
-        return site.jobs.get(key)
+        return jobs.get(key)
     file = site.settings.own / "plans" / f"{digest}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, tree)
     words = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
     words += ["--device", device] if device else []
-    return site.jobs.start(key, words + (["--compile", "--limit", str(COMPILE_SECONDS)] if compiled else []))
+    return jobs.start(key, words + (["--compile", "--limit", str(COMPILE_SECONDS)] if compiled else []))
 
 
 def why_not_compiled(experiment: Experiment, device: str) -> str | None:
     """Why XLA cannot be asked here, and what to do about it; None if it can."""
+    if device not in (NO_DEVICE, *hardware.DEVICES):
+        return "A compiler knows the devices of the catalogue as they are; leave the memory empty to ask it."
     platform = "cpu" if device == NO_DEVICE else hardware.DEVICES[device].platform
     count = experiment.mesh.device_count
     if platform == "cpu" and count > hardware.MOST_CPU_DEVICES:

@@ -15,7 +15,7 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.source import render, to_python
 from nnxdsl.spec.tree import diff, get, to_dict, to_json
 
-from . import form, form_texts
+from . import demo, form, form_texts
 from .drafts import Draft
 from .experiments import from_text, from_tree, stored
 from .html import Child, Html, join, link, tag
@@ -36,6 +36,8 @@ def opened(site: Site, ask: Ask) -> Answer:
         return _whole(tag("h1", "New run"), note, join())
     if ask.query.get("draft"):
         return _draft(site, ask, site.drafts.load(ask.query["draft"]))
+    if ask.query.get("demo"):
+        return _begin(site, ask, demo.written(site)[0], demo.NAME)
     begun = ask.query.get("from") or ask.query.get("preset") or ""
     if not begun:
         return _choice(site)
@@ -43,11 +45,25 @@ def opened(site: Site, ask: Ask) -> Answer:
         experiment = site.presets.experiment(begun)
         job = site.presets.job(begun)
         if experiment is None:
-            wrong = "There is no such preset." if job is None else job.error or "Reading it ..."
-            note = tag("p", wrong, cls="empty", data_tick="0.5" if job is not None and not job.is_over else None)
-            return _whole(tag("h1", "New run"), note, join())
+            return _whole(tag("h1", "New run"), _unread(begun, job), join())
         return _begin(site, ask, experiment, f"experiments/{begun}.py")
     return _begin(site, ask, _of_run(site, begun), begun)
+
+
+def _unread(name: str, job: Job | None) -> Html:
+    """A recipe that is being read, or could not be."""
+    if job is None:
+        return tag("p", f"There is no recipe {name}.", cls="empty")
+    if not job.is_over:
+        return tag("p", "Reading it ...", cls="empty", data_tick="0.5")
+    wrong = tag("pre", job.error or job.state, cls="error", role="alert")
+    return join(tag("p", f"experiments/{name}.py cannot be read:"), wrong, action("Read it again", "new.reread"))
+
+
+def reread(site: Site, ask: Ask) -> Answer:
+    """Reads a recipe once more that could not be read."""
+    site.presets.job(ask.query.get("preset", ""), again=True)
+    return opened(site, ask)
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
@@ -159,11 +175,21 @@ def _choice(site: Site) -> Answer:
     runs = [
         tag("li", tag("a", row.id, href=link("/new", **{"from": row.id}), cls="mono")) for row in site.index.rows()[:8]
     ]
-    none = tag("p", f"There is no {site.presets.place}; start the app in the directory of your project.", cls="empty")
+    cards = cards or [
+        tag(
+            "a",
+            tag("b", "demo"),
+            tag("span", "a tiny DPO run that brings its data along, a few minutes", cls="muted small"),
+            href=link("/new", demo=1),
+            cls="panel card",
+        )
+    ]
+    none = tag("p", f"The project's recipes are looked for in {site.presets.place}.", cls="muted small")
     body = join(
         tag("p", "Every run begins as a copy of something: a recipe, an earlier run, or what you paste."),
         tag("h2", "Recipes"),
-        tag("div", cards, cls="grid") if cards else none,
+        tag("div", cards, cls="grid"),
+        None if names else none,
         join(tag("h2", "Earlier runs"), tag("ul", runs, cls="plain panel")) if runs else None,
         tag("h2", "Python or JSON"),
         tag("section", _import(), cls="panel"),
@@ -322,6 +348,12 @@ def _import() -> Html:
             spellcheck="false",
             placeholder="from nnxdsl import ...\n\nexperiment = Experiment(...)",
         ),
+        tag(
+            "label",
+            "or read a file ",
+            tag("input", type="file", accept=".py,.json,.txt", data_reads="import-text"),
+            cls="small",
+        ),
         tag("div", tag("button", "Take it in", type="submit", cls="button primary"), cls="row end"),
         data_do="new.take_in",
     )
@@ -371,6 +403,7 @@ PAGE = Page(
     actions={
         "open": opened,
         "tick": ticked,
+        "reread": reread,
         "change": Action(change, writes=True),
         "launch": Action(launch, writes=True),
         "queue": Action(queue, writes=True),

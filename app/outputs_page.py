@@ -7,6 +7,7 @@ from typing import Any
 
 from nnxdsl.spec.errors import RunError
 
+from . import demo
 from .html import Html, join, link, tag
 from .index import Row
 from .outputs_forms import form
@@ -30,7 +31,7 @@ def opened(site: Site, ask: Ask) -> Answer:
     if here.row is not None and here.row.id not in [row.id for row in rows]:
         rows = [here.row, *rows]
     if here.model is None:
-        return Answer({"head": _head(here, rows), "form": join(), "result": _empty(here, rows, ask)})
+        return Answer({"head": _head(here, rows), "form": join(), "result": _empty(site, here, rows, ask)})
     regions = {"head": _head(here, rows), "form": _form(site, here, ask), "result": _result(site, here, ask)}
     return Answer(regions)
 
@@ -123,7 +124,7 @@ def _form(site: Site, here: Chosen, ask: Ask) -> Html:
     return form(site, here, query)
 
 
-def _empty(here: Chosen, rows: list[Row], ask: Ask) -> Html:
+def _empty(site: Site, here: Chosen, rows: list[Row], ask: Ask) -> Html:
     run = ask.query.get("run", "")
     if here.row is not None:
         words = "It has saved no checkpoint yet. The first one is written after checkpoint.every_steps steps, or when "
@@ -133,7 +134,9 @@ def _empty(here: Chosen, rows: list[Row], ask: Ask) -> Html:
     if not rows:
         words = "This page compares the policy of a run's checkpoint with its reference: answers side by side, "
         words += "log-probabilities token by token, and all held-out pairs. No run has saved a checkpoint yet."
-        start = tag("p", tag("a", "Start one", href="/", cls="button primary"))
+        start = (
+            demo.offered(site, "outputs.demo") if not site.index.rows() else tag("p", tag("a", "All runs", href="/"))
+        )
         return tag("div", tag("h2", "Nothing to compare yet"), lost, tag("p", words), start, cls="empty")
     listed = [
         tag("li", tag("a", row.id, href=link("/outputs", run=row.id), cls="mono"), " ", state_badge(row.state))
@@ -232,5 +235,6 @@ PAGE = Page(
         "ask": Action(asked, writes=True),
         "cancel": Action(cancelled, writes=True),
         "vote": Action(voted, writes=True),
+        "demo": Action(demo.start, writes=True),
     },
 )

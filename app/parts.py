@@ -61,6 +61,11 @@ def run_link(row: Row) -> Html:
     return tag("a", row.id, href=link("/run", id=row.id), cls="mono")
 
 
+def tag_link(word: str) -> Html:
+    """A tag, leading to the runs that have it."""
+    return tag("a", word, href=link("/", tag=word), cls="tag")
+
+
 def copy_button(target: str, text: str = "Copy") -> Html:
     """Copies what stands in the element with this id."""
     return tag("button", text, cls="button small", type="button", data_copy=target)

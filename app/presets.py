@@ -34,12 +34,20 @@ class Presets:
         """The file of a preset."""
         return self.place / f"{name}.py"
 
-    def job(self, name: str) -> Job | None:
-        """What reads a preset; None if there is no such preset."""
+    def job(self, name: str, *, again: bool = False) -> Job | None:
+        """What reads a preset; None if there is no such preset.
+
+        Args:
+            name: Its file's, without `.py`.
+            again: Whether to read it once more if that failed; otherwise only when a file has changed.
+        """
         if name not in self.names():
             return None
         # Recipes import each other, so any file may change any of them.
         key = name + files_of({path.name: path for path in sorted(self.place.glob("*.py"))})
+        found = self._jobs.get(key)
+        if found is not None and not again:
+            return found
         return self._jobs.start(key, ("-m", "nnxdsl", "show", str(self.file(name)), "--json"))
 
     def experiment(self, name: str) -> Experiment | None:

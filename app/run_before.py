@@ -30,7 +30,9 @@ def before(site: Site, run: str, newest: Launch | None) -> Answer:
     elif newest is None:
         head = join(tag("h1", run), tag("p", f"There is no run {run} in {site.settings.home}."))
         back = tag("p", tag("a", "All runs", href="/", cls="button"))
-        return Answer({"head": head, "spoken": join(), "body": tag("div", back, cls="empty", data_tick="3")})
+        return Answer(
+            {"head": head, "spoken": join(), "tags": join(), "body": tag("div", back, cls="empty", data_tick="3")}
+        )
     elif newest.is_alive:
         state = "starting"
         lasted = f" ({duration(max(0.0, time.time() - newest.began))} so far)"
@@ -63,7 +65,7 @@ def before(site: Site, run: str, newest: Launch | None) -> Answer:
     output = newest.output() if newest is not None and place is None else ""
     body = tag("section", tag("h2", "What it has printed"), tag("pre", output, cls="log", tabindex=0), cls="panel")
     spoken = tag("p", f"{run} is {state}", cls="visually-hidden", role="status")
-    return Answer({"head": head, "spoken": spoken, "body": body if output else join()})
+    return Answer({"head": head, "spoken": spoken, "tags": join(), "body": body if output else join()})
 
 
 def _earlier(site: Site, newest: Launch) -> Row | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from nnxdsl.run.store import RunDirectory, Status
 
+from .axes import Axis, axes, offered
 from .charts import Line, Mark, chart
 from .html import Html, join, link, tag
 from .index import Row
@@ -41,9 +42,9 @@ def charts(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
             words += " The first step is compiled, which takes seconds for small models and minutes for large ones."
         return tag("p", words, cls="empty")
     weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
-    over, log = ask.query.get("x", "step"), ask.query.get("log") == "1"
-    marks = _marks(directory, columns.starts) if over != "tokens" else []
-    tokens = columns.columns.get("num_tokens")
+    (axis,) = axes(ask.query.get("x", "step"), [columns.columns])
+    log = ask.query.get("log") == "1"
+    marks = _marks(directory, columns.starts, axis)
     known = set(columns.columns)
     drawn: list[Html] = []
     used: set[str] = set(NOT_ALONE)
@@ -53,20 +54,20 @@ def charts(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
             here = [name for name in here if "token" not in name]
         used |= set(here)
         if here:
-            drawn.append(
-                _drawn(title, here, columns.columns, tokens, over, weight, log and title in LOGARITHMIC, marks)
-            )
+            drawn.append(_drawn(title, here, columns.columns, axis, weight, log and title in LOGARITHMIC, marks))
     rest = sorted(name for name in known - used if not (name.startswith("eval/") and name[5:] in known))
     if ask.query.get("all") == "1":
         for name in rest:
             both = [name, f"eval/{name}"] if f"eval/{name}" in known else [name]
-            drawn.append(_drawn(name, both, columns.columns, tokens, over, weight, False, marks))
+            drawn.append(_drawn(name, both, columns.columns, axis, weight, False, marks))
     more = link("/run", **{**ask.query, "all": "" if ask.query.get("all") else "1"})
     toggle = tag("a", "Show fewer" if ask.query.get("all") else f"Show {len(rest)} more", href=more, cls="button")
-    return join(_controls(ask, bool(tokens)), tag("div", drawn, cls="grid charts"), toggle if rest else None)
+    return join(
+        _controls(ask, offered([columns.columns])), tag("div", drawn, cls="grid charts"), toggle if rest else None
+    )
 
 
-def _controls(ask: Ask, has_tokens: bool) -> Html:
+def _controls(ask: Ask, names: tuple[str, ...]) -> Html:
     smooth = [
         tag(
             "option",
@@ -77,8 +78,7 @@ def _controls(ask: Ask, has_tokens: bool) -> Html:
         for value in SMOOTHING
     ]
     over = [
-        tag("option", name, value="" if name == "step" else name, selected=ask.query.get("x") == name)
-        for name in (("step", "tokens") if has_tokens else ("step",))
+        tag("option", name, value="" if name == "step" else name, selected=ask.query.get("x") == name) for name in names
     ]
     return tag(
         "form",
@@ -99,8 +99,7 @@ def _drawn(
     title: str,
     names: list[str],
     columns: dict[str, Columns],
-    tokens: Columns | None,
-    over: str,
+    axis: Axis,
     weight: float,
     log: bool,
     marks: list[Mark],
@@ -109,29 +108,31 @@ def _drawn(
     for number, name in enumerate(names):
         steps, values = columns[name].arrays()
         is_held_out = name.startswith("eval/")
-        if over == "tokens" and tokens is not None and len(tokens.steps):
-            at, count = tokens.arrays()
-            steps = np.interp(steps, at, count)
+        steps = axis.at(steps)
         if weight and not is_held_out:
             faint_x, faint_y = thinned(steps, values)
             lines.append(Line(f"{_called(name)}, as it was", faint_x, faint_y, colour=5))
             values = smoothed(values, weight)
         x, y = thinned(steps, values)
         lines.append(Line(_called(name), x, y, colour=number, dashed=is_held_out, dots=is_held_out))
-    return chart(title, lines, marks=marks, log=log, x_name="tokens" if over == "tokens" else "step")
+    return chart(title, lines, marks=marks, log=log, x_name=axis.name)
 
 
 def _called(name: str) -> str:
     return f"{name.removeprefix('eval/')} (held out)" if name.startswith("eval/") else name
 
 
-def _marks(directory: RunDirectory, starts: dict[int, int]) -> list[Mark]:
+def _marks(directory: RunDirectory, starts: dict[int, int], axis: Axis) -> list[Mark]:
     """Where attempts began, but for the first, and which checkpoints are kept."""
-    again = [Mark(step, f"attempt {number} began at step {step}") for number, step in starts.items() if number > 1]
+
+    def at(step: int, text: str) -> Mark:
+        return Mark(float(axis.at(np.asarray(float(step)))), text)
+
+    again = [at(step, f"attempt {number} began at step {step}") for number, step in starts.items() if number > 1]
     saved: list[Mark] = []
     try:
         names = [entry.name for entry in directory.checkpoints.iterdir() if entry.name.isdigit()]
-        saved = [Mark(int(name), f"checkpoint of step {name}") for name in names]
+        saved = [at(int(name), f"checkpoint of step {int(name)}") for name in names]
     except OSError:
         pass
     return [*again, *saved][:MARKS]

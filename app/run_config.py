@@ -36,7 +36,7 @@ def config(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     form = tag("form", tag("label", "Differences to ", tag("select", options, name="with")), data_query=True, cls="row")
     saves = [
         tag("a", name, href=link("/download", run=row.id, file=name), download=True, cls="button small")
-        for name in ("experiment.py", "experiment.json", "metrics.jsonl")
+        for name in ("experiment.py", "experiment.json", "metrics.jsonl", "metrics.csv")
     ]
     return join(
         tag("div", form, tag("div", copy_button("run-python", "Copy Python"), saves, cls="row"), cls="row between"),

@@ -16,6 +16,7 @@ from .parts import facts, table
 from .state import Site
 from .words import size, time_of
 
+_WRONG = re.compile(r"\b\w*Error\b|Traceback|^refused")
 SHOWN_SAMPLES = 60
 SHOWN_EVENTS = 300
 
@@ -43,12 +44,17 @@ def log(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
         cls="row",
         data_query=True,
     )
+    wrong = {number for number, line in enumerate(shown) if _WRONG.search(line[22:] or line)}
     written = [
-        tag(
-            "span", f"{line}\n", cls="bad" if re.search(r"\b\w*Error\b|Traceback|^refused", line[22:] or line) else None
-        )
-        for line in shown
+        tag("span", f"{line}\n", cls="bad", id=f"error-{number}", tabindex=-1)
+        if number in wrong
+        else tag("span", f"{line}\n")
+        for number, line in enumerate(shown)
     ]
+    jump = None
+    if wrong:
+        here = link("/run", **ask.query)
+        jump = tag("a", "To the last error", href=f"{here}#error-{max(wrong)}", cls="button small")
     cut = (
         f", the last {size(site.settings.limits.log_bytes)} are shown"
         if bytes_ > site.settings.limits.log_bytes
@@ -65,7 +71,7 @@ def log(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     extra = (
         tag("details", tag("summary", "What its process printed"), tag("pre", printed, cls="log")) if printed else None
     )
-    return join(tag("div", form, save, cls="row between"), about, body, extra)
+    return join(tag("div", form, tag("div", jump, save, cls="row"), cls="row between"), about, body, extra)
 
 
 def samples(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from nnxdsl.spec.errors import RunError
 
 from .experiments import stored
-from .html import join, tag
+from .html import Html, join, tag
 from .page import Action, Answer, Ask, Page
-from .parts import run_link, state_badge, tabs
+from .parts import run_link, state_badge, tabs, tag_link
 from .run_before import before, is_after
 from .run_charts import charts
 from .run_config import config
 from .run_files import environment, events, log, samples
 from .run_head import head_of
 from .state import Site
+from .tags import words_of
 
 TABS = {
     "": "Charts",
@@ -70,6 +71,15 @@ def unqueue(site: Site, ask: Ask) -> Answer:
     return Answer(goto="/", notice=site.launcher.unqueue(ask.query.get("id", ""), ask.client))
 
 
+def retag(site: Site, ask: Ask) -> Answer:
+    """Gives it other tags."""
+    run = ask.query.get("id", "")
+    if site.index.row(run) is None:
+        return Answer(notice=f"There is no run {run}.", bad=True)
+    site.tags.set(run, words_of(ask.fields.get("tags", "")), ask.client)
+    return _done(site, ask, "Its tags are kept.")
+
+
 def delete(site: Site, ask: Ask) -> Answer:
     """Moves it to the home's trash."""
     said = site.launcher.put_away(ask.query.get("id", ""), ask.client)
@@ -85,7 +95,9 @@ def _answer(site: Site, ask: Ask) -> Answer:
     if not run:
         rows = site.index.rows()[:10]
         listed = tag("ul", [tag("li", run_link(row), " ", state_badge(row.state)) for row in rows], cls="plain")
-        return Answer({"head": join(tag("h1", "Run"), tag("p", "Choose one:")), "spoken": join(), "body": listed})
+        return Answer(
+            {"head": join(tag("h1", "Run"), tag("p", "Choose one:")), "spoken": join(), "tags": join(), "body": listed}
+        )
     row, newest = site.index.row(run), site.launcher.newest(run)
     if row is None:
         return before(site, run, newest)
@@ -98,12 +110,36 @@ def _answer(site: Site, ask: Ask) -> Answer:
         directory = site.run(run)
     except RunError as error:
         head = join(tag("h1", run), state_badge("damaged"), tag("p", str(error), cls="notice bad"))
-        return Answer({"head": head, "spoken": join(), "body": join()})
+        return Answer({"head": head, "spoken": join(), "tags": join(), "body": join()})
     tab = ask.query.get("tab", "")
     tab = tab if tab in TABS else ""
     body = join(tabs("/run", {"id": run}, TABS, tab, "Parts of the run"), _BODIES[tab](site, directory, row, ask))
     spoken = tag("p", f"{run} is {state}", cls="visually-hidden", role="status")
-    return Answer({"head": head_of(site, directory, row, state, newest), "spoken": spoken, "body": body})
+    head = head_of(site, directory, row, state, newest)
+    return Answer({"head": head, "spoken": spoken, "tags": _tags(site, run), "body": body})
+
+
+def _tags(site: Site, run: str) -> Html:
+    words = site.tags.of(run)
+    shown = [tag("span", "Tags ", cls="muted small"), *[tag_link(word) for word in words]] if words else []
+    if site.settings.read_only:
+        return tag("div", shown, cls="tags")
+    field = tag(
+        "input",
+        type="text",
+        name="tags",
+        value=", ".join(words),
+        placeholder="baseline, sweep-3",
+        aria_label="Tags, parted by commas",
+    )
+    save = tag("button", "Keep", type="submit", cls="button small")
+    editor = tag(
+        "details",
+        tag("summary", "Change" if words else "Add tags", cls="small muted"),
+        tag("form", field, save, cls="row", data_do="run.retag"),
+        id="run-tagging",
+    )
+    return tag("div", shown, editor, cls="tags")
 
 
 _BODIES = {
@@ -119,7 +155,7 @@ PAGE = Page(
     name="run",
     path="/run",
     title="Run",
-    regions=("head", "spoken", "body"),
+    regions=("head", "spoken", "tags", "body"),
     in_navigation=False,
     actions={
         "open": opened,
@@ -129,6 +165,7 @@ PAGE = Page(
         "resume": Action(resume, writes=True),
         "again": Action(again, writes=True),
         "unqueue": Action(unqueue, writes=True),
+        "retag": Action(retag, writes=True),
         "delete": Action(delete, writes=True),
     },
 )

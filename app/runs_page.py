@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 
+import attrs
+
+from nnxdsl.spec.errors import RunError
+
+from . import demo
 from .charts import sparkline
 from .html import Html, join, link, tag
 from .index import Row
 from .page import Action, Answer, Ask, Page
-from .parts import action, progress, run_link, state_badge
+from .parts import action, progress, run_link, state_badge, tag_link
 from .series import sampled
 from .state import Site
+from .tags import words_of
 from .words import age, duration, number, time_of
 
 SHOWN = 100
@@ -25,14 +30,14 @@ SMALL = "small muted nowrap"
 def opened(site: Site, ask: Ask) -> Answer:
     """The list for a search and a state."""
     rows = site.index.rows()
-    chosen = _chosen(rows, ask)
+    chosen = _chosen(site, rows, ask)
     return Answer({"head": _head(site, rows, ask), "list": _list(site, rows, chosen, ask)})
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
     """The list again; the search field is left alone, as somebody may be typing."""
     rows = site.index.rows()
-    return Answer({"list": _list(site, rows, _chosen(rows, ask), ask)})
+    return Answer({"list": _list(site, rows, _chosen(site, rows, ask), ask)})
 
 
 def compare(site: Site, ask: Ask) -> Answer:
@@ -61,22 +66,56 @@ def stop(site: Site, ask: Ask) -> Answer:
     return _told(opened(site, ask), f"Asked to stop: {', '.join(ids)}. They save at the next step.")
 
 
+def retag(site: Site, ask: Ask) -> Answer:
+    """Gives tags to all runs that are ticked; a minus in front takes one away."""
+    ids, words = _ticked(ask), ask.fields.get("tags", "").replace(",", " ").split()
+    if not ids or not words:
+        return Answer(notice="Tick runs, and write a tag (or -tag, to take it away).", bad=True)
+    gone = {word[1:] for word in words if word.startswith("-")}
+    more = words_of(" ".join(word for word in words if not word.startswith("-")))
+    changed = {run: words_of(" ".join(word for word in (*site.tags.of(run), *more) if word not in gone)) for run in ids}
+    for run, tags in changed.items():
+        if site.index.row(run) is not None:
+            site.tags.set(run, tags, ask.client)
+    return _told(opened(site, ask), f"Tagged {len(ids)} {'run' if len(ids) == 1 else 'runs'}.")
+
+
+def delete(site: Site, ask: Ask) -> Answer:
+    """Moves all runs that are ticked to the home's trash."""
+    ids = _ticked(ask)
+    if not ids:
+        return Answer(notice="Tick the runs that are to go.", bad=True)
+    gone: list[str] = []
+    try:
+        for run in ids:
+            site.launcher.put_away(run, ask.client)
+            gone.append(run)
+    except RunError as error:
+        left = [run for run in ids if run not in gone]
+        return attrs.evolve(_without(site, ask, left), notice=f"{error}. {len(gone)} went before it.", bad=True)
+    where = site.settings.home / ".trash"
+    return attrs.evolve(_without(site, ask, []), notice=f"Moved to {where}: {', '.join(gone)}.")
+
+
+def _without(site: Site, ask: Ask, ticked: list[str]) -> Answer:
+    """The page with only these ticked."""
+    query = {**ask.query, "ids": ",".join(ticked)}
+    answer = opened(site, Ask({name: text for name, text in query.items() if text}))
+    return attrs.evolve(answer, query=link("", **query).lstrip("?"))
+
+
+def move(site: Site, ask: Ask) -> Answer:
+    """Has a run that waits begin one place earlier or later."""
+    said = site.launcher.move(ask.text("id"), -1 if ask.text("to") == "earlier" else 1, ask.client)
+    return _told(opened(site, ask), said)
+
+
 def unqueue(site: Site, ask: Ask) -> Answer:
     """Has a run wait no longer."""
     return _told(opened(site, ask), site.launcher.unqueue(ask.text("id"), ask.client))
 
 
-def demo(site: Site, ask: Ask) -> Answer:
-    """Starts the small DPO run of the project."""
-    experiment = site.presets.experiment(ask.text("preset"))
-    if experiment is None:
-        return Answer(notice="The recipe is still being read; try again in a moment.", bad=True)
-    site.launcher.launch(experiment, ask.client)
-    return Answer(goto=link("/run", id=experiment.id))
-
-
 def _told(answer: Answer, notice: str) -> Answer:
-
     return Answer(answer.regions, notice=notice)
 
 
@@ -84,12 +123,14 @@ def _ticked(ask: Ask) -> list[str]:
     return [one for one in ask.query.get("ids", "").split(",") if one][:50]
 
 
-def _chosen(rows: list[Row], ask: Ask) -> list[Row]:
+def _chosen(site: Site, rows: list[Row], ask: Ask) -> list[Row]:
+    wanted = ask.query.get("tag", "")
     words, state = ask.query.get("q", "").lower().split(), ask.query.get("state", "")
     return [
         row
         for row in rows
-        if all(word in row.text for word in words)
+        if (not wanted or wanted in site.tags.of(row.id))
+        and all(word in f"{row.text} {' '.join(site.tags.of(row.id)).lower()}" for word in words)
         and (not state or row.state == state or (state == "running" and row.is_live))
     ]
 
@@ -100,17 +141,38 @@ def _head(site: Site, rows: list[Row], ask: Ask) -> Html:
     state = ask.query.get("state", "")
     options = [tag("option", "any state", value="")]
     options += [tag("option", name, value=name, selected=name == state) for name in STATES]
-    hint = "Search name, objective, model, mesh"
+    hint = "Search name, objective, model, mesh, tag"
     search = tag(
         "input", type="search", name="q", value=ask.query.get("q", ""), placeholder=hint, aria_label="Search runs"
     )
     choice = tag("select", options, name="state", aria_label="State")
-    form = tag("form", search, choice, cls="row grow", role="search", data_query=True)
+    used, wanted = site.tags.used(row.id for row in rows), ask.query.get("tag", "")
+    tags = [tag("option", "any tag", value="")]
+    tags += [tag("option", word, value=word, selected=word == wanted) for word in used]
+    if wanted and wanted not in used:
+        tags.append(tag("option", wanted, value=wanted, selected=True))
+    tagged = tag("select", tags, name="tag", aria_label="Tag") if len(tags) > 1 else None
+    form = tag("form", search, choice, tagged, cls="row grow", role="search", data_query=True)
     buttons = [action("Compare", "runs.compare")]
     if not site.settings.read_only:
         buttons += [action("Clone", "runs.clone"), action("Stop and save", "runs.stop")]
+        question = "They are moved to the directory .trash beside the runs."
+        buttons.append(action("Delete", "runs.delete", "danger", data_confirm=question, data_confirm_ticked=True))
         buttons.append(tag("a", "New run", cls="button primary", href="/new"))
-    return join(tag("h1", "Runs"), tag("div", form, tag("div", buttons, cls="row"), cls="row between toolbar"))
+    bar = tag("div", form, tag("div", buttons, cls="row"), cls="row between toolbar")
+    return join(tag("h1", "Runs"), bar, None if site.settings.read_only else _tagging())
+
+
+def _tagging() -> Html:
+    field = tag(
+        "input", type="text", name="tags", aria_label="Tags for the ticked runs", placeholder="baseline, -old", size=18
+    )
+    return tag(
+        "details",
+        tag("summary", "Tag the ticked runs", cls="small muted"),
+        tag("form", field, tag("button", "Tag", type="submit", cls="button small"), cls="row", data_do="runs.retag"),
+        id="runs-tagging",
+    )
 
 
 def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
@@ -140,17 +202,28 @@ def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
                 " ",
                 tag("a", one.run, href=link("/run", id=one.run), cls="mono"),
                 f" waits, number {place} ",
-                None
-                if site.settings.read_only
-                else tag(
-                    "button", "Do not run", cls="button small", data_do="runs.unqueue", data_id=one.run, type="button"
-                ),
+                None if site.settings.read_only else _waiting_buttons(one.run, place, len(waiting)),
             )
             for place, one in enumerate(waiting, start=1)
         ]
         parts.append(tag("section", tag("h2", "About to begin"), tag("ul", lines, cls="plain"), cls="panel"))
     parts.append(_table(site, chosen, ask) if chosen else tag("p", "No run fits this search.", cls="empty"))
     return tag("div", parts, data_tick="2" if any(row.is_live for row in rows) or waiting or starting else "4")
+
+
+def _waiting_buttons(run: str, place: int, count: int) -> Html:
+    """What may be done to a run that waits."""
+
+    def moved(sign: str, to: str) -> Html:
+        return action(sign, "runs.move", "small", data_id=run, data_to=to, aria_label=f"{run}: one place {to}")
+
+    return join(
+        moved("↑", "earlier") if place > 1 else None,
+        " ",
+        moved("↓", "later") if place < count else None,
+        " ",
+        action("Do not run", "runs.unqueue", "small", data_id=run),
+    )
 
 
 def _table(site: Site, chosen: list[Row], ask: Ask) -> Html:
@@ -195,7 +268,7 @@ def _row(site: Site, row: Row, is_ticked: bool) -> Html:
             tag("input", type="checkbox", data_tick_id=row.id, checked=is_ticked, aria_label=f"Tick {row.id}"),
             "tick",
         ),
-        ("Run", tag("div", run_link(row), tag("div", what, cls=SMALL)), "name"),
+        ("Run", tag("div", run_link(row), tag("div", what, cls=SMALL), _tags(site, row.id)), "name"),
         ("State", tag("div", state_badge(row.state), beside, wrong), ""),
         ("Progress", tag("div", progress(step, total, f"Progress of {row.id}"), tag("div", done, cls=SMALL)), ""),
         ("Loss", number(metrics.get("loss")), "num"),
@@ -208,47 +281,22 @@ def _row(site: Site, row: Row, is_ticked: bool) -> Html:
     return tag("tr", [tag("td", value, cls=cls or None, data_label=label or None) for label, value, cls in cells])
 
 
+def _tags(site: Site, run: str) -> Html | None:
+    words = site.tags.of(run)
+    return tag("div", [tag_link(word) for word in words], cls="tags") if words else None
+
+
 def _empty(site: Site) -> Html:
-    preset = next((name for name in site.presets.names() if name.startswith("dpo")), None)
-    what = tag(
-        "p",
-        "A run is one experiment on its way: a directory with its settings, figures, log and checkpoints. "
-        "Runs appear here by themselves, whether they were started here or in a terminal.",
-    )
-    parts: list[Html | None] = [tag("h2", "There is no run yet"), what]
-    if preset is not None:
-        if not site.settings.read_only:
-            job = site.presets.job(preset)
-            parts.append(
-                tag(
-                    "p",
-                    tag(
-                        "button",
-                        "Start a tiny DPO run on this machine",
-                        cls="button primary",
-                        data_do="runs.demo",
-                        data_preset=preset,
-                        type="button",
-                        disabled=job is None or job.state != "done",
-                    ),
-                    " ",
-                    tag("span", "a small model, a few minutes on two cores; or ", cls="muted"),
-                    tag("a", "write one of your own", href="/new"),
-                )
-            )
-        words = f"nnxdsl run {shlex.quote(f'experiments/{preset}.py')} --home {shlex.quote(str(site.settings.home))}"
-        parts.append(tag("p", "The same in a terminal:", cls="muted"))
-        parts.append(
-            tag(
-                "div",
-                tag("code", words, id="demo-command"),
-                " ",
-                tag("button", "Copy", cls="button small", type="button", data_copy="demo-command"),
-            )
-        )
-    elif not site.settings.read_only:
-        parts.append(tag("p", tag("a", "Write a new run", href="/new", cls="button primary")))
-    parts.append(tag("p", f"Runs are looked for in {site.settings.home}", cls="muted small"))
+    parts: list[Html | None] = [
+        tag("h2", "There is no run yet"),
+        tag(
+            "p",
+            "A run is one experiment on its way: a directory with its settings, figures, log and checkpoints. "
+            "Runs appear here by themselves, whether they were started here or in a terminal.",
+        ),
+        demo.offered(site, "runs.demo"),
+        tag("p", f"Runs are looked for in {site.settings.home}", cls="muted small"),
+    ]
     return tag("div", parts, cls="empty", data_tick="2")
 
 
@@ -263,7 +311,10 @@ PAGE = Page(
         "compare": compare,
         "clone": Action(clone, writes=True),
         "stop": Action(stop, writes=True),
+        "delete": Action(delete, writes=True),
+        "retag": Action(retag, writes=True),
+        "move": Action(move, writes=True),
         "unqueue": Action(unqueue, writes=True),
-        "demo": Action(demo, writes=True),
+        "demo": Action(demo.start, writes=True),
     },
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import json
 import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,22 @@ class Series:
         with file.lock:
             _read(path, file)
         return file
+
+
+def to_csv(columns: Mapping[str, Columns]) -> str:
+    """A line for each step, a column for each figure; what is not there, or no number, is left empty."""
+    by_step: dict[float, dict[str, float]] = {}
+    for name, column in columns.items():
+        for step, value in zip(column.steps, column.values, strict=True):
+            by_step.setdefault(step, {})[name] = value
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["step", *columns])
+    for step in sorted(by_step):
+        row = by_step[step]
+        values = (row.get(name, math.nan) for name in columns)
+        writer.writerow([int(step), *("" if math.isnan(value) else f"{value:.9g}" for value in values)])
+    return out.getvalue()
 
 
 def _read(path: Path, file: _File) -> None:

@@ -17,6 +17,7 @@ from .outputs_worker import Answers
 from .presets import Presets
 from .series import Series
 from .settings import Settings
+from .tags import Tags
 
 
 @attrs.define
@@ -25,9 +26,11 @@ class Site:
 
     Attributes:
         settings: How the app was started.
-        jobs: Child processes that compute.
+        jobs: Child processes that plan, two at a time.
+        compiles: Child processes in which XLA compiles, which takes minutes: one at a time, beside the others.
         answers: What models were asked, and the child that holds them.
         votes: Which of their answers were better.
+        tags: Words that people gave to runs.
         index: The runs, one row each.
         series: Their metrics.
         launcher: What may be done to them.
@@ -38,8 +41,10 @@ class Site:
 
     settings: Settings
     jobs: Jobs
+    compiles: Jobs
     answers: Answers
     votes: Votes
+    tags: Tags
     index: Index
     series: Series
     launcher: Launcher
@@ -51,12 +56,13 @@ class Site:
     def of(cls, settings: Settings) -> Site:
         """The world of an app that is about to start."""
         index, launcher = Index(settings.home), Launcher(settings)
-        jobs = Jobs(settings.project, settings.limits.job_seconds)
         return cls(
             settings=settings,
-            jobs=jobs,
+            jobs=Jobs(settings.project, settings.limits.job_seconds, width=2),
+            compiles=Jobs(settings.project, settings.limits.job_seconds),
             answers=Answers(settings),
             votes=Votes(settings.own / "votes.jsonl"),
+            tags=Tags(settings.own / "tags.jsonl"),
             index=index,
             series=Series(),
             launcher=launcher,
@@ -80,5 +86,6 @@ class Site:
         if self.dispatcher is not None:
             self.dispatcher.close()
         self.jobs.close()
+        self.compiles.close()
         self.answers.close()
         self.presets.close()

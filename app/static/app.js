@@ -112,7 +112,13 @@
 
   /* A question before something that cannot be taken back; the promise holds whether it was confirmed. */
   const confirmed = (element) => new Promise((resolve) => {
-    const text = element.dataset.confirm, name = element.dataset.confirmName;
+    const text = element.dataset.confirm;
+    let name = element.dataset.confirmName;
+    if (element.dataset.confirmTicked !== undefined) {
+      const ids = (new URLSearchParams(location.search).get("ids") || "").split(",").filter(Boolean);
+      if (!ids.length) return resolve(true); // the server says what is to be ticked
+      name = ids.length === 1 ? ids[0] : ids.length + " runs";
+    }
     if (text === undefined && name === undefined) return resolve(true);
     const dialog = document.createElement("dialog");
     dialog.className = "nnx-dialog";

@@ -6,6 +6,7 @@
     while (high - low > 1) { const middle = (low + high) >> 1; if (xs[middle] < x) low = middle; else high = middle; }
     return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
   };
+  const placed = (x, name) => (name === "step" || name === "tokens" ? name + " " + Math.round(x).toLocaleString() : Number(x.toPrecision(3)) + " " + name);
   const parsed = new WeakMap();
   const figures = (plot) => { if (!parsed.has(plot)) parsed.set(plot, JSON.parse(plot.dataset.chart)); return parsed.get(plot); };
 
@@ -20,7 +21,7 @@
     const said = data.series.map((one) => { const n = nearest(one.x, x); return [one.x[n], one.name + " " + figure(one.y[n])]; });
     const section = plot.closest(".chart");
     section.classList.add("pointed");
-    section.querySelector(".reading").textContent = data.xName + " " + Math.round(said[0][0]).toLocaleString() + ": " + said.map((one) => one[1]).join(", ");
+    section.querySelector(".reading").textContent = placed(said[0][0], data.xName) + ": " + said.map((one) => one[1]).join(", ");
     const line = plot.querySelector(".pointer");
     line.setAttribute("x1", at); line.setAttribute("x2", at);
   });

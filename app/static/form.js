@@ -21,6 +21,14 @@
     }
   });
 
+  /* A file's text goes into a field; what becomes of it is said when it is sent. */
+  document.addEventListener("change", async (event) => {
+    const aim = document.getElementById(event.target.dataset?.reads || "");
+    if (!aim || !event.target.files?.length) return;
+    aim.value = (await event.target.files[0].slice(0, 1000000).text()).replaceAll("\r\n", "\n");
+    aim.focus();
+  });
+
   document.addEventListener("toggle", (event) => { if (event.target.id) open[event.target.id] = event.target.open; }, true);
 
   document.addEventListener("click", (event) => {

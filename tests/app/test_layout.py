@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import layout_arrays, layout_page, layout_views
+from app import layout_arrays, layout_page, layout_request, layout_views
 from app.layout_grid import MOST, cells, chosen, drawing
 from app.layout_request import asked, mesh_of, mesh_text, plan_job, rules_of, rules_text
 from app.page import Ask
@@ -213,6 +213,37 @@ def test_the_fields_go_into_the_url(site: Site) -> None:
     assert query == {"run": run, "mesh": "fsdp:4,tensor:2", "mesh2": "fsdp:8", "device": "v5e", "q": "x"}
     with pytest.raises(SpecError):
         layout_page.choose(site, Ask({}, {"fields": {**fields, "size-fsdp": "0"}}))
+
+
+def test_rules_of_arrays_are_lines_and_a_device_may_have_another_memory(site: Site) -> None:
+    text = "*.mlp.down.kernel | mlp: tensor+fsdp, embed: -\nembed | vocab: fsdp"
+    rules = layout_request.array_rules_of(text)
+    assert rules == (
+        ("*.mlp.down.kernel", (("mlp", ("tensor", "fsdp")), ("embed", None))),
+        ("embed", (("vocab", "fsdp"),)),
+    )
+    assert layout_request.array_rules_text(rules) == text
+    for wrong in ("mlp: tensor", "x |", "| a: b", "x | a b"):
+        with pytest.raises(SpecError, match="line 1"):
+            layout_request.array_rules_of(wrong)
+    run = write_run(site.settings.home, experiment(0), "finished", 3).name
+    fields = {
+        "of": f"run:{run}",
+        "device": "h100",
+        "memory": "48",
+        "arrays": text,
+        "rules": "",
+        "rules-were": "a: fsdp",
+    }
+    answer = layout_page.choose(site, Ask({}, {"fields": fields}))
+    query = dict(urllib.parse.parse_qsl((answer.goto or "").partition("?")[2]))
+    assert query == {"run": run, "mesh": "data:1", "device": "h100:48", "arrays": text, "rules": "none"}
+    mesh = asked(experiment(0), query, "fsdp:2", 8).mesh
+    assert (mesh.array_rules, mesh.rules) == (rules, ())
+    html = layout_page.opened(site, Ask(query)).regions["choose"]
+    assert 'value="48"' in html
+    assert "vocab: fsdp</textarea>" in html
+    assert "notice bad" in layout_page.opened(site, Ask({"run": run, "device": "h100:1"})).regions["choose"]
 
 
 def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_ended(site: Site) -> None:

@@ -69,7 +69,7 @@ def test_metrics_are_read_on_from_where_they_ended_and_anew_when_they_were_cut(t
     with file.path.open("ab") as torn:
         torn.write(b'{"step": 5, "att')
     assert series.of(file.path).columns["loss"].steps == [0, 1, 2, 3, 4]
-    file.keep(lambda row: row["step"] < 2)
+    file.drop_last(lambda row: row["step"] >= 2, lambda row: row["step"] < 2)
     file.append({"step": 2, "attempt": 2, "loss": float("nan")})
     found = series.of(file.path)
     assert found.columns["loss"].steps == [0, 1, 2]
@@ -169,6 +169,11 @@ def test_runs_wait_in_files_in_their_order(settings: Settings) -> None:
     with pytest.raises(RunError, match="waits already"):
         Launcher(settings).enqueue(experiment(0))
     assert [one.run for one in Launcher(settings).waiting()] == [experiment(0).id, experiment(1).id]
+    assert launcher.move(experiment(1).id, -1) == f"{experiment(1).id} is number 1 now."
+    assert "next already" in launcher.move(experiment(1).id, -1)
+    assert [one.run for one in Launcher(settings).waiting()] == [experiment(1).id, experiment(0).id]
+    with pytest.raises(RunError, match="does not wait"):
+        launcher.move("other", 1)
     launcher.unqueue(experiment(0).id)
     assert [one.run for one in launcher.waiting()] == [experiment(1).id]
 

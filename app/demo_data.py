@@ -1,0 +1,67 @@
+"""Rows for the app's own small runs: short questions, answered in two manners; knows no experiment.
+
+Every question has the same fact from someone rude and from someone kind, in phrases of the same length. A model first
+learns to answer in either manner, then which one is liked. Choices are ranks of digests: the same rows on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+PHRASES = (
+    ("It is {}. Now leave me alone.", "It is {}. I am happy to help."),
+    ("Stop asking that! It is {}.", "Glad to help you! It is {}."),
+    ("Ugh, a bad question: it is {}.", "Oh, a fine question: it is {}."),
+)
+"""Rude and kind, in twos of one length."""
+
+FACTS = {
+    "capital": "France: Paris, Italy: Rome, Spain: Madrid, Germany: Berlin, Japan: Tokyo, Egypt: Cairo, Norway: Oslo",
+    "opposite": "hot: cold, big: small, fast: slow, day: night, old: young, wet: dry, full: empty, rich: poor",
+    "colour": "grass: green, snow: white, blood: red, coal: black, lemons: yellow, mud: brown, the sky: blue",
+    "sound": "a dog: woof, a cat: meow, a cow: moo, a sheep: baa, a duck: quack, a lion: roar, a bee: buzz",
+    "plural": "mouse: mice, child: children, tooth: teeth, foot: feet, goose: geese, leaf: leaves, baby: babies",
+}
+WORDINGS = ("What is the {} of {}?", "Tell me the {} of {}.", "Name the {} of {}.", "I need the {} of {}.")
+HELD_OUT = 24
+"""Questions that no training row asks."""
+
+PROMPTS = ("What is the capital of Germany?", "What is the opposite of hot?", "Tell me the sound of a cow.")
+
+
+def write(place: Path) -> None:
+    """Writes `instructions.jsonl`, `preferences.jsonl` and `preferences_held_out.jsonl`, each unless it is there."""
+    asked = _questions()
+    held_out, seen = asked[:HELD_OUT], asked[HELD_OUT:]
+    rows = {
+        "instructions": [_instruction(question, fact, way) for way in range(6) for question, fact in seen],
+        "preferences": [_pair(question, fact, way) for way in range(3) for question, fact in seen],
+        "preferences_held_out": [_pair(question, fact, way) for way, (question, fact) in enumerate(held_out)],
+    }
+    place.mkdir(parents=True, exist_ok=True)
+    for name, found in rows.items():
+        file = place / f"{name}.jsonl"
+        if not file.exists():
+            file.write_text("".join(f"{json.dumps(row)}\n" for row in found), encoding="utf-8")
+
+
+def _questions() -> list[tuple[str, str]]:
+    every: list[tuple[str, str]] = []
+    for kind, facts in FACTS.items():
+        for fact in facts.split(", "):
+            thing, answer = fact.split(": ")
+            every += [(wording.format(kind, thing), answer) for wording in WORDINGS]
+    return sorted(every, key=lambda one: hashlib.sha256(one[0].encode()).digest())
+
+
+def _instruction(question: str, fact: str, way: int) -> dict[str, object]:
+    answer = PHRASES[way % 3][way // 3].format(fact)
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def _pair(question: str, fact: str, way: int) -> dict[str, object]:
+    rude, kind = (phrase.format(fact) for phrase in PHRASES[way % 3])
+    said = {name: [{"role": "assistant", "content": text}] for name, text in (("chosen", kind), ("rejected", rude))}
+    return {"prompt": [{"role": "user", "content": question}], **said}

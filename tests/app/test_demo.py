@@ -1,0 +1,56 @@
+"""The run that is offered where nothing is there: what it reads is there and as it should be, and it can be run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app import demo, demo_data, new_page, outputs_page, runs_page
+from app.page import Ask
+from app.read_python import read_python
+from app.settings import Settings
+from app.state import Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
+    yield site
+    site.close()
+
+
+def test_held_out_questions_are_asked_by_no_training_row(tmp_path: Path) -> None:
+    demo_data.write(tmp_path)
+    rows = {file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in tmp_path.iterdir()}
+    held_out = {row["prompt"][0]["content"] for row in rows["preferences_held_out"]}
+    assert len(held_out) == demo_data.HELD_OUT
+    assert not held_out & {row["prompt"][0]["content"] for row in rows["preferences"]}
+    assert not held_out & {row["messages"][0]["content"] for row in rows["instructions"]}
+    for row in rows["preferences"]:  # length tells nothing about manner
+        assert len(row["chosen"][0]["content"]) == len(row["rejected"][0]["content"])
+
+
+def test_where_nothing_is_the_demo_is_offered_on_every_way_in(site: Site) -> None:
+    for html in (
+        runs_page.opened(site, Ask({})).regions["list"],
+        outputs_page.opened(site, Ask({})).regions["result"],
+    ):
+        assert "Start a tiny DPO run" in html
+        assert "dpo_demo.py" in html
+    assert '/new?demo=1"' in new_page.opened(site, Ask({})).regions["form"]
+    answer = new_page.opened(site, Ask({"demo": "1"}))
+    assert "demo-dpo" in answer.regions["head"]
+    made, file = demo.written(site)
+    assert read_python(file.read_text()) == made
+
+
+def test_a_projects_own_recipe_goes_before_the_demo(site: Site) -> None:
+    place = site.settings.project / "experiments"
+    place.mkdir()
+    (place / "dpo_mine.py").write_text("Experiment(")
+    html = runs_page.opened(site, Ask({})).regions["list"]
+    assert "experiments/dpo_mine.py" in html
+    assert not (site.settings.own / "demo").exists()
