@@ -14,9 +14,12 @@ import numpy as np
 from nnxdsl.models import safetensors
 from nnxdsl.models.config import from_hf, to_hf
 from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
 from nnxdsl.models.hub_names import HEAD, sources
 from nnxdsl.models.tree import Template
 from nnxdsl.spec.errors import Problem, WeightsError
+
+Stored = safetensors.Tensor | Mxfp4 | BlockFloat8
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -70,12 +73,13 @@ class HubReader:
         self.directory = Path(directory)
         self.config = read_config(directory)
         self._sources = sources(self.config, read_fields(directory).get("model_type"))
-        self._tensors: dict[str, safetensors.Tensor] = {}
-        self._heads: dict[str, safetensors.Tensor] = {}
-        self._others: dict[str, safetensors.Tensor] = {}
+        self._tensors: dict[str, Stored] = {}
+        self._heads: dict[str, Stored] = {}
+        self._others: dict[str, Stored] = {}
         self._listing, self._where = _list_files(self.directory)
         files = sorted(set(self._where.values())) or [self._listing]
-        tensors = {name: tensor for file in files for name, tensor in safetensors.index(file).items()}
+        stored = {name: tensor for file in files for name, tensor in safetensors.index(file).items()}
+        tensors: dict[str, Stored] = dict(unpacked(stored))
         self._prefix = next((p for p in _PREFIXES if any(name.startswith(p + "layers.") for name in tensors)), "model.")
         wanted = {name for source in self._sources.values() for name in source.names}
         for name, tensor in tensors.items():

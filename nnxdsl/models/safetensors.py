@@ -21,6 +21,7 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+_ONE_BYTE = dict.fromkeys(("U8", "F8_E4M3", "F8_E5M2"), np.dtype(np.uint8))
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -56,8 +57,14 @@ class Tensor:
         """The values as stored, read-only and memory-mapped: nothing is read until it is used."""
         if self.start == self.stop:  # nothing can be mapped
             return np.empty(self.shape, _DTYPES[self.dtype])
-        raw = np.memmap(self.file, np.uint8, "r", self.start, (self.stop - self.start,))
-        return raw.view(_DTYPES[self.dtype]).reshape(self.shape)
+        return self._mapped().view(_DTYPES[self.dtype]).reshape(self.shape)
+
+    def raw(self) -> np.ndarray:
+        """The bytes of a tensor whose elements take one each, whatever they stand for, in its shape."""
+        return self._mapped().reshape(self.shape)
+
+    def _mapped(self) -> np.ndarray:
+        return np.memmap(self.file, np.uint8, "r", self.start, (self.stop - self.start,))
 
 
 def plain(array: np.ndarray) -> np.ndarray:
@@ -106,7 +113,8 @@ def index(file: Path) -> dict[str, Tensor]:
             f"{file}: damaged: {last} should end at byte {end}, the file has {total} bytes; get the file again"
         )
     for name, tensor in tensors.items():
-        wanted = size(tensor.shape, _DTYPES[tensor.dtype]) if tensor.readable else None
+        each = _DTYPES.get(tensor.dtype, _ONE_BYTE.get(tensor.dtype))
+        wanted = None if each is None else size(tensor.shape, each)
         if wanted is not None and tensor.stop - tensor.start != wanted:
             raise WeightsError(
                 f"{file}: damaged: {name} of shape {tensor.shape} and dtype {tensor.dtype} should take {wanted} bytes, "

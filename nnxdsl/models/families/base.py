@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from nnxdsl.models.decoder_config import DecoderConfig, Experts, LayerKind, Rope, RopeRamp, Yarn, period_of
+from nnxdsl.models.few_bits import FIELD, problem
 from nnxdsl.spec.errors import WeightsError
 
 # What most families have of the choices that all of them make; each says what it has otherwise.
@@ -164,6 +165,9 @@ class ConfigFile:
             elif name in fixed:
                 if (value or None) != (fixed[name] or None):
                     self.problems.append(f"{name}: only {fixed[name]!r} is implemented, got {value!r}")
+            elif name == FIELD:
+                if value and (message := problem(value)):
+                    self.problems.append(f"{name}: {message}")
             elif name not in _WITHOUT_EFFECT and name not in others and value not in (None, False, [], {}):
                 # Something that is switched off cannot matter; anything else might.
                 self.problems.append(f"{name}={value!r}: not understood, and it could change the mathematics")
