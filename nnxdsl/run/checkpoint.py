@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ import attrs
 import jax
 import orbax.checkpoint as ocp
 
-from nnxdsl.run import manifest
+from nnxdsl.run import manifest, room
 from nnxdsl.run.failpoints import reached
 from nnxdsl.run.jsonl import sync_directory
 from nnxdsl.run.manifest import DamageError
@@ -167,6 +168,7 @@ class Checkpoints:
         _check_savable(step, contents)
         if self._is_good(step):
             return False
+        self.require_room(step, groups)
         body = {
             "step": step,
             "meta": json.loads(json.dumps(dict(meta))),
@@ -196,6 +198,18 @@ class Checkpoints:
         self._saving = saving
         saving.thread.start()
         return True
+
+    def require_room(self, step: int, groups: Mapping[str, Mapping[str, jax.Array | jax.ShapeDtypeStruct]]) -> None:
+        """Refuses a save that the disk has no room for, before anything is written, or computed.
+
+        Arrays are counted as they are; orbax compresses them, so that they may take less.
+
+        Raises:
+            CheckpointError: How much it takes, and how much is free.
+        """
+        needed = sum(_bytes(array) for arrays in groups.values() for array in arrays.values())
+        if _is_first() and (why := room.shortage(self.directory, needed)):
+            raise self._failed(step, why)
 
     def wait(self) -> int | None:
         """Waits for the save on its way, if any; returns the newest step that this object has committed.
@@ -284,11 +298,12 @@ class Checkpoints:
         if _is_first():
             shutil.rmtree(self.directory / WRITING, ignore_errors=True)
 
-    def _failed(self, step: int, error: BaseException) -> CheckpointError:
+    def _failed(self, step: int, error: BaseException | str) -> CheckpointError:
         steps = self.steps()
         last = f"step {steps[-1]} is still there" if steps else "there is no earlier one"
+        why = error if isinstance(error, str) else _first_line(error)
         return CheckpointError(
-            f"checkpoint step {step} could not be saved in {self.directory}: {_first_line(error)}; {last}; "
+            f"checkpoint step {step} could not be saved in {self.directory}: {why}; {last}; "
             f"make room or name another directory, and run again"
         )
 
@@ -466,6 +481,10 @@ def _name(step: int) -> str:
 
 def _info(array: jax.Array | jax.ShapeDtypeStruct) -> ArrayInfo:
     return ArrayInfo(tuple(array.shape), str(array.dtype))
+
+
+def _bytes(array: jax.Array | jax.ShapeDtypeStruct) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def _placed(target: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -235,12 +235,7 @@ class RunDirectory:
             write_json(self.path / "status.json", status)
 
     def take_over(self, **fields: Unpack[Status]) -> None:
-        """`write_status` with this process as the writer, and what the last attempt ended with forgotten.
-
-        What killed writers left half written is swept.
-        """
-        for path in self.path.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+        """`write_status` with this process as the writer, and what the last attempt ended with forgotten."""
         me = process.current()
         cleared = Status(pid=me.pid, pid_started=me.started, host=me.host)
         cleared.update(error=None, exit_code=None, eta_seconds=None)
@@ -354,7 +349,12 @@ class RunDirectory:
         return (self.path / "control" / "stop").exists()
 
     def clear_requests(self) -> None:
-        """Forgets what was asked; for a new attempt, which must not heed what the last one was told."""
+        """Forgets what was asked; for a new attempt, which must not heed what the last one was told.
+
+        What killed writers left half written is swept.
+        """
+        for path in self.path.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
         control = self.path / "control"
         for request in control.iterdir() if control.is_dir() else ():
             with contextlib.suppress(OSError):
