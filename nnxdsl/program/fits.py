@@ -1,0 +1,40 @@
+"""Whether a program fits its devices, asked before it is compiled; if not, refused with what takes how much."""
+
+from __future__ import annotations
+
+from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.memory import memory
+from nnxdsl.program.shapes import lengths
+from nnxdsl.spec.errors import PlanError, Problem
+
+MARGIN = 1.1
+"""Estimates are within a tenth of what XLA takes (docs/plan.md): what is not more than that beyond is tried."""
+
+_GIB = 2**30
+
+
+def require_fit(blueprint: Blueprint, usable: int | None) -> None:
+    """Refuses a program that would run out of memory.
+
+    Args:
+        blueprint: The program without devices.
+        usable: Bytes that it may take on each device; None where nobody knows, and nothing is refused.
+
+    Raises:
+        PlanError: with the table of what takes how much.
+    """
+    if usable is None:
+        return
+    parts = [part for part in memory(blueprint, lengths(blueprint.experiment.data)) if part.memory == "device"]
+    needed = sum(part.bytes for part in parts)
+    if needed <= MARGIN * usable:
+        return
+    width = max(len(part.name) for part in parts)
+    table = [f"    {part.name:{width}}  {part.bytes / _GIB:12,.4f} GiB  {part.tag}: {part.how}" for part in parts]
+    message = (
+        f"a step takes {needed / _GIB:,.4f} GiB on each device, of which {usable / _GIB:,.4f} GiB are usable:\n"
+        + "\n".join(table)
+        + "\n    `plan --device NAME --count N --search` finds placements that fit; less takes microbatch_size, "
+        "memory.remat=full,\n    an adapter, quantization, more devices. NNXDSL_DEVICE_GIB=N says that N GiB are usable"
+    )
+    raise PlanError([Problem("memory", message)], f"Experiment '{blueprint.experiment.name}'")
