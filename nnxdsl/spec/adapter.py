@@ -28,11 +28,8 @@ class Adapter(Spec):
 
 
 @attrs.frozen(kw_only=True)
-class LoRA(Adapter):
-    """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685).
-
-    `y = x W + (alpha / rank) x A B`, with A drawn He-uniform and B zero, so that training starts at the model itself.
-    A and B are float32.
+class LowRank(Adapter):
+    """What adds the product of two thin matrices A and B to a weight.
 
     Attributes:
         rank: Inner dimension of A and B.
@@ -47,7 +44,7 @@ class LoRA(Adapter):
             reference is then that adapter as it was. None for a new one.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"scaling", "dropout", "ranks", "alphas", "start"})
+    is_base: ClassVar[bool] = True
 
     rank: int = attrs.field(default=16, validator=positive)
     alpha: float = attrs.field(default=32.0, validator=positive)
@@ -64,42 +61,32 @@ class LoRA(Adapter):
 
 
 @attrs.frozen(kw_only=True)
-class DoRA(Adapter):
+class LoRA(LowRank):
+    """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685).
+
+    `y = x W + (alpha / rank) x A B`, with A drawn He-uniform and B zero, so that training starts at the model itself.
+    A and B are float32.
+
+    Its fields are those of `LowRank`.
+    """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"scaling", "dropout", "ranks", "alphas", "start"})
+
+
+@attrs.frozen(kw_only=True)
+class DoRA(LowRank):
     """Weight-decomposed low-rank adaptation (Liu et al. 2024, arXiv:2402.09353): direction and magnitude apart.
 
     `y = (m / |V|) x V` with `V = W + (alpha / rank) A B`, where `|V|` is the norm of V's weights for each output, taken
     as a constant in gradients (section 4.3 of the paper, and PEFT). The magnitude m, one number for each output, starts
     at `|W|`, so that training starts at the model itself. A, B and m are float32.
 
+    Its fields are those of `LowRank`.
+
     Attributes:
-        rank: Inner dimension of A and B.
-        alpha: Scale; the update is multiplied by alpha / rank.
-        targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up").
-        scaling: What alpha is divided by: "rank", or "sqrt_rank" so that updates keep their size at high ranks (rsLoRA,
-            Kalajdzievski 2023, arXiv:2312.03732).
-        dropout: Probability with which an input of `x A B` is left out in a training step; the rest is scaled up.
-        ranks: Other ranks for some of the targets, such as `(("mlp.down", 32),)`; the first that names a layer counts.
-        alphas: Other values of alpha for some of the targets, in the same way.
         start: Where A, B and m come from, to go on with an adapter: a directory of PEFT's, or one of our runs. The
             reference is then that adapter as it was. None for a new one.
     """
-
-    rank: int = attrs.field(default=16, validator=positive)
-    alpha: float = attrs.field(default=32.0, validator=positive)
-    targets: tuple[str, ...] = ("attention", "mlp")
-    scaling: Scaling = "rank"
-    dropout: float = attrs.field(default=0.0, validator=probability)
-    ranks: tuple[tuple[str, int], ...] = ()
-    alphas: tuple[tuple[str, float], ...] = ()
-    start: Weights | None = None
-
-    def problems(self) -> Iterable[Problem]:
-        """Targets must be there, each once; other ranks above 0; a start must be an adapter's."""
-        return low_rank_problems(self)
-
-
-LowRank = LoRA | DoRA
-"""What adds the product of two thin matrices to a weight."""
 
 
 def named(target: str, path: str) -> bool:

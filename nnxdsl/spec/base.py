@@ -35,11 +35,14 @@ class Spec:
     not go through JSON and back, is a TypeError. A class may override `problems` to check fields against each other.
     Fields are strictly typed (only int widens to float), and hold numbers, text, tuples, None and other specs.
 
+    A class that says `is_base` of itself has what some members of a family share, and is no member.
+
     A field that a class gets after experiments with it have run is named in `later_fields`, and its default is what the
     class did before: where it holds that, the identity leaves it out, so that those runs keep their ids.
     """
 
     later_fields: ClassVar[frozenset[str]] = frozenset()
+    is_base: ClassVar[bool] = False
     family: ClassVar[type[Spec]]
     tag: ClassVar[str]
 
@@ -48,7 +51,9 @@ class Spec:
         _check_declaration(cls)
         parent = next(base for base in cls.__mro__[1:] if issubclass(base, Spec))
         cls.family = cls if parent is Spec else parent.family
-        if cls.__module__.startswith(_HOME):
+        if "is_base" in vars(cls):
+            cls.tag = cls.__name__
+        elif cls.__module__.startswith(_HOME):
             if cls.family is not cls:
                 setattr(cls.family, cls.__name__, cls)
                 cls.__qualname__ = f"{cls.family.__name__}.{cls.__name__}"
@@ -137,8 +142,8 @@ def assemble(cls: type[SpecT], values: Mapping[str, object], problems: list[Prob
 def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> None:
     cls = type(spec)
     fields = declared(cls)
-    if is_family(cls):
-        problems.append(Problem("", f"{cls.__name__} is a family; use one of its members: {members_hint(cls)}"))
+    if is_family(cls) or "is_base" in vars(cls):
+        problems.append(Problem("", f"{cls.__name__} is a family; use one of its members: {members_hint(cls.family)}"))
     for name in values:
         if name not in fields:
             problems.append(Problem(name, f"{cls.__name__} has no field '{name}'{suggest(name, fields)}"))

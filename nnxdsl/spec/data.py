@@ -82,11 +82,8 @@ class Data(Spec):
 
 
 @attrs.frozen(kw_only=True)
-class Preferences(Data):
-    """Pairs of a better and a worse answer to one prompt.
-
-    In each row `prompt`, `chosen`, `rejected` as text or chat messages (an implicit prompt is found), or
-    `prompt_ids`, `chosen_ids`, `rejected_ids`.
+class Answered(Data):
+    """Prompts with answers, each of which is a part of its own.
 
     Attributes:
         path: File, relative to the directory in which the command runs.
@@ -96,8 +93,7 @@ class Preferences(Data):
         bad_rows: What happens to rows that cannot be learnt from.
     """
 
-    yields: ClassVar[str] = "pairs"
-    rows: ClassVar[str] = "preference pairs"
+    is_base: ClassVar[bool] = True
 
     path: str = attrs.field(kw_only=False, validator=filled)
     max_prompt_length: int = attrs.field(default=512, validator=positive)
@@ -105,27 +101,28 @@ class Preferences(Data):
 
 
 @attrs.frozen(kw_only=True)
-class Feedback(Data):
+class Preferences(Answered):
+    """Pairs of a better and a worse answer to one prompt.
+
+    In each row `prompt`, `chosen`, `rejected` as text or chat messages (an implicit prompt is found), or
+    `prompt_ids`, `chosen_ids`, `rejected_ids`.
+    """
+
+    yields: ClassVar[str] = "pairs"
+    rows: ClassVar[str] = "preference pairs"
+
+
+@attrs.frozen(kw_only=True)
+class Feedback(Answered):
     """Single answers, each of which was liked or not.
 
     In each row `prompt`, `completion` (text or chat messages) and `label`, true where the answer is desirable; or
     `prompt_ids`, `completion_ids` and `label`. A row that is a preference pair, as `Data.Preferences` reads it, counts
     as two: its chosen answer is desirable, its rejected one is not.
-
-    Attributes:
-        path: File, relative to the directory in which the command runs.
-        max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
-        max_response_length: Longest completion in tokens, end token included; longer ones are cut on their right.
-        order: Order of the rows.
-        bad_rows: What happens to rows that cannot be learnt from.
     """
 
     yields: ClassVar[str] = "feedback"
     rows: ClassVar[str] = "labelled answers"
-
-    path: str = attrs.field(kw_only=False, validator=filled)
-    max_prompt_length: int = attrs.field(default=512, validator=positive)
-    max_response_length: int = attrs.field(default=512, validator=positive)
 
 
 @attrs.frozen(kw_only=True)
@@ -167,22 +164,15 @@ class Text(Data):
 
 
 @attrs.frozen(kw_only=True)
-class Prompts(Data):
+class Prompts(Answered):
     """Prompts that the policy answers itself: `prompt` in each row, as text or chat messages.
 
     All other fields of a row are given to the rewards that read them.
 
     Attributes:
-        path: File, relative to the directory in which the command runs.
-        max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
         max_response_length: Longest answer that is drawn, in tokens, end token included.
-        order: Order of the rows.
         bad_rows: What happens to rows that cannot be answered.
     """
 
     yields: ClassVar[str] = "prompts"
     rows: ClassVar[str] = "prompts"
-
-    path: str = attrs.field(kw_only=False, validator=filled)
-    max_prompt_length: int = attrs.field(default=512, validator=positive)
-    max_response_length: int = attrs.field(default=512, validator=positive)

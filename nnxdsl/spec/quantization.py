@@ -45,51 +45,37 @@ class Quantization(Spec):
 
 
 @attrs.frozen(kw_only=True)
-class NF4(Quantization):
-    """Four-bit normal floats (Dettmers et al. 2023, arXiv:2305.14314, appendix E).
+class InBlocks(Quantization):
+    """A format in which frozen weights are kept.
 
     Attributes:
         block_size: How many inputs of a weight share a scale.
         targets: Which linear layers: names of modules or of groups of them.
     """
+
+    is_base: ClassVar[bool] = True
 
     block_size: int = attrs.field(default=64, validator=positive)
 
 
 @attrs.frozen(kw_only=True)
-class Int8(Quantization):
-    """Eight-bit integers, symmetric, scaled by the largest magnitude of each block.
-
-    Attributes:
-        block_size: How many inputs of a weight share a scale.
-        targets: Which linear layers: names of modules or of groups of them.
-    """
-
-    block_size: int = attrs.field(default=64, validator=positive)
+class NF4(InBlocks):
+    """Four-bit normal floats (Dettmers et al. 2023, arXiv:2305.14314, appendix E)."""
 
 
 @attrs.frozen(kw_only=True)
-class Int4(Quantization):
-    """Four-bit integers, symmetric, scaled by the largest magnitude of each block.
-
-    Attributes:
-        block_size: How many inputs of a weight share a scale.
-        targets: Which linear layers: names of modules or of groups of them.
-    """
-
-    block_size: int = attrs.field(default=64, validator=positive)
+class Int8(InBlocks):
+    """Eight-bit integers, symmetric, scaled by the largest magnitude of each block."""
 
 
 @attrs.frozen(kw_only=True)
-class FP8(Quantization):
-    """Eight-bit floats with four bits of exponent, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433), scaled by block.
+class Int4(InBlocks):
+    """Four-bit integers, symmetric, scaled by the largest magnitude of each block."""
 
-    Attributes:
-        block_size: How many inputs of a weight share a scale.
-        targets: Which linear layers: names of modules or of groups of them.
-    """
 
-    block_size: int = attrs.field(default=64, validator=positive)
+@attrs.frozen(kw_only=True)
+class FP8(InBlocks):
+    """Eight-bit floats, e4m3: four bits of exponent (Micikevicius et al. 2022, arXiv:2209.05433), scaled by block."""
 
 
 @attrs.frozen(kw_only=True)
