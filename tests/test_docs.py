@@ -136,6 +136,7 @@ def keys(value: Any, path: str = "") -> Iterator[str]:
                 yield from keys(item, f"{path}[]")
 
 
+@pytest.mark.slow
 def test_every_key_of_a_plan_is_described(tmp_path: Path) -> None:
     asked = Experiment(
         name="keys",

@@ -165,6 +165,7 @@ def test_program_does_not_grow_with_depth(config: DecoderConfig) -> None:
     assert lines(33) == lines(6)
 
 
+@pytest.mark.slow
 def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
     short = attrs.evolve(config, num_layers=2)
     decoder = Decoder(short, rngs=nnx.Rngs(0))

@@ -123,6 +123,7 @@ def broken_off(lab: Any, finished: Any) -> tuple[Any, Path]:
     return lab, run
 
 
+@pytest.mark.slow
 def test_resume_from_elsewhere_with_another_placement(broken_off: tuple[Any, Path], tmp_path: Path) -> None:
     lab, run = broken_off
     elsewhere = tmp_path / "elsewhere"

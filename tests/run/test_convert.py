@@ -88,6 +88,7 @@ def test_to_a_checkpoint_and_back(tmp_path: Path) -> None:
     assert all(np.array_equal(found[path], leaf) and found[path].dtype == leaf.dtype for path, leaf in wanted.items())
 
 
+@pytest.mark.slow
 def test_a_run_without_its_optimizer_starts_another(finished: Any, tmp_path: Path) -> None:
     run = finished.run("sft")
     done = convert(run, tmp_path / "sft-alone", "checkpoint")

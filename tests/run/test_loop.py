@@ -174,6 +174,7 @@ def test_a_finished_run_over_other_data_is_refused(lab: Any, finished: Any, file
     assert error.endswith(f" now); put the file back, or run {owner} again with --restart")
 
 
+@pytest.mark.slow
 def test_restart_moves_away_and_begins_again(lab: Any, finished: Any) -> None:
     run = lab.place / "runs" / finished.run("sft").name
     shutil.copytree(finished.run("sft"), run)

@@ -63,6 +63,7 @@ def merged_logits(experiment: Experiment, path: Path, home: Path) -> np.ndarray:
     return logits(program, program.init(origin.open_source(program.blueprint, home)))
 
 
+@pytest.mark.slow
 def test_a_run_and_each_of_its_steps_give_the_adapted_model(finished: Any, tmp_path: Path) -> None:
     run = finished.run("dpo")
     experiment = saved_experiment(run)
@@ -146,6 +147,7 @@ def template() -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_hub_directory_with_its_tokenizer(lab: Any, hub_directory: Path) -> None:
     code, out, err = lab.python("sft.py", "run", "steps=2", "model.weights=Weights.HF('hub')", "--json")
     assert code == 0, err

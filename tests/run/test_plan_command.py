@@ -347,6 +347,7 @@ def test_a_plan_is_compiled_for_a_divided_cpu(lab: Any, place: Path) -> None:
     assert row[1:3] == [size(placed), size(compiled["memory"]["arguments"])]
 
 
+@pytest.mark.slow
 def test_a_compiler_that_takes_too_long_leaves_the_estimate(lab: Any) -> None:
     code, out, _ = lab.cli("plan", "sft.py", "--compile", "--device", "cpu", "--limit", "1")
     assert code == 0

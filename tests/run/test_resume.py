@@ -63,6 +63,7 @@ def after_sft(lab: Any, finished: Any) -> tuple[Any, Path]:
     return lab, lab.place / "runs" / finished.run("dpo").name
 
 
+@pytest.mark.slow
 def test_killed_twice_it_ends_bit_equal(
     after_sft: tuple[Any, Path], finished: Any, wait_until: Callable[..., None]
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_second_signal_leaves_at_once_even_while_xla_compiles(lab: Any, wait_u
         child.communicate()
 
 
+@pytest.mark.slow
 def test_a_diverging_run_fails_and_keeps_its_checkpoint(lab: Any) -> None:
     words = ("sft.py", "run", "evaluation=None", "checkpoint.every_steps=1", "optimizer.max_grad_norm=None", "name=nan")
     code, out, err = lab.python(*words, "optimizer.schedule=Schedule.Constant(lr=1e30)")
@@ -225,6 +227,7 @@ def test_a_changed_tokenizer_is_refused(stopped: tuple[Any, Path]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_and_said(lab: Any, finished: Any) -> None:
     for name in ("sft", "dpo"):
         shutil.copytree(finished.run(name), lab.place / "runs" / finished.run(name).name)
