@@ -17,6 +17,7 @@ from .compare_runs import Compared
 from .compare_settings import settings
 from .html import Child, Html, join, link, tag
 from .index import Row
+from .outputs_request import steps_of
 from .page import Answer, Ask, Page
 from .parts import run_link, state_badge
 from .state import Site
@@ -128,7 +129,27 @@ def _head(site: Site, ask: Ask, there: list[Row], gone: list[str]) -> Html:
         form = tag("form", tag("label", "Add ", choice, cls="row"), cls="row controls", data_query=True)
     missing = tag("p", f"Not in {site.settings.home}: {', '.join(gone)}", cls="notice bad") if gone else None
     listed = tag("ul", items, cls="plain panel compared") if items else None
-    return join(tag("h1", "Compare runs"), missing, listed, form)
+    row = tag("div", form, _to_outputs(site, ids, base), cls="row between")
+    return join(tag("h1", "Compare runs"), missing, listed, row if ids else form)
+
+
+def _to_outputs(site: Site, ids: list[str], base: str) -> Html | None:
+    """To the outputs of a run beside those of the baseline, where both have something saved."""
+    steps = {one: steps_of(site.settings.home / one) for one in ids}
+    saved = [one for one in ids if one != base and steps[one]]
+    if not saved or not steps.get(base):
+        return None
+    links = [
+        tag(
+            "a",
+            "Compare outputs" if len(saved) == 1 else f"Outputs of {one}",
+            href=link("/outputs", run=one, against=f"{base}@{steps[base][0]}"),
+            cls="button",
+            title=f"what {one} and {base} answer to the same prompts",
+        )
+        for one in saved
+    ]
+    return tag("div", links, cls="row")
 
 
 def _move(ask: Ask, ids: list[str], place: int, to: int, sign: str, words: str) -> Html | None:

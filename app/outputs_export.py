@@ -56,13 +56,15 @@ def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             **who,
             "side": side,
+            "number": number,
             "prompt": prompt,
-            "answer": result[side]["text"],
-            "tokens": result[side]["tokens"],
-            "stop": result[side]["stop"],
+            "answer": said["text"],
+            "tokens": said["tokens"],
+            "stop": said["stop"],
             **result["sampling"],
         }
         for side in ("policy", "other")
+        for number, said in enumerate((result[side], *result[side].get("more", ())), start=1)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .html import Child, Html, join, link, tag
-from .outputs_request import DEFAULTS, Chosen, held_out_prompts
+from .outputs_request import DEFAULTS, MOST_SAMPLES, Chosen, held_out_prompts
 from .state import Site
 
 CHATS = (("", "as the run learnt"), ("yes", "a user's turn"), ("no", "plain text"))
@@ -25,6 +25,7 @@ def _generate(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
     most = site.settings.limits.new_tokens
     settings = [
         _number(query, "max", "Most new tokens", min=1, max=most, step=1),
+        _number(query, "samples", "Answers of each", min=1, max=MOST_SAMPLES, step=1),
         _number(query, "temperature", "Temperature (0: greedy)", min=0, max=10, step="any"),
         _number(query, "top_k", "Top-k", min=1, step=1, placeholder="all"),
         _number(query, "top_p", "Top-p", min=0, max=1, step="any", placeholder="all"),
@@ -41,7 +42,7 @@ def _generate(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
 
 def _tokens(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
     if query.get("from"):
-        hidden = [tag("input", type="hidden", name=name, value=query.get(name, "")) for name in ("from", "side")]
+        hidden = [tag("input", type="hidden", name=name, value=query.get(name, "")) for name in ("from", "side", "n")]
         own = tag("a", "Look at another text", href=link("/outputs", **here.query, tab="tokens"))
         return join(tag("p", "The tokens of an answer, exactly as they were drawn. ", own), hidden)
     text = tag("textarea", query.get("text", ""), name="text", rows=3, spellcheck="false")

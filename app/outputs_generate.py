@@ -33,14 +33,17 @@ def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, o
         order: The two sides, in the order in which they stand while it is blind.
     """
     sides = list(order) if is_blind else ["policy", "other"]
-    texts = [result[side]["text"] for side in sides]
-    marked = _marked(*texts, "ins" if is_blind else "del")
-    is_same = result["policy"]["ids"] == result["other"]["ids"]
-    panes = [
-        _pane(here, key, result, side, text, "AB"[place] if is_blind else "")
-        for place, (side, text) in enumerate(zip(sides, marked, strict=True))
+    drawn = [[result[side], *result[side].get("more", ())] for side in sides]
+    marked = [
+        _marked(one["text"], other["text"], "ins" if is_blind else "del") for one, other in zip(*drawn, strict=True)
     ]
-    same = tag("p", "Both gave the same answer, token for token.", cls="notice") if is_same else None
+    is_same = all(one["ids"] == other["ids"] for one, other in zip(*drawn, strict=True))
+    panes = [
+        _pane(here, key, result, side, [texts[place] for texts in marked], "AB"[place] if is_blind else "")
+        for place, side in enumerate(sides)
+    ]
+    count = "the same answer" if len(marked) == 1 else f"the same {len(marked)} answers"
+    same = tag("p", f"Both gave {count}, token for token.", cls="notice") if is_same else None
     return join(
         same,
         tag("div", panes, cls="panes"),
@@ -75,22 +78,32 @@ def _other(found: Asked) -> str:
     return "reference" if found.result is None else str(found.result["against"])
 
 
-def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, text: Html, letter: str) -> Html:
-    said = result[side]
-    ended = f"stopped at {said['stop']}" if said["stop"] else f"cut at {said['tokens']} tokens"
-    who: Child = f"Answer {letter}"
+def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, texts: Sequence[Html], letter: str) -> Html:
+    """What one side said; several answers one below another, as those of the other side."""
+    drawn = [result[side], *result[side].get("more", ())]
+    many = len(drawn) > 1
+    who: Child = f"{'Answers' if many else 'Answer'} {letter}"
     if not letter:
-        who = f"Policy, step {result['step']:,}" if side == "policy" else str(result["against"]).capitalize()
-    words: list[Child] = [tag("span", f"{said['tokens']} tokens"), tag("span", ended)]
-    if not letter:
-        words.append(tag("span", f"{said['seconds']:.2f} s", title="once it was compiled"))
-        look = link("/outputs", **here.query, tab="tokens", **{"from": key, "side": side})
-        words.append(tag("a", "Its tokens", href=look))
-    shown = text if said["text"] else tag("span", "(nothing)", cls="muted")
-    cls = f"panel pane {'' if letter else side}".strip()
-    return tag(
-        "section", tag("h2", who), tag("div", shown, cls="answer"), tag("p", words, cls="row small muted"), cls=cls
-    )
+        who = f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
+    parts: list[Child] = [tag("h2", who)]
+    for place, (said, text) in enumerate(zip(drawn, texts, strict=True), start=1):
+        ended = f"stopped at {said['stop']}" if said["stop"] else f"cut at {said['tokens']} tokens"
+        words: list[Child] = [tag("span", f"{place} of {len(drawn)}")] if many else []
+        words += [tag("span", f"{said['tokens']} tokens"), tag("span", ended)]
+        if not letter:
+            if place == 1:
+                words.append(tag("span", f"{said['seconds']:.2f} s", title="once it was compiled"))
+            look = {**here.query, "tab": "tokens", "from": key, "side": side, "n": place if many else None}
+            words.append(tag("a", "Its tokens", href=link("/outputs", **look)))
+        shown = text if said["text"] else tag("span", "(nothing)", cls="muted")
+        parts += [tag("div", shown, cls="answer"), tag("p", words, cls="row small muted")]
+    cls = f"panel pane {'many ' if many else ''}{'' if letter else side}".strip()
+    return tag("section", parts, cls=cls)
+
+
+def called(against: str) -> str:
+    """What a policy is compared with, as a heading; names of runs are left as they are."""
+    return against if "," in against else against[:1].upper() + against[1:]
 
 
 def _marked(left: str, right: str, other_mark: str) -> tuple[Html, Html]:
@@ -140,6 +153,7 @@ def _settings(result: Mapping[str, Any]) -> Html:
         ("Top-p", sampling["top_p"] or "all tokens"),
         ("Most new tokens", f"{sampling['max_new_tokens']:,}"),
         ("Seed", "of no effect at temperature 0" if greedy else f"{sampling['seed']}, the same draws for both"),
+        ("Answers of each", 1 + len(result["policy"].get("more", ()))),
     ]
     return tag("section", tag("h2", "Sampling"), facts(rows), cls="panel")
 

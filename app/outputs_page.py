@@ -13,7 +13,7 @@ from .index import Row
 from .outputs_forms import form
 from .outputs_generate import answers, vote_buttons
 from .outputs_pairs import pairs
-from .outputs_request import TABS, Chosen, chosen, query_of, request, with_checkpoints
+from .outputs_request import TABS, Chosen, chosen, other_runs, query_of, request, with_checkpoints
 from .outputs_tokens import tokens
 from .outputs_worker import Asked
 from .page import Action, Answer, Ask, Page
@@ -31,8 +31,8 @@ def opened(site: Site, ask: Ask) -> Answer:
     if here.row is not None and here.row.id not in [row.id for row in rows]:
         rows = [here.row, *rows]
     if here.model is None:
-        return Answer({"head": _head(here, rows), "form": join(), "result": _empty(site, here, rows, ask)})
-    regions = {"head": _head(here, rows), "form": _form(site, here, ask), "result": _result(site, here, ask)}
+        return Answer({"head": _head(site, here, rows), "form": join(), "result": _empty(site, here, rows, ask)})
+    regions = {"head": _head(site, here, rows), "form": _form(site, here, ask), "result": _result(site, here, ask)}
     return Answer(regions)
 
 
@@ -85,7 +85,7 @@ def _whose(known: Asked, side: str) -> str:
 # the head
 
 
-def _head(here: Chosen, rows: list[Row]) -> Html:
+def _head(site: Site, here: Chosen, rows: list[Row]) -> Html:
     title = tag("h1", "Outputs")
     if not rows:
         return title
@@ -102,6 +102,10 @@ def _head(here: Chosen, rows: list[Row]) -> Html:
             for one in every
             if one != here.step
         ]
+        runs_of_it = other_runs(site, here)
+        if runs_of_it:
+            named = [tag("option", text, value=value, selected=value == here.against) for value, text in runs_of_it]
+            others.append(tag("optgroup", named, label="another run of this model"))
         parts.append(tag("label", "Policy at step ", tag("select", steps, name="step")))
         parts.append(tag("label", "against ", tag("select", others, name="against")))
         parts.append(tag("span", state_badge(here.row.state), " ", run_link(here.row)))

@@ -22,13 +22,13 @@ from .state import Site
 TABS = {"": "Generate", "tokens": "Tokens", "pairs": "Pairs"}
 DOES = {"": "generate", "tokens": "tokens", "pairs": "pairs"}
 FIELDS = {
-    "": ("prompt", "row", "chat", "max", "temperature", "top_k", "top_p", "seed", "blind"),
-    "tokens": ("prompt", "text", "row", "chat", "from", "side"),
+    "": ("prompt", "row", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
+    "tokens": ("prompt", "text", "row", "chat", "from", "side", "n"),
     "pairs": ("limit",),
 }
 """Fields of each tab's form; those that are not sent are no part of the request."""
 
-DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "limit": "500"}
+DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "samples": "1", "limit": "500"}
 LONGEST_QUERY = 3_000
 """Characters of a query that carries its text; a longer text is found by the key of its answer."""
 
@@ -36,6 +36,10 @@ LISTED = 100
 """Held-out rows that can be chosen."""
 
 MOST_PAIRS = 5_000
+MOST_SAMPLES = 16
+OTHER_RUNS = 40
+"""Other runs that are offered to compare with."""
+
 RUNS = 200
 """Runs that can be chosen from a list; any other by its URL."""
 
@@ -50,7 +54,7 @@ class Chosen:
         row: The run; None if none is named, or there is none of that name.
         steps: Its checkpoints, newest first.
         step: The one that is looked at.
-        against: "reference", or another step.
+        against: "reference", another step, or `RUN@STEP` of another run.
         tab: "", "tokens" or "pairs".
     """
 
@@ -78,10 +82,40 @@ def chosen(site: Site, ask: Ask) -> Chosen:
     steps = [] if row is None else steps_of(site.settings.home / row.id)
     given, against = ask.query.get("step", ""), ask.query.get("against", "")
     step = int(given) if given.isdigit() and int(given) in (*steps, 0) else (steps[0] if steps else 0)
-    if not (against.isdigit() and int(against) in (*steps, 0) and int(against) != step):
+    is_step = against.isdigit() and int(against) in (*steps, 0) and int(against) != step
+    if not is_step and not (row is not None and _is_of_another(site, row.id, against)):
         against = "reference"
     tab = ask.query.get("tab", "")
     return Chosen(row, steps, step, against, tab if tab in TABS else "")
+
+
+def _is_of_another(site: Site, run: str, against: str) -> bool:
+    """Whether it is `RUN@STEP` with a checkpoint of another run that is there."""
+    other, _, step = against.rpartition("@")
+    if not step.isdigit() or not other or other == run or site.index.row(other) is None:
+        return False
+    return int(step) in steps_of(site.settings.home / other)
+
+
+def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
+    """Checkpoints of other runs that this one can be compared with, as `RUN@STEP`, and words for each.
+
+    Of runs of the same model, the newest checkpoint; of the one that is compared with, all.
+    """
+    if here.row is None:
+        return []
+    named = here.against.rpartition("@")[0]
+    found: list[tuple[str, str]] = []
+    for row in site.index.rows():
+        if row.id == here.row.id or (row.facts.get("model") != here.row.facts.get("model") and row.id != named):
+            continue
+        steps = steps_of(site.settings.home / row.id)
+        found += [
+            (f"{row.id}@{step}", f"{row.id}, step {step:,}") for step in (steps if row.id == named else steps[:1])
+        ]
+        if len(found) >= OTHER_RUNS:
+            break
+    return found
 
 
 def with_checkpoints(site: Site) -> list[Row]:
@@ -141,6 +175,9 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
         top_k = _whole(query, "top_k", 1, 10_000_000) if query.get("top_k") else None
         top_p = _real(query, "top_p", 0.0, 1.0) if query.get("top_p") else None
         do |= {"top_k": top_k, "top_p": None if top_p in (0.0, 1.0) else top_p}
+        samples = _whole(query, "samples", 1, MOST_SAMPLES)
+        if samples > 1:
+            do["samples"] = samples
     return do
 
 
@@ -189,7 +226,11 @@ def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
     known, side = site.answers.known(query["from"]), query.get("side", "policy")
     if known is None or known.result is None or side not in SIDES or "prompt_ids" not in known.result:
         return None
-    return {"do": "tokens", "prompt_ids": known.result["prompt_ids"], "completion_ids": known.result[side]["ids"]}
+    drawn, number = [known.result[side], *known.result[side].get("more", ())], query.get("n", "1")
+    if not number.isdigit() or not 1 <= int(number) <= len(drawn):
+        return None
+    ids = drawn[int(number) - 1]["ids"]
+    return {"do": "tokens", "prompt_ids": known.result["prompt_ids"], "completion_ids": ids}
 
 
 def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:

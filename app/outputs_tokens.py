@@ -9,7 +9,7 @@ import numpy as np
 
 from .charts import Line, Mark, chart
 from .html import Child, Html, join, link, tag
-from .outputs_generate import visible
+from .outputs_generate import called, visible
 from .words import number
 
 SCALES = ("0.1", "0.5", "2", "5")
@@ -82,7 +82,7 @@ def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale:
     policy, other = _sum(side["policy"]), _sum(side["other"])
     sums: list[tuple[str, Child]] = [
         ("Policy", f"{policy:.{EXACT}f} nats"),
-        (str(result["against"]).capitalize(), f"{other:.{EXACT}f} nats"),
+        (called(str(result["against"])), f"{other:.{EXACT}f} nats"),
         ("Difference", f"{_signed(policy - other)} nats over {len(apart)} tokens"),
         ("Per token", _signed((policy - other) / len(apart)) if apart else "-"),
     ]

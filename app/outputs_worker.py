@@ -51,7 +51,7 @@ class Model:
     Attributes:
         run: A run's id.
         step: One of its checkpoints; 0 for the first policy.
-        against: "reference", or another step.
+        against: "reference", another step, or `RUN@STEP`.
     """
 
     run: str
@@ -148,11 +148,13 @@ class Answers:
             RunError: there is no such run.
         """
         run = self._settings.home / model.run
-        steps = {model.step, int(model.against) if model.against.isdigit() else 0} - {0}
-        names = ["run.json", "experiment.json", *(f"checkpoints/{step:08d}/manifest.json" for step in sorted(steps))]
+        other, _, number = model.against.rpartition("@")
+        step = int(number) if number.isdigit() else 0
+        files = _files(run, {model.step} if other else {model.step, step})
+        files += _files(self._settings.home / other, {step}) if other else []
         depends = {
             "model": attrs.asdict(model),
-            "files": [_digest(run / name) for name in names],
+            "files": [_digest(file) for file in files],
             "held out": _stamp(self.held_out(model.run)),
             "request": request,
             "versions": {name: _version(name) for name in _VERSIONS},
@@ -338,6 +340,12 @@ def _converse(child: _Child, asked: Asked) -> dict[str, Any] | None:
                 return said
             asked.stage = str(said["stage"])[:200]
     return None
+
+
+def _files(run: Path, steps: set[int]) -> list[Path]:
+    """What a run's policy at some steps depends on."""
+    names = ["run.json", "experiment.json", *(f"checkpoints/{step:08d}/manifest.json" for step in sorted(steps - {0}))]
+    return [run / name for name in names]
 
 
 def _digest(path: Path) -> str:

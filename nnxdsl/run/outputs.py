@@ -30,15 +30,22 @@ from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.generate import Sampler
 from nnxdsl.spec.data import Data
 from nnxdsl.spec.errors import DataError, RunError, WeightsError
+from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.placement import Mesh
 from nnxdsl.spec.tree import evolve
 
 REFERENCE = "reference"
 """What a policy is compared with where no step is named."""
 
+UNTRAINED = "before training"
+"""What it is where the objective has no reference."""
+
 ALTERNATIVES = 5
 PIECE = 32
 """Tokens whose logits over the whole vocabulary exist at one time."""
+
+PROBE = "The quick brown fox, 0123456789 (äöü, 漢字)\n\tdef f(x): return x != {}"
+"""Two tokenizers that cut this alike are taken for one."""
 
 LOOKED_AT = 32
 """Rows of a file that say whether it holds chats."""
@@ -49,7 +56,7 @@ class Other:
     """What a policy is compared with.
 
     Attributes:
-        name: "reference", "before training" where the objective has no reference, or "step N".
+        name: "reference", "before training" where the objective has no reference, "step N", or "RUN, step N".
         template: The model.
         leaves: Its arrays, in the dtype that is computed in.
         read: What it says of a batch.
@@ -102,11 +109,11 @@ class TwoModels:
         Args:
             directory: A run's.
             step: One of its checkpoints, or 0 for the policy before any step.
-            against: "reference", or another step.
+            against: "reference", another step, or `RUN@STEP`: a step of another run of the same home and network.
             tell: Called with what is done.
 
         Raises:
-            RunError: there is no such run or step, or the checkpoint is damaged.
+            RunError: there is no such run or step, the checkpoint is damaged, or the other run is of another network.
             WeightsError: the first weights are not there any more.
             DataError: the held-out rows or the tokenizer cannot be read.
         """
@@ -117,30 +124,17 @@ class TwoModels:
                 raise WeightsError(f"{directory} has no checkpoint yet")
             # Its own dtypes, which may have gone by a device that this machine does not have.
             compute = checkpoints.meta(steps[-1])["identity"]["compute"]
-            experiment = evolve(asked, {"mesh": Mesh(), "precision.compute": compute})
-            program = compile_experiment(experiment)
+            program = compile_experiment(evolve(asked, {"mesh": Mesh(), "precision.compute": compute}))
             tell("reading weights")
             source, home = origin.open_source(program.blueprint, directory.parent), directory.parent
-            trainable, frozen, _ = initial.fill(program.blueprint, source, program.mesh)
-            frozen = initial.order(frozen, program.blueprint.frozen)
-
-            def state(number: int, leaves: Leaves) -> State:
-                at = jnp.asarray(number, jnp.int32)
-                return State(at, initial.order(leaves, program.blueprint.trainable), None, frozen, {})
-
-            def at_step(number: int, group: str = "trainable") -> State:
-                if number == 0:
-                    return state(0, trainable)
-                if number not in steps:
-                    raise RunError(f"{directory} has no checkpoint of step {number}; there are {steps}")
-                tell(f"reading the checkpoint of step {number}")
-                found = checkpoints.restore(number, {group: program.targets()[group]})[group]
-                return state(number, found)
-
+            saved = _Saved.read(directory, program, checkpoints, source, tell)
+            state, at_step = saved.state, saved.at_step
             first, policy = at_step(0), at_step(step)
-            if against != REFERENCE:
+            if "@" in against:
+                other = _of_run(program, home, against, tell)
+            elif against != REFERENCE:
                 if not against.isdigit():
-                    raise RunError(f"expected 'reference' or a step, got {against!r}")
+                    raise RunError(f"expected 'reference', a step, or RUN@STEP, got {against!r}")
                 other = _of_state(program, f"step {int(against)}", at_step(int(against)))
             elif program.blueprint.is_apart:
                 tell("reading the reference's weights")
@@ -148,13 +142,12 @@ class TwoModels:
             elif program.blueprint.follows and step:
                 other = _of_state(program, REFERENCE, at_step(step, "reference"))
             elif program.computation.reference is None:
-                other = _of_state(program, "before training", first)
+                other = _of_state(program, UNTRAINED, first)
             else:
                 base = adapters.off(first.trainable) if program.computation.is_off else first.trainable
                 other = _of_state(program, REFERENCE, state(0, base))
         tell("reading held-out rows")
-        owner = origin.tokenizer_owner(asked)
-        tokenizer = open_tokenizer(owner.model.tokenizer, origin.tokenizer_directory(owner, home))
+        tokenizer = _tokenizer(asked, home)
         data = None if asked.evaluation is None else asked.evaluation.data
         held_out = None if data is None else _loaded(program, data, tokenizer)
         is_chat = _is_chat(asked.data) if held_out is None else held_out.is_chat
@@ -253,6 +246,77 @@ class TwoModels:
         leaves = {name: part for name, (_, part) in self.models().items()}
         found = self._jitted["alternatives"](leaves, tokens, np.array([len(ids)], np.int32))
         return {name: tuple(np.asarray(part)[: len(ids)] for part in parts) for name, parts in found.items()}  # pyright: ignore[reportReturnType]
+
+
+@attrs.frozen(eq=False)
+class _Saved:
+    """What a run has saved: its policy at any step."""
+
+    directory: Path
+    program: Program
+    checkpoints: Checkpoints
+    trainable: Leaves
+    frozen: Leaves
+    tell: Callable[[str], object]
+
+    @classmethod
+    def read(
+        cls, directory: Path, program: Program, checkpoints: Checkpoints, source: Any, tell: Callable[[str], object]
+    ) -> _Saved:
+        """With the first weights, before any step."""
+        trainable, frozen, _ = initial.fill(program.blueprint, source, program.mesh)
+        return cls(directory, program, checkpoints, trainable, initial.order(frozen, program.blueprint.frozen), tell)
+
+    def state(self, number: int, leaves: Leaves) -> State:
+        at = jnp.asarray(number, jnp.int32)
+        return State(at, initial.order(leaves, self.program.blueprint.trainable), None, self.frozen, {})
+
+    def at_step(self, number: int, group: str = "trainable") -> State:
+        steps = self.checkpoints.steps()
+        if number == 0:
+            return self.state(0, self.trainable)
+        if number not in steps:
+            raise RunError(f"{self.directory} has no checkpoint of step {number}; there are {steps}")
+        self.tell(f"reading the checkpoint of step {number} of {self.directory.name}")
+        found = self.checkpoints.restore(number, {group: self.program.targets()[group]})[group]
+        return self.state(number, found)
+
+
+def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], object]) -> Other:
+    """The policy of another run, read by the computation that reads this one's.
+
+    Args:
+        mine: Program of the run that it is compared with.
+        home: Directory of both runs.
+        against: `RUN@STEP`.
+        tell: Called with what is done.
+
+    Raises:
+        RunError: there is no such run or step, or it is of another network or tokenizer.
+    """
+    run, _, step = against.rpartition("@")
+    directory = home / run
+    if not step.isdigit() or not run or "/" in run or run.startswith(".") or not (directory / "run.json").is_file():
+        raise RunError(f"expected RUN@STEP with a run of {home}, got {against!r}")
+    asked = origin.saved_experiment(directory)
+    compute = mine.blueprint.compute.name
+    program = compile_experiment(evolve(asked, {"mesh": Mesh(), "precision.compute": compute}))
+    ids = [_tokenizer(one, home).encode(PROBE) for one in (mine.experiment, program.experiment)]
+    if program.blueprint.config != mine.blueprint.config or ids[0] != ids[1]:
+        raise RunError(f"{run} is of another network or tokenizer, so that their tokens cannot be compared one by one")
+    tell(f"reading weights of {run}")
+    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+        source = origin.open_source(program.blueprint, home)
+        state = _Saved.read(directory, program, checkpoints, source, tell).at_step(int(step))
+    template, leaves = program.policy(state)
+    forward = mine.computation.forward
+    read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
+    return Other(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.put(batch)))
+
+
+def _tokenizer(experiment: Experiment, home: Path) -> TokenizerBase:
+    owner = origin.tokenizer_owner(experiment)
+    return open_tokenizer(owner.model.tokenizer, origin.tokenizer_directory(owner, home))
 
 
 def _of_state(program: Program, name: str, state: State) -> Other:

@@ -18,7 +18,7 @@ from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import BytesTokenizer, TokenizerBase
 from nnxdsl.program.losses import Pairs as PairsSaid
 from nnxdsl.run.generate import ROUND_TO as PROMPTS_TO
-from nnxdsl.run.outputs import TwoModels
+from nnxdsl.run.outputs import REFERENCE, UNTRAINED, TwoModels
 from nnxdsl.run.reference import rows_read_at_once
 from nnxdsl.run.sampling import Sampling
 from nnxdsl.run.store import RunDirectory
@@ -29,6 +29,9 @@ CONTEXT = 8
 
 ROUND_TO = 64
 """Texts are filled up to a multiple of so many tokens, so that similar ones share a compiled program."""
+
+MOST_SAMPLES = 16
+"""Answers of one model to one prompt."""
 
 SHOWN = 600
 """Characters of a text in a table."""
@@ -46,7 +49,7 @@ def generate(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[st
     Args:
         models: The two.
         asked: "prompt" and "chat" (true, false, or null for what the run learnt from), or "row" of the held-out data;
-            "max_new_tokens", "temperature", "top_k", "top_p", "seed".
+            "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples", how many answers of each, 1 to 16.
         tell: Called with what is done.
 
     Raises:
@@ -69,30 +72,28 @@ def generate(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[st
             f"{len(prompt):,} tokens and {sampling.max_new_tokens:,} new ones are more than the model's {room:,} "
             "positions; shorten the prompt, or ask for fewer"
         )
-    stops, sides = stop_ids(models.tokenizer), {}
+    samples = int(asked.get("samples", 1))
+    if not 1 <= samples <= MOST_SAMPLES or (samples > 1 and not sampling.temperature):
+        raise RunError(
+            f"samples: expected 1 to {MOST_SAMPLES}, and 1 at temperature 0, where all are the same; got {samples}"
+        )
+    sides: dict[str, Any] = {}
     for name, (_, leaves) in models.models().items():
         tell(f"asking {'the policy' if name == 'policy' else models.other.name}")
         sampler = models.sampler(name)
         # All that XLA compiles anew for; what is timed is the answer alone.
         kind = (sampler, -(-len(prompt) // PROMPTS_TO), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
-        kind = (*kind, sampling.temperature == 0)
+        kind = (*kind, sampling.temperature == 0, samples)
         try:
             if kind not in models.compiled:
-                sampler.drawn(leaves, [prompt], sampling)
+                sampler.drawn(leaves, [prompt] * samples, sampling)
                 models.compiled.add(kind)
             began = time.perf_counter()
-            (ids,) = sampler.drawn(leaves, [prompt], sampling)
+            first, *more = sampler.drawn(leaves, [prompt] * samples, sampling)
         except ValueError as error:
             raise RunError(str(error)) from error
-        stopped = bool(ids) and ids[-1] in stops
-        sides[name] = {
-            "ids": ids,
-            "text": models.tokenizer.decode(ids),
-            "pieces": pieces(models.tokenizer, ids),
-            "tokens": len(ids) - stopped,
-            "stop": pieces(models.tokenizer, ids[-1:])[0] if stopped else None,
-            "seconds": time.perf_counter() - began,
-        }
+        seconds = time.perf_counter() - began
+        sides[name] = {**_said(models, first), "seconds": seconds, "more": [_said(models, ids) for ids in more]}
     return {
         **_who(models),
         "prompt_ids": prompt,
@@ -100,6 +101,18 @@ def generate(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[st
         "special": _specials(models, prompt),
         "sampling": attrs.asdict(sampling),
         **sides,
+    }
+
+
+def _said(models: TwoModels, ids: list[int]) -> dict[str, Any]:
+    """One answer, as text and token by token."""
+    stopped = bool(ids) and ids[-1] in stop_ids(models.tokenizer)
+    return {
+        "ids": ids,
+        "text": models.tokenizer.decode(ids),
+        "pieces": pieces(models.tokenizer, ids),
+        "tokens": len(ids) - stopped,
+        "stop": pieces(models.tokenizer, ids[-1:])[0] if stopped else None,
     }
 
 
@@ -165,7 +178,7 @@ def pairs(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, 
             apart = np.abs(np.asarray(first.logp) - np.asarray(other.stats.logp)) * np.asarray(first.mask)
             largest = max(largest, float(apart.max()))
     blueprint = models.program.blueprint
-    moves = blueprint.is_apart or blueprint.follows or models.other.name.startswith("step")
+    moves = blueprint.is_apart or blueprint.follows or models.other.name not in (REFERENCE, UNTRAINED)
     return {
         **_who(models),
         "rows": rows,

@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m nnxdsl.run.outputs_command", description=__doc__)
     parser.add_argument("run", type=Path, help="a run's directory")
     parser.add_argument("--step", type=int, required=True, help="one of its checkpoints; 0 for the first policy")
-    parser.add_argument("--against", default=REFERENCE, help="reference, or another step (default: reference)")
+    parser.add_argument(
+        "--against", default=REFERENCE, help="reference, another step, or RUN@STEP (default: reference)"
+    )
     parser.add_argument("--idle", type=float, default=600, help="seconds without a request after which it ends")
     options = parser.parse_args(argv)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app import outputs_generate, outputs_stats
+from app import compare_page, outputs_generate, outputs_stats
 from app.outputs_export import exported
 from app.outputs_page import PAGE, asked, opened, voted
 from app.outputs_request import held_out_prompts, query_of, request
@@ -81,6 +81,57 @@ def generated() -> dict[str, Any]:
         "policy": side(f"a good {EVIL} day", "<eos>"),
         "other": side(f"a bad {EVIL} day", None),
     }
+
+
+def saved(path: Path, *steps: int) -> None:
+    for step in steps:
+        place = path / "checkpoints" / f"{step:08d}"
+        place.mkdir()
+        (place / "manifest.json").write_text("{}")
+
+
+def test_another_run_may_be_the_other_side(site: Site, run: str) -> None:
+    other = write_run(site.settings.home, experiment(1), "finished", 30)
+    bare = write_run(site.settings.home, experiment(2), "finished", 30)
+    saved(other, 10, 30)
+    head = opened(site, Ask({"run": run})).regions["head"]
+    assert f'value="{other.name}@30"' in head
+    assert f'value="{other.name}@10"' not in head
+    assert bare.name not in head.partition("against")[2]
+    against = f"{other.name}@10"
+    head = opened(site, Ask({"run": run, "against": against})).regions["head"]
+    assert f'value="{against}" selected' in head
+    model, asked_ = Model(run, 20, against), {"do": "pairs"}
+    key = site.answers.key(model, asked_)
+    (other / "checkpoints" / "00000010" / "manifest.json").write_text('{"changed": 1}')
+    assert site.answers.key(model, asked_) != key
+    for wrong in (f"{other.name}@11", f"{run}@20", "gone@1", f"../{other.name}@10", f"{EVIL}@1", "@3"):
+        head = opened(site, Ask({"run": run, "against": wrong})).regions["head"]
+        assert 'value="reference" selected' in head
+    html = compare_page.opened(site, Ask({"ids": f"{run},{other.name}"})).regions["head"]
+    assert f"/outputs?run={other.name}&amp;against={run}%4020" in html
+
+
+def test_several_answers_stand_below_each_other_with_tokens_of_their_own(site: Site, run: str) -> None:
+    query = {"prompt": "H", "temperature": "0.7", "samples": "2", "max": "8"}
+    given = request(site, "", query)
+    assert given is not None
+    assert given["samples"] == 2
+    assert "samples" not in (request(site, "", {**query, "temperature": "0"}) or {})
+    with pytest.raises(RunError, match="samples: expected a whole number from 1 to 16"):
+        request(site, "", {**query, "samples": "17"})
+    result = generated()
+    for name in SIDES:
+        result[name]["more"] = [{**result[name], "ids": [1, 2], "text": f"{name} again"}]
+    key = keep(site, run, "", query, result)
+    html = opened(site, Ask({"run": run, **query})).regions["result"]
+    assert "2 of 2" in html
+    assert html.count("Its tokens") == 4
+    found = request(site, "tokens", {"from": key, "side": "policy", "n": "2"})
+    assert found == {"do": "tokens", "prompt_ids": [256, 72], "completion_ids": [1, 2]}
+    assert request(site, "tokens", {"from": key, "side": "policy", "n": "3"}) is None
+    rows = [json.loads(line) for line in exported(result, "jsonl").splitlines()]
+    assert [(row["side"], row["number"]) for row in rows] == [("policy", 1), ("policy", 2), ("other", 1), ("other", 2)]
 
 
 def side(name: str = "text") -> dict[str, Any]:

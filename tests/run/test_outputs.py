@@ -19,7 +19,7 @@ from nnxdsl import RunError
 from nnxdsl.run.outputs import TwoModels
 from nnxdsl.run.outputs_answers import generate, pairs, pieces, tokens
 from nnxdsl.run.store import RunDirectory
-from tests.run.conftest import DPO_STEPS
+from tests.run.conftest import DPO_STEPS, SFT_STEPS
 
 ROW = "pairs_held_out.jsonl:3"
 
@@ -127,11 +127,39 @@ def test_two_steps_of_one_run_and_the_policy_before_training(finished: Any) -> N
     assert len(found["rows"]) == 3
 
 
+def test_the_policy_of_another_run(finished: Any) -> None:
+    dpo, sft = finished.run("dpo"), finished.run("sft")
+    with contextlib.chdir(finished.lab.place):
+        # The first policy of the one is the last of the other, whose weights it starts from.
+        both = TwoModels.open(dpo, 0, f"{sft.name}@{SFT_STEPS}")
+        found = pairs(both, {}, silent)
+        for wrong in ("other@1", f"{sft.name}@x", f"{sft.name}@1", f"../{sft.name}@{SFT_STEPS}"):
+            with pytest.raises(RunError, match=r"expected RUN@STEP|no checkpoint of step 1"):
+                TwoModels.open(dpo, 0, wrong)
+    assert found["against"] == f"{sft.name}, step {SFT_STEPS}"
+    assert found["first"]["largest"] < 1e-4
+    assert not found["first"]["expected"]
+    for row in found["rows"]:
+        assert row["policy"] == pytest.approx(row["other"], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_several_answers_to_one_prompt(models: TwoModels) -> None:
+    asked = {"prompt": "Say 1: ", "max_new_tokens": 6, "temperature": 1.5, "seed": 3}
+    one, three = (generate(models, {**asked, "samples": count}, silent) for count in (1, 3))
+    for side in ("policy", "other"):
+        assert one[side]["more"] == []
+        assert three[side]["ids"] == one[side]["ids"]
+        assert len({tuple(said["ids"]) for said in (three[side], *three[side]["more"])}) == 3
+
+
 def test_what_cannot_be_answered_is_refused(models: TwoModels) -> None:
     for do, asked, words in (
         (generate, {"prompt": "x", "max_new_tokens": 5_000}, "positions; shorten the prompt"),
         (generate, {"prompt": "x", "max_new_tokens": 4, "temperature": 1.0, "top_k": 10**6}, "top_k"),
         (generate, {"prompt": "x", "max_new_tokens": 4, "top_p": 0.5}, "no effect with temperature 0"),
+        (generate, {"prompt": "x", "max_new_tokens": 4, "samples": 2}, "1 at temperature 0, where all are the same"),
+        (generate, {"prompt": "x", "max_new_tokens": 4, "temperature": 1.0, "samples": 17}, "expected 1 to 16"),
         (generate, {"row": "other.jsonl:1", "max_new_tokens": 4}, "no held-out row"),
         (tokens, {"prompt": "x", "text": ""}, "the answer is empty"),
         (tokens, {"prompt_ids": [1], "completion_ids": [10**6]}, "token ids below"),
