@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from types import TracebackType
 
 from nnxdsl.run.display import clean
 from nnxdsl.run.process import redact, utc
+
+MOST_BYTES = 16 * 2**20
+"""Of a log; what is older is in `log.1.txt` beside it, which is as long, and what is older than that is gone."""
 
 
 class Log:
@@ -16,17 +20,35 @@ class Log:
     What cannot be written is lost without a word: a full disk shows where it matters, in metrics and checkpoints.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file, at its end."""
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+        """Opens the file, at its end.
+
+        Args:
+            path: Of the file.
+            most_bytes: A file that would become longer is put aside, and begun anew.
+        """
+        self._path, self._most_bytes = path, most_bytes
         self._file = path.open("a", encoding="utf-8")
+        self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, text: str) -> None:
         """Adds a text, secrets blotted out; its further lines are indented."""
         first, *rest = redact(clean(text)).splitlines() or [""]
         lines = [f"{utc()}  {first}", *(f"    {line}" for line in rest)]
         with contextlib.suppress(OSError):
-            self._file.write("".join(f"{line}\n" for line in lines))
+            written = "".join(f"{line}\n" for line in lines)
+            count = len(written.encode(errors="replace"))
+            if self._size and self._size + count > self._most_bytes:
+                self._put_aside()
+            self._file.write(written)
             self._file.flush()
+            self._size += count
+
+    def _put_aside(self) -> None:
+        os.replace(self._path, self._path.with_name(f"{self._path.stem}.1{self._path.suffix}"))
+        fresh = self._path.open("a", encoding="utf-8")
+        self._file.close()
+        self._file, self._size = fresh, 0
 
     def __enter__(self) -> Log:
         return self

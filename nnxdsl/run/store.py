@@ -49,6 +49,7 @@ class Status(TypedDict, total=False):
 
 _STATUS_NAMES = frozenset(Status.__annotations__)
 _EVALUATION = "evaluation"  # the kind of those rows of metrics.jsonl
+_heard: dict[process.Process, tuple[dict[str, Any], float, bool]] = {}  # of other machines; see `_is_heard`
 
 
 @attrs.frozen
@@ -392,12 +393,27 @@ def liveness_of(status: Status) -> Liveness:
     writer = writer_of(status)
     if writer is None:
         return "lost"
-    fresh = process.seconds_since(status.get("heartbeat") or {}) <= SILENT_SECONDS
+    heartbeat = status.get("heartbeat") or {}
+    fresh = process.seconds_since(heartbeat) <= SILENT_SECONDS
     if not writer.is_here():
-        return "running" if fresh else "lost"
+        return "running" if _is_heard(writer, heartbeat, fresh) else "lost"
     if not writer.is_alive():
         return "lost"
     return "running" if fresh else "silent"
+
+
+def _is_heard(writer: process.Process, heartbeat: dict[str, Any], fresh: bool) -> bool:
+    """Whether a writer on another machine has been heard of, whatever the clocks of both machines say.
+
+    A heartbeat that this process has seen to change is timed by this process's own clock, which does not jump; one that
+    it sees for the first time can but be compared with the wall clock (`fresh`).
+    """
+    now = time.monotonic()
+    last, since, has_changed = _heard.get(writer, (heartbeat, now, False))
+    if last != heartbeat:
+        since, has_changed = now, True
+    _heard[writer] = heartbeat, since, has_changed
+    return now - since <= SILENT_SECONDS if has_changed else fresh
 
 
 def list_runs(home: Path) -> list[RunSummary]:

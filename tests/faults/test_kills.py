@@ -1,0 +1,105 @@
+"""Rows 1 to 4: killed at each named point and at random instants, no saved step is lost, and it ends bit-equal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fault_lab import Lab, Nursery, Whole
+from soak import soak
+
+from nnxdsl.run.failpoints import POINTS
+from nnxdsl.run.store import RunDirectory
+
+pytestmark = pytest.mark.faults
+
+VISITS = {
+    # Which visits are killed at, where it is not the first two: points that a run comes to many times.
+    "file-written": (1, 4, 6, 9, 12, 16),
+    "file-renamed": (1, 4, 6, 9, 12, 16),
+    "status-unwritten": (1, 2, 3, 5, 7, 9),
+    "status-written": (1, 2, 3, 5, 7, 9),
+    "metrics-appended": (1, 4, 9, 12),
+    "event-appended": (1, 3, 4),
+    "evaluation-appended": (1, 2, 3),
+    "sample-appended": (1, 3),
+    "save-begun": (1, 2, 4),
+    "save-started": (1, 2, 4),
+    "save-written": (1, 2, 4),
+    "manifest-digested": (1, 4),
+    "manifest-written": (1, 4),
+    "commit-unnamed": (1, 2, 4),
+    "commit-renamed": (1, 2, 4),
+    "commit-durable": (1, 2, 4),
+    "run-made": (1,),
+    "run-renamed": (1,),
+    "lock-taken": (1,),
+    "lock-recorded": (1,),
+    "attempt-appended": (1,),
+}
+ELSEWHERE = ("rows-copied", "rows-dropped", "commit-replaced")
+"""Points that only a run which goes on comes to; they have tests of their own."""
+
+KILLS = [f"{point}@{visit}" for point in POINTS if point not in ELSEWHERE for visit in VISITS.get(point, (1, 2))]
+
+
+@pytest.mark.parametrize("at", KILLS)
+def test_killed_at_a_point_it_loses_nothing_and_ends_bit_equal(lab: Lab, whole: Whole, at: str) -> None:
+    child = lab.start(at=at)
+    assert child.wait() == -9, child.said()
+    check(lab, whole)
+    again = lab.start(at=at.partition("@")[0])  # and once more where it goes on
+    assert again.wait() in (-9, 0), again.said()
+    check(lab, whole)
+    lab.finish()
+    whole.check_ended(lab.run)
+
+
+def check(lab: Lab, whole: Whole) -> None:
+    """What a kill left behind is whole, and says no more than is true."""
+    runs = [path for path in (lab.place / "runs").glob("*") if not path.name.startswith(".")]
+    if runs:
+        assert runs == [lab.run]
+        directory = RunDirectory(lab.run)
+        status = directory.status()
+        assert directory.liveness() in ("queued", "lost", "finished")
+        whole.check_saved(lab.run, at_least=status.get("checkpoint") or 0)
+
+
+@pytest.mark.parametrize("at", ["rows-copied", "rows-copied@2", "rows-dropped", "rows-dropped@2"])
+def test_killed_as_it_takes_back_rows(lab: Lab, whole: Whole, at: str) -> None:
+    child = lab.start(at="evaluation-appended@2")  # step 6: there are rows beyond the last save, and answers
+    assert child.wait() == -9
+    with (lab.run / "samples.jsonl").open("a") as file:
+        file.write('{"step": 6, "prompt": "row 1", "policy": "", "reference": null}\n')
+    steps = whole.check_saved(lab.run)
+    (lab.run / "metrics.jsonl").open("a").write('{"step": 7, "loss": 0.0}\n')
+    child = lab.start(at=at)
+    assert child.wait() == -9, child.said()
+    assert whole.check_saved(lab.run) == steps
+    lab.finish()
+    whole.check_ended(lab.run)
+
+
+def test_killed_as_a_damaged_step_is_replaced(killed: Lab, whole: Whole) -> None:
+    manifest = killed.checkpoints / "00000009" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    child = killed.start(at="commit-replaced")
+    assert child.wait() == -9, child.said()
+    assert whole.check_saved(killed.run) == 6
+    killed.finish()
+    whole.check_ended(killed.run)
+
+
+def test_kills_at_random_instants_of_saves(tmp_path: Path, nursery: Nursery) -> None:
+    """Forty, most of them in a save or where a step is retired; `soak.py` does many more."""
+    seen = soak(tmp_path / "soak", nursery, kills=40, seed=20)
+    assert seen.kills == 40
+    assert seen.runs >= 2
+    assert seen.fresh < 35  # they came further
+    assert sum(count for where, count in seen.where.items() if "step" in where) >= 3, seen.where
+
+
+def test_each_point_is_killed_at() -> None:
+    assert {re.sub("@.*", "", at) for at in KILLS} | set(ELSEWHERE) == set(POINTS)
