@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import itertools
 import json
 import math
 import os
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,13 @@ except ModuleNotFoundError:
 
 POINTS = 500
 REMEMBERED = 24
+TOGETHER = 500
+"""Lines that are read at once: more of them would not stay in a processor's cache until they are in columns."""
 NOT_DRAWN = ("step", "attempt", "kind")
+
+
+def _doubles(values: Iterable[float]) -> array[float]:
+    return array("d", values)
 
 
 @attrs.define
@@ -38,12 +46,12 @@ class Columns:
         values: The values, NaN where it was no number.
     """
 
-    steps: list[float] = attrs.Factory(list)
-    values: list[float] = attrs.Factory(list)
+    steps: array[float] = attrs.field(factory=list, converter=_doubles)
+    values: array[float] = attrs.field(factory=list, converter=_doubles)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values, `[N]` each."""
-        return np.asarray(self.steps), np.asarray(self.values)
+        """Steps and values, `[N]` each: copies, as what is looked at by numpy could not grow."""
+        return np.array(self.steps), np.array(self.values)
 
 
 @attrs.define
@@ -109,42 +117,49 @@ def _read(path: Path, file: _File) -> None:
     except FileNotFoundError:
         return
     end = data.rfind(b"\n") + 1  # what follows is being written
-    for line in data[:end].splitlines():
-        try:
-            row = _loads(line)
-        except ValueError:
-            row = _lenient(line)
-        if isinstance(row, dict):
-            _take(row, file)
+    lines = data[:end].splitlines()
+    for first in range(0, len(lines), TOGETHER):
+        found = _rows(lines[first : first + TOGETHER])
+        rows = [row for row in found if isinstance(row, dict) and isinstance(row.get("step"), int)]
+        for _, alike in itertools.groupby(rows, key=tuple):
+            _take(list(alike), file)
     file.offset += end
 
 
-def _lenient(line: bytes) -> Any:
-    """Rows with NaN or Infinity, which Python writes and orjson refuses."""
+def _rows(lines: list[bytes]) -> list[Any]:
+    """All lines as values, by one call as long as all can be read by it; None for those that cannot be read."""
     try:
-        return json.loads(line)
+        found = _loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
-        return None
+        found = []
+    return found if len(found) == len(lines) else [_row(line) for line in lines]
 
 
-def _take(row: dict[str, Any], file: _File) -> None:
-    step = row.get("step")
-    if not isinstance(step, int):
-        return
-    attempt = row.get("attempt")
-    if isinstance(attempt, int) and attempt not in file.starts:
-        file.starts[attempt] = step
-    if row.get("kind") != "evaluation":
-        file.last = row
-    columns = file.columns
-    for name, value in row.items():
-        if name in NOT_DRAWN:
+def _row(line: bytes) -> Any:
+    for loads in (_loads, json.loads):  # orjson refuses NaN and Infinity, which Python writes
+        try:
+            return loads(line)
+        except ValueError:
             continue
-        column = columns.get(name)
-        if column is None:
-            column = columns[name] = Columns()
-        column.steps.append(step)
-        column.values.append(value if type(value) is float else _number(value))
+    return None
+
+
+def _take(rows: list[dict[str, Any]], file: _File) -> None:
+    """Rows that have the same names, one after another."""
+    steps = _doubles(row["step"] for row in rows)
+    names = [name for name in rows[0] if name not in NOT_DRAWN]
+    if "attempt" in rows[0]:
+        for row in rows:
+            attempt = row["attempt"]
+            if attempt not in file.starts and isinstance(attempt, int):
+                file.starts[attempt] = row["step"]
+    training = [row for row in rows if row["kind"] != "evaluation"] if "kind" in rows[0] else rows
+    if training:
+        file.last = training[-1]
+    for name in names:
+        column = file.columns.setdefault(name, Columns())
+        column.steps.extend(steps)
+        column.values.extend([value if type(value := row[name]) is float else _number(value) for row in rows])
 
 
 def _number(value: Any) -> float:
