@@ -49,7 +49,7 @@ class Status(TypedDict, total=False):
 
 _STATUS_NAMES = frozenset(Status.__annotations__)
 _EVALUATION = "evaluation"  # the kind of those rows of metrics.jsonl
-_heard: dict[process.Process, tuple[dict[str, Any], float, bool]] = {}  # of other machines; see `_is_heard`
+_heard: dict[tuple[process.Process, Any], tuple[Any, float, bool]] = {}  # of other machines; see `_is_heard`
 
 
 @attrs.frozen
@@ -408,11 +408,12 @@ def _is_heard(writer: process.Process, heartbeat: dict[str, Any], fresh: bool) -
     A heartbeat that this process has seen to change is timed by this process's own clock, which does not jump; one that
     it sees for the first time can but be compared with the wall clock (`fresh`).
     """
-    now = time.monotonic()
-    last, since, has_changed = _heard.get(writer, (heartbeat, now, False))
-    if last != heartbeat:
+    now, machine = time.monotonic(), (writer, heartbeat.get("boot"))
+    beat = heartbeat.get("monotonic")
+    last, since, has_changed = _heard.get(machine, (beat, now, False))
+    if isinstance(beat, float) and isinstance(last, float) and beat > last:
         since, has_changed = now, True
-    _heard[writer] = heartbeat, since, has_changed
+    _heard[machine] = beat, since, has_changed
     return now - since <= SILENT_SECONDS if has_changed else fresh
 
 
