@@ -30,6 +30,9 @@ POINTS = 500
 REMEMBERED = 24
 TOGETHER = 500
 """Lines that are read at once: more of them would not stay in a processor's cache until they are in columns."""
+STRETCH = 256
+"""Values that are averaged at once."""
+
 NOT_DRAWN = ("step", "attempt", "kind")
 
 
@@ -194,12 +197,20 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
     """An exponential average, corrected at its beginning; `weight` 0 leaves the values as they are."""
     if weight <= 0 or len(values) == 0:
         return values
-    out, held, norm = np.empty_like(values), 0.0, 0.0
-    for index, value in enumerate(values):
-        if math.isfinite(value):
-            held, norm = weight * held + (1 - weight) * value, weight * norm + (1 - weight)
-        out[index] = held / norm if norm else math.nan
-    return out
+    known = np.isfinite(values)
+    given = values[known]
+    # A stretch at a time by a product: what each of its values weighs in those after it, and what came before.
+    lag = np.arange(STRETCH)
+    powers = np.tril(weight ** np.abs(lag[:, None] - lag)) * (1 - weight)
+    out, held = np.empty_like(given), 0.0
+    for first in range(0, len(given), STRETCH):
+        part = given[first : first + STRETCH]
+        count = len(part)
+        out[first : first + count] = powers[:count, :count] @ part + held * weight ** (lag[:count] + 1)
+        held = out[first + count - 1]
+    out /= 1 - weight ** np.arange(1.0, len(out) + 1)
+    seen = np.cumsum(known)  # where a value is none, the average stays as it was
+    return np.where(seen > 0, np.append(math.nan, out)[seen], math.nan)
 
 
 def last_row(path: Path) -> dict[str, Any]:

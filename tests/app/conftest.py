@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from typing import Any
 
 import attrs
 import pytest
+
+from tests.app.browser import launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,10 +45,6 @@ experiment = Experiment(
 if __name__ == "__main__":
     experiment.main()
 """
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 
 
 def write_project(place: Path) -> Path:
@@ -155,11 +152,11 @@ def app(project: Path, environment: dict[str, str]) -> Iterator[RunningApp]:
 def chromium() -> Iterator[Any]:
     """Chromium, once for all tests."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'nnxdsl[browser]'")
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+        try:
+            browser = launch(playwright)
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
         yield browser
         browser.close()
 

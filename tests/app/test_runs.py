@@ -16,7 +16,7 @@ import pytest
 from app.dispatcher import Dispatcher
 from app.index import Index
 from app.launch import Launcher
-from app.series import Series, sampled, thinned
+from app.series import Series, sampled, smoothed, thinned
 from app.settings import Limits, Settings
 from nnxdsl import RunError
 from nnxdsl.run import process
@@ -75,6 +75,20 @@ def test_metrics_are_read_on_from_where_they_ended_and_anew_when_they_were_cut(t
     assert list(found.columns["loss"].steps) == [0, 1, 2]
     assert found.starts == {1: 0, 2: 2}
     assert np.isnan(found.columns["loss"].values[2])
+
+
+def test_smoothing_is_the_average_that_it_says() -> None:
+    values = np.sin(np.arange(1_000) / 7) + np.linspace(0, 2, 1_000)
+    values[[0, 5, 700]] = np.nan
+    held = norm = 0.0
+    expected: list[float] = []
+    for value in values:
+        if np.isfinite(value):
+            held, norm = 0.97 * held + 0.03 * value, 0.97 * norm + 0.03
+        expected.append(held / norm if norm else np.nan)
+    np.testing.assert_allclose(smoothed(values, 0.97), expected, rtol=1e-12)
+    assert smoothed(values, 0.0) is values
+    assert np.isnan(smoothed(np.full(3, np.nan), 0.9)).all()
 
 
 def test_thinning_keeps_every_spike() -> None:

@@ -1,0 +1,186 @@
+"""What the web app costs: start, page switch, a list of 1,000 runs, an idle open page, 100,000 steps drawn.
+
+    python benchmarks/app.py [--json FILE]
+
+Serves directories that it makes in a temporary place and looks at them with Chromium, as a person would: a time ends
+when what was asked for can be seen. Needs the extra `browser` and Chromium; nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.app.browser import launch
+from tests.app.conftest import RunningApp, write_project
+from tests.app.many import experiment, write_many, write_run
+
+PAGES = ("New run", "Compare", "Layout", "Outputs", "About", "Runs")
+IDLE_SECONDS = 60
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measures, and prints a line for each figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    asked = parser.parse_args()
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        chromium = launch(playwright)
+        for measure in (start, switches, many_runs, idle, long_run):
+            app = RunningApp(write_project(Path(place) / measure.__name__), {**os.environ, "JAX_PLATFORMS": "cpu"})
+            try:
+                figures |= measure(app, chromium)
+            finally:
+                if app.child is not None:
+                    app.end()
+    for name, value in figures.items():
+        print(f"{name:58} {value:8.3f}", flush=True)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def start(app: RunningApp, chromium: Any) -> dict[str, float]:
+    """Seconds until the first page can be used: with nothing in the page cache where that may be emptied, and again."""
+    found: dict[str, float] = {}
+    for name in ("cold", "again"):
+        is_cold = name == "cold" and _forget()
+        began = time.perf_counter()
+        app.start()
+        answers = time.perf_counter() - began
+        page = opened(chromium, app.url("/"))
+        page.wait_for_selector("#page-runs .region .button")
+        label = "start, page cache empty" if is_cold else f"start, {name}"
+        found |= {f"{label}: it answers, s": answers, f"{label}: a page can be used, s": time.perf_counter() - began}
+        page.context.close()
+        app.end()
+    return found
+
+
+def _forget() -> bool:
+    """Has the system forget the files that it has read; False where it may not be told to."""
+    try:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("1\n")
+    except OSError:
+        return False
+    return True
+
+
+def switches(app: RunningApp, chromium: Any) -> dict[str, float]:
+    """Seconds from a click on a page's name to its content; the slowest page's median of five."""
+    write_many(app.home, 20)
+    app.start()
+    page = opened(chromium, app.url("/"))
+    page.wait_for_selector("#page-runs tbody tr")
+    took: dict[str, list[float]] = {name: [] for name in PAGES}
+    for _ in range(5):
+        for name in PAGES:
+            page.evaluate("document.querySelectorAll('.region').forEach((one) => one.remove())")
+            click = page.get_by_role("link", name=name, exact=True).first
+            began = time.perf_counter()
+            click.click()
+            page.wait_for_selector(".nnx-page:visible .region h1")
+            took[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(times) for name, times in took.items()}
+    slowest = max(medians, key=lambda name: medians[name])
+    return {f"page switch, the slowest ({slowest}), s": medians[slowest]}
+
+
+def many_runs(app: RunningApp, chromium: Any) -> dict[str, float]:
+    """Seconds until a list of 1,000 runs stands there: the first time, and when its files were read before."""
+    write_many(app.home, 1_000)
+    app.start()
+    page = opened(chromium, app.url("/about"))
+    page.wait_for_selector("#page-about .region")
+
+    def look() -> None:
+        page.get_by_role("link", name="Runs", exact=True).click()
+        page.wait_for_selector("#page-runs tbody tr >> nth=99")
+
+    first = timed(look)
+    page.get_by_role("link", name="About", exact=True).click()
+    page.wait_for_selector("#page-about:visible")
+    page.evaluate("document.querySelectorAll('#page-runs .region').forEach((one) => one.remove())")
+    return {"1,000 runs, first look, s": first, "1,000 runs, again, s": timed(look)}
+
+
+def idle(app: RunningApp, chromium: Any) -> dict[str, float]:
+    """The share of a core that the app takes for one open page that nobody touches."""
+    write_many(app.home, 20)
+    path = write_run(app.home, experiment(99, steps=1_000), "finished", 1_000)
+    app.start()
+    found: dict[str, float] = {}
+    for name, url in (("list of 20 runs", "/"), ("a finished run", f"/run?id={path.name}")):
+        page = opened(chromium, app.url(url))
+        page.wait_for_selector(".nnx-page:visible .region")
+        time.sleep(5)
+        before = cpu_seconds(app)
+        time.sleep(IDLE_SECONDS)
+        found[f"idle, {name}: share of a core, %"] = 100 * (cpu_seconds(app) - before) / IDLE_SECONDS
+        page.context.close()
+    return found
+
+
+def long_run(app: RunningApp, chromium: Any) -> dict[str, float]:
+    """Seconds until the curves of 100,000 logged steps are drawn."""
+    first, second = (write_run(app.home, experiment(n, steps=100_000), "finished", 100_000) for n in (1, 2))
+    app.start()
+    page = opened(chromium, app.url("/about"))
+    page.wait_for_selector("#page-about .region")
+
+    def look(run: Path) -> Callable[[], None]:
+        def act() -> None:
+            page.evaluate(
+                f"document.querySelectorAll('#page-run .region').forEach((one) => one.remove()); "
+                f"window.nnx.go('/run?id={run.name}')"
+            )
+            page.wait_for_selector("#page-run svg .series")
+
+        return act
+
+    size = (first / "metrics.jsonl").stat().st_size / 1e6
+    return {
+        f"100,000 steps ({size:.0f} MB), first look, s": timed(look(first)),
+        "100,000 steps, another run's, s": timed(look(second)),
+        "100,000 steps, again, s": timed(look(first)),
+    }
+
+
+def timed(act: Callable[[], None]) -> float:
+    """Seconds that something takes."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def opened(chromium: Any, url: str) -> Any:
+    """A page in a context of its own."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.goto(url)
+    return page
+
+
+def cpu_seconds(app: RunningApp) -> float:
+    """CPU time of the app's process so far."""
+    assert app.child is not None
+    fields = Path(f"/proc/{app.child.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+if __name__ == "__main__":
+    main()
