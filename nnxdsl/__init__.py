@@ -18,6 +18,7 @@ from nnxdsl.spec.divergence import Divergence
 from nnxdsl.spec.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.guard import Guard
+from nnxdsl.spec.launcher import Launcher
 from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import Objective
 from nnxdsl.spec.optimizer import Optimizer
@@ -27,6 +28,7 @@ from nnxdsl.spec.quantization import Quantization
 from nnxdsl.spec.reference import Reference
 from nnxdsl.spec.reward import Reward, reward
 from nnxdsl.spec.schedule import Schedule
+from nnxdsl.spec.search import Pruner, Range, Search
 from nnxdsl.spec.source import to_python
 from nnxdsl.spec.sweep import Sweep, cross, product, zipped
 from nnxdsl.spec.tokenizer import Tokenizer
@@ -65,6 +67,7 @@ __all__ = [
     "Evaluation",
     "Experiment",
     "Guard",
+    "Launcher",
     "Memory",
     "Mesh",
     "Model",
@@ -75,11 +78,14 @@ __all__ = [
     "PlanError",
     "Precision",
     "Problem",
+    "Pruner",
     "Quantization",
+    "Range",
     "Reference",
     "Reward",
     "RunError",
     "Schedule",
+    "Search",
     "Spec",
     "SpecError",
     "Sweep",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import attrs
 
 from nnxdsl.spec.errors import Problem, SpecError
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.identity import fingerprint
 from nnxdsl.spec.tree import evolve
 
 Point = dict[str, object]
+Direction = Literal["minimize", "maximize"]
 
 
 def product(axes: Mapping[str, Sequence[object]]) -> list[Point]:
@@ -74,6 +78,9 @@ class Sweep:
     Attributes:
         base: The experiment that every point changes.
         points: Changes by path.
+        metric: The figure by which the results are sorted, by its name in `metrics.jsonl`; None for the first of those
+            that people look at.
+        direction: Which end of the metric is the best; None where its name says it (a loss is to be small).
 
     Raises:
         SpecError: when built, if any point is not an experiment, naming the point.
@@ -81,6 +88,8 @@ class Sweep:
 
     base: Experiment
     points: Sequence[Point] = attrs.field(converter=lambda points: tuple(dict(point) for point in points))
+    metric: str | None = attrs.field(default=None, kw_only=True)
+    direction: Direction | None = attrs.field(default=None, kw_only=True)
     experiments: tuple[Experiment, ...] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -91,6 +100,10 @@ class Sweep:
                 built.append(evolve(self.base, point))
             except SpecError as error:
                 problems += [problem.under(f"points.{index}") for problem in error.problems]
+        if self.direction not in (None, "minimize", "maximize"):
+            problems.append(Problem("direction", f"expected 'minimize' or 'maximize', got {self.direction!r}"))
+        if self.direction is not None and self.metric is None:
+            problems.append(Problem("direction", "has no effect without a metric"))
         if problems:
             raise SpecError(problems, f"Sweep of '{self.base.name}'")
         object.__setattr__(self, "experiments", tuple(built))
@@ -100,3 +113,8 @@ class Sweep:
 
     def __len__(self) -> int:
         return len(self.experiments)
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits of which experiments are tried, in their order; not of how they are compared."""
+        return hashlib.sha256(" ".join(map(fingerprint, self.experiments)).encode()).hexdigest()

@@ -143,6 +143,10 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return TEXT.filter(str.strip).map(lambda path: cls(Weights.HF(path)))
     if cls in (Adapter.LoRA, Adapter.DoRA):
         return of_class(cls, **LOW_RANK)
+    if cls.family is registry["Launcher"]:
+        return launchers(cls)
+    if cls.family is registry["Range"]:
+        return ranges(cls)
     if cls is simpo.Mixture:
         return of_class(cls, sources=st.lists(of_class(Data.Preferences), min_size=1, max_size=2).map(tuple))
     return of_class(cls, **({"targets": TARGETS} if "targets" in declared(cls) else {}))
@@ -160,6 +164,41 @@ def merged(path: str, coefficients: list[float]) -> Spec:
     """Weights with as many adapters in them."""
     adapters = tuple(Weights.PEFT(f"{path}{number}") for number in range(len(coefficients)))
     return Weights.Merged(Weights.HF(path), adapters=adapters, coefficients=tuple(coefficients))
+
+
+def launchers(cls: type[Spec]) -> st.SearchStrategy[Any]:
+    """Launchers whose settings act, each name given once."""
+    pairs = st.dictionaries(st.from_regex(r"[a-z]{1,3}", fullmatch=True), TEXT, max_size=2).map(
+        lambda found: tuple(found.items())
+    )
+    size, gigabytes = st.none() | st.sampled_from(["64GB", "512MB"]), st.none() | st.sampled_from(["16", "64+"])
+    path = st.sampled_from(["/runs", "/data/a b"])
+    own: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+        "Slurm": {"memory": size, "options": pairs, "cluster": st.just("slurm")},
+        "Ray": {"resources": st.lists(st.tuples(TEXT, st.floats(0.5, 9.0)), max_size=2).map(tuple)},
+        "Kubernetes": {"home": path, "directory": path, "resources": pairs, "node_selector": pairs, "variables": pairs}
+        | {"nodes": st.just(1)},
+        "SkyPilot": {
+            "nodes": st.just(1),
+            "home": path,
+            "cpus": gigabytes,
+            "memory": gigabytes,
+            "bucket": st.none() | st.just("gs://runs"),
+            "variables": pairs,
+            "secrets": st.sampled_from([(), ("HF_TOKEN",)]),
+        },
+    }
+    found = of_class(cls, **own.get(cls.tag, {}))
+    return found | st.just(cls(cluster="local")) if cls.tag == "Slurm" else found
+
+
+def ranges(cls: type[Spec]) -> st.SearchStrategy[Any]:
+    """Ranges with something between their ends."""
+    if cls.tag == "Int":
+        numbers = st.tuples(st.integers(-99, 99), st.integers(1, 9), st.integers(1, 9))
+        return numbers.map(lambda drawn: cls(drawn[0], drawn[0] + drawn[1] * drawn[2], step=drawn[1]))
+    floats = st.floats(1e-9, 1e9), st.floats(1.5, 1e9)
+    return st.tuples(*floats).map(lambda drawn: cls(drawn[0], drawn[0] * drawn[1]))
 
 
 @st.composite
@@ -266,15 +305,14 @@ def experiments(draw: st.DrawFn) -> Experiment:
         model = attrs.evolve(model, weights=Weights.Random())
     if isinstance(model.weights, Weights.From):
         model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
-    at_once = None if objective.over_batch else draw(st.sampled_from([None, micro]))
-    if hasattr(model, "router_loss") and (at_once is not None or mesh.stage > 1):
+    if hasattr(model, "router_loss") and mesh.stage > 1:
         model = attrs.evolve(model, router_loss=0.0)
     return Experiment(
         **fields,
         objective=objective,
         data=draw(data),
         mesh=mesh,
-        microbatch_size=at_once,
+        microbatch_size=draw(st.sampled_from([None, micro])),
         batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "group_size", 1),
         evaluation=draw(st.none() | evaluations(st.none() | data)),
         quantization=draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None))),

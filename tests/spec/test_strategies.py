@@ -12,7 +12,9 @@ from nnxdsl.spec.base import is_family, registry
 
 QUICK = settings(max_examples=2000, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 CLASSES = {cls.tag: cls for cls in (*registry.values(), simpo.SimPO, simpo.Mixture) if not is_family(cls)}
-FAMILIES = sorted({cls.family.__name__ for cls in CLASSES.values()})
+OUTSIDE = {"Launcher", "Range", "Pruner"}
+"""Families of what stands beside an experiment: where it is started, what is searched."""
+FAMILIES = sorted({cls.family.__name__ for cls in CLASSES.values()} - OUTSIDE)
 
 
 @pytest.mark.parametrize("tag", sorted(CLASSES))
