@@ -6,17 +6,21 @@ import importlib.metadata
 import os
 import platform
 import shutil
+from collections import Counter
 from pathlib import Path
 
 from nnxdsl.run import process
+from nnxdsl.run.store import RunDirectory
 
 from .html import Html, join, tag
+from .index import Row, last_attempt
 from .page import Action, Answer, Ask, Page
 from .parts import action, facts
 from .state import Site
 from .words import number, size
 
 PACKAGES = ("nnxdsl", "jax", "flax", "optax", "qwix", "orbax-checkpoint", "gradio", "numpy")
+LOOKED_AT = 20
 COUNTED = 50_000
 """Files that are looked at to measure a directory."""
 
@@ -47,6 +51,7 @@ def opened(site: Site, ask: Ask) -> Answer:
     machine = [
         ("Machine", f"{process.hostname()}, {platform.platform()}"),
         ("Processors", os.cpu_count()),
+        ("Devices of the newest run", _devices(site, rows)),
         ("Python", platform.python_version()),
         *((name, _version(name)) for name in PACKAGES),
     ]
@@ -60,6 +65,15 @@ def opened(site: Site, ask: Ask) -> Answer:
         _words(),
     ]
     return Answer({"main": join(tag("h1", "About"), tag("div", columns, cls="grid wide"))})
+
+
+def _devices(site: Site, rows: list[Row]) -> str:
+    """What the run that began last ran on: to ask jax itself would take a device."""
+    for row in rows[:LOOKED_AT]:
+        seen = Counter(map(str, last_attempt(RunDirectory(site.settings.home / row.id)).get("devices", ())))
+        if seen:
+            return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in seen.items())
+    return "none has begun yet"
 
 
 def clear(site: Site, ask: Ask) -> Answer:

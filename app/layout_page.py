@@ -17,6 +17,7 @@ from .experiments import from_text
 from .html import Child, Html, join, link, tag
 from .jobs import Job
 from .layout_choose import SIZES, choice, fields_of
+from .layout_compile import verified
 from .layout_grid import drawing
 from .layout_request import (
     NO_DEVICE,
@@ -199,7 +200,7 @@ def _job(site: Site, experiment: Experiment, device: str, *, start: bool) -> Job
 
 def _result(site: Site, ask: Ask, sides: list[Side], device: str) -> Html:
     columns = [_side(side, "ab"[index]) for index, side in enumerate(sides)]
-    checked = _verified(site, sides[0].experiment, device) if sides[0].found is not None else None
+    checked = verified(site, sides[0].experiment, device, "layout") if sides[0].found is not None else None
     return join(tag("div", columns, cls=f"layouts n{len(columns)}"), checked)
 
 
@@ -221,33 +222,6 @@ def _side(side: Side, name: str) -> Html:
             tag("div", action("Cancel", "layout.cancel"), cls="row"),
         )
     return tag("section", words, body, cls="panel layout-summary")
-
-
-def _verified(site: Site, experiment: Experiment, device: str) -> Html:
-    job = plan_job(site, experiment, device, start=False, compiled=True)
-    why = why_not_compiled(experiment, device)
-    about = "XLA compiles the step ahead of time for these devices, which need not be here; it takes up to minutes."
-    body: Child
-    if job is not None and job.state == "done":
-        body = layout_views.compiled(job.result)
-    elif job is not None and not job.is_over:
-        body = (
-            tag("p", f"Compiling in a child process, {job.seconds:.0f} s so far ...", cls="muted", data_tick="1"),
-            tag("div", action("Cancel", "layout.cancel"), cls="row"),
-        )
-    elif why is not None:
-        body = tag("p", why, cls="muted")
-    elif site.settings.read_only:
-        body = tag("p", "This app is read only; `nnxdsl plan --compile` does it in a terminal.", cls="muted")
-    else:
-        wrong = tag("pre", job.error, cls="error", role="alert") if job is not None and job.error else None
-        body = (
-            wrong,
-            tag(
-                "div", action("Verify by compiling", "layout.verify"), tag("span", about, cls="muted small"), cls="row"
-            ),
-        )
-    return tag("section", tag("h2", "Checked by the compiler"), body, cls="panel")
 
 
 def _drawings(chosen: Mapping[str, Any], plans: list[Mapping[str, Any]]) -> Html:

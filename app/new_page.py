@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shlex
-from urllib.parse import quote
-
 import attrs
 
-from nnxdsl.run.jsonl import write_json
 from nnxdsl.spec.errors import Problem, SpecError
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.source import render, to_python
-from nnxdsl.spec.tree import diff, get, to_dict, to_json
+from nnxdsl.spec.tree import to_dict
 
 from . import demo, form, form_texts
 from .drafts import Draft
 from .experiments import from_text, from_tree, stored
 from .html import Child, Html, join, link, tag
 from .jobs import Job
+from .layout_request import NO_DEVICE, plan_job, why_not_compiled
+from .new_panel import import_form, panel
+from .new_plan import device_of, planned
 from .page import Action, Answer, Ask, Page
-from .parts import action, copy_button, table, tabs
-from .plan_words import plan_words
+from .parts import action
 from .state import Site
-
-TABS = {"": "Python", "diff": "Changes", "plan": "Plan", "json": "JSON", "import": "Import"}
-DEVICES = ("", "cpu", "h200", "h100", "a100", "b200", "v5e", "v5p", "v6e")
 
 
 def opened(site: Site, ask: Ask) -> Answer:
@@ -71,7 +63,7 @@ def ticked(site: Site, ask: Ask) -> Answer:
     if not ask.query.get("draft"):
         return opened(site, ask)
     draft = site.drafts.load(ask.query["draft"])
-    return Answer({"panel": _panel(site, ask, draft)})
+    return Answer({"panel": panel(site, ask, draft)})
 
 
 def change(site: Site, ask: Ask) -> Answer:
@@ -81,7 +73,7 @@ def change(site: Site, ask: Ask) -> Answer:
     shapes = ask.text("changed").endswith(".type")
     draft = attrs.evolve(draft, texts=form_texts.completed(texts) if shapes else texts)
     site.drafts.save(draft)
-    regions = {"panel": _panel(site, ask, draft), "head": _head(site, draft)}
+    regions = {"panel": panel(site, ask, draft), "head": _head(site, draft)}
     if shapes:
         regions["form"] = _form(draft)
     return Answer(regions)
@@ -103,7 +95,7 @@ def queue(site: Site, ask: Ask) -> Answer:
 
 def plan(site: Site, ask: Ask) -> Answer:
     """Works out the plan, in a child process."""
-    _plan_job(site, _require(site, ask), ask, start=True)
+    planned(site, _require(site, ask), ask, start=True)
     return Answer(goto=link("/new", **{**ask.query, "tab": "plan", "planned": "1"}))
 
 
@@ -192,7 +184,7 @@ def _choice(site: Site) -> Answer:
         None if names else none,
         join(tag("h2", "Earlier runs"), tag("ul", runs, cls="plain panel")) if runs else None,
         tag("h2", "Python or JSON"),
-        tag("section", _import(), cls="panel"),
+        tag("section", import_form(), cls="panel"),
     )
     return _whole(tag("h1", "New run"), body, join())
 
@@ -202,7 +194,7 @@ def _whole(head: Html, body: Html, panel: Html) -> Answer:
 
 
 def _draft(site: Site, ask: Ask, draft: Draft) -> Answer:
-    return _whole(_head(site, draft), _form(draft), _panel(site, ask, draft))
+    return _whole(_head(site, draft), _form(draft), panel(site, ask, draft))
 
 
 def _head(site: Site, draft: Draft) -> Html:
@@ -236,163 +228,22 @@ def _form(draft: Draft) -> Html:
     return join(tag("div", toggle, cls="row end"), form.rendered(draft.texts, base, "new.change"))
 
 
-# the panel
+def verify(site: Site, ask: Ask) -> Answer:
+    """A dry run: XLA compiles the step, and none is taken."""
+    experiment, device = _require(site, ask), device_of(ask) or NO_DEVICE
+    why = why_not_compiled(experiment, device)
+    if why is not None:
+        return Answer(notice=why, bad=True)
+    plan_job(site, experiment, device, start=True, compiled=True)
+    return ticked(site, ask)
 
 
-def _panel(site: Site, ask: Ask, draft: Draft) -> Html:
-    experiment, problems = form_texts.read(draft.texts)
-    tab = ask.query.get("tab", "")
-    tab = tab if tab in TABS else ""
-    listed = {problem.path: problem.message for problem in problems}
-    if tab == "import":
-        body: Html = _import()
-    elif experiment is None:
-        body = tag("p", "It can be shown once the problems above are solved.", cls="muted")
-    elif tab == "json":
-        body = join(tag("div", copy_button("new-json"), cls="row end"), _code(to_json(experiment), "new-json"))
-    elif tab == "diff":
-        body = _changes(from_tree(draft.base), draft.base_name, experiment)
-    elif tab == "plan":
-        body = _plan(site, ask, experiment)
-    else:
-        body = _python(site, experiment)
-    query = {name: value for name, value in ask.query.items() if name in ("draft", "device")}
-    names = {
-        name: f"{text} ({_count(draft, experiment)})" if name == "diff" and experiment else text
-        for name, text in TABS.items()
-    }
-    return tag(
-        "section",
-        _problems(problems),
-        tabs("/new", query, names, tab, "Views of the draft"),
-        body,
-        cls="panel sticky",
-        data_problems=listed,
-    )
-
-
-def _count(draft: Draft, experiment: Experiment) -> int:
-    return len(diff(from_tree(draft.base), experiment))
-
-
-def _problems(problems: list[Problem]) -> Html | None:
-    if not problems:
-        return None
-    lines = [
-        tag(
-            "li",
-            tag("a", problem.path, href=f"#f-{problem.path}", data_field=problem.path) if problem.path else None,
-            f": {problem.message}" if problem.path else problem.message,
-        )
-        for problem in problems[:20]
-    ]
-    return tag(
-        "div",
-        tag("h2", f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"),
-        tag("ul", lines),
-        cls="problems",
-        role="alert",
-    )
-
-
-def _code(text: str, name: str) -> Html:
-    return tag("pre", tag("code", text, id=name), tabindex=0, cls="code")
-
-
-def _python(site: Site, experiment: Experiment) -> Html:
-    text = to_python(experiment)
-    words = f"nnxdsl run {shlex.quote(f'{experiment.name}.py')} --home {shlex.quote(str(site.settings.home))}"
-    name = f"{experiment.name}.py"
-    save = tag("a", "Download", href=_data(text, "text/x-python"), download=name, cls="button small")
-    return join(
-        tag("div", copy_button("new-python"), save, cls="row end"),
-        _code(text, "new-python"),
-        tag("p", "In a terminal: ", tag("code", words, id="new-command"), " ", copy_button("new-command"), cls="small"),
-    )
-
-
-def _data(text: str, kind: str) -> str:
-    return f"data:{kind};charset=utf-8,{quote(text)}"
-
-
-def _changes(base: Experiment, name: str, experiment: Experiment) -> Html:
-    changes = diff(base, experiment)
-    same = base.id == experiment.id
-    verdict = "It is the same run: only placement or cadence differ." if same else "It is another run."
-    if not changes:
-        return tag("p", f"Nothing differs from {name}.", cls="muted")
-    rows = [
-        (tag("a", path, href=f"#f-{path}", data_field=path, cls="mono"), render(get(base, path)), render(value))
-        for path, value in changes.items()
-    ]
-    return join(
-        table(("Field", "was", "is"), rows, f"{len(rows)} differences to {name}"), tag("p", verdict, cls="muted")
-    )
-
-
-def _import() -> Html:
-    return tag(
-        "form",
-        tag(
-            "label",
-            "Python as ",
-            tag("code", "nnxdsl show FILE --python"),
-            " prints it, or JSON. It is read, never run.",
-            for_="import-text",
-        ),
-        tag(
-            "textarea",
-            rows=14,
-            name="text",
-            id="import-text",
-            spellcheck="false",
-            placeholder="from nnxdsl import ...\n\nexperiment = Experiment(...)",
-        ),
-        tag(
-            "label",
-            "or read a file ",
-            tag("input", type="file", accept=".py,.json,.txt", data_reads="import-text"),
-            cls="small",
-        ),
-        tag("div", tag("button", "Take it in", type="submit", cls="button primary"), cls="row end"),
-        data_do="new.take_in",
-    )
-
-
-def _plan_job(site: Site, experiment: Experiment, ask: Ask, *, start: bool) -> Job | None:
-    text = json.dumps(to_dict(experiment), sort_keys=True)
-    device = ask.query.get("device", "")
-    device = device if device in DEVICES else ""
-    digest = hashlib.sha256(f"{text} {device}".encode()).hexdigest()[:16]
-    key = f"plan {digest}"
-    found = site.jobs.get(key)
-    if not start or (found is not None and found.state != "failed"):
-        return found
-    file = site.settings.own / "plans" / f"{digest}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, to_dict(experiment))
-    words = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
-    return site.jobs.start(key, words + (["--device", device] if device else []))
-
-
-def _plan(site: Site, ask: Ask, experiment: Experiment) -> Html:
-    device = ask.query.get("device", "")
-    options = [tag("option", name or "this machine", value=name, selected=name == device) for name in DEVICES]
-    chooser = tag("form", tag("label", "For ", tag("select", options, name="device")), data_query=True, cls="row")
-    job = _plan_job(site, experiment, ask, start=True)
-    bar = tag(
-        "div",
-        chooser,
-        tag("a", "Inspect the layout", href=link("/layout", draft=ask.query.get("draft")), cls="button small"),
-        cls="row between",
-    )
-    assert job is not None
-    if not job.is_over:
-        words = f"Working it out in a child process, {job.seconds:.0f} s so far ..."
-        return join(bar, tag("p", words, cls="muted", data_tick="0.7"))
-    if job.state != "done":
-        return join(bar, tag("pre", job.error or job.state, cls="error", role="alert"))
-    return join(bar, plan_words(job.result))
+def cancel(site: Site, ask: Ask) -> Answer:
+    """Ends the compiler."""
+    job = plan_job(site, _require(site, ask), device_of(ask) or NO_DEVICE, start=False, compiled=True)
+    if job is not None:
+        site.compiles.cancel(job.key)
+    return attrs.evolve(ticked(site, ask), notice="Ended.")
 
 
 PAGE = Page(
@@ -408,6 +259,8 @@ PAGE = Page(
         "launch": Action(launch, writes=True),
         "queue": Action(queue, writes=True),
         "plan": Action(plan, writes=True),
+        "verify": Action(verify, writes=True),
+        "cancel": Action(cancel, writes=True),
         "take_in": Action(take_in, writes=True),
     },
 )

@@ -137,6 +137,11 @@ def _figures(row: Row) -> Html:
         ("Devices", row.facts.get("mesh")),
         ("Loss", number(metrics.get("loss")) if "loss" in metrics else None),
         ("Tokens/s", number(metrics.get("tokens/s")) if "tokens/s" in metrics else None),
+        *(
+            (f"{unit.capitalize()}/s", number(metrics[f"{unit}/s"]))
+            for unit in ("pairs", "rows")
+            if f"{unit}/s" in metrics
+        ),
         ("Tokens", number(metrics.get("num_tokens")) if "num_tokens" in metrics else None),
         ("Checkpoint", f"step {saved:,}" if saved else None),
         ("Attempt", row.status.get("attempt")),

@@ -1,0 +1,46 @@
+"""A step that XLA compiles ahead of time, with no step taken: asked for, on its way, and what was found."""
+
+from __future__ import annotations
+
+from nnxdsl.spec.experiment import Experiment
+
+from . import layout_views
+from .html import Child, Html, tag
+from .layout_request import plan_job, why_not_compiled
+from .parts import action
+from .state import Site
+
+
+def verified(site: Site, experiment: Experiment, device: str, page: str) -> Html:
+    """What XLA says, how far it is, or a button to ask it.
+
+    Args:
+        site: Of the app.
+        experiment: On its mesh.
+        device: Name in the catalogue, or `NO_DEVICE`.
+        page: Whose actions `verify` and `cancel` are asked.
+    """
+    job = plan_job(site, experiment, device, start=False, compiled=True)
+    why = why_not_compiled(experiment, device)
+    about = "XLA compiles the step ahead of time for these devices, which need not be here; it takes up to minutes."
+    body: Child
+    if job is not None and job.state == "done":
+        body = layout_views.compiled(job.result)
+    elif job is not None and not job.is_over:
+        body = (
+            tag("p", f"Compiling in a child process, {job.seconds:.0f} s so far ...", cls="muted", data_tick="1"),
+            tag("div", action("Cancel", f"{page}.cancel"), cls="row"),
+        )
+    elif why is not None:
+        body = tag("p", why, cls="muted")
+    elif site.settings.read_only:
+        body = tag("p", "This app is read only; `nnxdsl plan --compile` does it in a terminal.", cls="muted")
+    else:
+        wrong = tag("pre", job.error, cls="error", role="alert") if job is not None and job.error else None
+        body = (
+            wrong,
+            tag(
+                "div", action("Verify by compiling", f"{page}.verify"), tag("span", about, cls="muted small"), cls="row"
+            ),
+        )
+    return tag("section", tag("h2", "Checked by the compiler"), body, cls="panel")

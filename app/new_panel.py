@@ -1,0 +1,144 @@
+"""What stands beside the form of a new run: problems, Python, changes, the plan, what may be taken in."""
+
+from __future__ import annotations
+
+import shlex
+from urllib.parse import quote
+
+from nnxdsl.spec.errors import Problem
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.source import render, to_python
+from nnxdsl.spec.tree import diff, get, to_json
+
+from . import form_texts
+from .drafts import Draft
+from .experiments import from_tree
+from .html import Html, join, tag
+from .new_plan import plan_tab
+from .page import Ask
+from .parts import copy_button, table, tabs
+from .state import Site
+
+TABS = {"": "Python", "diff": "Changes", "plan": "Plan", "json": "JSON", "import": "Import"}
+
+
+def panel(site: Site, ask: Ask, draft: Draft) -> Html:
+    """The tab that the query names, and all problems above it."""
+    experiment, problems = form_texts.read(draft.texts)
+    tab = ask.query.get("tab", "")
+    tab = tab if tab in TABS else ""
+    listed = {problem.path: problem.message for problem in problems}
+    if tab == "import":
+        body: Html = import_form()
+    elif experiment is None:
+        body = tag("p", "It can be shown once the problems above are solved.", cls="muted")
+    elif tab == "json":
+        body = join(tag("div", copy_button("new-json"), cls="row end"), _code(to_json(experiment), "new-json"))
+    elif tab == "diff":
+        body = _changes(from_tree(draft.base), draft.base_name, experiment)
+    elif tab == "plan":
+        body = plan_tab(site, ask, experiment)
+    else:
+        body = _python(site, experiment)
+    query = {name: value for name, value in ask.query.items() if name in ("draft", "device")}
+    names = {
+        name: f"{text} ({_count(draft, experiment)})" if name == "diff" and experiment else text
+        for name, text in TABS.items()
+    }
+    return tag(
+        "section",
+        _problems(problems),
+        tabs("/new", query, names, tab, "Views of the draft"),
+        body,
+        cls="panel sticky",
+        data_problems=listed,
+    )
+
+
+def _count(draft: Draft, experiment: Experiment) -> int:
+    return len(diff(from_tree(draft.base), experiment))
+
+
+def _problems(problems: list[Problem]) -> Html | None:
+    if not problems:
+        return None
+    lines = [
+        tag(
+            "li",
+            tag("a", problem.path, href=f"#f-{problem.path}", data_field=problem.path) if problem.path else None,
+            f": {problem.message}" if problem.path else problem.message,
+        )
+        for problem in problems[:20]
+    ]
+    return tag(
+        "div",
+        tag("h2", f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"),
+        tag("ul", lines),
+        cls="problems",
+        role="alert",
+    )
+
+
+def _code(text: str, name: str) -> Html:
+    return tag("pre", tag("code", text, id=name), tabindex=0, cls="code")
+
+
+def _python(site: Site, experiment: Experiment) -> Html:
+    text = to_python(experiment)
+    words = f"nnxdsl run {shlex.quote(f'{experiment.name}.py')} --home {shlex.quote(str(site.settings.home))}"
+    name = f"{experiment.name}.py"
+    save = tag("a", "Download", href=_data(text, "text/x-python"), download=name, cls="button small")
+    return join(
+        tag("div", copy_button("new-python"), save, cls="row end"),
+        _code(text, "new-python"),
+        tag("p", "In a terminal: ", tag("code", words, id="new-command"), " ", copy_button("new-command"), cls="small"),
+    )
+
+
+def _data(text: str, kind: str) -> str:
+    return f"data:{kind};charset=utf-8,{quote(text)}"
+
+
+def _changes(base: Experiment, name: str, experiment: Experiment) -> Html:
+    changes = diff(base, experiment)
+    same = base.id == experiment.id
+    verdict = "It is the same run: only placement or cadence differ." if same else "It is another run."
+    if not changes:
+        return tag("p", f"Nothing differs from {name}.", cls="muted")
+    rows = [
+        (tag("a", path, href=f"#f-{path}", data_field=path, cls="mono"), render(get(base, path)), render(value))
+        for path, value in changes.items()
+    ]
+    return join(
+        table(("Field", "was", "is"), rows, f"{len(rows)} differences to {name}"), tag("p", verdict, cls="muted")
+    )
+
+
+def import_form() -> Html:
+    """A field for Python or JSON, which is read and never run."""
+    return tag(
+        "form",
+        tag(
+            "label",
+            "Python as ",
+            tag("code", "nnxdsl show FILE --python"),
+            " prints it, or JSON. It is read, never run.",
+            for_="import-text",
+        ),
+        tag(
+            "textarea",
+            rows=14,
+            name="text",
+            id="import-text",
+            spellcheck="false",
+            placeholder="from nnxdsl import ...\n\nexperiment = Experiment(...)",
+        ),
+        tag(
+            "label",
+            "or read a file ",
+            tag("input", type="file", accept=".py,.json,.txt", data_reads="import-text"),
+            cls="small",
+        ),
+        tag("div", tag("button", "Take it in", type="submit", cls="button primary"), cls="row end"),
+        data_do="new.take_in",
+    )
