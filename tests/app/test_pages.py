@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,7 @@ pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
 
 
-def test_the_app_starts_quickly_and_never_loads_jax(app: Any) -> None:
-    app.end()
-    app.start()
-    assert _ticks(app.child.pid) / 100 < 8.0  # seconds of a core until it answers: other processes do not count
+def test_the_app_never_loads_jax(app: Any) -> None:
     loaded = Path(f"/proc/{app.child.pid}/maps").read_text()
     assert "pydantic_core" in loaded
     assert "jaxlib" not in loaded
@@ -37,28 +33,40 @@ def test_a_page_opens_by_its_url(app: Any, open_page: Open, page: Any) -> None:
     assert overflow(shown) == 0
 
 
-def test_a_page_switch_is_quick_and_the_way_back_too(app: Any, open_page: Open) -> None:
+def requests_of(shown: Any) -> list[str]:
+    """A list to which what the page asks for from now on is added, but for ticks."""
+    found: list[str] = []
+
+    def note(request: Any) -> None:
+        if ".tick" not in (request.post_data or ""):
+            found.append(request.url)
+
+    shown.on("request", note)
+    return found
+
+
+def test_a_page_switch_costs_one_request_and_the_way_back_too(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/"))
     shown.wait_for_selector("#page-runs .region")
+    asked = requests_of(shown)
     for page in [page for page in PAGES if page.in_navigation][1:]:
-        began = time.monotonic()
+        asked.clear()
         shown.get_by_role("link", name=page.title, exact=True).click()
         shown.wait_for_selector(f"#page-{page.name} .region")
-        assert time.monotonic() - began < 0.5
         assert shown.url == app.url(page.path)
+        assert len(asked) == 1, asked
     shown.go_back()
     shown.go_back()
     shown.wait_for_selector("#page-layout:visible")
 
 
-def test_a_list_of_a_thousand_runs_opens_quickly(app: Any, open_page: Open) -> None:
+def test_of_a_thousand_runs_a_hundred_are_drawn_and_all_are_searched(app: Any, open_page: Open) -> None:
     write_many(app.home, 1_000, steps=5)
     shown = open_page(app.url("/about"))
     shown.wait_for_selector("#page-about .region")
-    began = time.monotonic()
     shown.get_by_role("link", name="Runs", exact=True).click()
     shown.wait_for_selector("#page-runs tbody tr")
-    assert time.monotonic() - began < 2.0
+    assert shown.locator("#page-runs tbody tr").count() == 100
     assert "1,000 runs" in shown.locator("caption").first.text_content()
     shown.get_by_label("Search runs").fill("dpo-0042")
     shown.wait_for_function("document.querySelectorAll('#page-runs tbody tr').length === 1")
@@ -68,31 +76,30 @@ def test_a_list_of_a_thousand_runs_opens_quickly(app: Any, open_page: Open) -> N
     assert shown.get_by_label("Search runs").input_value() == "dpo-0042"
 
 
-def test_a_hundred_thousand_steps_are_drawn_quickly(app: Any, open_page: Open) -> None:
+def test_of_a_hundred_thousand_steps_five_hundred_points_are_drawn(app: Any, open_page: Open) -> None:
     path = write_run(app.home, experiment(1, steps=100_000), "finished", 100_000)
     shown = open_page(app.url("/about"))
     shown.wait_for_selector("#page-about .region")
-    began = time.monotonic()
     shown.evaluate(f"window.nnx.go('/run?id={path.name}')")
     shown.wait_for_selector("#page-run svg .series")
-    assert time.monotonic() - began < 1.5  # of which 1 s for reading 40 MB, on a core that runs the browser as well
+    points = "[...document.querySelectorAll('#page-run .series')].map((one) => one.points.numberOfItems)"
+    assert 300 < max(shown.evaluate(points)) <= 500
     shown.locator("[data-chart]").first.hover()
     assert "step" in shown.locator(".reading").first.text_content()
 
 
-def test_an_idle_page_costs_next_to_nothing(app: Any, open_page: Open) -> None:
+def test_an_idle_page_asks_seldom_and_is_sent_nothing_anew(app: Any, open_page: Open) -> None:
     write_many(app.home, 20, steps=50)
     shown = open_page(app.url("/"))
     shown.wait_for_selector("#page-runs tbody tr")
-    time.sleep(3)
-    before = _ticks(app.child.pid)
-    time.sleep(20)
-    assert (_ticks(app.child.pid) - before) / 100 / 20 < 0.02
-
-
-def _ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    shown.wait_for_timeout(1_000)
+    shown.evaluate("document.querySelector('#page-runs tbody tr').dataset.mark = 'the same'")
+    answers: list[int] = []
+    shown.on("response", lambda answer: answers.append(len(answer.body())))
+    shown.wait_for_timeout(13_000)
+    assert 2 <= len(answers) <= 4  # one in four seconds
+    assert max(answers) < 2_000  # a row of the table has as much
+    assert shown.locator("#page-runs tbody tr[data-mark]").count() == 1
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
