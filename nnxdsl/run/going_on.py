@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from nnxdsl.run.checkpoint import Checkpoints
+from collections.abc import Callable
+
+from nnxdsl.run.checkpoint import Checkpoints, Targets
 from nnxdsl.run.store import RunDirectory
 from nnxdsl.spec.errors import RunError
+from nnxdsl.spec.experiment import Experiment
 
 
 def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int | None, list[str]]:
@@ -28,6 +31,37 @@ def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int 
     if good.step is not None and saved > max(good.step, *(damage.step for damage in good.damaged), 0):
         said.append(f"checkpoint step {saved} was saved and is gone; going back to step {good.step}")
     return good.step, said
+
+
+def require_room(checkpoints: Checkpoints, experiment: Experiment, step: int, targets: dict[str, Targets]) -> None:
+    """Refuses a run whose next save the disk has no room for, before it computes anything.
+
+    Raises:
+        CheckpointError: How much it takes, and how much is free.
+    """
+    every = experiment.checkpoint.every_steps
+    if step < experiment.steps:
+        checkpoints.require_room(min((step // every + 1) * every, experiment.steps), targets)
+
+
+def by_step(directory: RunDirectory, complain: Callable[[str], object] | None = None) -> dict[int, dict[str, float]]:
+    """Held-out metrics of all evaluations.
+
+    Args:
+        directory: Of the run.
+        complain: Told of a line that cannot be read, which does not make a failure of what is trained and saved.
+
+    Raises:
+        RunError: A line cannot be read, and there is nobody to complain to.
+    """
+    try:
+        rows = directory.evaluations()
+    except RunError as error:
+        if complain is None:
+            raise
+        complain(f"warning: {error}")
+        rows = []
+    return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in rows}
 
 
 def gap(directory: RunDirectory, start: int) -> str | None:
