@@ -349,7 +349,7 @@ def compile(
         apart=layout.apart(mesh) if mesh.size > 1 else None,
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
         tail_weight=getattr(objective, "tail_weight", 1.0),
-        weighted="on_policy" in (getattr(term, "weighting", "") for term in getattr(objective, "terms", (objective,))),
+        weighted="on_policy" in (getattr(term, "weighting", "") for term in objective.added),
         distill=objective if isinstance(objective, Distill) else None,
         routed=experiment.router_loss > 0,
     )
@@ -367,6 +367,7 @@ def compile(
         router_loss=experiment.router_loss,
         dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
         is_off=blueprint.is_off,
+        is_whole=experiment.compares_parts,
         guard=guards.build(experiment.guard),
         synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.follows else None,
     )

@@ -80,7 +80,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     size = blueprint.compute.itemsize
     activation = here * longest.trunk * config.embed_dim * size
     weights = (of.trunk / layout.stages + of.head) * size / tensor
-    sweeps = (2 + again + compared) * times
+    sweeps = (2 + again + compared + experiment.compares_parts) * times
     moved = weights * sweeps + 12 * activation * config.num_layers * sweeps
     moved += sum(layout.device_bytes().get(part, 0) for part in ("trainable", "optimizer")) * 2
     spread = layout.gathered_from

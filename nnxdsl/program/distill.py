@@ -50,10 +50,12 @@ class Distilled(NamedTuple):
     Attributes:
         stats: Of its target tokens, `[B, N]`.
         distance: From the teacher at each of them, in nats, `[B, N]`; zero where the mask is off.
+        features: How far the directions of hidden states are apart, in the same way; None where nothing reads it.
     """
 
     stats: TokenStats
     distance: Array
+    features: Array | None = None
 
 
 @build.register
@@ -67,9 +69,29 @@ def _(objective: Distill) -> Loss:
         total = (1 - hard) * square * apart
         if hard:
             total = total + hard * nll
-        return Terms(Ratio(total, count), {"distance": Ratio(apart, count), "nll_loss": Ratio(nll, count)})
+        metrics = {"distance": Ratio(apart, count), "nll_loss": Ratio(nll, count)}
+        if policy.features is not None:
+            features = jnp.sum(policy.features * counted)
+            total = total + objective.feature_weight * features
+            metrics["feature_distance"] = Ratio(features, count)
+        return Terms(Ratio(total, count), metrics)
 
     return loss
+
+
+def feature_distance(
+    hidden: Float[Array, "B N D"], taught: Float[Array, "B N D"], mask: Bool[Array, "B N"]
+) -> Float[Array, "B N"]:
+    """`1 - cos` of two models' hidden states, float32; zero where the mask is off, whatever they are there.
+
+    Args:
+        hidden: The student's.
+        taught: The teacher's.
+        mask: Which targets count.
+    """
+    both = (jnp.where(mask[..., None], x, 1).astype(jnp.float32) for x in (hidden, taught))
+    ours, theirs = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in both)
+    return jnp.where(mask, jnp.sum(jnp.square(ours - theirs), axis=-1) / 2, 0.0)  # exact where they are nearly alike
 
 
 @attrs.frozen

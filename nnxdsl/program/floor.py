@@ -177,16 +177,17 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens
     scores *= sum(kind != "linear" for kind in config.layers)
     # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
-    passes = 1 + 1 + (not adapted) + again + compared
+    twice = blueprint.experiment.compares_parts  # each part forward, before the whole batch's loss is known
+    passes = 1 + 1 + (not adapted) + again + compared + twice
     # The reference is the base with its adapters off.
-    layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again)
-    layers += scores * (3 + mixed_again + compared)
+    layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again + twice)
+    layers += scores * (3 + mixed_again + compared + twice)
     # A frozen head's gradient comes with its forward pass, see `tiles.said`; a trained one computes its logits once
     # more in the backward pass, but where they are few enough to be kept.
     is_trained = blueprint.head_path in blueprint.trainable
     heads = 4 if is_trained else 2
     if blueprint.teacher is None:
-        return layers, 2 * of.head * targets * (heads + compared)
+        return layers, 2 * of.head * targets * (heads + compared + twice)
     # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
     asked, teacher = blueprint.experiment.objective, blueprint.teacher
     labels = heads if isinstance(asked, Distill) and asked.hard_weight else 1

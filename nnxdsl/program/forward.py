@@ -25,7 +25,7 @@ from nnxdsl.models.remat import Remat
 from nnxdsl.models.routing import RouterStats
 from nnxdsl.models.row import Row
 from nnxdsl.models.tree import Template
-from nnxdsl.program.distill import Distilled, Taught, distance
+from nnxdsl.program.distill import Distilled, Taught, distance, feature_distance
 from nnxdsl.program.kernels import Kernels
 from nnxdsl.program.logprobs import Cuts, TokenStats, Where, token_stats
 from nnxdsl.program.losses import Pairs
@@ -108,7 +108,10 @@ class Forward:
             if isinstance(batch, RolloutBatch):
                 scored = Answers(said, batch.advantage, batch.limit, batch.old)
             elif taught is not None:
-                scored = Distilled(said, self._distance(predicting, model, taught, mask))
+                features = None
+                if self.distill is not None and self.distill.feature_weight:
+                    features = feature_distance(predicting, taught.hidden, mask)
+                scored = Distilled(said, self._distance(predicting, model, taught, mask), features)
         return Read(scored, stats, routing)
 
     def teach(self, model: Decoder, batch: Batch) -> Taught:

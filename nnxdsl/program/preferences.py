@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, build, per_row
+from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, build, per_row, row_mean
 from nnxdsl.spec import preference as spec
 from nnxdsl.spec.divergence import Alpha, Divergence, ForwardKL, JensenShannon, ReverseKL
 from nnxdsl.spec.errors import NotRegisteredError
@@ -234,7 +234,20 @@ def _(objective: spec.NCA) -> Loss:
 @build.register
 def _(objective: spec.BCO) -> Loss:
     s = jax.nn.log_sigmoid
-    return of_rewards(objective.beta, lambda chosen, rejected: -s(chosen) - s(-rejected))
+    plain = of_rewards(objective.beta, lambda chosen, rejected: -s(chosen) - s(-rejected))
+    if objective.shift == "none":
+        return plain
+
+    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+        assert reference is not None
+        pair = log_ratios(real(policy, weight), real(reference, weight))
+        chosen, rejected = objective.beta * pair.chosen, objective.beta * pair.rejected
+        both = row_mean(jax.lax.stop_gradient(chosen + rejected) / 2, weight)
+        shift = both.total / jnp.maximum(both.count, 1)
+        terms = rewarded(-s(chosen - shift) - s(shift - rejected), chosen, rejected, weight)
+        return terms._replace(metrics={**terms.metrics, "reward_shift": Ratio(shift * both.count, both.count)})
+
+    return loss
 
 
 @build.register

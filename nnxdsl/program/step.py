@@ -16,7 +16,7 @@ from nnxdsl.data.batch import Batch, token_count
 from nnxdsl.models.dropout import dropping
 from nnxdsl.models.routing import load_balance
 from nnxdsl.models.tree import Template
-from nnxdsl.program import adapters
+from nnxdsl.program import adapters, whole
 from nnxdsl.program.distill import Distilled, Taught
 from nnxdsl.program.forward import Forward, Read, kept
 from nnxdsl.program.guards import Halting, Skipping
@@ -87,6 +87,7 @@ class Computation:
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
         teacher: The model that is learnt from, whose leaves are given as those of the reference; or None.
         is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
+        is_whole: Whether the loss compares rows of different micro-batches.
         router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
     """
 
@@ -101,6 +102,7 @@ class Computation:
     router_loss: float = 0.0
     dropout: int | None = None
     is_off: bool = False
+    is_whole: bool = False
     guard: Halting | Skipping = attrs.field(factory=Halting)
     synced: Synced | None = None
     apart: Forward | None = None
@@ -121,8 +123,12 @@ class Computation:
 
         reference = moving.reference or reference
         parts = jax.tree.map(self._split, batch)
-        nothing = self._nothing(moving.trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
-        (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, self._row_keys(moving.step, len(batch.weight))))
+        keys = self._row_keys(moving.step, len(batch.weight))
+        if self.is_whole:
+            gradients, terms = whole.gradients(self, moving.trainable, frozen, reference, parts, keys)
+        else:
+            nothing = self._nothing(moving.trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
+            (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, keys))
         gradients = jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients)
         before = self._fetch("optimizer", moving.optimizer)
         updates, optimizer = self.optimizer.update(gradients, before, moving.trainable)
@@ -152,7 +158,7 @@ class Computation:
 
     def score(self, trainable: Leaves, frozen: Leaves, batch: Batch) -> Read:
         """What the policy says of one batch, forward only."""
-        return self._reader(frozen, batch)(self.cast(trainable))
+        return self.reader(frozen, batch)(self.cast(trainable))
 
     def judge(self, read: Read, batch: Batch) -> dict[str, Ratio]:
         """Sums and counts of the loss and every metric of one batch; add them up over batches, then divide.
@@ -166,24 +172,36 @@ class Computation:
 
     def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, Ratio]:
         """As `judge`, of a batch that nothing is known of: the reference, or the teacher, is asked as well."""
-        leaves = self.cast(trainable)
-        if self.teacher is not None:
-            terms = self._terms(self._reader(frozen, batch, reference)(leaves), None, batch)
-            return {"loss": terms.loss, **terms.metrics}
-        read = self._reader(frozen, batch)
-        if self.apart is not None:
-            terms = self._terms(read(leaves), self.compare(reference, batch), batch)
-            return {"loss": terms.loss, **terms.metrics}
+        read, compared = self.both(self.cast(trainable), frozen, reference, batch)
+        terms = self._terms(read, compared, batch)
+        return {"loss": terms.loss, **terms.metrics}
+
+    def both(
+        self, leaves: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None = None
+    ) -> tuple[Read, Scored | None]:
+        """What the policy and the reference (None where there is none) say of a micro-batch, forward only.
+
+        Args:
+            leaves: Trainable ones, in the dtype that is computed in.
+            frozen: As of a step, as the next.
+            reference: As above.
+            batch: The micro-batch.
+            keys: As of `accumulate`.
+        """
+        read, known = self.reader(frozen, batch, reference), self._known(reference, batch)
+        if self.reference is None or known is not None:
+            with dropping(keys):
+                return read(leaves), known
         # One piece of code for both models, so that equal models give equal bits: see `accumulate`.
         off = self._off(leaves, reference)
 
         def turn(_: None, is_policy: jax.Array) -> tuple[None, Read]:
-            return None, read(_either(is_policy, leaves, off))
+            with dropping(keys, is_policy):
+                return None, read(_either(is_policy, leaves, off))
 
-        _, both = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
-        compared, out = (jax.tree.map(lambda x, side=side: x[side], both) for side in (0, 1))
-        terms = self._terms(out, compared.scored, batch)
-        return {"loss": terms.loss, **terms.metrics}
+        _, said = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
+        compared, out = (jax.tree.map(lambda x, side=side: x[side], said) for side in (0, 1))
+        return out, compared.scored
 
     def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
         """Gradients of the loss's sum over one micro-batch (float32), and its terms."""
@@ -214,7 +232,7 @@ class Computation:
             batch: The micro-batch.
             keys: Of its rows, for the policy's dropout; None for no dropout.
         """
-        read = self._reader(frozen, batch, reference)
+        read = self.reader(frozen, batch, reference)
 
         def pull(
             leaves: Leaves, compared: Scored | None, is_policy: jax.Array | bool = True
@@ -223,15 +241,13 @@ class Computation:
                 out, back = jax.vjp(read, leaves)
 
             def gradient() -> tuple[Leaves, Terms]:
-                toward, terms = jax.grad(lambda out: _total(self._trained(out, compared, batch)), has_aux=True)(out)
+                toward, terms = jax.grad(lambda out: _total(self.trained(out, compared, batch)), has_aux=True)(out)
                 return back(toward)[0], terms
 
             return out, gradient
 
         leaves = self.cast(trainable)
-        known = kept(batch)
-        if known is None and self.apart is not None:
-            known = self.compare(reference, batch)
+        known = self._known(reference, batch)
         if self.reference is None or known is not None:
             return _added(total, pull(leaves, known)[1]())
         off = self._off(leaves, reference)
@@ -255,7 +271,7 @@ class Computation:
         dtype = self.forward.dtype
         return {path: leaf if path.endswith(adapters.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
 
-    def _reader(self, frozen: Leaves, batch: Batch, reference: Leaves | None = None) -> Callable[[Leaves], Read]:
+    def reader(self, frozen: Leaves, batch: Batch, reference: Leaves | None = None) -> Callable[[Leaves], Read]:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch.
 
         With a teacher, whose leaves are those of `reference`, it is asked once, before the policy is.
@@ -281,6 +297,11 @@ class Computation:
         model = self.apart.model(self.reference, jax.lax.stop_gradient(reference))
         return jax.lax.stop_gradient(self.apart.read(model, batch).scored)
 
+    def _known(self, reference: Leaves, batch: Batch) -> Scored | None:
+        """What a reference says of a micro-batch, where it need not be asked beside the policy."""
+        known = kept(batch)
+        return self.compare(reference, batch) if known is None and self.apart is not None else known
+
     def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves that make the policy's graph the reference: its own copy of them, or the adapter as it began."""
         if not reference and not self.is_off:
@@ -304,13 +325,13 @@ class Computation:
         """Zeros in the form of gradients and terms."""
 
         def terms() -> Terms:
-            out = self._reader(frozen, batch, reference)(self.cast(trainable))
-            return self._trained(out, None if self.reference is None else out.scored, batch)
+            out = self.reader(frozen, batch, reference)(self.cast(trainable))
+            return self.trained(out, None if self.reference is None else out.scored, batch)
 
         gradients = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
         return gradients, _zeros(jax.eval_shape(terms))
 
-    def _trained(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
+    def trained(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
         """What is minimised: the objective's terms and, where it is asked for, the load-balancing loss of routers.
 
         The latter belongs to the batch as a whole. It is added with the count of the objective's own loss, so that

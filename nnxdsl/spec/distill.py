@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.spec.base import Spec
 from nnxdsl.spec.errors import Problem
-from nnxdsl.spec.limits import Limit, inner, positive
+from nnxdsl.spec.limits import Limit, inner, not_negative, positive
 from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import Objective
 from nnxdsl.spec.weights import PEFT
@@ -58,24 +58,30 @@ class Distill(Objective):
     Per target token `(1 - h) T^2 D(softmax(t / T), softmax(s / T)) - h log softmax(s)[token]`, with the logits `s` of
     the model that is trained and `t` of the teacher, `T` the temperature and `h` the weight of hard labels; the mean is
     over all target tokens of the batch. `T^2` keeps gradients as large whatever the temperature (Hinton et al. 2015,
-    arXiv:1503.02531, section 2); TRL's GKD leaves it out.
+    arXiv:1503.02531, section 2); TRL's GKD leaves it out. With a `feature_weight`, so many times `1 - cos(x, y)` of the
+    final hidden states that predict the token, the model's `x` and the teacher's `y`, is added: not only what is said
+    is alike then, but what it is said from (features as in FitNets, Romero et al. 2015, arXiv:1412.6550, compared by
+    their direction).
 
     Attributes:
         teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step.
         distance: How distributions are compared.
         temperature: What logits of both are divided by before they are.
         hard_weight: Weight of the tokens themselves as labels, as in `Objective.SFT`.
+        feature_weight: Weight of the distance of hidden states, which the teacher then has as many of.
         loss_on: Which tokens are targets, as in `Objective.SFT`.
     """
 
     reads: ClassVar[str] = "sequences"
     sums_tokens: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"feature_weight"})
 
     teacher: Model
     distance: Distance = ForwardKL()
     temperature: float = attrs.field(default=1.0, validator=positive)
     hard_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0, below=1))
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
+    feature_weight: float = attrs.field(default=0.0, validator=not_negative)
 
     def problems(self) -> Iterable[Problem]:
         """A teacher's weights are those of a model."""

@@ -112,6 +112,11 @@ class Experiment(Spec):
         return self.batch_size // self.rows_at_once
 
     @property
+    def compares_parts(self) -> bool:
+        """Whether what is minimised compares rows of different micro-batches, so that each is asked twice."""
+        return self.microbatches > 1 and (self.objective.over_batch or self.router_loss > 0)
+
+    @property
     def has_reference(self) -> bool:
         """Whether the policy is compared with a model."""
         return self.objective.needs_reference and not isinstance(self.reference, Uniform)
@@ -144,7 +149,6 @@ class Experiment(Spec):
             self._check_held_out,
             self._check_batch,
             self._check_groups,
-            self._check_over_batch,
             self._check_split,
             self._check_packed,
             self._check_quantized,
@@ -185,14 +189,6 @@ class Experiment(Spec):
         if not isinstance(self.batching, Padded):
             message = f"{type(self.batching).__qualname__} arranges rows of a file, and answers are in none; leave it"
             yield Problem("batching", message)
-
-    def _check_over_batch(self) -> Iterable[Problem]:
-        if self.objective.over_batch and self.microbatches > 1:
-            message = (
-                f"{type(self.objective).__qualname__} compares the rows of a batch with each other, which parts of "
-                f"{self.microbatch_size} rows would change; leave it None"
-            )
-            yield Problem("microbatch_size", message)
 
     def _check_split(self) -> Iterable[Problem]:
         size, path = self.rows_at_once, "batch_size" if self.microbatch_size is None else "microbatch_size"
@@ -264,12 +260,7 @@ class Experiment(Spec):
         return getattr(self.model, "router_loss", 0.0)
 
     def _check_router(self) -> Iterable[Problem]:
-        if not self.router_loss:
-            return
-        if self.microbatches > 1:
-            message = f"it compares all tokens of a batch, which parts of {self.microbatch_size} rows would change; "
-            yield Problem("model.router_loss", message + "leave microbatch_size None, or set 0")
-        if self.mesh.stage > 1:
+        if self.router_loss and self.mesh.stage > 1:
             yield Problem("model.router_loss", "stages of a pipeline do not tell what their routers say; set 0")
 
     def main(self) -> None:

@@ -17,7 +17,7 @@ class KTO(Objective):
     Per answer `w (1 - sigmoid(beta (l - k)))` where it is desirable and `u (1 - sigmoid(beta (k - l)))` where it is
     not. `l` is the log-probability of the answer under the policy minus that under the reference, in nats, and `k` the
     mean of the same over answers to other prompts, at least 0 and without a gradient: how far the policy is from the
-    reference anyway. `k` is a mean over the batch: micro-batches are refused, and held-out batches have their own.
+    reference anyway. `k` is a mean over the batch, whatever its micro-batches; held-out batches have their own.
 
     Attributes:
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.

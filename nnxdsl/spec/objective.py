@@ -55,7 +55,12 @@ class Objective(Spec):
     sums_tokens: ClassVar[bool] = False
     """Where it reads sequences: whether it sums over target tokens, whichever sequence they belong to."""
     over_batch: ClassVar[bool] = False
-    """Whether the loss of a row depends on the other rows, so that a batch cannot be computed in parts."""
+    """Whether the loss of a row depends on the other rows: a batch in parts is then asked about once before."""
+
+    @property
+    def added(self) -> tuple[Objective, ...]:
+        """What it is a sum of: itself alone, if it is none."""
+        return (self,)
 
 
 @attrs.frozen(kw_only=True)

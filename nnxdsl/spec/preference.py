@@ -226,19 +226,29 @@ class NCA(Objective):
 
 @attrs.frozen(kw_only=True)
 class BCO(Objective):
-    """Binary classifier optimisation on pairs (Jung et al. 2024, arXiv:2404.04656), the reward shift left out.
+    """Binary classifier optimisation on pairs (Jung et al. 2024, arXiv:2404.04656).
 
-    Per pair `-s(beta c) - s(-beta r)`. The paper's reward shift, a running mean of rewards, is 0 here, as in TRL's
-    `bco_pair`.
+    Per pair `-s(beta c - h) - s(h - beta r)` with a reward shift `h`, through which no gradient goes: 0, as in TRL's
+    `bco_pair`, or half the sum of the mean rewards of chosen and of rejected completions (the paper's definition).
 
     Attributes:
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
+        shift: "none", or "batch" for the means over the whole batch, whatever its micro-batches; held-out batches have
+            their own. The paper has a running mean over batches.
     """
 
     reads: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"shift"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
+    shift: Literal["none", "batch"] = "none"
+
+    # Other members know it by their class; here it goes by `shift`.
+    @property
+    def over_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether rewards are compared with those of the whole batch."""
+        return self.shift == "batch"
 
 
 @attrs.frozen(kw_only=True)
@@ -297,7 +307,7 @@ class AOT(Objective):
 
     DPO's formula with another `d`: gaps of log-probabilities (chosen minus rejected) are sorted over the batch, the
     policy's and the reference's each for itself, and the k-th of the one is compared with the k-th of the other. So it
-    is a loss of whole batches: held-out batches sort their own rows, and micro-batches are refused.
+    is a loss of whole batches, whatever their micro-batches: held-out batches sort their own rows.
 
     Attributes:
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
@@ -317,8 +327,8 @@ class AOTUnpaired(Objective):
     """Alignment by optimal transport (Melnyk et al. 2024, arXiv:2406.05882), unpaired: chosen against rejected.
 
     DPO's formula with another `d`: all `c` and all `r` of the batch are sorted, each for itself, and the k-th `c` is
-    compared with the k-th `r`. So it is a loss of whole batches: held-out batches sort their own rows, and
-    micro-batches are refused.
+    compared with the k-th `r`. So it is a loss of whole batches, whatever their micro-batches: held-out batches sort
+    their own rows.
 
     Attributes:
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
@@ -414,6 +424,11 @@ class Sum(Objective):
 
     terms: tuple[Objective, ...]
     weights: tuple[float, ...]
+
+    @property
+    def added(self) -> tuple[Objective, ...]:
+        """Its terms."""
+        return self.terms
 
     # Other members know these by their class; a sum knows them by its terms.
     @property

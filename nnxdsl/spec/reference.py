@@ -80,7 +80,7 @@ class Uniform(Reference):
 
 def _scored(objective: Objective) -> str | None:
     """The name of a divergence that is more than a log-ratio, of an objective or of a term of it."""
-    found = (getattr(term, "divergence", None) for term in getattr(objective, "terms", (objective,)))
+    found = (getattr(term, "divergence", None) for term in objective.added)
     return next((type(each).__qualname__ for each in found if not isinstance(each, ReverseKL | None)), None)
 
 

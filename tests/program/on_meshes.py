@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+from small_lab import samples
+from small_lab.model import Small
 
-HERE = Path(__file__).parent
-spec = importlib.util.spec_from_file_location("small_fixtures", HERE / "conftest.py")
-assert spec is not None
-assert spec.loader is not None
-fixtures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fixtures)
-
-from small_lab.model import Small  # noqa: E402
-
-from nnxdsl import (  # noqa: E402
+from nnxdsl import (
     Adapter,
     Data,
     Experiment,
@@ -34,7 +25,7 @@ from nnxdsl import (  # noqa: E402
     Schedule,
     compile,
 )
-from nnxdsl.program.compiler import Program, State  # noqa: E402
+from nnxdsl.program.compiler import Program, State
 
 MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2)}
 RATE, ONLINE = Schedule.Constant(lr=1e-3), Memory(reference="online")
@@ -103,7 +94,7 @@ def difference(found: State, expected: State) -> float:
 def main() -> None:
     """One entry for each run and mesh; of the slow ones that are named, else of the others."""
     runs = {name: SLOW[name] for name in sys.argv[1:]} or RUNS
-    batches = [fixtures.pairs._get_wrapped_function()()(8, seed=seed) for seed in range(2)]
+    batches = [samples.pairs(8, seed=seed) for seed in range(2)]
     report: dict[str, dict[str, Any]] = {}
     for name, (fields, meshes) in runs.items():
         alone: dict[str, Any] = {}
@@ -123,7 +114,7 @@ def main() -> None:
             state = program.init()
             drawn = jax.device_get((state.trainable, state.frozen, state.reference))
             wrong = misplaced(program, state)
-            state = fixtures.trained._get_wrapped_function()()(program)
+            state = samples.trained(program)
             evaluated = {key: float(r.total / r.count) for key, r in program.evaluate(state, batches[0]).items()}
             metrics = []
             for batch in batches:

@@ -11,6 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from small_lab import samples
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Batching, Data, Experiment, Mesh, Objective, Optimizer, Schedule, compile
 
 HERE = Path(__file__).parent
 
@@ -24,11 +28,7 @@ def module(path: Path) -> Any:
     return loaded
 
 
-fixtures, packing = module(HERE / "conftest.py"), module(HERE / "test_packing.py")
-
-from small_lab.model import Small  # noqa: E402
-
-from nnxdsl import Adapter, Batching, Data, Experiment, Mesh, Objective, Optimizer, Schedule, compile  # noqa: E402
+packing = module(HERE / "test_packing.py")
 
 MESHES = {
     "padded on one device": (Mesh(), Batching.Padded()),
@@ -56,7 +56,7 @@ def main() -> None:
             batching=batching,
         )
         program = compile(experiment)
-        state = fixtures.trained._get_wrapped_function()()(program)
+        state = samples.trained(program)
         batch = program.referenced(state, packing.batches(dataset, program, batching).at(0))
         state, _ = program.step(state, batch)
         state, metrics = program.step(state, batch)

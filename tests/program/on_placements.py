@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import attrs
 import jax
 from jax.sharding import NamedSharding
+from small_lab import samples
+from small_lab.model import Small
 
-HERE = Path(__file__).parent
-spec = importlib.util.spec_from_file_location("small_fixtures", HERE / "conftest.py")
-assert spec is not None
-assert spec.loader is not None
-fixtures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fixtures)
-
-from small_lab.model import Small  # noqa: E402
-
-from nnxdsl import (  # noqa: E402
+from nnxdsl import (
     Adapter,
     Data,
     Experiment,
@@ -34,8 +25,8 @@ from nnxdsl import (  # noqa: E402
     Schedule,
     compile,
 )
-from nnxdsl.program.compiler import Program, State  # noqa: E402
-from nnxdsl.program.layout import bits, dims  # noqa: E402
+from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.layout import bits, dims
 
 QLORA = {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}
 ODD = {"model": Small(layers=3, pattern=2, heads=4, mlp_dim=30)}
@@ -143,7 +134,7 @@ def misplaced(program: Program, state: State) -> list[str]:
 
 def main(chosen: list[str]) -> None:
     """One entry for each run and placement."""
-    batches = [fixtures.pairs._get_wrapped_function()()(8, seed=seed) for seed in range(2)]
+    batches = [samples.pairs(8, seed=seed) for seed in range(2)]
     report: dict[str, dict[str, Any]] = {}
     for name in chosen:
         for where, placement in PLACEMENTS[name].items():
@@ -160,7 +151,7 @@ def main(chosen: list[str]) -> None:
                 **fields,
             )
             program = compile(experiment)
-            state = fixtures.trained._get_wrapped_function()()(program)
+            state = samples.trained(program)
             entry: dict[str, Any] = {
                 "devices": len(program.mesh.devices.flat),
                 "dump": program.layout.dump(),

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from small_lab import samples
+from small_lab.model import Small
 
-HERE = Path(__file__).parent
-spec = importlib.util.spec_from_file_location("small_fixtures", HERE / "conftest.py")
-assert spec is not None
-assert spec.loader is not None
-fixtures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fixtures)
-
-from small_lab.model import Small  # noqa: E402
-
-from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Optimizer, Reward, Schedule, compile  # noqa: E402
-from nnxdsl.data.batch import RolloutBatch  # noqa: E402
-from nnxdsl.run.generate import Sampler  # noqa: E402
-from nnxdsl.run.sampling import Sampling  # noqa: E402
+from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Optimizer, Reward, Schedule, compile
+from nnxdsl.run.generate import Sampler
+from nnxdsl.run.sampling import Sampling
 
 MESHES = {"one": Mesh(), "fsdp2-tensor2-context2": Mesh(fsdp=2, tensor=2, context=2)}
 TEACHER = Small(layers=1, pattern=1, embed_dim=32, heads=4)
@@ -41,26 +30,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def answers() -> RolloutBatch:
-    """Eight prompts with answers of unequal lengths."""
-    draw = np.random.default_rng(2)
-    prompt, said = draw.integers(1, 9, 8), draw.integers(1, 9, 8)
-    tokens, answer = np.zeros((8, 16), np.int32), np.zeros((8, 8), np.int32)
-    for row in range(8):
-        ids = draw.integers(1, fixtures.VOCAB, prompt[row] + said[row])
-        tokens[row, : len(ids)], answer[row, : said[row]] = ids, ids[prompt[row] :]
-    mask = np.arange(8) < said[:, None]
-    old = (draw.normal(-3, 0.5, (8, 8)) * mask).astype(np.float32)
-    one = np.ones(8, np.float32)
-    gain = draw.normal(size=8).astype(np.float32)
-    return RolloutBatch(tokens, (prompt + said).astype(np.int32), answer, mask, one, gain, 8 * one, old)
-
-
 def main() -> None:
     """One entry for each kind and mesh."""
     report: dict[str, dict[str, Any]] = {}
     for name, fields in KINDS.items():
-        batch = answers() if name == "grpo" else fixtures.sequences._get_wrapped_function()()(8)
+        batch = samples.answers() if name == "grpo" else samples.sequences(8)
         for where, mesh in MESHES.items():
             experiment = Experiment(
                 name="small",

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from small_lab import samples
+from small_lab.model import Small
 
-HERE = Path(__file__).parent
-spec = importlib.util.spec_from_file_location("small_fixtures", HERE / "conftest.py")
-assert spec is not None
-assert spec.loader is not None
-fixtures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fixtures)
-
-from small_lab.model import Small  # noqa: E402
-
-from nnxdsl import (  # noqa: E402
+from nnxdsl import (
     Adapter,
     Data,
     Experiment,
@@ -32,8 +23,8 @@ from nnxdsl import (  # noqa: E402
     Weights,
     compile,
 )
-from nnxdsl.data.batch import PairBatch  # noqa: E402
-from nnxdsl.program import initial  # noqa: E402
+from nnxdsl.data.batch import PairBatch
+from nnxdsl.program import initial
 
 LORA = {"adapter": Adapter.LoRA(rank=2)}
 SYNCED = Reference.Synced(every_steps=2, mixup=0.4)
@@ -77,7 +68,7 @@ def steps(fields: dict[str, Any], mesh: Mesh) -> list[dict[str, float]]:
             **fields,
         )
     )
-    state = program.init(initial.Beside(fixtures.Trained(program, 0), fixtures.Trained(program, 1)))
+    state = program.init(initial.Beside(samples.Trained(program, 0), samples.Trained(program, 1)))
     found = []
     for _ in range(3):
         state, metrics = program.step(state, batch_of(8, desirable=kind is Data.Feedback))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Data, Experiment, Objective, SpecError, compile, from_dict
+from nnxdsl import Adapter, Data, Experiment, Objective, compile, from_dict
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.batch import PackedPairs, PairBatch
 from nnxdsl.data.packing import Size, fit
@@ -121,12 +121,6 @@ def test_every_field_acts(field: str) -> None:
 def test_the_page_has_it() -> None:
     row = next(line for line in PAGE.splitlines() if line.startswith("| `KTO` |"))
     assert "`beta=0.1`, `desirable_weight=1.0`, `undesirable_weight=1.0`" in row
-
-
-def test_parts_of_a_batch_are_refused(experiment: Callable[..., Experiment]) -> None:
-    with pytest.raises(SpecError) as caught:
-        experiment(objective=Objective.KTO(), microbatch_size=2)
-    assert "microbatch_size: Objective.KTO compares the rows of a batch with each other" in str(caught.value)
 
 
 def labelled(batch: PairBatch) -> PairBatch:

@@ -48,8 +48,7 @@ def mean(ratio: Ratio) -> float:
 
 
 def program_of(objective: Any, experiment: Callable[..., Experiment]) -> Program:
-    parts = None if objective.over_batch else 2
-    fields = {"model": Small(layers=1, pattern=1), "adapter": Adapter.LoRA(rank=2), "microbatch_size": parts}
+    fields = {"model": Small(layers=1, pattern=1), "adapter": Adapter.LoRA(rank=2), "microbatch_size": 2}
     return compile(experiment(objective=objective, **fields))
 
 
@@ -72,7 +71,7 @@ def test_it_trains(
     assert isinstance(policy, losses.Pairs)
     whole = losses.build(objective)(policy, reference if objective.needs_reference else None, np.ones(4, np.float32))
     before, frozen = jax.device_get((state.trainable, state.frozen))
-    state, metrics = program.step(state, batch)  # in two parts, where that may be
+    state, metrics = program.step(state, batch)  # in two parts
     assert float(metrics["loss"]) == pytest.approx(mean(whole.loss), rel=1e-5)
     for metric, ratio in whole.metrics.items():
         assert float(metrics[metric]) == pytest.approx(mean(ratio), rel=1e-5, abs=1e-5), metric

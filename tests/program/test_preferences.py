@@ -195,6 +195,8 @@ def another(field: str, value: object) -> object:
         return (Objective.DPO(beta=0.2), *SUM.terms[1:])
     if field == "weights":
         return (0.8, 0.3, 1.0)
+    if field == "shift":
+        return "batch"
     assert isinstance(value, float)
     return value + 0.1
 
@@ -292,16 +294,6 @@ def said(build: Callable[[], object]) -> str:
     with pytest.raises(SpecError) as caught:
         build()
     return str(caught.value)
-
-
-def test_a_loss_of_whole_batches_refuses_parts(experiment: Callable[..., Experiment]) -> None:
-    for objective in (Objective.AOT(), Objective.Sum(terms=(Objective.AOTUnpaired(),), weights=(1.0,))):
-        kind = type(objective).__qualname__
-        message = "compares the rows of a batch with each other, which parts of 2 rows would change; leave it None"
-        assert said(lambda objective=objective: experiment(objective=objective, microbatch_size=2)) == (
-            f"1 problem in Experiment 'small'\n  microbatch_size: {kind} {message}"
-        )
-        assert experiment(objective=objective, microbatch_size=4).microbatches == 1
 
 
 def test_what_has_no_reference_refuses_settings_of_one(experiment: Callable[..., Experiment]) -> None:

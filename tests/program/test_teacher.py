@@ -64,6 +64,50 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, Adapter.LoRA(rank=2)])
+def test_hidden_states_are_compared(
+    adapter: Any, experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
+) -> None:
+    """The loss is that without features and so many times their distance; so are the gradients."""
+    near = attrs.evolve(TEACHER, embed_dim=16)
+    batch = sequences(4)
+    batch = batch._replace(weight=np.array([1, 1, 0, 1], np.float32))
+    plain, asked = (
+        compile(experiment(objective=objective(teacher=near, feature_weight=weight), model=STUDENT, adapter=adapter))
+        for weight in (0.0, 0.5)
+    )
+    state = plain.init()
+    mask = batch.loss_mask[:, 1:] & (batch.weight > 0)[:, None]
+    taught = plain.blueprint.teacher
+    assert taught is not None
+
+    def states(template: Any, leaves: Any) -> jax.Array:
+        places = right_padded(batch.length, batch.tokens.shape[1])
+        return template.merge(leaves)(jnp.asarray(batch.tokens), places, dtype=jnp.float32).hidden[:, :-1]
+
+    template, leaves = plain.policy(state)
+    theirs = np.asarray(states(taught.template, dict(state.reference)), np.float64)
+
+    def cosine(trainable: Any) -> Any:
+        ours = states(template, {**leaves, **trainable})
+        product = jnp.sum(ours * theirs, -1) / jnp.linalg.norm(ours, axis=-1) / np.linalg.norm(theirs, axis=-1)
+        return jnp.sum(jnp.where(mask, 1 - product, 0.0))
+
+    value, toward = jax.value_and_grad(cosine)(dict(state.trainable))
+    (found, terms), (others, before) = (
+        jax.jit(program.computation.gradients)(state.trainable, state.frozen, state.reference, program.put(batch))
+        for program in (asked, plain)
+    )
+    features = terms.metrics["feature_distance"]
+    assert float(features.count) == mask.sum()
+    assert float(features.total) == pytest.approx(float(value), rel=2e-6)
+    assert float(terms.loss.total) == pytest.approx(float(before.loss.total + value / 2), rel=2e-6)
+    for path, gradient in found.items():
+        expected = others[path] + toward[path] / 2
+        np.testing.assert_allclose(gradient, expected, rtol=2e-5, atol=2e-6 * np.abs(expected).max(), err_msg=path)
+
+
+@pytest.mark.slow
 def test_a_step_is_that_of_whole_logits(
     experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
 ) -> None:
@@ -91,6 +135,8 @@ def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> Non
     other = attrs.evolve(TEACHER, vocab_size=50)
     with pytest.raises(PlanError, match=r"objective.teacher: has a vocabulary of 50 words, the model one of 48; dist"):
         draw(experiment(objective=objective(teacher=other), model=STUDENT))
+    with pytest.raises(PlanError, match=r"objective.feature_weight: the teacher.s hidden states have 24 numbers"):
+        draw(experiment(objective=objective(feature_weight=0.5), model=STUDENT))
     with pytest.raises(SpecError, match=r"data: Objective.Distill reads conversations or texts"):
         experiment(objective=objective(), data=Data.Preferences("none.jsonl"))
     with pytest.raises(SpecError, match=r"hard_weight: expected a value >= 0 and < 1, got 1\.0"):

@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "discopop js": {"type": "DiscoPOP", "beta": 0.1, "tau": 0.3, "divergence": JS},
     "nca": {"type": "NCA", "beta": 0.1},
     "bco": BCO,
+    "bco shifted": {**BCO, "shift": "batch"},
     "sppo": {"type": "SPPO", "beta": 1e-3},
     "sppo stronger": {"type": "SPPO", "beta": 0.05},
     "apo zero": {"type": "APOZero", "beta": 0.1},
@@ -76,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mpo": {"type": "Sum", "terms": [DPO, {**BCO, "beta": 0.1}, CHOSEN], "weights": [0.8, 0.2, 1.0]},
     "aot and bco": {"type": "Sum", "terms": [{"type": "AOT", **SMOOTH}, BCO], "weights": [0.5, 3.0]},
 }
-WHOLE = ("AOT", "AOTUnpaired")
+WHOLE = ("AOT", "AOTUnpaired", "batch")
 """What has no loss of one pair."""
 
 
@@ -142,6 +143,8 @@ def per_pair(objective: dict[str, Any], pairs: Pairs) -> torch.Tensor:
     g, h = sigmoid(z), sigmoid(z / tau)
     odds = torch.exp(a) / (1 - torch.exp(a)), torch.exp(b) / (1 - torch.exp(b))
     paired = torch.sort(p - q).values - torch.sort(pairs["reference_chosen"] - pairs["reference_rejected"]).values
+    # Half of the sum of both kinds' mean rewards, a constant (Jung et al. 2024).
+    shift = (beta * (c.mean() + r.mean()) / 2).detach() if objective.get("shift") == "batch" else 0.0
     unpaired = torch.sort(c).values - torch.sort(r).values
     if kind == "Sum":
         terms = zip(objective["weights"], objective["terms"], strict=True)
@@ -155,7 +158,7 @@ def per_pair(objective: dict[str, Any], pairs: Pairs) -> torch.Tensor:
         "EXO": lambda: g * (s(z) - math.log(1 - e)) + (1 - g) * (s(-z) - math.log(e)),
         "DiscoPOP": lambda: -(1 - h) * s(z) + h * torch.exp(-z),
         "NCA": lambda: -s(beta * c) - s(-beta * c) / 2 - s(-beta * r) / 2,
-        "BCO": lambda: -s(beta * c) - s(-beta * r),
+        "BCO": lambda: -s(beta * c - shift) - s(shift - beta * r),
         "SPPO": lambda: (c - 1 / (2 * beta)) ** 2 + (r + 1 / (2 * beta)) ** 2,
         "APOZero": lambda: 1 - sigmoid(beta * c) + sigmoid(beta * r),
         "APODown": lambda: sigmoid(beta * c) + 1 - sigmoid(beta * (c - r)),
@@ -191,7 +194,7 @@ def figures(objective: dict[str, Any], values: dict[str, list[float]]) -> dict[s
     by_chosen, by_rejected = torch.autograd.grad(each.mean(), policy, allow_unused=True, materialize_grads=True)
     assert torch.isfinite(torch.stack([each, by_chosen, by_rejected])).all()
     found: dict[str, Any] = {"loss": each.mean(), "by_chosen": by_chosen, "by_rejected": by_rejected}
-    whole = [term["type"] in WHOLE for term in objective.get("terms", [objective])]
+    whole = [{term["type"], term.get("shift")} & set(WHOLE) for term in objective.get("terms", [objective])]
     if not any(whole):
         found["pairs"] = each
     earned = rewards(objective, pairs)
@@ -267,6 +270,8 @@ def dpo_trainer(objective: dict[str, Any], values: dict[str, list[float]]) -> di
     )
     if first["type"] == "DPO" and first["label_smoothing"]:
         raise LookupError("TRL's DPO has no label smoothing")
+    if "batch" in (term.get("shift") for term in terms):
+        raise LookupError("TRL's bco_pair has no shift")
     if len({term.get("beta", own.beta) for term in terms}) > 1:
         raise LookupError("TRL has one beta for all terms")
     inputs = {
