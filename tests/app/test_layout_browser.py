@@ -11,7 +11,7 @@ import pytest
 
 from nnxdsl import Objective
 from tests.app.many import experiment, write_run
-from tests.app.on_pages import EVIL, dim_texts, overflow
+from tests.app.on_pages import EVIL, dim_texts, overflow, picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 Open = Callable[..., Any]
@@ -68,6 +68,37 @@ def test_a_layout_from_a_recipe_to_two_meshes(app: Any, open_page: Open) -> None
         shoot(other, f"layout-{name}")
         assert overflow(other) == 0
         assert dim_texts(other) == []
+
+
+LARGE = """
+from nnxdsl import *
+
+experiment = Experiment(
+    name="dpo-gemma3-12b",
+    model=Model.Gemma3("12b", weights=Weights.HF("google/gemma-3-12b-it")),
+    adapter=Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
+    objective=Objective.DPO(beta=0.1),
+    data=Data.Preferences("pairs.jsonl", max_prompt_length=512, max_response_length=512),
+    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1)),
+    batch_size=64,
+    microbatch_size=8,
+    steps=2_000,
+)
+"""
+
+
+def test_a_large_model_on_devices_that_are_not_here(app: Any, open_page: Open) -> None:
+    (app.project / "experiments" / "dpo_gemma_12b.py").write_text(LARGE)
+    shown = open_page(app.url("/layout?exp=dpo_gemma_12b&device=h100&mesh=fsdp:4,tensor:2"))
+    shown.wait_for_selector(".memory-parts", timeout=PATIENCE)
+    assert shown.locator(".verdict.fits").count() == 1
+    picture(shown, "layout")
+    shown.get_by_label("GiB of each, if others").fill("12")
+    shown.get_by_text("Rules of its own").click()
+    shown.get_by_label("Rules for arrays of some paths").fill("*.mlp.* | mlp: -, embed: -")
+    shown.get_by_role("button", name="Show", exact=True).click()
+    shown.wait_for_selector(".verdict.bad:has-text('with 12 GiB')", timeout=PATIENCE)
+    assert "device=h100%3A12" in shown.url
 
 
 def test_the_layout_is_checked_by_the_compiler(app: Any, open_page: Open) -> None:

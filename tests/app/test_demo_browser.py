@@ -1,0 +1,78 @@
+"""Somebody who has never seen it, in an empty directory: to a run, its layout and its outputs by what pages offer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import RunningApp
+from tests.app.on_pages import dim_texts, overflow, picture
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1_800)]
+Open = Callable[..., Any]
+PATIENCE = 900_000
+
+
+def state(shown: Any, *names: str) -> None:
+    words = json.dumps(names)
+    shown.wait_for_function(
+        f"{words}.some((one) => document.querySelector('#page-run .badge')?.textContent.endsWith(one))",
+        timeout=PATIENCE,
+    )
+
+
+def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str], open_page: Open) -> None:
+    app = RunningApp(tmp_path, environment)
+    app.start()
+    try:
+        shown = open_page(app.url("/"))
+        shown.get_by_role("link", name="Look at it and change it first").click()
+        shown.wait_for_selector(".spec-form")
+        shown.get_by_role("link", name="Plan", exact=True).click()
+        shown.wait_for_selector("#new-panel .memory-bar", timeout=PATIENCE)
+        shown.get_by_role("button", name="Launch").click()
+        shown.wait_for_url("**/run?id=demo-dpo-*")
+        run, address = shown.url.partition("id=")[2], shown.url
+        state(shown, "running", "finished")
+        state(shown, "finished")
+        rows = [json.loads(line) for line in (app.home / run / "metrics.jsonl").read_text().splitlines()]
+        last = [row for row in rows if row.get("kind") == "evaluation"][-1]
+        assert last["eval/rewards/accuracies"] > 0.8
+        picture(shown, "run")
+        shown.get_by_role("link", name="Layout", exact=True).last.click()
+        shown.wait_for_selector(".memory-parts", timeout=PATIENCE)
+        shown.goto(address)
+        shown.get_by_role("link", name="Outputs", exact=True).last.click()
+        shown.get_by_label("Held-out row").select_option(index=1)
+        shown.get_by_role("button", name="Generate").click()
+        shown.wait_for_selector("#outputs-result .pane.policy", timeout=PATIENCE)
+        shown.evaluate("window.scrollTo(0, 240)")
+        picture(shown, "outputs")
+        shown.get_by_role("link", name="Its tokens").first.click()
+        shown.get_by_role("button", name="Read with both models").click()
+        shown.wait_for_selector("#outputs-result .heat", timeout=PATIENCE)
+        shown.get_by_role("link", name="Pairs", exact=True).click()
+        shown.get_by_role("button", name="Compute").click()
+        shown.wait_for_selector("#outputs-result tbody tr", timeout=PATIENCE)
+        for text in shown.locator(".check").all_text_contents():
+            assert text.startswith("✔"), text
+        # What the demo started from is a run as well, and the other side of a comparison.
+        shown.goto(app.url("/"))
+        shown.wait_for_selector("#page-runs tbody tr:nth-child(2)")
+        for box in shown.get_by_role("checkbox").all():
+            box.check()
+        shown.get_by_role("button", name="Compare").click()
+        shown.wait_for_url("**/compare?ids=*")
+        shown.get_by_role("link", name="Compare outputs").click()
+        shown.wait_for_url("**/outputs?run=*%40*")
+        shown.get_by_label("Prompt", exact=True).fill("What is the capital of Peru?")
+        shown.get_by_role("button", name="Generate").click()
+        shown.wait_for_selector("#outputs-result .pane.policy", timeout=PATIENCE)
+        assert overflow(shown) == 0
+        assert dim_texts(shown) == []
+    finally:
+        app.end()
