@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import jax
 
+from nnxdsl.run import process
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.store import RunDirectory
 
@@ -66,6 +67,7 @@ def environment() -> dict[str, str]:
         "COLUMNS": "100",
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OPENBLAS_NUM_THREADS": "1",  # a fork keeps but the thread that forks
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
@@ -98,6 +100,10 @@ class Child:
     def said(self) -> str:
         """What it wrote to stderr."""
         return self.err.read_text(encoding="utf-8", errors="replace")
+
+    def is_there(self) -> bool:
+        """Whether it has not ended."""
+        return process.is_alive(self.pid, None)
 
     def is_stopped(self) -> bool:
         """Whether it waits for SIGCONT, at a failpoint."""

@@ -41,7 +41,8 @@ class Soak:
         where: What lay there after a kill: half a step, a retired one, a half written file, or none of them.
         states: What the status said at the kill.
         seconds: Of the whole soak.
-        longest: Seconds that an undisturbed process took, from which the instants are drawn.
+        whole: Seconds that an undisturbed process took.
+        training: Of these, seconds from its first step on. Instants are drawn from both.
     """
 
     seed: int
@@ -51,7 +52,8 @@ class Soak:
     where: collections.Counter[str] = attrs.Factory(collections.Counter)
     states: collections.Counter[str] = attrs.Factory(collections.Counter)
     seconds: float = 0.0
-    longest: float = 0.0
+    whole: float = 0.0
+    training: float = 0.0
 
 
 def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = None) -> Soak:
@@ -65,16 +67,18 @@ def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = No
     for name in ("cold", "whole"):  # the first fills the compile cache, the second is as quick as those to be killed
         lab = make(place / name, nursery)
         at = time.monotonic()
-        lab.finish("checkpoint.every_steps=1", "checkpoint.keep=100")
-        seen.longest = time.monotonic() - at
+        child = lab.start("checkpoint.every_steps=1", "checkpoint.keep=100")
+        child.until(lambda lab=lab: is_training(lab, 1))
+        first = time.monotonic()
+        assert child.wait() == 0, child.said()
+        seen.whole, seen.training = time.monotonic() - at, time.monotonic() - first
     shutil.rmtree(place / "cold")
     whole = Whole.of(reference.run)
     while seen.kills < kills:
         lab = make(place / f"run-{seen.runs}", nursery)
         before, is_killed = 0, True
         while is_killed:
-            # Late enough, most times, to bring it further: else it would never end.
-            is_killed = seen.kills < kills and one(lab, seeded.uniform(0.2, 1.15) * seen.longest)
+            is_killed = seen.kills < kills and one(lab, seeded, seen)
             if is_killed:
                 seen.kills += 1
                 after = checked(lab, whole, before, seen)
@@ -94,13 +98,32 @@ def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = No
     return seen
 
 
-def one(lab: Lab, seconds: float) -> bool:
-    """Starts the run and kills it after so many seconds; False if it had ended by then."""
+def one(lab: Lab, seeded: random.Random, seen: Soak) -> bool:
+    """Starts the run and kills it, one time in four at any instant, else while it trains; False if it had ended."""
+    attempt = attempts(lab) + 1
     child = lab.start(*EVERY)
-    time.sleep(seconds)
+    if seeded.random() < 0.25:
+        time.sleep(seeded.uniform(0, seen.whole))
+    else:
+        while child.is_there() and not is_training(lab, attempt):
+            time.sleep(0.002)
+        time.sleep(seeded.uniform(0, seen.training))
     code = child.kill()
     assert code in (0, -9), child.said()
     return code == -9
+
+
+def is_training(lab: Lab, attempt: int) -> bool:
+    """Whether an attempt has written figures."""
+    if attempts(lab) < attempt:
+        return False
+    metrics = lab.run / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_mtime_ns > (lab.run / "attempts.jsonl").stat().st_mtime_ns
+
+
+def attempts(lab: Lab) -> int:
+    """How often the run was begun."""
+    return sum(path.read_bytes().count(b"\n") for path in (lab.place / "runs").glob("tiny-*/attempts.jsonl"))
 
 
 def checked(lab: Lab, whole: Whole, before: int, seen: Soak) -> int:

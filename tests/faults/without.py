@@ -1,0 +1,270 @@
+"""What each guard is good for: it is taken out of a copy of the code, and the tests of its row must fail then.
+
+    python tests/faults/without.py [--only ROW] [--json FILE]
+
+Each line of `GUARDS` says what is replaced by what, and which test sees it. A guard without which nothing fails is
+reported, and is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parents[2]
+
+
+@attrs.frozen
+class Guard:
+    """One guard.
+
+    Attributes:
+        row: Of the fault matrix.
+        what: The guard in words.
+        file: Where it stands, under `nnxdsl/`.
+        old: Its text, which stands there once.
+        new: What it becomes.
+        test: What must fail then.
+    """
+
+    row: str
+    what: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+KILL = "tests/faults/test_kills.py::test_killed_at_a_point_it_loses_nothing_and_ends_bit_equal"
+DAMAGE, DISK, STEPS = "tests/faults/test_damage.py::", "tests/faults/test_disk.py::", "tests/faults/test_steps.py::"
+CHANGES, SIGNALS = "tests/faults/test_changes.py::", "tests/faults/test_signals.py::"
+
+GUARDS = [
+    Guard(
+        "1, 3", "a step is written under a hidden name and renamed when it is whole", "run/checkpoint.py",
+        "place = self.directory / WRITING / _name(step)\n        checkpointer",
+        "place = self.directory / _name(step)\n        checkpointer",
+        f"{KILL}[save-started@1]",
+    ),
+    Guard(
+        "1, 3", "what a killed save left is not listed without its manifest", "run/manifest.py",
+        'raise DamageError(f"{NAME} is missing") from error',
+        'return {"format": 1, "step": int(place.name), "files": {}, "meta": {}, "arrays": {}}',
+        f"{DAMAGE}test_if_all_steps_are_damaged_it_stops_and_touches_nothing",
+    ),
+    Guard(
+        "2", "a step is retired by a rename before its files are deleted", "run/checkpoint.py",
+        'os.rename(place, trash / f"{place.name}-{os.getpid()}-{taken}")',
+        '(place / "manifest.json").rename(trash / "x")',
+        f"{KILL}[trash-renamed@1]",
+    ),
+    Guard(
+        "4", "rows beyond the step of a resume are dropped", "run/attempt.py",
+        "directory.truncate_metrics(start - 1)", "directory.truncate_metrics(10**9)",
+        f"{KILL}[metrics-appended@9]",
+    ),
+    Guard(
+        "4", "batches go on where they were", "run/attempt.py",
+        "batch = self.batches.at(step)\n        return",
+        "batch = self.batches.at(max(0, step - self.number + 1))\n        return",
+        f"{KILL}[save-begun@2]",
+    ),
+    Guard(
+        "4", "half written files are swept", "run/store.py",
+        "            path.unlink(missing_ok=True)\n        control", "            pass\n        control",
+        f"{KILL}[file-written@9]",
+    ),
+    Guard(
+        "5", "a signal waits for the step boundary", "run/stop.py",
+        "            self.signal = number\n", "            _leave(number)\n",
+        f"{SIGNALS}test_a_signal_saves_at_the_step_boundary",
+    ),
+    Guard(
+        "7", "a second signal ends the process", "run/stop.py",
+        "            if self.signal is not None:\n                _leave(number)\n", "",
+        f"{SIGNALS}test_two_signals_in_the_middle_of_a_save_end_at_once",
+    ),
+    Guard(
+        "8", "the disk is asked before a save", "run/checkpoint.py",
+        "if _is_first() and (why := room.shortage(self.directory, needed)):", "if why := None:",
+        f"{DISK}test_a_save_that_has_no_room_is_refused_before_it_is_written",
+    ),
+    Guard(
+        "8", "a save that failed is said", "run/checkpoint.py",
+        "saving.error = error\n        finally", "pass\n        finally",
+        f"{DISK}test_a_write_that_fails_is_said_and_the_last_step_stays",
+    ),
+    Guard(
+        "9", "sizes are compared", "run/manifest.py",
+        'if stat.st_size != entry["size"]:', "if False:",
+        "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
+    ),
+    Guard(
+        "9, 10", "digests are compared", "run/manifest.py",
+        'if _sha256(path) != entry["sha256"]:', "if False:",
+        f"{DAMAGE}test_any_damage_to_any_file_of_a_step_is_seen",
+    ),
+    Guard(
+        "11", "a step without its manifest is no step", "run/checkpoint.py",
+        "self._manifest(step)\n                found.append(step)", "found.append(step)",
+        "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
+    ),
+    Guard(
+        "12", "the manifest has a digest of its own", "run/manifest.py",
+        "if digest != _digest_of(body):", "if False:",
+        f"{DAMAGE}test_any_damage_to_any_file_of_a_step_is_seen",
+    ),
+    Guard(
+        "13", "damaged steps alone are no reason to begin at 0", "run/checkpoint.py",
+        "        if damaged:\n            lines", "        if not damaged:\n            lines",
+        f"{DAMAGE}test_if_all_steps_are_damaged_it_stops_and_touches_nothing",
+    ),
+    Guard(
+        "13", "nor is a step that is gone", "run/going_on.py",
+        "if good.step is None and saved:", "if False:",
+        f"{DAMAGE}test_if_all_steps_are_gone_it_stops_and_touches_nothing",
+    ),
+    Guard(
+        "14", "arrays are restored onto the mesh that is asked for", "run/checkpoint.py",
+        "    if target.sharding is not None:\n        return target\n", "",
+        f"{CHANGES}test_on_another_mesh_it_begins_bit_exact_and_stays_near",
+    ),
+    Guard(
+        "15", "shapes and dtypes are compared before anything is read", "run/checkpoint.py",
+        "        self._check_targets(step, targets)\n", "",
+        f"{CHANGES}test_another_dtype_is_refused_and_never_cast",
+    ),
+    Guard(
+        "15", "a run directory knows what it computes", "run/store.py",
+        "if run.identity != identity:", "if False:",
+        f"{CHANGES}test_a_run_directory_of_another_shape_is_refused",
+    ),
+    Guard(
+        "16", "the data's digest is compared", "data/order.py",
+        '            "digest": "the data file has changed (sha256)",\n', "",
+        f"{CHANGES}test_data_that_have_changed_are_refused_by_name",
+    ),
+    Guard(
+        "17", "an order goes by the step alone", "data/order.py",
+        '"position": position,', '"position": position + position // 7,',
+        f"{CHANGES}test_batches_are_the_same_from_every_position",
+    ),
+    Guard(
+        "19", "the lock", "run/lock.py",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
+        "tests/faults/test_two.py::test_of_two_that_start_together_one_is_refused",
+    ),
+    Guard(
+        "20", "the newest step is that of the largest number", "run/checkpoint.py",
+        "        for step in reversed(self._on_disk()):\n",
+        "        for step in sorted(self._on_disk(), key=lambda step: -self._place(step).stat().st_mtime):\n",
+        f"{STEPS}test_steps_are_ordered_by_number_and_never_by_time",
+    ),
+    Guard(
+        "20", "on one machine heartbeats go by the clock that does not jump", "run/process.py",
+        'name = "monotonic" if same_boot else "wall"', 'name = "wall"',
+        "tests/run/test_store.py::test_a_jump_of_the_wall_clock_changes_nothing",
+    ),
+    Guard(
+        "20", "a heartbeat elsewhere counts when it goes on", "run/store.py",
+        "return now - since <= SILENT_SECONDS if has_changed else fresh", "return fresh",
+        f"{STEPS}test_a_live_run_elsewhere_is_not_lost_because_clocks_differ",
+    ),
+    Guard(
+        "21", "a step that is not finite changes nothing", "program/guards.py",
+        "is_good = _is_finite(loss, norm) & (before.step >= 0)", "is_good = before.step >= 0",
+        f"{STEPS}test_a_nan_stops_with_the_step_its_rows_and_the_weights_from_before",
+    ),
+    Guard(
+        "21", "skipped steps are capped", "run/attempt.py",
+        "if count > getattr(guard, name, count):", "if False:",
+        f"{STEPS}test_skipped_steps_are_counted_capped_and_change_nothing",
+    ),
+    Guard(
+        "22", "a loss far above the median is a spike", "program/guards.py",
+        "(found[name] > ratio * usual)", "(found[name] < 0)",
+        f"{STEPS}test_a_spike_is_skipped_and_written_down",
+    ),
+    Guard(
+        "23", "the estimate is compared before anything is compiled", "program/fits.py",
+        "    if usable is None:\n", "    if usable:\n",
+        f"{CHANGES}test_a_program_that_does_not_fit_is_refused_before_it_is_compiled",
+    ),
+    Guard(
+        "24", "bad rows are refused", "data/dataset.py",
+        "if count and self._most is None:", "if False:",
+        f"{CHANGES}test_bad_rows_of_each_kind_are_named_or_counted",
+    ),
+    Guard(
+        "29", "a run that is a link is refused", "run/store.py",
+        "if (home / path.name).resolve().parent != home:", "if False:",
+        f"{CHANGES}test_hostile_files_are_refused",
+    ),
+    Guard(
+        "29", "templates are rendered in a sandbox", "data/chat.py",
+        "environment = jinja2.sandbox.ImmutableSandboxedEnvironment(", "environment = jinja2.Environment(",
+        "tests/data/test_conversations.py::test_the_sandbox_refuses",
+    ),
+]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="guards of rows or words that hold this text")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    asked = [guard for guard in GUARDS if options.only is None or options.only in f"{guard.row} {guard.what}"]
+    found: dict[str, str] = {}
+    for guard in asked:
+        found[f"{guard.row}: {guard.what}"] = said = tried(guard)
+        print(f"{guard.row:6}  {guard.what}: {said}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=2) + "\n")
+    sys.exit(0 if all(said.startswith("fails") for said in found.values()) else 1)
+
+
+def tried(guard: Guard) -> str:
+    """What the test says without the guard."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place)
+        for name in ("nnxdsl", "tests", "app"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, copy / name)
+        path = copy / "nnxdsl" / guard.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(guard.old) != 1:
+            return f"its text stands {text.count(guard.old)} times in {guard.file}"
+        path.write_text(text.replace(guard.old, guard.new), encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "0",
+            "-q",
+            "-x",
+            "-m",
+            "",
+            "-p",
+            "no:cacheprovider",
+            guard.test,
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(copy)}
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
+    if done.returncode == 0:
+        return "PASSES WITHOUT IT"
+    return f"fails: {lines[0][1:].strip()[:200]}" if lines and done.returncode == 1 else f"BROKEN: {done.stdout[-500:]}"
+
+
+if __name__ == "__main__":
+    main()
