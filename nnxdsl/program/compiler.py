@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters, guards, initial, losses, optimizer
 from nnxdsl.program.blueprint import Blueprint, draw
-from nnxdsl.program.devices import device_mesh, usable_memory
+from nnxdsl.program.devices import device_mesh, on_devices, own_device, usable_memory
 from nnxdsl.program.flows import Told, inspected
 from nnxdsl.program.forward import Forward, bare, kept, with_reference
 from nnxdsl.program.layout import Layout
@@ -88,7 +89,7 @@ class Program:
         trainable, frozen, reference = initial.fill(self.blueprint, source, self.mesh)
         trainable = initial.order(trainable, self.blueprint.trainable)
         begin = jax.jit(self.blueprint.update.init, out_shardings=self._optimizer_shardings())
-        step = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self.mesh, PartitionSpec()))
+        step = self._number(0)
         return State(step, trainable, begin(trainable), initial.order(frozen, self.blueprint.frozen), reference)
 
     def step(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
@@ -162,7 +163,12 @@ class Program:
         sharding = self.batch_sharding(len(batch.weight))
         if getattr(batch.weight, "sharding", None) == sharding:
             return batch
-        return jax.device_put(batch, sharding)
+        return on_devices(batch, sharding)
+
+    @property
+    def whole(self) -> NamedSharding:
+        """How an array lies that every device has whole."""
+        return NamedSharding(self.mesh, PartitionSpec())
 
     def batch_sharding(self, rows: int) -> NamedSharding:
         """How every array of a batch of so many rows, or blocks, is cut."""
@@ -227,14 +233,16 @@ class Program:
         structure = jax.tree.structure(state.optimizer)
         kept = self.layout.arrays.get("optimizer", {})
         optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in kept])
-        done = jax.device_put(jnp.asarray(step, jnp.int32), NamedSharding(self.mesh, PartitionSpec()))
         return State(
-            done,
+            self._number(step),
             initial.order(groups["trainable"], self.blueprint.trainable),
             optimizer_state,
             state.frozen,
             initial.order(groups["reference"], state.reference) if self.blueprint.follows else state.reference,
         )
+
+    def _number(self, step: int) -> jax.Array:
+        return on_devices(np.int32(step), self.whole)
 
     def abstract(self) -> State:
         """The state without its arrays: shapes, dtypes and shardings."""
@@ -328,7 +336,8 @@ def compile(
     """
     available = list(jax.devices() if devices is None else devices)
     mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
-    blueprint, _ = settled(draw(experiment, available[0].platform), usable_memory(available[0]))
+    own = own_device(mesh, f"Experiment '{experiment.name}'")
+    blueprint, _ = settled(draw(experiment, own.platform), usable_memory(own))
     layout = blueprint.layout
     constrain = layout.constrain(mesh) if mesh.size > 1 else None
     if constrain is not None and told is not None and layout.stages == 1:  # within a vmap nobody can be asked
@@ -345,7 +354,7 @@ def compile(
         row_shards=layout.batch_shards(experiment.rows_at_once),
         cuts=layout.cuts if mesh.size > 1 else None,
         platform=blueprint.platform,
-        kernels=blueprint.kernels.on(available[0], experiment.name),
+        kernels=blueprint.kernels.on(own, experiment.name),
         apart=layout.apart(mesh) if mesh.size > 1 else None,
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
         tail_weight=getattr(objective, "tail_weight", 1.0),
@@ -357,7 +366,7 @@ def compile(
         policy=blueprint.policy,
         reference=blueprint.reference,
         forward=forward,
-        teacher=_teaching(blueprint, forward, mesh, available[0]),
+        teacher=_teaching(blueprint, forward, mesh, own),
         apart=_apart(blueprint, forward, mesh),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +17,24 @@ from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.placement import MESH_AXES
 from nnxdsl.spec.placement import Mesh as MeshSpec
 
+MEMORY = "NNXDSL_DEVICE_GIB"
+"""The variable that says how many GiB a program may take on each device: less than there are, or where nobody knows."""
+
 
 def usable_memory(device: Any) -> int | None:
-    """Bytes that a program may take on a device, real or of a topology; None where nobody knows, as on CPUs."""
+    """Bytes that a program may take on a device, real or of a topology; None where nobody knows, as on CPUs.
+
+    Raises:
+        PlanError: `NNXDSL_DEVICE_GIB` is set, and is no number of GiB.
+    """
+    if asked := os.environ.get(MEMORY):
+        try:
+            gib = float(asked)
+        except ValueError:
+            gib = math.nan
+        if not 0 < gib < math.inf:
+            raise PlanError([Problem(MEMORY, f"expected a number of GiB above 0, got '{asked}'")], "the environment")
+        return int(gib * 2**30)
     known = of_kind(device.device_kind)
     if known is not None:
         return known.usable
@@ -54,6 +71,42 @@ def device_mesh(asked: MeshSpec, devices: Sequence[Any], where: str = "Mesh") ->
     count = len(MESH_AXES)
     order = [axis for pair in zip(range(count), range(count, 2 * count), strict=True) for axis in pair]
     return Mesh(grid.transpose(order).reshape(tuple(asked.sizes.values())), MESH_AXES)
+
+
+def own_device(mesh: Mesh, where: str = "Mesh") -> Any:
+    """A device of a mesh that belongs to this process; of devices that are not there, the first one.
+
+    Raises:
+        PlanError: some process of several has no part in the mesh, so that it would have nothing to do.
+    """
+    first = mesh.devices.flat[0]
+    if not isinstance(first, jax.Device) or jax.process_count() == 1:
+        return first
+    by_process = {device.process_index: device for device in mesh.devices.flat}
+    if len(by_process) < jax.process_count():
+        message = (
+            f"{mesh.size} devices leave {jax.process_count() - len(by_process)} of {jax.process_count()} processes "
+            f"without any; there are {jax.device_count()}: use them all, or start fewer processes"
+        )
+        raise PlanError([Problem("mesh", message)], where)
+    return by_process[jax.process_index()]
+
+
+def on_devices(values: Any, sharding: jax.sharding.Sharding) -> Any:
+    """Host arrays on devices, all cut in one way; not waited for.
+
+    Args:
+        values: A tree of numpy arrays, the same in every process: each gives its own devices their parts.
+        sharding: Of every array.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(values, sharding)
+
+    def part(value: Any) -> jax.Array:
+        host = np.asarray(value)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(part, values)
 
 
 def _inside(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:

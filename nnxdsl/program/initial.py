@@ -169,7 +169,8 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             trainable[path] = _magnitude(low_rank.kernel_of(path), frozen, quantization, shardings["trainable"][path])
         elif adapters.is_adapter(path):
             own = jax.random.fold_in(key, zlib.crc32(path.encode()))
-            trainable[path] = jax.device_put(low_rank.initial(path, leaf.shape, own), shardings["trainable"][path])
+            first = low_rank.initial(path, leaf.shape, own)
+            trainable[path] = place(first, jnp.float32, shardings["trainable"][path])
         if path in blueprint.copied and adapters.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
     if blueprint.copied and blueprint.is_apart:
@@ -249,9 +250,9 @@ def _teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> L
 
 def place(weight: ArrayLike, dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
     """One weight on its devices, each of which is given only its own part; always a buffer of its own."""
-    if isinstance(weight, jax.Array):
+    if isinstance(weight, jax.Array) and (sharding.is_fully_addressable or not weight.is_fully_addressable):
         return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))
-    host = weight
+    host = np.asarray(weight)  # each of several processes gives its devices their parts
     return jax.make_array_from_callback(host.shape, sharding, lambda index: _owned(np.asarray(host[index]), dtype))
 
 

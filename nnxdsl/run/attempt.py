@@ -26,11 +26,12 @@ from nnxdsl.program.guards import IN_A_ROW, SKIPPED, TOTAL
 from nnxdsl.program.initial import Source
 from nnxdsl.program.plan import describe
 from nnxdsl.program.step import Batch, Leaves
-from nnxdsl.run import allocator, process
+from nnxdsl.run import allocator, process, processes
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.digest import digest
 from nnxdsl.run.display import Display, duration, number
 from nnxdsl.run.evaluation import Evaluator, Sample
+from nnxdsl.run.going_on import by_step, gap, newest_step, require_room
 from nnxdsl.run.heartbeat import beating
 from nnxdsl.run.log import Log
 from nnxdsl.run.prefetch import Prefetch
@@ -47,7 +48,7 @@ from nnxdsl.spec.tree import to_dict
 SHOWN = (("reward", "completions/mean_length"), ("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
 """Metrics beside the loss that there is room for in a line: the first group of which there is any."""
 
-FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NNXDSL_DEVICE_GIB")
 """Variables by which compilers and allocators are told what to do."""
 
 LOG_SECONDS = 10.0
@@ -56,6 +57,9 @@ LOG_SECONDS = 10.0
 FIRST_MARGIN = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest relative difference that rounding may make between the first step's log-probabilities and those kept of the
 reference, by the dtype that is computed in."""
+
+STOP = 1
+"""What stands for `control/stop` among the numbers of signals: a number of its own, for it is not one that we catch."""
 
 AHEAD = 2
 """Batches that wait on an accelerator for their steps."""
@@ -139,6 +143,7 @@ class Attempt:
     samples: list[Sample]
     last_read: float
     last_logged: float
+    vote: processes.Vote
 
     def __init__(self, experiment: Experiment, display: Display, parts: Parts, source: Source) -> None:
         """Begins nothing yet.
@@ -173,7 +178,7 @@ class Attempt:
             NnxdslError: what was saved does not go with the experiment, data or weights; the directory is as it was.
             TrainingError: it cannot go on.
         """
-        self.directory, self.stop = directory, stop
+        self.directory, self.stop, self.vote = directory, stop, processes.Vote()
         before = _status_of(directory)
         directory.clear_requests()
         directory.take_over(state="starting", total=self.experiment.steps, stage="placing weights")
@@ -182,6 +187,7 @@ class Attempt:
             held.callback(directory.close)
             self.log = held.enter_context(Log(directory.log))
             held.enter_context(beating(directory))
+            held.enter_context(processes.told_of_loss(self._note_loss))
             try:
                 self.checkpoints = Checkpoints(directory.checkpoints, keep=keep)
                 state, start = self._begin()
@@ -208,6 +214,7 @@ class Attempt:
         self.display.stage("placing weights")
         program, step = self.parts.program, self._newest_step()
         saved = None if step is None else self.checkpoints.meta(step)
+        processes.first(lambda: require_room(self.checkpoints, self.experiment, step or 0, program.targets()))
         if saved is not None:
             self._order.check(saved["batches"])
         self._identify(saved, tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
@@ -253,10 +260,13 @@ class Attempt:
             evaluator.prepare(first, apart)
 
     def _newest_step(self) -> int | None:
-        good = self.checkpoints.latest_good()
-        for damage in good.damaged:
-            self._tell(f"{damage}; going back to step {good.step}")
-        return good.step
+        def found() -> int | None:
+            step, said = newest_step(self.directory, self.checkpoints)
+            for line in said:
+                self._tell(line)
+            return step
+
+        return processes.first(found)
 
     def _identify(self, saved: Mapping[str, Any] | None, **identity: str) -> None:
         """Notes what this run is made of, and refuses to go on from a checkpoint that was made of something else."""
@@ -285,7 +295,7 @@ class Attempt:
             evaluated = self._evaluate(step, state) if self._is_due(step) else True
             if step == total and evaluated:
                 break
-            if self._is_asked_to_stop():
+            if self.vote(self._asked_to_stop()) or not evaluated:
                 return self._stop(step, state)
             state = self._step(step, state)
         return self._finish(total)
@@ -294,6 +304,8 @@ class Attempt:
         """Writes down what is about to begin, and takes back what went beyond the step it begins at."""
         directory, program, evaluator = self.directory, self.parts.program, self.parts.evaluator
         directory.truncate_metrics(start - 1)
+        if missing := processes.first(lambda: gap(directory, start)):
+            self._tell(missing)
         devices = [f"{device.platform}:{device.device_kind}" for device in program.mesh.devices.flat]
         record = {
             **process.environment(sys.argv, Path.cwd()),
@@ -398,7 +410,7 @@ class Attempt:
         shown = _headline(values)
         self.display.step(done, total, shown, rates)
         eta = self.display.eta_seconds
-        state = "stopping" if self._is_asked_to_stop() else "running"
+        state = "stopping" if self._asked_to_stop() else "running"
         self.directory.beat(
             state=state, step=done, stage="training", eta_seconds=None if eta is None else round(eta, 1)
         )
@@ -443,8 +455,13 @@ class Attempt:
             self.directory.write_status(checkpoint=step)
             self._log(f"checkpoint step {step} saved")
 
+    def _asked_to_stop(self) -> int:
+        """The signal that asked this process to stop; `STOP` where its directory does, 0 where nobody does."""
+        return self.stop.signal or (STOP if self.directory.stop_requested() else 0)
+
     def _is_asked_to_stop(self) -> bool:
-        return self.stop.signal is not None or self.directory.stop_requested()
+        """Whether any process is asked to; all ask at the same places, and wait for each other."""
+        return processes.most(self._asked_to_stop()) != 0
 
     def _stop(self, step: int, state: State) -> Outcome:
         self._settle()
@@ -452,6 +469,8 @@ class Attempt:
         if step > 0:
             self._save(step, state)
             self._note_committed(self.checkpoints.wait())
+        asked = processes.most(self._asked_to_stop())  # the same signal for all, whichever process it came to
+        self.stop.signal = None if asked == STOP else asked
         code = 0 if self.stop.signal is None else 128 + self.stop.signal
         self._tell(f"stopped at step {step}, everything saved; run it again to go on")
         self.directory.write_status(state="stopped", step=step, exit_code=code, stage=None, eta_seconds=None)
@@ -507,6 +526,13 @@ class Attempt:
         with contextlib.suppress(RunError):
             self.directory.write_status(state="failed", error=what, exit_code=1, eta_seconds=None)
 
+    def _note_loss(self, why: str) -> None:
+        """That another process is gone, and this one is about to end."""
+        error = f"{why}; the run stops here, and goes on from its last checkpoint when it is started again"
+        self.log.write(error)
+        self.directory.append_event({"event": "failed", "error": error})
+        self.directory.write_status(state="failed", error=error, exit_code=1, eta_seconds=None)
+
     def _tell(self, text: str) -> None:
         """To people, to the log, and to the events."""
         self.directory.append_event({"event": text})
@@ -521,12 +547,8 @@ class Attempt:
         self.log.write(text)
 
     def _outcome(self, state: str, step: int) -> Outcome:
-        return Outcome(self.directory.path, state, step, self.stop.signal, by_step(self.directory), self.samples)
-
-
-def by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
-    """Held-out metrics of all evaluations."""
-    return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in directory.evaluations()}
+        evaluations = by_step(self.directory, self._say)
+        return Outcome(self.directory.path, state, step, self.stop.signal, evaluations, self.samples)
 
 
 def _sides(batch: PairBatch | PackedPairs) -> tuple[tuple[str, np.ndarray, np.ndarray], ...]:

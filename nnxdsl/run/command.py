@@ -3,28 +3,66 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from nnxdsl.run import processes
 from nnxdsl.run.attempt import Outcome, TrainingError
 from nnxdsl.run.compile_cache import compile_cache
 from nnxdsl.run.display import Display
 from nnxdsl.run.loop import run
+from nnxdsl.run.processes import Asked
+from nnxdsl.spec.errors import NnxdslError
 from nnxdsl.spec.experiment import Experiment
 
 FAILED = 1
 """Exit code when training failed; what was saved last is whole."""
 
+REFUSED = 2
+"""Exit code of one of several processes when something was refused; the message says what."""
+
 FIRST_ROWS = ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected")
 
 
-def run_command(experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_json: bool) -> int:
+def run_command(
+    experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_json: bool, asked: Asked | None = None
+) -> int:
     """Run an experiment, show how it ended, and return the process's exit code.
 
     0: finished, or stopped on request through the run directory. 1: training failed. 130 and 143: stopped by SIGINT and
-    SIGTERM, all saved.
+    SIGTERM, all saved. Of several processes, all return the same code, and the first one alone prints how it ended.
     """
+    if not processes.join(asked or Asked()):
+        return _run(experiment, home, quiet=quiet, restart=restart, as_json=as_json)
+    with processes.told_of_loss(lambda why: sys.stderr.write(f"ProcessError: {why}\n")):
+        try:
+            with processes.Watch():
+                is_first = processes.is_first()
+                code = _run(
+                    experiment, home, quiet=quiet or not is_first, restart=restart, as_json=as_json and is_first
+                )
+                if code == FAILED:
+                    raise TrainingError("see the log")
+        except BaseException as error:
+            _leave_at_once(error)
+        processes.leave()
+        return code
+
+
+def _leave_at_once(error: BaseException) -> NoReturn:
+    """Ends a process that the others need not wait for: what jax does at an orderly end waits for all of them."""
+    if not isinstance(error, TrainingError):
+        what = f"{type(error).__name__}: {error}" if isinstance(error, NnxdslError) else traceback.format_exc()
+        sys.stderr.write(f"{what.rstrip()}\n")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(REFUSED if isinstance(error, NnxdslError) and not isinstance(error, TrainingError) else FAILED)
+
+
+def _run(experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_json: bool) -> int:
     display = Display(quiet=quiet)
     try:
         with display, compile_cache(home, display.say):

@@ -143,7 +143,8 @@ class Evaluator:
         blueprint, asked = self.program.blueprint, self.evaluation
         if name not in self._samplers:
             stops = stop_ids(self.tokenizer)
-            self._samplers[name] = Sampler(template, blueprint.config, blueprint.compute, stops)
+            config, compute = blueprint.config, blueprint.compute
+            self._samplers[name] = Sampler(template, config, compute, stops, whole=self.program.whole)
         sampling = Sampling(
             asked.max_new_tokens, asked.temperature, asked.top_k, asked.top_p, self.program.experiment.seed
         )

@@ -37,7 +37,8 @@ class Sampler:
         config: Its numbers.
         dtype: Of activations and cache.
         stop_ids: Tokens that end an answer.
-        place: Puts arrays with a row for each prompt on devices; None leaves that to jax.
+        place: Puts arrays with a row for each prompt on devices; left out, jax does.
+        whole: Gives every device all answers, so that each of several processes can read them; None leaves it to jax.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Sampler:
         dtype: Any,
         stop_ids: Collection[int],
         place: Callable[[Any], Any] = lambda rows: rows,
+        whole: jax.sharding.Sharding | None = None,
     ) -> None:
         self._config, self._place = config, place
         self._loop = _Loop(template, config, dtype, tuple(sorted(stop_ids)))
-        self._generate = jax.jit(self._loop.run, static_argnames=("new_tokens", "is_greedy", "top_k"))
+        static = ("new_tokens", "is_greedy", "top_k")
+        self._generate = jax.jit(self._loop.run, static_argnames=static, out_shardings=whole)
 
     def __call__(self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Continuations of token-id prompts, the stop token left out.
@@ -136,7 +139,7 @@ class Sampler:
             {path: leaf for path, leaf in first.items() if path in shared},
             [{path: leaf for path, leaf in model.items() if path not in shared} for model in models],
             *self._place((tokens, np.array([len(prompt) for prompt in kept], np.int32), numbers_of(kept))),
-            jax.random.key(sampling.seed),
+            np.asarray(jax.random.key_data(jax.random.key(sampling.seed))),  # a host array goes to any devices
             np.float32(sampling.temperature),
             None if sampling.top_p is None else np.float32(sampling.top_p),
             new_tokens=sampling.max_new_tokens,
@@ -178,7 +181,7 @@ class _Loop:
             tokens: Prompts `[B, P]`, padded on the left.
             lengths: Of the prompts, `[B]`.
             numbers: Of the rows' draws, `[B, 2]`.
-            key: Of all draws.
+            key: Data of the key of all draws.
             temperature: Scalar.
             top_p: Scalar or None.
             new_tokens: Longest answer.
@@ -190,7 +193,7 @@ class _Loop:
         stacked = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
         forward = partial(jax.vmap, partial(self._forward, shared), out_axes=(0, _NEW), axis_size=models)
         first, following = forward(in_axes=(axes, None, None, None)), forward(in_axes=(axes, 0, None, _CACHE))
-        stops, keys = jnp.array(self.stop_ids, jnp.int32), streams(key, numbers)
+        stops, keys = jnp.array(self.stop_ids, jnp.int32), streams(jax.random.wrap_key_data(key), numbers)
 
         def choose(logits: jax.Array, count: jax.Array) -> jax.Array:
             if is_greedy:

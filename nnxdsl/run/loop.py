@@ -7,17 +7,23 @@ import shutil
 import time
 from pathlib import Path
 
+import jax
+
 from nnxdsl.data.dataset import Dataset, Pairs, Prompts, load
 from nnxdsl.data.rows import file_digest
 from nnxdsl.data.tokenizer import TokenizerBase, open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
+from nnxdsl.program.devices import own_device, usable_memory
+from nnxdsl.program.fits import require_fit
 from nnxdsl.program.plan import warnings
 from nnxdsl.program.teacher import teacher_of
-from nnxdsl.run import origin
-from nnxdsl.run.attempt import Attempt, Outcome, Parts, TrainingError, by_step
+from nnxdsl.run import origin, processes
+from nnxdsl.run.attempt import Attempt, Outcome, Parts, TrainingError
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.display import Display
 from nnxdsl.run.evaluation import Evaluator, Sample
+from nnxdsl.run.follower import Follower
+from nnxdsl.run.going_on import by_step
 from nnxdsl.run.lock import RunLock
 from nnxdsl.run.rollouts import Rollouts
 from nnxdsl.run.stop import StopRequest
@@ -48,7 +54,7 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
     """
     directory = checked_path(home / experiment.id)
     with contextlib.ExitStack() as held:
-        lock: RunLock | None = None
+        lock: contextlib.AbstractContextManager[object] | None = None
         if restart:
             _require_ours(directory)
         elif found := RunDirectory.find(directory, identity=canonical(experiment)):
@@ -56,23 +62,16 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
                 _require_same_data(experiment, home)
                 display.say(f"{directory} has finished already; its results stand there (--restart begins again)")
                 return _earlier_outcome(found)
-            lock = held.enter_context(RunLock(directory))  # refused now rather than when all is read
+            lock = held.enter_context(_locked(directory))  # refused now rather than when all is read
         parts = _prepare(experiment, home, display)  # before the earlier run, which may take hours
         stopped = _run_earlier(experiment, home, display)
         if stopped is not None:
             return stopped
         attempt = Attempt(experiment, display, parts, origin.open_source(parts.program.blueprint, home))
-        if restart:
-            _move_away(directory, display)
-        is_new = not directory.exists()
-        opened = RunDirectory.create(
-            directory,
-            identity=canonical(experiment),
-            experiment_json=to_dict(experiment),
-            experiment_py=to_python(experiment),
-        )
-        lock = lock or held.enter_context(RunLock(directory))
-        if lock.recovered is not None:
+        is_new = restart or not directory.exists()
+        opened = _opened(experiment, directory, display, restart=restart)
+        lock = lock or held.enter_context(_locked(directory))
+        if isinstance(lock, RunLock) and lock.recovered is not None:
             opened.append_event({"event": "stale lock recovered", "of": lock.recovered.process.pid})
         stop = held.enter_context(StopRequest(lambda: display.say(STOPPING)))
         try:
@@ -80,9 +79,32 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
         except TrainingError:
             raise
         except NnxdslError:
-            if is_new:  # refused before it began: nothing to keep
+            if is_new and processes.is_first():  # refused before it began: nothing to keep
                 shutil.rmtree(directory, ignore_errors=True)
             raise
+
+
+def _opened(experiment: Experiment, directory: Path, display: Display, *, restart: bool) -> RunDirectory:
+    """The run's directory, made by the first process where there is none, and read by the others."""
+
+    def made() -> RunDirectory:
+        if restart:
+            _move_away(directory, display)
+        return RunDirectory.create(
+            directory,
+            identity=canonical(experiment),
+            experiment_json=to_dict(experiment),
+            experiment_py=to_python(experiment),
+        )
+
+    opened = processes.first(made)
+    return opened if processes.is_first() else Follower(directory, jax.process_index())
+
+
+def _locked(directory: Path) -> contextlib.AbstractContextManager[object]:
+    """The run's lock, which the first process holds for all."""
+    lock = processes.first(lambda: RunLock(directory))
+    return lock if processes.is_first() else contextlib.nullcontext()
 
 
 def is_finished(experiment: Experiment, home: Path) -> bool:
@@ -154,6 +176,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
     """All that can be refused before anything is written, but for the weights."""
     display.stage(f"{experiment.name}: reading data")
     program = compile_experiment(experiment)
+    require_fit(program.blueprint, usable_memory(own_device(program.mesh)))
     for found in warnings(program.blueprint):
         display.say(f"warning: {found.path}: {found.message}")
     owner = origin.tokenizer_owner(experiment)

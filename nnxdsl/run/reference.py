@@ -25,6 +25,7 @@ from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.order import Batches
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.step import Leaves
+from nnxdsl.run import processes
 from nnxdsl.run.display import Display
 from nnxdsl.run.jsonl import replace, write_json
 from nnxdsl.spec.tree import to_dict
@@ -96,11 +97,13 @@ class ReferenceLogps:
         depends = self._depends(dataset)
         file = self.home / DIRECTORY / f"{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}.npz"
         known = _load(file, len(dataset))
+        processes.together()  # none writes before all have read
         missing = rows[np.isnan(known[rows]).any(axis=1)]
         if not len(missing):
             return known
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file.with_suffix(".json"), depends)
+        if processes.is_first():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file.with_suffix(".json"), depends)
         size = rows_read_at_once(self.program)
         total = math.ceil(len(missing) / size)
         display.stage(f"asking the reference of {len(missing):,} pairs", total, unit="batches")
@@ -170,6 +173,8 @@ def _load(file: Path, rows: int) -> Logps:
 
 
 def _save(file: Path, known: Logps) -> None:
+    if not processes.is_first():
+        return
     buffer = io.BytesIO()
     np.savez(buffer, logps=known)
     replace(file, buffer.getvalue())

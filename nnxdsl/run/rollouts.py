@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
-import jax
 import numpy as np
 
 from nnxdsl.data.batch import RolloutBatch
@@ -23,7 +22,9 @@ from nnxdsl.data.order import Batches
 from nnxdsl.data.rewards import Rewards
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.devices import on_devices
 from nnxdsl.program.policy import advantages
+from nnxdsl.run import processes
 from nnxdsl.run.generate import Sampler
 from nnxdsl.run.sampling import Sampling
 from nnxdsl.spec.errors import PlanError, Problem, RunError
@@ -188,7 +189,8 @@ class Rollouts:
         asked, blueprint = self.objective, self.program.blueprint
         template, leaves = self.program.policy(state)
         if self._sampler is None:
-            self._sampler = Sampler(template, blueprint.config, blueprint.compute, self._stops, self._place)
+            config, compute, whole = blueprint.config, blueprint.compute, self.program.whole
+            self._sampler = Sampler(template, config, compute, self._stops, self._place, whole)
         sampling = Sampling(prompts.max_response_length, asked.temperature, asked.top_k, asked.top_p, seed)
         ids = [prompts.row(row)["prompt"].tolist() for row in rows]
         return self._sampler.drawn(leaves, ids, sampling, prompts.shapes["prompt"])
@@ -196,15 +198,17 @@ class Rollouts:
     def _place(self, rows: Any) -> Any:
         """Arrays with a row for each answer, cut over the devices that rows of a batch are cut over."""
         sharding = self.program.batch_sharding(len(rows[0]))
-        return jax.device_put(rows, sharding)
+        return on_devices(rows, sharding)
 
     def _values(self, prompts: Prompts, rows: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
         """What each answer is worth to each reward."""
         texts = [self.tokenizer.decode([token for token in answer if token not in self._stops]) for answer in answers]
-        return [
-            self.rewards.of(text, prompts.columns[row], prompts.row_ids[row])
-            for text, row in zip(texts, rows, strict=True)
-        ]
+
+        def found() -> list[list[float]]:
+            pairs = zip(texts, rows, strict=True)
+            return [self.rewards.of(text, prompts.columns[row], prompts.row_ids[row]) for text, row in pairs]
+
+        return processes.first(found)  # a user's function may not say the same in every process
 
     def _metrics(self, values: np.ndarray, answers: Sequence[Sequence[int]], limit: int) -> dict[str, float]:
         """What answers are like, under TRL's names; `values` are `[answers, rewards]`."""
