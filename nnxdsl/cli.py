@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from nnxdsl.run import xla_flags
@@ -64,6 +65,8 @@ verbs:
                     --dtype bfloat16 --max-shard-size 5GB
   convert SRC DST --to FORMAT   weights as hub, checkpoint or linen; --unrolled: each layer alone
   app             the web app: launch, watch and compare runs in a browser; see nnxdsl app --help
+  launch FILE     run it elsewhere: --launcher "Launcher.Slurm(nodes=2)"; see nnxdsl launch --help
+  sweep FILE      run every point of its `sweep`, or its search; see nnxdsl sweep --help
   compare A B     weights of two formats, array by array; exit code 1 where they differ
                     --rtol R --atol A          differences that do not count
 
@@ -119,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["app"]:  # whose flags are its own
         return _guarded(lambda: _app().main(words[1:]))
+    if words[:1] in (["launch"], ["sweep"]):  # and theirs
+        return _guarded(lambda: importlib.import_module("nnxdsl.cli_launch").main(words[0], words[1:]))
 
     def command() -> int:
         options = _parsed(parser, argv)
@@ -420,6 +425,19 @@ def _load_json(path: Path) -> Experiment:
 
 
 def _load_python(path: Path) -> Experiment:
+    found: object = getattr(load_module(path), "experiment", None)
+    if not isinstance(found, Experiment):
+        raise RunError(f"{path}: has no Experiment named 'experiment'")
+    return found
+
+
+def load_module(path: Path) -> ModuleType:
+    """A user's Python file, read.
+
+    Raises:
+        RunError: it cannot be; names the line.
+        NnxdslError: what it builds cannot be.
+    """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -437,10 +455,7 @@ def _load_python(path: Path) -> Experiment:
         raise RunError(f"{_line_of(error, path)}: {type(error).__name__}: {what}") from error
     finally:
         sys.path.pop(0)
-    found: object = getattr(module, "experiment", None)
-    if not isinstance(found, Experiment):
-        raise RunError(f"{path}: has no Experiment named 'experiment'")
-    return found
+    return module
 
 
 def _line_of(error: Exception, path: Path) -> str:

@@ -46,7 +46,11 @@ WITHOUT_JAX = (
     "program/hardware.py",
     "program/collectives.py",
     "run/stop.py",
+    "run/launch/",
+    "run/launch_command.py",
+    "run/sweep",
     "cli.py",
+    "cli_launch.py",
     "__main__.py",
     "__init__.py",
 )
@@ -57,6 +61,9 @@ ONLY_IN = {
     "cattrs": {"spec/tree.py"},
     "tokenizers": {"data/hub_tokenizers.py"},
     "jinja2": {"data/chat.py"},
+    "submitit": {"run/launch/slurm.py"},
+    "ray": {"run/launch/ray.py"},
+    "optuna": {"run/sweep_search.py"},
 }
 
 

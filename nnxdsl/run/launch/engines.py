@@ -1,0 +1,38 @@
+"""The engine of a launcher; loads the libraries of that one alone."""
+
+from __future__ import annotations
+
+import importlib
+
+from nnxdsl.run.launch.job import Engine
+from nnxdsl.run.launch.local import LocalEngine
+from nnxdsl.spec.errors import RunError
+from nnxdsl.spec.launcher import Launcher, Local, Ray, Slurm
+
+NEEDS = {Slurm: ("slurm", "submitit", "SlurmEngine"), Ray: ("ray", "ray", "RayEngine")}
+"""By launcher: the module here and the extra, the library, the class."""
+
+UNBOUNDED = 1_000_000
+"""Jobs at one time where nobody said how many: the cluster has a queue."""
+
+
+def open_engine(launcher: Launcher) -> Engine:
+    """The engine of a launcher, connected to where it starts things.
+
+    Raises:
+        RunError: its library is not installed, its cluster cannot be reached, or it starts nothing.
+    """
+    if isinstance(launcher, Local):
+        return LocalEngine(launcher)
+    if launcher.writes_files:
+        name = type(launcher).__qualname__
+        raise RunError(f"{name} starts nothing, it writes a file: nnxdsl launch FILE --write job.yaml")
+    if type(launcher) not in NEEDS:
+        raise RunError(f"{type(launcher).__qualname__} is no launcher that nnxdsl can start runs with")
+    extra, library, name = NEEDS[type(launcher)]
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        said = f"{type(launcher).__qualname__} needs {library}: pip install 'nnxdsl[{extra}]' ({error})"
+        raise RunError(said) from error
+    return getattr(importlib.import_module(f"nnxdsl.run.launch.{extra}"), name)(launcher)

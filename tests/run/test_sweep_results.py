@@ -1,0 +1,131 @@
+"""What a sweep came to: ranking, the table, the plot, whatever the names in it are."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nnxdsl import Data, Experiment, Model, Objective, Optimizer, RunError, Schedule, Sweep, product
+from nnxdsl.run.store import RunDirectory
+from nnxdsl.run.sweep import SweepDirectory, sorted_by
+from nnxdsl.run.sweep_plot import plot
+from nnxdsl.run.sweep_results import Row, differing, figures, held_out, ranked, show_rows, usual_direction
+from nnxdsl.spec.identity import canonical
+
+HOSTILE = "</text><script>alert(1)</script>\x1b[31m&\u202e"
+
+
+@pytest.fixture
+def base() -> Experiment:
+    return Experiment(
+        name="tiny",
+        model=Model.Gemma3("tiny"),
+        objective=Objective.SFT(loss_on="all"),
+        data=Data.Text("none.jsonl", max_length=16),
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+        batch_size=2,
+        steps=2,
+    )
+
+
+def rows(*values: float | None) -> list[Row]:
+    return [
+        Row(n, f"tiny-{n:08x}", {"seed": n, "notes": HOSTILE, "steps": 10 ** (n % 3)}, "finished", 2, value)
+        for n, value in enumerate(values)
+    ]
+
+
+def test_the_best_stand_first_and_those_without_a_figure_last() -> None:
+    given = rows(0.5, None, math.nan, 0.1, math.inf, 0.1)
+    assert [row.point for row in ranked(given, "minimize")] == [3, 5, 0, 4, 1, 2]
+    assert [row.point for row in ranked(given, "maximize")] == [4, 0, 3, 5, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction"),
+    [("eval/loss", "minimize"), ("eval/rewards/accuracies", "maximize"), ("eval/kl", "minimize"), ("x", "maximize")],
+)
+def test_the_direction_of_a_figure_is_that_of_its_name(metric: str, direction: str) -> None:
+    assert usual_direction(metric) == direction
+
+
+def test_columns_are_what_differs() -> None:
+    assert differing(rows(0.1, 0.2)) == ["seed", "steps"]
+    assert differing(rows(0.1)) == ["seed", "notes", "steps"]
+    shown = io.StringIO()
+    console = Console(width=100, file=shown)
+    show_rows(ranked(rows(0.25, None, 0.125), "minimize"), "eval/loss", console)
+    text = [line.split() for line in shown.getvalue().splitlines()]
+    assert text[0] == ["#", "seed", "steps", "eval/loss", "state", "step", "run"]
+    assert text[2] == ["2", "2", "100", "0.125", "finished", "2", "tiny-00000002"]
+    assert text[4] == ["1", "1", "10", "finished", "2", "tiny-00000001"]
+
+
+def test_a_plot_is_xml_whatever_the_names_are() -> None:
+    svg = plot(
+        [*rows(0.5, 0.4, None, 0.1), Row(9, HOSTILE, {"seed": HOSTILE, HOSTILE: 1}, "finished", 1, 0.3)],
+        HOSTILE,
+        "minimize",
+        HOSTILE,
+    )
+    tree = ET.fromstring(svg)
+    assert not [node for node in tree.iter() if "script" in node.tag]
+    circles = [node for node in tree.iter() if node.tag.endswith("circle")]
+    panels = [node for node in tree.iter() if node.tag.endswith("}g")]
+    assert len(panels) == 5  # the order, and each of four paths
+    assert len(circles) == 4 * len(panels)  # one row has no figure
+    assert sum(node.get("class") == "best" for node in circles) == len(panels)
+    assert all(0 < float(node.get("cx", "nan")) < 340 and 0 < float(node.get("cy", "nan")) < 250 for node in circles)
+    ET.fromstring(plot([], "loss", "minimize", "none"))
+    ET.fromstring(plot(rows(0.5), "loss", "maximize", "one"))
+
+
+def finished(home: Path, one: Experiment, loss: float) -> None:
+    run = RunDirectory.create(home / one.id, identity=canonical(one), experiment_json={}, experiment_py="")
+    run.append_metrics({"step": 0, "loss": 9.0})
+    run.append_evaluation({"step": 1, "attempt": 1, "eval/loss": loss + 1, "eval/note": "text"})
+    run.append_evaluation({"step": 2, "attempt": 1, "eval/loss": loss})
+    run.write_status(state="finished", step=2)
+    run.close()
+
+
+def test_a_sweep_s_directory_tells_what_each_point_came_to(base: Experiment, tmp_path: Path) -> None:
+    sweep = Sweep(base, product({"seed": [0, 1, 2]}))
+    finished(tmp_path, sweep.experiments[0], 0.5)
+    finished(tmp_path, sweep.experiments[2], 0.25)
+    assert figures(tmp_path / sweep.experiments[0].id) == {"loss": 9.0, "eval/loss": 0.5}
+    assert held_out(tmp_path / sweep.experiments[0].id, "eval/loss") == [(1, 1.5), (2, 0.5)]
+    directory = SweepDirectory.open(sweep, tmp_path)
+    assert directory.path == tmp_path / "sweeps" / f"tiny-{sweep.digest[:8]}"
+    points = [(number, one, sweep.points[number]) for number, one in enumerate(sweep)]
+    metric, direction = sorted_by(sweep, None, [tmp_path / one.id for one in sweep])
+    assert (metric, direction) == ("eval/loss", "minimize")
+    directory.write_results(directory.rows(points, metric), metric, direction)
+    told = json.loads((directory.path / "results.json").read_text())
+    assert told["best"] == sweep.experiments[2].id
+    assert [(row["point"], row["state"], row["value"]) for row in told["rows"]] == [
+        (2, "finished", 0.25),
+        (0, "finished", 0.5),
+        (1, "not run", None),
+    ]
+    assert ET.fromstring((directory.path / "results.svg").read_text()).tag.endswith("svg")
+    asked = json.loads((directory.path / "sweep.json").read_text())
+    assert [point["changes"] for point in asked["points"]] == [{"seed": "0"}, {"seed": "1"}, {"seed": "2"}]
+    # The figure that was asked for has the direction that was asked for, others that of their names.
+    other = Sweep(base, product({"seed": [0]}), metric="eval/loss", direction="maximize")
+    assert sorted_by(other, None, []) == ("eval/loss", "maximize")
+    assert sorted_by(other, "loss", []) == ("loss", "minimize")
+
+
+def test_another_sweep_s_directory_is_left_alone(base: Experiment, tmp_path: Path) -> None:
+    sweep = Sweep(base, product({"seed": [0]}))
+    path = SweepDirectory.open(sweep, tmp_path).path
+    (path / "sweep.json").write_text('{"digest": "other"}')
+    with pytest.raises(RunError, match="holds another sweep; move it away"):
+        SweepDirectory.open(sweep, tmp_path)
