@@ -109,7 +109,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
     paths = list(dict.fromkeys(path for row in rows for path in row.changes))
     if len(rows) == 1:
         return paths
-    return [path for path in paths if len({_shown(row, path) for row in rows}) > 1]
+    return [path for path in paths if len({render(row.changes.get(path)) for row in rows}) > 1]
 
 
 def show_rows(rows: Sequence[Row], metric: str, console: Console) -> None:
@@ -129,7 +129,8 @@ def show_rows(rows: Sequence[Row], metric: str, console: Console) -> None:
 
 
 def _shown(row: Row, path: str) -> str:
-    return render(row.changes[path]) if path in row.changes else ""
+    value = row.changes.get(path)
+    return "" if path not in row.changes else number(value) if isinstance(value, float) else render(value)
 
 
 def _is_numeric(rows: Sequence[Row], path: str) -> bool:

@@ -1,0 +1,70 @@
+"""docs/scale.md: its Python runs, and its commands print what it shows, in a directory with its own file."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnxdsl import Search, Sweep
+from nnxdsl.cli import main
+from nnxdsl.spec.base import members, registry
+from tests.test_docs import BLOCK, check_page
+
+PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_its_python_runs() -> None:
+    space: dict[str, Any] = {"__name__": "scale"}
+    for source in blocks():
+        if not source.startswith(">>>"):
+            exec(compile(source, str(PAGE), "exec"), space)
+    assert isinstance(space["sweep"], Sweep)
+    assert isinstance(space["search"], Search)
+    found = doctest.testfile(str(PAGE), module_relative=False, globs=space)
+    assert found.attempted >= 1
+    assert not found.failed
+
+
+def test_its_commands_print_what_it_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    Path("sweep.py").write_text(blocks()[0], encoding="utf-8")
+    assert len(BLOCK.findall(PAGE.read_text(encoding="utf-8"))) >= 2
+    check_page(PAGE)
+
+
+def test_all_launchers_are_in_its_table() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(f"| `{name}(" in text for name in members(registry["Launcher"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sweep", "none.py"], "RunError: none.py: there is no such Python file; a sweep is written as"),
+        (["sweep", "sweep.py", "stepz=3"], "stepz: Experiment has no field 'stepz'; did you mean 'steps'?"),
+        (["sweep", "sweep.py", "--show", "--cancel"], "UsageError: --show and --cancel exclude each other"),
+        (["sweep", "sweep.py", "--launcher", "Launcher.Local"], "--launcher: expected a launcher such as"),
+        (["sweep", "sweep.py", "--launcher", "Launcher.Kubernetes(image='a')"], "starts nothing, it writes a file"),
+        (["sweep", "sweep.py", "--parallel", "0"], "parallel: expected a value > 0, got 0"),
+        (["sweep", "sweep.py", "--launcher", "Launcher.SkyPilot()", "--parallel", "2"], "--parallel: has no effect on"),
+        (["launch", "sweep.py", "--write", "job.yaml"], "RunError: --write has no effect on Launcher.Local"),
+        (["launch", "sweep.py", "--paralel", "2"], "UsageError: unrecognized arguments: --paralel 2"),
+        (["launch"], "UsageError: the following arguments are required: file"),
+    ],
+)
+def test_what_is_refused(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.py").write_text(blocks()[0], encoding="utf-8")
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
