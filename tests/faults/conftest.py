@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "program" / "packages")]
 
-from fault_lab import Lab, Nursery, Whole, make
+from fault_lab import Lab, Nursery, Whole, make  # noqa: E402
 
 
 @pytest.fixture(scope="session")

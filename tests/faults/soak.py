@@ -23,7 +23,7 @@ import attrs
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fault_lab import STEPS, Lab, Nursery, Whole, environment, make
+from fault_lab import STEPS, Lab, Nursery, Whole, environment, make, steps_done
 
 from nnxdsl.run.store import RunDirectory
 
@@ -42,7 +42,7 @@ class Soak:
         states: What the status said at the kill.
         seconds: Of the whole soak.
         whole: Seconds that an undisturbed process took.
-        training: Of these, seconds from its first step on. Instants are drawn from both.
+        training: Of these, seconds from its first step on.
     """
 
     seed: int
@@ -78,7 +78,7 @@ def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = No
         lab = make(place / f"run-{seen.runs}", nursery)
         before, is_killed = 0, True
         while is_killed:
-            is_killed = seen.kills < kills and one(lab, seeded, seen)
+            is_killed = seen.kills < kills and one(lab, before, seeded, seen)
             if is_killed:
                 seen.kills += 1
                 after = checked(lab, whole, before, seen)
@@ -98,16 +98,16 @@ def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = No
     return seen
 
 
-def one(lab: Lab, seeded: random.Random, seen: Soak) -> bool:
-    """Starts the run and kills it, one time in four at any instant, else while it trains; False if it had ended."""
-    attempt = attempts(lab) + 1
+def one(lab: Lab, before: int, seeded: random.Random, seen: Soak) -> bool:
+    """Starts the run and kills it, one time in four at any instant, else about a step; False if it had ended."""
+    attempt, step = attempts(lab) + 1, seeded.randint(before, STEPS)
     child = lab.start(*EVERY)
     if seeded.random() < 0.25:
         time.sleep(seeded.uniform(0, seen.whole))
     else:
-        while child.is_there() and not is_training(lab, attempt):
+        while child.is_there() and not (is_training(lab, attempt) and steps_done(lab.run) >= step):
             time.sleep(0.002)
-        time.sleep(seeded.uniform(0, seen.training))
+        time.sleep(seeded.uniform(0, 3 * seen.training / STEPS))
     code = child.kill()
     assert code in (0, -9), child.said()
     return code == -9
