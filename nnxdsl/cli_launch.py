@@ -34,18 +34,20 @@ Without --launcher it is the file's own `launcher = Launcher...`, or Launcher.Lo
 
 _HELP = {
     "launch": """\
-Starts the run as processes of their own, waits for it and shows how far it is. Ctrl-C leaves it at work, and
-the same command waits for it again; a run that was killed or preempted is started again, as often as the
-launcher's `retries` say. What it prints stands in HOME/.launch/RUN/output.txt, all else in the run's directory.
+Starts the run as processes of their own, waits for it and shows how far it is. Ctrl-C leaves it at
+work, and the same command waits for it again; a run that was killed or preempted is started again,
+as often as the launcher's `retries` say. What it prints stands in HOME/.launch/RUN/output.txt, all
+else in the run's directory.
 
 exit codes: 0 finished, or stopped on request; 1 failed; 2 refused; 130 Ctrl-C, and the run goes on
 """,
     "sweep": """\
-FILE has a `sweep = Sweep(...)` or a `sweep = Search(...)`. Runs that have finished are not run again, those at
-work are waited for, those that failed are told of. Killed and started again, it goes on. What it came to
-stands in HOME/sweeps: results.json, results.svg.
+FILE has a `sweep = Sweep(...)` or a `sweep = Search(...)`. Runs that have finished are not run
+again, those at work are waited for, those that failed are told of. Killed and started again, it goes on.
+What it came to stands in HOME/sweeps: results.json, results.svg.
 
-exit codes: 0 all finished, or stopped on request; 1 some failed; 2 refused; 130 Ctrl-C, and runs at work go on
+exit codes: 0 all finished, or stopped on request; 1 some failed; 2 refused;
+  130 Ctrl-C, and runs at work go on
 """,
 }
 

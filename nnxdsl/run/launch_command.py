@@ -22,7 +22,7 @@ from nnxdsl.run.store import RunDirectory, checked_path
 from nnxdsl.run.sweep_results import figures
 from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.launcher import Launcher
+from nnxdsl.spec.launcher import Launcher, Ray
 
 FAILED = 1
 INTERRUPTED = 130
@@ -89,6 +89,8 @@ def launch_command(experiment: Experiment, asked: Asked) -> int:
     """
     if asked.write is not None:
         return _write(generated(asked.launcher, experiment), asked.write)
+    if asked.detach and isinstance(asked.launcher, Ray) and asked.launcher.address == "local":
+        raise RunError("--detach: a cluster with address='local' ends with this command, and the run with it")
     home = asked.home.resolve()
     directory = checked_path(home / experiment.id).parent / DIRECTORY / experiment.id
     directory.mkdir(parents=True, exist_ok=True)

@@ -146,7 +146,8 @@ class Points:
     def settled(self, task: Task, how: Settled) -> None:
         """Counts it."""
         self._done += 1
-        self._display.step(self._done, self.total, {}, {})
+        if self._display.console.is_terminal:  # elsewhere the driver's lines say it
+            self._display.step(self._done, self.total, {}, {})
 
 
 def sorted_by(asked: Sweep | Search, metric: str | None, runs: Sequence[Path]) -> tuple[str, Direction]:

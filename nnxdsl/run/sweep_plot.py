@@ -17,6 +17,8 @@ WIDTH, HEIGHT = 340, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 52
 PER_ROW = 3
 MOST_PANELS = 9
+FEW = 4
+"""So many different values are all written under their axis."""
 LOG_SPAN = 20.0
 """An axis whose greatest value is so many times the least is drawn by orders of magnitude."""
 
@@ -125,7 +127,9 @@ def _axis(values: list[float], names: list[str] | None, *, is_linear: bool = Fal
     if low == high:
         return _Axis(low, high, False, ((low, number(low)),))
     middle = math.sqrt(low * high) if is_log else (low + high) / 2
-    return _Axis(low, high, is_log, tuple((value, f"{value:.3g}") for value in (low, middle, high)))
+    distinct = sorted(set(values))
+    written = distinct if len(distinct) <= FEW and not is_linear else [low, middle, high]
+    return _Axis(low, high, is_log, tuple((value, f"{value:.3g}") for value in written))
 
 
 def _inside(share: float) -> float:

@@ -67,7 +67,7 @@ class Lab:
             text=True,
         )
 
-    def run(self, verb: str, *words: str, seconds: float = 280) -> tuple[int, str, str]:
+    def run(self, verb: str, *words: str, seconds: float = 900) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of the same."""
         child = self.start(verb, *words)
         out, err = child.communicate(timeout=seconds)
@@ -127,7 +127,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 @pytest.fixture
 def wait_until() -> Callable[..., None]:
-    def wait(is_so: Callable[[], object], child: subprocess.Popen[str] | None = None, seconds: float = 200) -> None:
+    def wait(is_so: Callable[[], object], child: subprocess.Popen[str] | None = None, seconds: float = 600) -> None:
         """Waits until something is so, as long as the process lives."""
         end = time.monotonic() + seconds
         while not is_so():

@@ -12,12 +12,11 @@ import pytest
 
 from nnxdsl.run.store import RunDirectory
 
-pytestmark = pytest.mark.launchers
+pytestmark = [pytest.mark.launchers, pytest.mark.timeout(1800)]  # under load each run takes its time
 
 LONG = "experiment = evolve(experiment, {'steps': 100_000})\n"
 
 
-@pytest.mark.timeout(600)
 def test_a_killed_sweep_goes_on_and_runs_each_point_once(lab: Any, wait_until: Callable[..., None]) -> None:
     lab.write("sweep = Sweep(experiment, product({'seed': range(20)}))\nlauncher = Launcher.Local(parallel=2)\n")
     driver = lab.start("sweep", "--quiet")
@@ -25,7 +24,7 @@ def test_a_killed_sweep_goes_on_and_runs_each_point_once(lab: Any, wait_until: C
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     assert 5 <= len(lab.finished()) <= 8
-    code, out, err = lab.run("sweep", "--quiet", "--json", seconds=500)
+    code, out, err = lab.run("sweep", "--quiet", "--json")
     assert (code, err) == (0, "")
     assert len(json.loads(out)["rows"]) == 20
     lab.assert_each_once(20)
@@ -67,7 +66,7 @@ def test_cancel_stops_all_with_everything_saved(lab: Any, wait_until: Callable[.
     driver = lab.start("sweep", "--parallel", "2", "--quiet")
     wait_until(lambda: sum((path / "metrics.jsonl").exists() for path in lab.runs()) == 2, driver)
     assert lab.run("sweep", "--cancel", "--quiet")[0] == 0  # the driver is asked
-    assert driver.wait(120) == 0
+    assert driver.wait(300) == 0
     assert [RunDirectory(path).status().get("state") for path in lab.runs()] == ["stopped", "stopped"]
     for path in lab.runs():
         assert RunDirectory(path).status().get("checkpoint") == RunDirectory(path).status().get("step")
@@ -84,7 +83,7 @@ def test_a_run_is_launched_watched_killed_and_started_again(lab: Any, wait_until
     driver = lab.start("launch", "--launcher", "Launcher.Local(retries=1)", "--json")
     wait_until(lambda: lab.runs() and RunDirectory(lab.runs()[0]).status().get("checkpoint"), driver)
     lab.kill(lab.runs()[0])
-    out, err = driver.communicate(timeout=200)
+    out, err = driver.communicate(timeout=600)
     assert driver.returncode == 0, err
     assert "its process ended without a word; it is started again" in err
     assert json.loads(out)["state"] == "finished"
@@ -101,7 +100,7 @@ def test_a_point_at_work_elsewhere_is_waited_for(lab: Any, wait_until: Callable[
     code, _, err = lab.run("sweep")
     assert code == 0
     assert "is at work already; it is waited for" in err
-    assert other.wait(60) == 0
+    assert other.wait(300) == 0
     lab.assert_each_once(1, steps=300)
 
 
@@ -113,3 +112,19 @@ def test_points_share_the_run_that_they_start_from(lab: Any) -> None:
     code, _, err = lab.run("sweep", "--parallel", "2")
     assert code == 0, err
     lab.assert_each_once(3)
+
+
+def test_points_that_begin_together_ask_the_reference_once(lab: Any) -> None:
+    rows = [{"prompt": f"Say {n}: ", "chosen": "good" + "x" * (n % 3), "rejected": "bad"} for n in range(400)]
+    (lab.place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lab.write(
+        "dpo = {'objective': Objective.DPO(), 'data': Data.Preferences('pairs.jsonl', max_prompt_length=16,\n"
+        "       max_response_length=8), 'batch_size': 4, 'steps': 100}\n"
+        "sweep = Sweep(evolve(experiment, dpo), product({'objective.beta': [0.1, 0.2]}))\n"
+    )
+    code, _, err = lab.run("sweep", "--parallel", "2")
+    assert code == 0, err
+    lab.assert_each_once(2, steps=100)
+    said = [path.read_text() for path in lab.home.glob(".launch/*/output.txt")]
+    assert sum("asking the reference of 400 pairs" in text for text in said) == 1
+    assert len(list(lab.home.glob(".reference/*.npz"))) == 1
