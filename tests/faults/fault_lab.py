@@ -34,7 +34,7 @@ from nnxdsl import *
 
 experiment = Experiment(
     name="tiny",
-    model=Small(layers=1, pattern=1, vocab_size=320, tokenizer=Tokenizer.Bytes()),
+    model=Small(layers=1, pattern=1, vocab_size=512, tokenizer=Tokenizer.Bytes()),
     objective=Objective.SFT(loss_on="all"),
     data=Data.Text("texts.jsonl", max_length=32),
     optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=1e-2, warmup_ratio=0.25)),

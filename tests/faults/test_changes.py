@@ -71,14 +71,14 @@ def tiny(lab: Lab) -> Experiment:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"embed_dim": 32}, "trainable.embed.embedding: saved as float32[320, 16], expected float32[320, 32]"),
+        ({"embed_dim": 32}, "trainable.embed.embedding: saved as float32[512, 16], expected float32[512, 32]"),
         ({"mlp_dim": 64}, "mlp.up.kernel: saved as float32["),
         ({"layers": 2}, "saved as float32[1, "),
     ],
 )
 def test_another_shape_is_refused_in_few_words(killed: Lab, model: dict[str, int], message: str) -> None:
     """Row 15: an experiment of another shape has another id; whoever forces it is told which array does not fit."""
-    fields = {"layers": 1, "pattern": 1, "vocab_size": 320, "tokenizer": Tokenizer.Bytes(), **model}
+    fields = {"layers": 1, "pattern": 1, "vocab_size": 512, "tokenizer": Tokenizer.Bytes(), **model}
     program = compile(attrs.evolve(tiny(killed), model=Small(**fields)))
     with Checkpoints.open(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
         checkpoints.restore(9, program.targets())
@@ -118,7 +118,7 @@ def test_another_dtype_is_refused_and_never_cast(killed: Lab) -> None:
     }
     with Checkpoints.open(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
         checkpoints.restore(9, {"trainable": targets["trainable"]})
-    assert "trainable.embed.embedding: saved as float32[320, 16], expected bfloat16[320, 16]" in str(raised.value)
+    assert "trainable.embed.embedding: saved as float32[512, 16], expected bfloat16[512, 16]" in str(raised.value)
 
 
 def test_data_that_have_changed_are_refused_by_name(killed: Lab) -> None:
@@ -141,7 +141,7 @@ def test_batches_are_the_same_from_every_position(lab: Lab, order: Any, batching
     data = Data.Text(str(lab.place / "texts.jsonl"), max_length=32)
     tokenizer = open_tokenizer(Tokenizer.Bytes(), None)
     settings = {"batch_size": 4, "seed": 3, "order": order, "batching": batching}
-    loaded = [load(data, tokenizer, max_position=64, vocabulary=320, loss_on="all") for _ in range(2)]
+    loaded = [load(data, tokenizer, max_position=64, vocabulary=512, loss_on="all") for _ in range(2)]
     whole, other = (Batches(dataset, **settings) for dataset in loaded)
     for position in range(15):
         state = json.loads(json.dumps(whole.state(position)))

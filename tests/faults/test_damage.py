@@ -12,6 +12,7 @@ from fault_lab import Lab, Whole, digests, rows
 
 from nnxdsl.run.checkpoint import CheckpointError, Checkpoints
 from nnxdsl.run.store import list_runs
+from nnxdsl.spec.errors import RunError
 
 pytestmark = pytest.mark.faults
 
@@ -111,6 +112,7 @@ def test_if_all_steps_are_damaged_it_stops_and_touches_nothing(killed: Lab) -> N
 
 def test_if_all_steps_are_gone_it_stops_and_touches_nothing(killed: Lab) -> None:
     """The status says that a step was saved: to begin again at 0 would throw away what it learnt, without a word."""
+    killed.directory.write_status(checkpoint=9)
     for step in (6, 9):
         shutil.rmtree(killed.checkpoints / f"{step:08d}")
     before = contents(killed)
@@ -122,6 +124,7 @@ def test_if_all_steps_are_gone_it_stops_and_touches_nothing(killed: Lab) -> None
 
 
 def test_a_step_that_is_gone_is_said(killed: Lab, whole: Whole) -> None:
+    killed.directory.write_status(checkpoint=9)
     shutil.rmtree(killed.checkpoints / "00000009")
     said = killed.finish().said()
     assert "checkpoint step 9 was saved and is gone; going back to step 6\n" in said
@@ -129,11 +132,11 @@ def test_a_step_that_is_gone_is_said(killed: Lab, whole: Whole) -> None:
 
 
 def contents(lab: Lab) -> dict[Path, bytes]:
-    """All files but the log, which says what was refused, and the lock."""
+    """All files but the lock, and those that tell the story: that a lock was stale, what was refused."""
     return {
         path: path.read_bytes()
         for path in lab.run.rglob("*")
-        if path.is_file() and path.name not in ("log.txt", "lock")
+        if path.is_file() and path.name not in ("log.txt", "events.jsonl", "lock")
     }  # fmt: skip
 
 
@@ -179,18 +182,26 @@ def test_rows_that_a_power_cut_left_torn_are_cut_off(killed: Lab, whole: Whole, 
     whole.check_ended(killed.run)
 
 
-def test_a_damaged_row_in_the_middle_is_named_and_the_run_goes_on(killed: Lab, whole: Whole) -> None:
+@pytest.mark.parametrize(("number", "kind"), [(2, "a step"), (7, "evaluation")])
+def test_a_damaged_row_in_the_middle_is_named_and_the_run_goes_on(
+    killed: Lab, whole: Whole, number: int, kind: str
+) -> None:
+    """Whoever reads it is told; the run reads evaluations alone, at its end."""
     path = killed.run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")
-    lines[2] = lines[2][:20] + b"\x00" + lines[2][21:30]
+    assert (b'"evaluation"' in lines[number]) == (kind == "evaluation")
+    lines[number] = lines[number][:40] + b"\x00" + lines[number][41:50]
     path.write_bytes(b"\n".join(lines))
-    child = killed.finish()
-    assert f"{path.relative_to(killed.place)}:3: not JSON" in child.said()
+    said = killed.finish().said()
+    with pytest.raises(RunError, match=rf"metrics\.jsonl:{number + 1}: not JSON .*; remove the line"):
+        killed.directory.metrics()
+    if kind == "evaluation":
+        assert f"warning: runs/{killed.run.name}/metrics.jsonl:{number + 1}: not JSON" in said
     assert killed.directory.status().get("state") == "finished"
     whole.check_saved(killed.run, at_least=12)
     found = path.read_bytes().split(b"\n")[:-1]
-    kept = [json.loads(line) for number, line in enumerate(found) if number != 2]
-    assert [row["step"] for row in kept] == [row["step"] for number, row in enumerate(whole.rows) if number != 2]
+    kept = [json.loads(line) for place, line in enumerate(found) if place != number]
+    assert [row["step"] for row in kept] == [row["step"] for place, row in enumerate(whole.rows) if place != number]
 
 
 def test_rows_that_are_gone_are_said(killed: Lab, whole: Whole) -> None:
