@@ -45,7 +45,8 @@ def chart(
     """
     drawn = [_clean(line, log) for line in lines]
     drawn = [line for line in drawn if len(line.x)]
-    heading = tag("h2", title, tag("span", " · log", cls="muted") if log else None)
+    notes = ([f"over {x_name}"] if x_name not in ("step", "token") else []) + (["log"] if log else [])
+    heading = tag("h2", title, [tag("span", f" · {note}", cls="muted") for note in notes])
     if not drawn:
         return tag("section", heading, tag("p", "no values yet", cls="muted"), cls="panel chart")
     x_low, x_high = min(line.x[0] for line in drawn), max(line.x[-1] for line in drawn)
@@ -153,7 +154,7 @@ def _roomy(low: float, high: float, log: bool) -> tuple[float, float]:
     low, high = float(low), float(high)
     if log:
         return (low / 1.2, high * 1.2) if high > low else (low / 2, high * 2)
-    if high == low:
+    if high - low <= 1e-9 * max(abs(high), abs(low)):  # what rounding makes of a constant is no curve
         room = abs(high) * 0.1 or 1.0
         return low - room, high + room
     room = (high - low) * 0.06

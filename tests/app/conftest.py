@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,21 @@ def serving(project: Path, environment: dict[str, str], *words: str) -> Iterator
 def app(project: Path, environment: dict[str, str]) -> Iterator[RunningApp]:
     """An app over an empty directory of runs."""
     yield from serving(project, environment)
+
+
+@pytest.fixture(scope="session")
+def shared_app(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[RunningApp]:
+    """One app for many tests that end and start none: to start one takes seconds."""
+    yield from serving(write_project(tmp_path_factory.mktemp("shared") / "project"), environment)
+
+
+@pytest.fixture
+def emptied_app(shared_app: RunningApp) -> RunningApp:
+    """The shared app over an empty directory of runs."""
+    shutil.rmtree(shared_app.home, ignore_errors=True)
+    shutil.rmtree(shared_app.project / "experiments")
+    write_project(shared_app.project)
+    return shared_app
 
 
 @pytest.fixture(scope="session")

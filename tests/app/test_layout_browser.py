@@ -18,6 +18,11 @@ Open = Callable[..., Any]
 PATIENCE = 240_000
 
 
+@pytest.fixture
+def app(emptied_app: Any) -> Any:
+    return emptied_app
+
+
 def shoot(shown: Any, name: str) -> None:
     """Keeps a picture where `NNXDSL_SCREENSHOTS` names a directory."""
     place = os.environ.get("NNXDSL_SCREENSHOTS")

@@ -17,6 +17,11 @@ pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
 
 
+@pytest.fixture
+def app(emptied_app: Any) -> Any:
+    return emptied_app
+
+
 def test_the_app_never_loads_jax(app: Any) -> None:
     loaded = Path(f"/proc/{app.child.pid}/maps").read_text()
     assert "pydantic_core" in loaded
