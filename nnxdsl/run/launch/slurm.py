@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,12 +87,21 @@ class Command:
             return DelayedSubmission(attrs.evolve(self)) if self.left > 0 else None
         if not self._is_told:
             self._tell()
-        code = self._child.wait()
+        code = self._ended()
         with contextlib.suppress(Exception):
             write_json(Path(self.directory) / "ended.json", {"exit_code": code, "time": process.utc()})
         if self.left <= 0 or code in (0, 1, 2):  # it came to its own end
             return None
         return DelayedSubmission(attrs.evolve(self, left=self.left - 1))
+
+    def _ended(self) -> int:
+        """Waits for the child, and leaves it unreaped: this is called amid another wait, which holds Popen's lock."""
+        try:
+            found = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # reaped already
+            return 0 if self._child.returncode is None else int(self._child.returncode)
+        assert found is not None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def _on_term(self, number: int, frame: object) -> None:
         if self.is_local:
@@ -131,7 +141,13 @@ class SlurmEngine:
     """Jobs of Slurm, or of submitit's own controller on this machine."""
 
     def __init__(self, launcher: Slurm) -> None:
-        """Submits nothing."""
+        """Submits nothing.
+
+        Raises:
+            RunError: there is no Slurm on this machine.
+        """
+        if launcher.cluster == "slurm" and shutil.which("sbatch") is None:
+            raise RunError("Launcher.Slurm: there is no sbatch here; launch from a machine that submits to the cluster")
         self._launcher = launcher
         self._is_local = launcher.cluster == "local"
         self.parallel, self.retries = launcher.parallel or UNBOUNDED, launcher.retries
