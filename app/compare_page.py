@@ -58,7 +58,11 @@ def _answer(site: Site, ask: Ask) -> Answer:
         hint = "The list of runs has a button for those that are ticked."
         empty = tag("p", f"{words} {hint}", cls="empty")
         if len(site.index.rows()) < LEAST:
-            empty = tag("p", "There are no two runs yet. ", tag("a", "All runs", href="/"), cls="empty")
+            about = (
+                "Here two to six runs share their charts, with their figures, and the settings in which they differ. "
+            )
+            none = "There are no two runs yet. "
+            empty = tag("p", about, none, tag("a", "Start one", href="/"), cls="empty")
         return Answer({"head": head, "warnings": join(), "summary": empty, "curves": join(), "config": join()})
     runs = [_compared(site, row, place) for place, row in enumerate(there)]
     base = _baseline(ask, runs)

@@ -211,9 +211,11 @@ def _head(site: Site, draft: Draft) -> Html:
         note = join("it will be ", tag("span", experiment.id, cls="mono"))
     buttons = [
         # With the form as it stands now: what was typed a moment ago may not have been told yet.
-        action("Plan", "new.plan", disabled=not ready, data_form="spec-form"),
-        action("Queue", "new.queue", disabled=not ready, data_form="spec-form"),
-        action("Launch", "new.launch", "primary", disabled=not ready, data_form="spec-form"),
+        action(
+            "Plan", "new.plan", title="how much memory it takes, and where", disabled=not ready, data_form="spec-form"
+        ),
+        action("Queue", "new.queue", title="starts when a slot is free", disabled=not ready, data_form="spec-form"),
+        action("Launch", "new.launch", "primary", title="starts now", disabled=not ready, data_form="spec-form"),
     ]
     return tag(
         "div",

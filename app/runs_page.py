@@ -295,7 +295,7 @@ def _empty(site: Site) -> Html:
             "Runs appear here by themselves, whether they were started here or in a terminal.",
         ),
         demo.offered(site, "runs.demo"),
-        tag("p", f"Runs are looked for in {site.settings.home}", cls="muted small"),
+        tag("p", f"Runs are looked for in {site.settings.home}", cls="muted small apart"),
     ]
     return tag("div", parts, cls="empty", data_tick="2")
 
