@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_lab import Lab, Whole, digests, rows
+from fault_lab import Child, Lab, Whole, digests, rows
 
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.store import RunDirectory, liveness_of
@@ -18,27 +18,52 @@ from nnxdsl.run.store import RunDirectory, liveness_of
 pytestmark = pytest.mark.faults
 
 JUMPING = """
-import time, datetime, itertools
-real, count = time.time, itertools.count()
-def jumping():
-    return real() + (-1) ** next(count) * 1e8 * (1 + next(count) % 3)
-time.time = jumping
+import itertools, time
+real, looks = time.time, itertools.count(1)
+time.time = lambda: real() + {jump}
 import tiny
 tiny.experiment.main()
 """
 
 
+def jumping(lab: Lab, jump: str, at: str) -> Child:
+    """The run under a wall clock of its own.
+
+    Args:
+        lab: Where it runs.
+        jump: Seconds that are added to the clock, by `next(looks)`: how often it was looked at.
+        at: A failpoint.
+    """
+    (lab.place / "jump.py").write_text(JUMPING.replace("{jump}", jump))
+    return lab.nursery.start(lab.place, "jump.py", environment={"NNXDSL_FAILPOINT": at})
+
+
 def test_clocks_that_jump_change_nothing(lab: Lab, whole: Whole) -> None:
-    (lab.place / "jump.py").write_text(JUMPING)
-    child = lab.nursery.start(lab.place, "jump.py", environment={"NNXDSL_FAILPOINT": "commit-durable@3"})
+    """At first a clock that goes backwards, a day at each look; then years ahead, then years ago."""
+    child = jumping(lab, "-1e5 * next(looks)", "commit-durable@2")
     assert child.wait() == -9, child.said()
     assert lab.directory.liveness() == "lost"
+    assert whole.check_saved(lab.run) == 6
+    child = jumping(lab, "3e8", "commit-durable@1")
+    assert child.wait() == -9, child.said()
     assert whole.check_saved(lab.run) == 9
-    child = lab.nursery.start(lab.place, "jump.py", environment={"NNXDSL_FAILPOINT": "metrics-appended@1:pause"})
+    child = jumping(lab, "-3e8", "metrics-appended@1:pause")
     child.until(child.is_stopped)
-    assert lab.directory.liveness() == "running"  # its heartbeat is years ago, or years ahead
+    assert lab.directory.liveness() == "running"  # its heartbeat is years ago
     child.send(signal.SIGCONT)
     assert child.wait() == 0, child.said()
+    whole.check_ended(lab.run)
+
+
+def test_a_clock_that_leaps_ahead_in_the_middle_of_a_save_loses_no_step(lab: Lab, whole: Whole) -> None:
+    """Orbax then gives the save up, since it reckons with that clock: said, as any save that fails."""
+    child = jumping(lab, "1e4 * next(looks)", "trash-swept@9")
+    assert child.wait() == 1, child.said()
+    error = child.said().splitlines()[-1]
+    assert error.startswith("TrainingError: checkpoint step 3 could not be saved in ")
+    assert "timed out" in error
+    assert whole.check_saved(lab.run) == 0
+    lab.finish()
     whole.check_ended(lab.run)
 
 

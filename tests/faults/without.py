@@ -261,6 +261,7 @@ def tried(guard: Guard) -> str:
         environment = {**os.environ, "PYTHONPATH": str(copy)}
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
+    lines = [line for line in lines if "Error: " in line][-1:] or lines  # what the process said, where one did
     if done.returncode == 0:
         return "PASSES WITHOUT IT"
     return f"fails: {lines[0][1:].strip()[:200]}" if lines and done.returncode == 1 else f"BROKEN: {done.stdout[-500:]}"
