@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import attrs
 import jax
 import numpy as np
 
-from nnxdsl.data.batch import PackedPairs, PairBatch
 from nnxdsl.data.dataset import Dataset, Pairs
 from nnxdsl.data.order import Batches
 from nnxdsl.data.tokenizer import TokenizerBase
@@ -28,14 +26,15 @@ from nnxdsl.program.plan import describe
 from nnxdsl.program.step import Batch, Leaves
 from nnxdsl.run import allocator, process, processes
 from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.run.chronicle import Chronicle
 from nnxdsl.run.digest import digest
-from nnxdsl.run.display import Display, duration, number
+from nnxdsl.run.display import Display
 from nnxdsl.run.evaluation import Evaluator, Sample
+from nnxdsl.run.first_step import unlike
 from nnxdsl.run.going_on import by_step, gap, newest_step, require_room
 from nnxdsl.run.heartbeat import beating
-from nnxdsl.run.log import Log
 from nnxdsl.run.prefetch import Prefetch
-from nnxdsl.run.reference import DIRECTORY, ReferenceLogps, Rows, rows_of
+from nnxdsl.run.reference import ReferenceLogps, Rows, rows_of
 from nnxdsl.run.rollouts import Rollouts
 from nnxdsl.run.speed import Speed
 from nnxdsl.run.stop import StopRequest
@@ -45,18 +44,8 @@ from nnxdsl.spec.errors import NnxdslError, RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.tree import to_dict
 
-SHOWN = (("reward", "completions/mean_length"), ("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
-"""Metrics beside the loss that there is room for in a line: the first group of which there is any."""
-
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NNXDSL_DEVICE_GIB")
 """Variables by which compilers and allocators are told what to do."""
-
-LOG_SECONDS = 10.0
-"""Least time between two steps that are written to the log."""
-
-FIRST_MARGIN = {"float32": 1e-4, "bfloat16": 2e-2}
-"""Largest relative difference that rounding may make between the first step's log-probabilities and those kept of the
-reference, by the dtype that is computed in."""
 
 STOP = 1
 """What stands for `control/stop` among the numbers of signals: a number of its own, for it is not one that we catch."""
@@ -129,7 +118,7 @@ class Attempt:
     source: Source | None
     directory: RunDirectory
     stop: StopRequest
-    log: Log
+    chronicle: Chronicle
     checkpoints: Checkpoints
     batches: Batches
     ahead: Prefetch[tuple[Batch, Flops]]
@@ -142,7 +131,6 @@ class Attempt:
     pending: _Pending | None
     samples: list[Sample]
     last_read: float
-    last_logged: float
     vote: processes.Vote
 
     def __init__(self, experiment: Experiment, display: Display, parts: Parts, source: Source) -> None:
@@ -165,7 +153,7 @@ class Attempt:
         )
         self.speed = Speed.of(parts.program)
         self.identity, self.samples, self.pending, self.committed, self.latest = {}, [], None, None, None
-        self.number, self.tokens, self.last_read, self.last_logged = 0, 0, 0.0, -math.inf
+        self.number, self.tokens, self.last_read = 0, 0, 0.0
 
     def run(self, directory: RunDirectory, stop: StopRequest) -> Outcome:
         """Goes on where the directory stands.
@@ -185,28 +173,28 @@ class Attempt:
         keep = self.experiment.checkpoint.keep
         with contextlib.ExitStack() as held:
             held.callback(directory.close)
-            self.log = held.enter_context(Log(directory.log))
+            self.chronicle = held.enter_context(Chronicle(directory, self.display))
             held.enter_context(beating(directory))
-            held.enter_context(processes.told_of_loss(self._note_loss))
+            held.enter_context(processes.told_of_loss(self.chronicle.lost))
             try:
                 self.checkpoints = Checkpoints(directory.checkpoints, keep=keep)
                 state, start = self._begin()
             except NnxdslError as error:
-                self.log.write(f"refused: {error}")
+                self.chronicle.log(f"refused: {error}")
                 directory.put_back(before)
                 raise
             except BaseException as error:
-                self._fail(error)
+                self.chronicle.failed(error)
                 raise
             try:
                 self.ahead = Prefetch(self._placed, self.experiment.steps, _depth(self.parts.program))
                 with self.checkpoints, self.ahead:
                     return self._train(state, start)
             except NnxdslError as error:
-                self._fail(error)
+                self.chronicle.failed(error)
                 raise TrainingError(str(error)) from error
             except BaseException as error:
-                self._fail(error)
+                self.chronicle.failed(error)
                 raise
 
     def _begin(self) -> tuple[State, int]:
@@ -263,7 +251,7 @@ class Attempt:
         def found() -> int | None:
             step, said = newest_step(self.directory, self.checkpoints)
             for line in said:
-                self._tell(line)
+                self.chronicle.tell(line)
             return step
 
         return processes.first(found)
@@ -305,7 +293,7 @@ class Attempt:
         directory, program, evaluator = self.directory, self.parts.program, self.parts.evaluator
         directory.truncate_metrics(start - 1)
         if missing := processes.first(lambda: gap(directory, start)):
-            self._tell(missing)
+            self.chronicle.tell(missing)
         devices = [f"{device.platform}:{device.device_kind}" for device in program.mesh.devices.flat]
         record = {
             **process.environment(sys.argv, Path.cwd()),
@@ -314,15 +302,15 @@ class Attempt:
             "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         }
         self.number = directory.append_attempt({**record, "start": start})
-        self._log(f"attempt {self.number}: {' '.join(record['argv'])}")
+        self.chronicle.log(f"attempt {self.number}: {' '.join(record['argv'])}")
         for name, dataset in (
             ("data", self.parts.dataset),
             ("held-out data", evaluator.dataset if evaluator else None),
         ):
             if dataset is not None:
                 directory.append_event({"event": name, **dataset.report.to_dict()})
-                self._log("\n".join(dataset.report.lines()))
-        self._tell(f"resuming {directory.path} at step {start}" if start else f"starting {directory.path}")
+                self.chronicle.log("\n".join(dataset.report.lines()))
+        self.chronicle.tell(f"resuming {directory.path} at step {start}" if start else f"starting {directory.path}")
         directory.write_layout(describe(program.layout))
         checkpoint = start or None
         directory.write_status(
@@ -381,44 +369,11 @@ class Attempt:
         elif not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             self.tokens -= int(values["num_tokens"])  # of a step that is not taken
             self._refuse_nan(step, values)
-        if step == 0:
-            self._compare_with_reference(values)
-        self._show_step(step + 1, values, rates)
-
-    def _compare_with_reference(self, values: Mapping[str, float]) -> None:
-        """Says so if the first step's policy, which is the reference, does not say what was kept of the reference."""
-        if self.experiment.reference_mode != "cached" or self.parts.program.blueprint.is_apart:
-            return
-        batch = self.batches.at(0)
-        if not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:
-            return
-        rough = FIRST_MARGIN[self.parts.program.blueprint.compute.name]
-        for side, kept, weight in _sides(batch):
-            if not weight.any():
-                continue
-            now, then = values[f"logps/{side}"], float(np.average(kept, weights=weight))
-            if abs(now - then) > rough * abs(then):
-                where = self.directory.path.parent / DIRECTORY
-                self._tell(
-                    f"warning: at step 0 the policy gives the {side} answers {now:.6g} nats on average, but {then:.6g} "
-                    f"were kept of the reference, which is the same model; delete {where} to ask it again, or set "
-                    "memory.reference='online'"
-                )
-
-    def _show_step(self, done: int, values: Mapping[str, float], rates: Mapping[str, float]) -> None:
-        total = self.experiment.steps
-        shown = _headline(values)
-        self.display.step(done, total, shown, rates)
-        eta = self.display.eta_seconds
-        state = "stopping" if self._asked_to_stop() else "running"
-        self.directory.beat(
-            state=state, step=done, stage="training", eta_seconds=None if eta is None else round(eta, 1)
-        )
-        if done == total or time.monotonic() - self.last_logged >= LOG_SECONDS:
-            self.last_logged = time.monotonic()
-            figures = [f"{name} {number(value)}" for name, value in {**shown, **rates}.items()]
-            left = [] if eta is None else [f"{duration(eta)} left"]
-            self._log(", ".join([f"step {done}/{total}", *figures, *left]))
+        if step == 0 and self.experiment.reference_mode == "cached":
+            for said in unlike(self.parts.program, self.batches.at(0), values, self.directory.path.parent):
+                self.chronicle.tell(said)
+        is_stopping = self._asked_to_stop() != 0
+        self.chronicle.step(step + 1, self.experiment.steps, values, rates, is_stopping=is_stopping)
 
     def _is_due(self, step: int) -> bool:
         evaluation = self.experiment.evaluation
@@ -436,8 +391,7 @@ class Attempt:
         self.samples = self.parts.evaluator.samples(state)
         if metrics:
             self.directory.append_evaluation({"step": step, "attempt": self.number, **metrics})
-            shown = _headline({name.removeprefix("eval/"): value for name, value in metrics.items()})
-            self._say(f"step {step}, held out: {', '.join(f'{name} {number(value)}' for name, value in shown.items())}")
+            self.chronicle.held_out(step, metrics)
         for sample in self.samples:
             self.directory.append_sample({"step": step, "attempt": self.number, **sample._asdict()})
         return True
@@ -453,7 +407,7 @@ class Attempt:
         if step != self.committed:
             self.committed = step
             self.directory.write_status(checkpoint=step)
-            self._log(f"checkpoint step {step} saved")
+            self.chronicle.log(f"checkpoint step {step} saved")
 
     def _asked_to_stop(self) -> int:
         """The signal that asked this process to stop; `STOP` where its directory does, 0 where nobody does."""
@@ -472,13 +426,13 @@ class Attempt:
         asked = processes.most(self._asked_to_stop())  # the same signal for all, whichever process it came to
         self.stop.signal = None if asked == STOP else asked
         code = 0 if self.stop.signal is None else 128 + self.stop.signal
-        self._tell(f"stopped at step {step}, everything saved; run it again to go on")
+        self.chronicle.tell(f"stopped at step {step}, everything saved; run it again to go on")
         self.directory.write_status(state="stopped", step=step, exit_code=code, stage=None, eta_seconds=None)
         return self._outcome("stopped", step)
 
     def _finish(self, step: int) -> Outcome:
         self._note_committed(self.checkpoints.wait())
-        self._log(f"finished at step {step}")
+        self.chronicle.log(f"finished at step {step}")
         self.directory.append_event({"event": "finished", "step": step})
         self.directory.write_status(state="finished", step=step, exit_code=0, eta_seconds=0.0, stage=None)
         return self._outcome("finished", step)
@@ -492,7 +446,7 @@ class Attempt:
     def _note_skipped(self, step: int, values: Mapping[str, float]) -> None:
         """Tells of a step that changed nothing, and ends the run when there were too many."""
         in_a_row, total, guard = int(values[IN_A_ROW]), int(values[TOTAL]), self.experiment.guard
-        self._tell(f"{self._harm(step, values)}; skipped, {in_a_row} in a row, {total} in all")
+        self.chronicle.tell(f"{self._harm(step, values)}; skipped, {in_a_row} in a row, {total} in all")
         for name, count in (("max_in_a_row", in_a_row), ("max_total", total)):
             if count > getattr(guard, name, count):
                 self.checkpoints.wait()
@@ -517,47 +471,9 @@ class Attempt:
         self._note_committed(self.checkpoints.wait())
         return f"the state before it is saved as step {step}"
 
-    def _fail(self, error: BaseException) -> None:
-        """Writes down why it cannot go on; never hides the error itself, should the disk be full as well."""
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        self.log.write("".join(traceback.format_exception(error)))
-        with contextlib.suppress(RunError):
-            self.directory.append_event({"event": "failed", "error": what})
-        with contextlib.suppress(RunError):
-            self.directory.write_status(state="failed", error=what, exit_code=1, eta_seconds=None)
-
-    def _note_loss(self, why: str) -> None:
-        """That another process is gone, and this one is about to end."""
-        error = f"{why}; the run stops here, and goes on from its last checkpoint when it is started again"
-        self.log.write(error)
-        self.directory.append_event({"event": "failed", "error": error})
-        self.directory.write_status(state="failed", error=error, exit_code=1, eta_seconds=None)
-
-    def _tell(self, text: str) -> None:
-        """To people, to the log, and to the events."""
-        self.directory.append_event({"event": text})
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        """To people and to the log."""
-        self.display.say(text)
-        self._log(text)
-
-    def _log(self, text: str) -> None:
-        self.log.write(text)
-
     def _outcome(self, state: str, step: int) -> Outcome:
-        evaluations = by_step(self.directory, self._say)
+        evaluations = by_step(self.directory, self.chronicle.say)
         return Outcome(self.directory.path, state, step, self.stop.signal, evaluations, self.samples)
-
-
-def _sides(batch: PairBatch | PackedPairs) -> tuple[tuple[str, np.ndarray, np.ndarray], ...]:
-    """What was kept of the reference under each name, and which rows that name is about."""
-    if batch.desirable is None:
-        sides = (("chosen", batch.reference_chosen), ("rejected", batch.reference_rejected))
-        return tuple((name, kept, batch.weight) for name, kept in sides)
-    shares = (("chosen", batch.desirable), ("rejected", 1 - batch.desirable))
-    return tuple((name, batch.reference_chosen, batch.weight * share) for name, share in shares)
 
 
 def _reference_of(program: Program, first: State) -> Leaves:
@@ -579,12 +495,6 @@ def _depth(program: Program) -> int:
 
 def _is_cpu(program: Program) -> bool:
     return program.blueprint.platform == "cpu"
-
-
-def _headline(values: Mapping[str, float]) -> dict[str, float]:
-    """The few figures by which people follow a run."""
-    group = next((names for names in SHOWN if any(name in values for name in names)), ())
-    return {name: values[name] for name in ("loss", *group) if name in values}
 
 
 def _status_of(directory: RunDirectory) -> Status:
