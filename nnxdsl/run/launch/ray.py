@@ -1,7 +1,7 @@
 """Runs as processes under actors of Ray, which outlive whoever started them; the one file that knows Ray.
 
 An actor is made under the run's name, and its process begins as it is made: a name exists once in a cluster, so no run
-is started twice. The actor ends with its process, having written how that ended into the job's directory.
+is started twice. How the process ended stands in the job's directory; the actor ends soon after it, driver or not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.launcher import Ray
 
 NAMESPACE = "nnxdsl"
+LINGER_SECONDS = 20.0
+GONE_SECONDS = 10.0
+"""How long it may take until the name of an actor that was ended is free."""
 ADDRESS_SECONDS = 600.0
 """How long the processes of a run wait for the first of them to be placed."""
 
@@ -52,6 +56,7 @@ class _Host:
             address = self._own_address() if rank == 0 else _address_of(first)
             more = ["--coordinator", address, "--processes", str(processes), "--process", str(rank)]
         suffix = "" if rank == 0 else f".{rank}"
+        self._ended = Path(directory) / f"ended{suffix}.json"
         with (Path(directory) / f"output{suffix}.txt").open("ab") as output:
             child = subprocess.Popen(
                 [sys.executable, *words, *more],
@@ -63,8 +68,7 @@ class _Host:
                 start_new_session=True,
             )
         self._child = child
-        ended = Path(directory) / f"ended{suffix}.json"
-        threading.Thread(target=_wait, args=(child, ended), daemon=True).start()
+        threading.Thread(target=_wait, args=(child, self._ended), daemon=True).start()
 
     def _own_address(self) -> str:
         with socket.socket() as found:
@@ -76,9 +80,9 @@ class _Host:
         """Where the first process of the run listens."""
         return f"{ray.util.get_node_ip_address()}:{self._port}"
 
-    def pid(self) -> int:
-        """Of the process."""
-        return -1 if self._child is None else self._child.pid
+    def has_ended(self) -> bool:
+        """Whether the process has ended, and how it did is written down."""
+        return self._ended.exists()
 
     def terminate(self) -> None:
         """Asks the process to save and end."""
@@ -94,10 +98,11 @@ def _address_of(name: str) -> str:
 
 
 def _wait(child: subprocess.Popen[bytes], ended: Path) -> None:
-    """Writes down how the process ended, and ends the actor, so that its resources are free at once."""
+    """Writes down how the process ended; ends the actor where nobody is there to do it, so that its room is free."""
     code = child.wait()
     with contextlib.suppress(Exception):
         write_json(ended, {"exit_code": code, "time": process.utc()})
+    time.sleep(LINGER_SECONDS)  # a driver ends it without the noise that Ray makes of this
     os._exit(0)
 
 
@@ -196,19 +201,30 @@ class RayEngine:
             return False
         probe = self._probes.get(name)
         if probe is None:
-            probe = self._probes[name] = actor.pid.remote()
+            probe = self._probes[name] = actor.has_ended.remote()
         ready, _ = ray.wait([probe], timeout=0.2)
         if not ready:
             return True  # it waits for room
         del self._probes[name]
         try:
-            ray.get(probe)
+            if ray.get(probe):
+                self._end(actor, name)
+                return False
         except ray.exceptions.RayError as error:
             if "creation task" in str(error):  # the node could not start it: nobody else will say why
                 with job.output.open("a", encoding="utf-8") as output:
                     output.write(f"{error}\n")
             return False
         return True
+
+    def _end(self, actor: Any, name: str) -> None:
+        """Ends an actor, and returns when another one may have its name."""
+        ray.kill(actor)
+        end = time.monotonic() + GONE_SECONDS
+        with contextlib.suppress(ValueError):
+            while time.monotonic() < end:
+                ray.get_actor(name, namespace=NAMESPACE)
+                time.sleep(0.05)
 
     def _room(self, job: Job) -> Any:
         """Room for all processes of a run or for none: two half-placed runs would wait for each other for ever."""
