@@ -46,6 +46,7 @@ WITHOUT_JAX = (
     "program/hardware.py",
     "program/collectives.py",
     "run/stop.py",
+    "run/turn.py",
     "run/launch/",
     "run/launch_command.py",
     "run/sweep",

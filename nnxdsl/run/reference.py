@@ -28,6 +28,7 @@ from nnxdsl.program.step import Leaves
 from nnxdsl.run import processes
 from nnxdsl.run.display import Display
 from nnxdsl.run.jsonl import replace, write_json
+from nnxdsl.run.turn import turn
 from nnxdsl.spec.tree import to_dict
 
 DIRECTORY = ".reference"
@@ -104,6 +105,30 @@ class ReferenceLogps:
         if processes.is_first():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file.with_suffix(".json"), depends)
+        if jax.process_count() > 1:  # they wait for each other already
+            return self._ask(first, dataset, missing, known, file, display, is_to_end)
+
+        def wait() -> None:
+            display.stage("another run asks the reference the same; waiting for it")
+
+        with turn(file.with_suffix(".lock"), wait, is_to_end) as is_ours:
+            if not is_ours:
+                return None
+            known = _load(file, len(dataset))  # with what another run has found out by now
+            missing = rows[np.isnan(known[rows]).any(axis=1)]
+            return self._ask(first, dataset, missing, known, file, display, is_to_end) if len(missing) else known
+
+    def _ask(
+        self,
+        first: State,
+        dataset: Pairs,
+        missing: Rows,
+        known: Logps,
+        file: Path,
+        display: Display,
+        is_to_end: Callable[[], bool],
+    ) -> Logps | None:
+        """Asks of the rows that are missing and adds them to what is known, and to the file."""
         size = rows_read_at_once(self.program)
         total = math.ceil(len(missing) / size)
         display.stage(f"asking the reference of {len(missing):,} pairs", total, unit="batches")

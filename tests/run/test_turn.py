@@ -1,0 +1,41 @@
+"""Runs that want the same work take turns, also when the one at work is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from nnxdsl.run.turn import turn
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from nnxdsl.run.turn import turn
+with turn(Path(sys.argv[1]), print, lambda: False) as is_ours:
+    print(is_ours, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    lock = tmp_path / "work.lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "True\n"
+    waits: list[str] = []
+    with turn(lock, lambda: waits.append("told"), lambda: bool(waits)) as is_ours:
+        assert not is_ours  # asked to end while waiting
+    assert waits == ["told"]
+    threading.Timer(0.3, lambda: os.kill(holder.pid, signal.SIGKILL)).start()
+    with turn(lock, lambda: waits.append("again"), lambda: False) as is_ours:
+        assert is_ours
+    assert waits == ["told", "again"]
+    assert holder.wait() == -signal.SIGKILL
+    with turn(lock, lambda: waits.append("never"), lambda: True) as is_ours:
+        assert is_ours  # nobody has it, so there is nothing to wait for
+    assert "never" not in waits
+    holder.stdout.close()
