@@ -61,7 +61,7 @@ def mesh_of(text: str, most: int) -> dict[str, int]:
     Raises:
         SpecError: with everything that is wrong.
     """
-    sizes = dict.fromkeys((*MESH_AXES, "slices"), 1)
+    sizes: dict[str, int] = dict.fromkeys((*MESH_AXES, "slices"), 1)
     problems: list[Problem] = []
     named: set[str] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):

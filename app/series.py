@@ -49,8 +49,8 @@ class Columns:
         values: The values, NaN where it was no number.
     """
 
-    steps: array[float] = attrs.field(factory=list, converter=_doubles)
-    values: array[float] = attrs.field(factory=list, converter=_doubles)
+    steps: array[float] = attrs.field(default=(), converter=_doubles)
+    values: array[float] = attrs.field(default=(), converter=_doubles)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values, `[N]` each: copies, as what is looked at by numpy could not grow."""

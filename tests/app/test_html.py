@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -28,7 +29,7 @@ def site(tmp_path: Path):
 
 
 @pytest.mark.parametrize("module", [html, words])
-def test_examples_hold(module: object) -> None:
+def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -173,7 +174,7 @@ def shown(site: Site, **query: str) -> str:
 
 
 @pytest.mark.parametrize("module", [outputs_stats, outputs_generate])
-def test_examples_hold(module: object) -> None:
+def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
 
