@@ -46,6 +46,11 @@ class Lab:
 
     place: Path
     environment: dict[str, str]
+    command: tuple[str, ...] = ("-m", "nnxdsl")
+
+    def without_training(self) -> Lab:
+        """The same, where what is started only writes what a run writes."""
+        return attrs.evolve(self, command=(str(Path(__file__).parent / "drive_stand_ins.py"),))
 
     @property
     def home(self) -> Path:
@@ -59,7 +64,7 @@ class Lab:
     def start(self, verb: str, *words: str) -> subprocess.Popen[str]:
         """`nnxdsl VERB FILE WORDS`."""
         return subprocess.Popen(
-            [sys.executable, "-m", "nnxdsl", verb, "my sweep.py", "--home", "all runs", *words],
+            [sys.executable, *self.command, verb, "my sweep.py", "--home", "all runs", *words],
             cwd=self.place,
             env=self.environment,
             stdout=subprocess.PIPE,

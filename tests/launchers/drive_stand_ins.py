@@ -1,0 +1,34 @@
+"""`nnxdsl WORDS`, where what is started is `stand_in.py` in place of `nnxdsl run`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from nnxdsl.cli import main
+from nnxdsl.run.launch import driver, job
+from nnxdsl.spec.experiment import Experiment
+
+STAND_IN = str(Path(__file__).parent / "stand_in.py")
+prepare = job.prepare
+
+
+class StandIn(job.Job):
+    """The same job with another program."""
+
+    def command(self, python: str = sys.executable, *more: str) -> list[str]:
+        return [python, STAND_IN, self.words[1], self.words[3], *more]
+
+
+def prepared(experiment: Experiment, home: Path, variables: Mapping[str, str]) -> job.Job:
+    found = prepare(experiment, home, variables)
+    return StandIn(**{field.name: getattr(found, field.name) for field in attrs.fields(job.Job)})
+
+
+driver.prepare = prepared
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""A run without training: what `nnxdsl run` writes into its directory, step by step. `stand_in.py FILE HOME`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nnxdsl.run.lock import RunLock
+from nnxdsl.run.store import RunDirectory
+from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.identity import canonical
+from nnxdsl.spec.source import to_python
+from nnxdsl.spec.tree import from_json, get
+
+STEP_SECONDS = 0.1
+
+
+def main(file: str, home: str, *_: Any) -> int:
+    one = from_json(Path(file).read_text(encoding="utf-8"), Experiment)
+    rate = float(str(get(one, "optimizer.schedule.lr")))
+    tree = json.loads(Path(file).read_text(encoding="utf-8"))
+    run = RunDirectory.create(
+        Path(home) / one.id, identity=canonical(one), experiment_json=tree, experiment_py=to_python(one)
+    )
+    with RunLock(run.path):
+        if run.status().get("state") == "finished":
+            return 0
+        run.clear_requests()
+        start = run.status().get("step") or 0
+        run.append_attempt({"start": start})
+        run.take_over(state="running", total=one.steps)
+        for step in range(start, one.steps):
+            if run.stop_requested():
+                run.write_status(state="stopped", step=step, exit_code=0)
+                return 0
+            time.sleep(STEP_SECONDS)
+            if rate > 1:
+                run.write_status(state="failed", step=step, error="RunError: loss is nan", exit_code=1)
+                return 1
+            run.append_metrics({"step": step, "loss": 1.0 / (step + 1)})
+            run.append_evaluation({"step": step + 1, "eval/loss": abs(math.log10(rate) + 2) + 1.0 / (step + 1)})
+            run.write_status(step=step + 1)
+        run.write_status(state="finished", step=one.steps, exit_code=0)
+        run.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))
