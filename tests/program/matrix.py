@@ -1,0 +1,404 @@
+"""Every objective with every way of training, on one device and on eight, in one part and in two: docs/matrix.md.
+
+    python tests/program/matrix.py [OBJECTIVE ...]      # tries what matrix.json has not yet
+    python tests/program/matrix.py --update             # that, and writes the tables into docs/matrix.md
+
+Each result is stored in tests/program/matrix.json as it comes, so it may be stopped and started again. A model of one
+layer takes three steps on batches with rows of unequal lengths, one of which has weight 0. What the loss is at first is
+reckoned here in float64, from the logits of both models where it depends on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 " + os.environ.get("XLA_FLAGS", "")
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "packages"))
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from small_lab import samples  # noqa: E402
+from small_lab.model import Small  # noqa: E402
+
+from nnxdsl import (  # noqa: E402
+    Adapter,
+    Batching,
+    Data,
+    Experiment,
+    Memory,
+    Mesh,
+    Objective,
+    Optimizer,
+    Quantization,
+    Reward,
+    Schedule,
+    SpecError,
+    compile,
+)
+from nnxdsl.data.batch import Batch, PairBatch, RolloutBatch, SequenceBatch  # noqa: E402
+from nnxdsl.models.attention import right_padded  # noqa: E402
+from nnxdsl.program.compiler import Program, State  # noqa: E402
+from nnxdsl.spec.base import members  # noqa: E402
+
+STORE = HERE / "matrix.json"
+PAGE = HERE.parents[1] / "docs" / "matrix.md"
+ROWS, STEPS = 8, 3
+PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16)
+FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_response_length=16)
+PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=8, max_response_length=8)
+TEXT = Data.Text("none.jsonl", max_length=32)
+MODEL = Small(layers=1, pattern=1, heads=4)
+TEACHER = Small(layers=1, pattern=1, embed_dim=32, heads=4)
+SPECIAL: dict[str, Any] = {
+    "Sum": Objective.Sum(terms=(Objective.DPO(), Objective.BCO(), Objective.ChosenSFT()), weights=(0.8, 0.2, 1.0)),
+    "SFT": Objective.SFT(loss_on="all"),
+    "Distill": Objective.Distill(teacher=TEACHER, loss_on="all", hard_weight=0.2),
+    "GRPO": Objective.GRPO(rewards=(Reward("none"),), group_size=4),
+}
+_KNOWN = members(Objective)
+OBJECTIVES: dict[str, Any] = {
+    name: SPECIAL.get(name) or _KNOWN[name]() for name in Objective.__annotations__ if name in _KNOWN
+}
+"""An object of every class, with its defaults where it has them."""
+LORA = Adapter.LoRA(rank=2, alpha=4.0)
+TRAININGS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "LoRA": {"adapter": LORA},
+    "DoRA": {"adapter": Adapter.DoRA(rank=2, alpha=4.0)},
+    "QLoRA-NF4": {"adapter": LORA, "quantization": Quantization.NF4(block_size=8)},
+    "QLoRA-Int8": {"adapter": LORA, "quantization": Quantization.Int8(block_size=8)},
+}
+EIGHT = Mesh(data=2, fsdp=2, tensor=2)
+PLACES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "2 parts": {"microbatch_size": ROWS // 2},
+    "8 devices": {"mesh": EIGHT},
+    "8 devices, 2 parts": {"mesh": EIGHT, "microbatch_size": ROWS // 2},
+}
+AT_FIRST, APART = 1e-6, 2e-5
+"""The largest relative errors: of the loss before any step, and of what places differ in after three steps.
+
+The latter is of the losses and gradient norms of all steps, of the parameters (of the largest change of any), and of
+rewards (of the largest log-probability that they are made of).
+"""
+REFUSED: dict[str, dict[str, Any]] = {
+    "all weights, NF4": {"quantization": Quantization.NF4()},
+    "LoRA, quantised training": {"adapter": LORA, "quantization": Quantization.Int8Training()},
+    "GRPO, packing": {"objective": SPECIAL["GRPO"], "data": PROMPTS, "batching": Batching.Packed()},
+    "KTO, pairs alone": {"objective": Objective.KTO(), "data": PAIRS},
+    "a sum with LD-DPO": {
+        "objective": lambda: Objective.Sum(
+            terms=(Objective.DPO(tail_weight=0.5), Objective.ChosenSFT()), weights=(1, 1)
+        )
+    },
+    "a sum with SFT": {
+        "objective": lambda: Objective.Sum(terms=(Objective.DPO(), Objective.SFT()), weights=(1.0, 1.0))
+    },
+    "ORPO, a reference kept": {"objective": Objective.ORPO(), "memory": Memory(reference="online")},
+}
+
+
+def asked(objective: Any, fields: dict[str, Any]) -> Experiment:
+    """The experiment of one cell at one place."""
+    data = {"pairs": PAIRS, "feedback": FEEDBACK, "prompts": PROMPTS, "sequences": TEXT}[objective.reads]
+    return Experiment(
+        name="matrix",
+        model=MODEL,
+        objective=objective,
+        data=data,
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=1.0),
+        batch_size=ROWS,
+        steps=STEPS,
+        memory=Memory(reference="online") if objective.needs_reference else Memory(),
+        **fields,
+    )
+
+
+def batches(objective: Any) -> list[Any]:
+    """Two batches, used in turn."""
+    weight = np.array([1, 1, 1, 1, 1, 0, 1, 1], np.float32)
+    if objective.reads == "prompts":
+        # `old` is not known: learnt from once, when the policy is what it was.
+        found: list[Any] = [samples.answers()._replace(old=None)] * 2
+    elif objective.reads == "sequences":
+        found = [samples.sequences(ROWS, seed=seed) for seed in (0, 1)]
+    else:
+        found = [samples.pairs(ROWS, seed=seed) for seed in (0, 1)]
+    if objective.reads == "feedback":
+        found = [each._replace(desirable=(np.arange(ROWS) % 3 > 0).astype(np.float32)) for each in found]
+    return [each._replace(weight=weight) for each in found]
+
+
+# -- what the loss is at first ---------------------------------------------------------------------------------------
+
+
+def log_probabilities(template: Any, leaves: dict[str, jax.Array], tokens: np.ndarray, length: np.ndarray) -> Any:
+    """Float64 `[B, T - 1, V]`: of every word after each token of right-padded rows, by a plain forward pass."""
+
+    @jax.jit
+    def logits(leaves: dict[str, jax.Array]) -> jax.Array:
+        decoder: Any = template.merge(leaves)
+        hidden = decoder(jnp.asarray(tokens), right_padded(jnp.asarray(length), tokens.shape[1]), dtype=jnp.float32)
+        return decoder.logits(hidden.hidden)
+
+    found = np.asarray(logits(leaves), np.float64)[:, :-1]
+    found -= found.max(-1, keepdims=True)
+    return found - np.log(np.exp(found).sum(-1, keepdims=True))
+
+
+def answers_of(program: Program, state: State, batch: PairBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of both completions the summed log-probability `[B]` and the number of tokens `[B]`."""
+    found = []
+    size = batch.prompt.shape[1]
+    for ids, lengths in ((batch.chosen, batch.chosen_length), (batch.rejected, batch.rejected_length)):
+        tokens = np.zeros((ROWS, size + ids.shape[1]), np.int32)
+        for row, (first, own) in enumerate(zip(batch.prompt_length, lengths, strict=True)):
+            tokens[row, : first + own] = [*batch.prompt[row, size - first :], *ids[row, :own]]
+        logp = log_probabilities(*program.policy(state), tokens, batch.prompt_length + lengths)
+        sums = [
+            sum(logp[row, place - 1, tokens[row, place]] for place in range(first, first + own))
+            for row, (first, own) in enumerate(zip(batch.prompt_length, lengths, strict=True))
+        ]
+        found.append((np.array(sums), lengths))
+    return found
+
+
+def first_loss(program: Program, state: State, batch: Batch) -> float:
+    """What the table of objectives has for the loss before any step, where policy and reference are equal."""
+    objective: Any = program.experiment.objective
+    keep = np.asarray(batch.weight) > 0
+    if isinstance(batch, RolloutBatch):  # ratios are 1, so an answer's loss is its advantage
+        return float(-np.mean(batch.advantage[keep], dtype=np.float64))
+    if isinstance(batch, SequenceBatch):
+        mask, target = batch.loss_mask[:, 1:] & keep[:, None], batch.tokens[:, 1:, None]
+        student = log_probabilities(*program.policy(state), batch.tokens, batch.length)
+        nll = -np.take_along_axis(student, target, axis=-1)[..., 0]
+        if not isinstance(objective, Objective.Distill):
+            return float(nll[mask].mean())
+        assert program.blueprint.teacher is not None
+        template = program.blueprint.teacher.template
+        teacher = log_probabilities(template, dict(state.reference), batch.tokens, batch.length)
+        apart = (np.exp(teacher) * (teacher - student)).sum(-1)
+        return float((0.8 * apart + 0.2 * nll)[mask].mean())
+    assert isinstance(batch, PairBatch)
+    if isinstance(objective, Objective.KTO):
+        return 0.5  # half the weights, which are 1
+    known = REFERENCED.get(type(objective).__name__)
+    if known is not None:
+        return known(objective)
+    (chosen, chosen_count), (rejected, rejected_count) = answers_of(program, state, batch)
+    p, q, a, b = chosen[keep], rejected[keep], (chosen / chosen_count)[keep], (rejected / rejected_count)[keep]
+
+    def s(z: np.ndarray) -> np.ndarray:
+        return -np.log1p(np.exp(-z))
+
+    match objective:
+        case Objective.ORPO():
+            odds = a - b - (np.log1p(-np.exp(a)) - np.log1p(-np.exp(b)))
+            return float(np.mean(-a - objective.beta * s(odds)))
+        case Objective.SimPO():
+            return float(np.mean(-s(objective.beta * (a - b) - objective.gamma)))
+        case Objective.CPO():
+            return float(np.mean(-s(objective.beta * (p - q)) - objective.alpha * a))
+        case Objective.ChosenSFT():
+            return float(np.mean(-a))
+        case Objective.Sum():
+            of_terms = (REFERENCED[type(term).__name__](term) for term in objective.terms[:2])
+            return sum(w * x for w, x in zip(objective.weights, (*of_terms, np.mean(-a)), strict=True))
+    raise AssertionError(f"{type(objective).__qualname__}: what is its loss at first?")
+
+
+LOG2 = float(np.log(2.0))
+REFERENCED: dict[str, Callable[[Any], float]] = {
+    **dict.fromkeys(("DPO", "RobustDPO", "LengthNormalizedDPO", "AOT", "AOTUnpaired"), lambda o: LOG2),
+    **dict.fromkeys(("NCA", "BCO"), lambda o: 2 * LOG2),
+    **dict.fromkeys(("Hinge", "APOZero", "APODown"), lambda o: 1.0),
+    "IPO": lambda o: 1 / (4 * o.tau**2),
+    "EXO": lambda o: float(-LOG2 - (np.log(1 - o.label_smoothing) + np.log(o.label_smoothing)) / 2),
+    "SPPO": lambda o: 1 / (2 * o.beta**2),
+    "DiscoPOP": lambda o: (LOG2 + 1) / 2,
+}
+"""The last column of the table of docs/objectives.md."""
+
+
+# -- trying ----------------------------------------------------------------------------------------------------------
+
+
+def tried(objective: str, training: str, places: Iterable[str] = PLACES) -> dict[str, Any]:
+    """What came of a cell.
+
+    Args:
+        objective: Its name.
+        training: Likewise.
+        places: With what the others are compared with first.
+
+    Returns:
+        `start` and `expected`, the loss before any step; `finite`, whether all figures and parameters were; `kept`,
+        whether all frozen arrays were equal to the bit afterwards; `moved`, whether every trained array was not; and
+        how far each further place was from the first. Or `refused`, with the reason.
+    """
+    said: dict[str, Any] = {}
+    first: Any = None
+    for place in places:
+        try:
+            program = compile(asked(OBJECTIVES[objective], {**TRAININGS[training], **PLACES[place]}))
+        except ValueError as error:
+            return {"refused": str(error), "place": place}
+        rows = batches(OBJECTIVES[objective])
+        state = samples.trained(program)
+        before, still = jax.device_get((state.trainable, (state.frozen, state.reference)))
+        if first is None:
+            said["expected"] = first_loss(program, state, rows[0])
+        metrics = []
+        for step in range(STEPS):
+            state, found = program.step(state, rows[step % 2])
+            metrics.append({name: float(value) for name, value in found.items()})
+        after = jax.device_get(state.trainable)
+        kept = jax.tree.all(jax.tree.map(np.array_equal, still, jax.device_get((state.frozen, state.reference))))
+        finite = all(np.isfinite(value) for row in metrics for value in row.values())
+        finite &= all(bool(np.isfinite(leaf).all()) for leaf in after.values())
+        moved = all(bool((after[path] != leaf).any()) for path, leaf in before.items())
+        for name, holds in (("finite", finite), ("kept", kept), ("moved", moved)):
+            said[name] = said.get(name, True) and bool(holds)
+        if first is None:
+            said |= {"start": metrics[0]["loss"], "worst start": 0.0}
+            first = metrics, after, max(float(np.abs(after[path] - leaf).max()) for path, leaf in before.items())
+        else:
+            said[place] = apart(metrics, after, *first)
+            said["worst start"] = max(said["worst start"], abs(metrics[0]["loss"] / said["start"] - 1))
+    return said
+
+
+def apart(metrics: list[Any], after: Any, expected: list[Any], leaves: Any, change: float) -> float:
+    """The largest relative difference of two places, see `APART`."""
+    found = max(float(np.abs(after[path] - leaf).max()) for path, leaf in leaves.items()) / change
+    for ours, theirs in zip(metrics, expected, strict=True):
+        found = max(found, *(abs(ours[name] / theirs[name] - 1) for name in ("loss", "grad_norm")))
+        nats = max((abs(value) for name, value in theirs.items() if name.startswith("logps/")), default=1.0)
+        rewards = (abs(ours[name] - value) for name, value in theirs.items() if name in ("rewards/chosen", "kl"))
+        found = max(found, *(difference / nats for difference in rewards), 0.0)
+    return found
+
+
+def wrong(said: dict[str, Any]) -> list[str]:
+    """What of a cell is not as it should be."""
+    if "refused" in said:
+        return []
+    bad = [name for name in ("finite", "kept", "moved") if not said[name]]
+    if abs(said["start"] / said["expected"] - 1) > AT_FIRST:
+        bad.append(f"starts at {said['start']}, expected {said['expected']}")
+    if said["worst start"] > AT_FIRST:
+        bad.append(f"starts elsewhere by {said['worst start']:.0e}")
+    return bad + [f"{place} differ by {said[place]:.0e}" for place in PLACES if said.get(place, 0.0) > APART]
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def entry(said: dict[str, Any] | None) -> str:
+    """A cell of the table."""
+    if said is None:
+        return "not tried"
+    if "refused" in said:
+        return "refused"
+    return "**" + "; ".join(bad) + "**" if (bad := wrong(said)) else f"{max(said.get(p, 0.0) for p in PLACES):.0e}"
+
+
+def table(stored: dict[str, Any]) -> str:
+    """All cells."""
+    lines: list[tuple[str, ...]] = [("objective", "loss at first", *TRAININGS), ("---",) * (len(TRAININGS) + 2)]
+    for name in filter(stored.get, OBJECTIVES):
+        cells = [stored.get(name, {}).get(training) for training in TRAININGS]
+        start = next((f"{cell['start']:.6g}" for cell in cells if cell and "start" in cell), "")
+        lines.append((f"`{name}`", start, *map(entry, cells)))
+    rest = ", ".join(f"`{name}`" for name in OBJECTIVES if not stored.get(name))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + (f"\n\nNot tried yet: {rest}." if rest else "")
+
+
+def reason(fields: dict[str, Any]) -> str:
+    """What is said of a pair that is refused."""
+    try:
+        objective = fields.get("objective", Objective.DPO())
+        Experiment(
+            **{
+                "name": "matrix",
+                "model": MODEL,
+                "data": PAIRS,
+                "optimizer": Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+                "batch_size": ROWS,
+                "steps": STEPS,
+                **fields,
+                "objective": objective() if callable(objective) else objective,
+            }
+        )
+    except SpecError as error:
+        return " ".join(str(error).split("\n", 1)[1].split())
+    raise AssertionError("it is not refused")
+
+
+def refusals() -> str:
+    """The table of what does not go together."""
+    lines = ["| together | what is said |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {reason(fields)} |" for name, fields in REFUSED.items())])
+
+
+def page(text: str, stored: dict[str, Any]) -> str:
+    """The page with both tables, each between two marks, as they are now."""
+    for mark, new in (("cells", table(stored)), ("refused", refusals())):
+        start, rest = text.split(f"<!-- {mark} -->\n", 1)
+        _, end = rest.split(f"<!-- end of {mark} -->", 1)
+        text = f"{start}<!-- {mark} -->\n{new}\n<!-- end of {mark} -->{end}"
+    return text
+
+
+def main() -> int:
+    """What the command line asks for; 1 if a cell is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("objectives", nargs="*", choices=[[], *OBJECTIVES], metavar="OBJECTIVE")
+    parser.add_argument("--store", type=Path, default=STORE, help="where results are kept")
+    parser.add_argument("--again", action="store_true", help="try these again")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many, between two cells")
+    parser.add_argument("--update", action="store_true", help="write the tables into docs/matrix.md")
+    options = parser.parse_args()
+    stored: dict[str, Any] = json.loads(options.store.read_text()) if options.store.exists() else {}
+    chosen, begun = options.objectives or OBJECTIVES, time.monotonic()
+    if options.again:
+        stored = {name: row for name, row in stored.items() if name not in chosen}
+    # First what is furthest apart, so that one who is in a hurry has all of that.
+    for places in (("alone", "8 devices, 2 parts"), ("alone", "2 parts", "8 devices")):
+        for name, training in itertools.product(chosen, TRAININGS):
+            cell = stored.get(name, {}).get(training, {})
+            if "refused" in cell or set(places[1:]) <= cell.keys() or time.monotonic() - begun > options.seconds:
+                continue
+            said = tried(name, training, places)
+            flags = {key: said[key] and cell.get(key, True) for key in ("finite", "kept", "moved") if key in said}
+            cell = stored.setdefault(name, {})[training] = {**cell, **said, **flags}
+            print(f"{time.monotonic() - begun:5.0f} s  {name}, {training}: {entry(cell)}", flush=True)
+            lines = ",\n".join(f'"{key}": {json.dumps(stored[key])}' for key in OBJECTIVES if key in stored)
+            options.store.write_text("{\n" + lines + "\n}\n")
+            jax.clear_caches()  # no program is used twice
+    if options.update:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), stored), encoding="utf-8")
+    bad = {f"{name}, {training}": wrong(said) for name, row in stored.items() for training, said in row.items()}
+    for cell, what in bad.items():
+        for each in what:
+            print(f"{cell}: {each}")
+    return 1 if any(bad.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
