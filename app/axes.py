@@ -46,8 +46,8 @@ def offered(runs: Sequence[Mapping[str, Columns]]) -> tuple[str, ...]:
 def axes(over: str, runs: Sequence[Mapping[str, Columns]]) -> list[Axis]:
     """The axis of each of the runs, all in one unit; steps where they lack what is asked for.
 
-    Time is that of the steps alone, their tokens over their tokens per second: what compiling, evaluations and breaks
-    between attempts took is not in it.
+    Time is that of the steps alone, their tokens over their tokens per second: what evaluations and breaks between
+    attempts took is not in it; compiling is, in the step that waited for it.
     """
     if over not in offered(runs) or over == "step":
         return [Axis("step") for _ in runs]

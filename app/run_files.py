@@ -95,7 +95,7 @@ def samples(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
                     for who in ("policy", "reference")
                     if sample.get(who) is not None
                 ],
-                cls="grid",
+                cls="panes",
             ),
             cls="panel",
         )
