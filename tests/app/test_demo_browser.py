@@ -43,10 +43,10 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
         last = [row for row in rows if row.get("kind") == "evaluation"][-1]
         assert last["eval/rewards/accuracies"] > 0.8
         picture(shown, "run")
-        shown.get_by_role("link", name="Layout", exact=True).last.click()
+        shown.locator("#run-head").get_by_role("link", name="Layout").click()
         shown.wait_for_selector(".memory-parts", timeout=PATIENCE)
         shown.goto(address)
-        shown.get_by_role("link", name="Outputs", exact=True).last.click()
+        shown.locator("#run-head").get_by_role("link", name="Outputs").click()
         shown.get_by_label("Held-out row").select_option(index=1)
         shown.get_by_role("button", name="Generate").click()
         shown.wait_for_selector("#outputs-result .pane.policy", timeout=PATIENCE)
