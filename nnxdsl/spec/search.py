@@ -134,8 +134,11 @@ class Halving(Pruner):
 Axis = Range | tuple[object, ...]
 
 
-def _axes(space: Mapping[str, object]) -> dict[str, object]:
-    return {path: tuple(cast("list[object]", axis)) if isinstance(axis, list) else axis for path, axis in space.items()}
+def _axes(space: Mapping[str, object]) -> dict[str, Axis]:
+    return {
+        path: cast("Axis", tuple(cast("list[object]", axis)) if isinstance(axis, list) else axis)
+        for path, axis in space.items()
+    }
 
 
 @attrs.frozen

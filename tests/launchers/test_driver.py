@@ -27,7 +27,7 @@ def launcher(request: pytest.FixtureRequest) -> str:
     if request.param == "slurm":
         pytest.importorskip("submitit")
         return "launcher = Launcher.Slurm(cluster='local', parallel=2)\n"
-    return f"launcher = Launcher.Ray(address='{request.getfixturevalue('cluster')}')\n"
+    return f"launcher = Launcher.Ray(address='{request.getfixturevalue('cluster')}', parallel=2)\n"
 
 
 def test_a_killed_sweep_of_twenty_runs_each_point_once(

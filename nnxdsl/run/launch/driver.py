@@ -64,7 +64,10 @@ class Settled:
 class Source(Protocol):
     """Says what is to be run next, and hears how it ended."""
 
-    total: int
+    @property
+    def total(self) -> int:
+        """How many tasks were asked for."""
+        ...
 
     def next(self) -> Task | None:
         """The next task; None where there is none now."""

@@ -202,9 +202,9 @@ class RayEngine:
         probe = self._probes.get(name)
         if probe is None:
             probe = self._probes[name] = actor.has_ended.remote()
-        ready, _ = ray.wait([probe], timeout=0.2)
+        ready, _ = ray.wait([probe], timeout=0)
         if not ready:
-            return True  # it waits for room
+            return True  # it waits for room, or has not answered yet
         del self._probes[name]
         try:
             if ray.get(probe):
