@@ -33,6 +33,7 @@ _SERVES = {
     "python": ("show",),
     "quiet": ("run", "resume"),
     "restart": ("run",),
+    **dict.fromkeys(("coordinator", "processes", "process"), ("run", "resume")),
     "layout": ("diff",),
     "adapter": ("export",),
     "max_shard_size": ("export", "convert"),
@@ -95,6 +96,9 @@ class _Options(argparse.Namespace):
     python: bool
     quiet: bool
     restart: bool
+    coordinator: str | None
+    processes: int | None
+    process: int | None
     layout: bool
     device: str | None
     count: int | None
@@ -165,6 +169,9 @@ def _parser(prog: str | None, usage: str, description: str) -> argparse.Argument
     parser.add_argument(
         "--restart", action="store_true", help="run: move away what the run's directory holds, begin again"
     )
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="run, resume: where process 0 of several listens")
+    parser.add_argument("--processes", type=int, metavar="N", help="run, resume: how many processes run it together")
+    parser.add_argument("--process", type=int, metavar="I", help="run, resume: which of them this is, from 0")
     parser.add_argument("--layout", action="store_true", help="diff: the arrays that lie elsewhere")
     parser.add_argument("--device", metavar="NAME", help="plan: the device that it is for: h200, v5e, ...")
     parser.add_argument("--count", type=int, metavar="N", help="plan: how many devices")
@@ -270,7 +277,10 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
 def _run(experiment: Experiment, home: Path, options: _Options) -> int:
     xla_flags.prepare(home, experiment.mesh.device_count)  # jax reads them when it is loaded
     command = importlib.import_module("nnxdsl.run.command")
-    return command.run_command(experiment, home, quiet=options.quiet, restart=options.restart, as_json=options.json)
+    asked = command.Asked(options.coordinator, options.processes, options.process)
+    return command.run_command(
+        experiment, home, quiet=options.quiet, restart=options.restart, as_json=options.json, asked=asked
+    )
 
 
 def _weights(verb: str, options: _Options, words: list[str]) -> int:

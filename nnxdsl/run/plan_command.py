@@ -74,9 +74,7 @@ def plan_command(experiment: Experiment, asked: Asked) -> int:
     """
     device = None if asked.device is None else hardware.device(asked.device)
     if asked.compile and device is not None and device.name not in hardware.DEVICES:
-        raise RunError(
-            f"{device.name}: a compiler knows devices of the catalogue; leave the memory or --compile out"
-        )
+        raise RunError(f"{device.name}: a compiler knows devices of the catalogue; leave the memory or --compile out")
     platform = _platform() if device is None else device.platform
     jax.config.update("jax_platforms", "cpu")  # a plan must not take memory from a run on the same machine
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)

@@ -91,7 +91,7 @@ def together(processes: int, number: int, port: int) -> list[str]:
     return given if processes > 1 else []
 
 
-def ended(children: list[subprocess.Popen[str]], seconds: float = 200) -> list[tuple[int, str]]:
+def ended(children: list[subprocess.Popen[str]], seconds: float = 800) -> list[tuple[int, str]]:
     """Exit code and output of each."""
     try:
         said = [child.communicate(timeout=seconds)[0] for child in children]
@@ -121,6 +121,7 @@ def assert_close(one: RunDirectory, two: RunDirectory) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_two_processes_say_what_one_says(lab: Any, finished: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = type(lab)(tmp_path_factory.mktemp("one") / "lab", lab.environment)
     shutil.copytree(lab.place, other.place)
@@ -143,10 +144,11 @@ def test_two_processes_say_what_one_says(lab: Any, finished: Any, tmp_path_facto
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_signal_to_one_stops_all_at_one_step(lab: Any, wait_until: Callable[..., None], which: int) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
-    wait_until(lambda: rows_written(lab) > 3, children[0])
+    wait_until(lambda: rows_written(lab) > 3, children[0], seconds=600)
     children[which].send_signal(signal.SIGTERM)
     assert [code for code, _ in ended(children)] == [128 + signal.SIGTERM] * 2
     run = finished_run(lab, "sft")
@@ -162,10 +164,11 @@ def test_a_signal_to_one_stops_all_at_one_step(lab: Any, wait_until: Callable[..
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("which", [0, 1])
 def test_killing_one_ends_the_others(lab: Any, wait_until: Callable[..., None], which: int) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
-    wait_until(lambda: rows_written(lab) > 12, children[0])
+    wait_until(lambda: rows_written(lab) > 12, children[0], seconds=600)
     children[which].send_signal(signal.SIGKILL)
     began = time.monotonic()
     results = ended(children)
@@ -186,9 +189,10 @@ def test_killing_one_ends_the_others(lab: Any, wait_until: Callable[..., None], 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_a_slow_process_is_waited_for(lab: Any, wait_until: Callable[..., None]) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
-    wait_until(lambda: rows_written(lab) > 3, children[0])
+    wait_until(lambda: rows_written(lab) > 3, children[0], seconds=600)
     children[1].send_signal(signal.SIGSTOP)
     time.sleep(8)
     children[1].send_signal(signal.SIGCONT)
@@ -197,6 +201,7 @@ def test_a_slow_process_is_waited_for(lab: Any, wait_until: Callable[..., None])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_what_one_refuses_all_refuse(lab: Any) -> None:
     children = start(lab, "sft.py", "run", "mesh.data=2", processes=2)  # two of four devices
     results = ended(children)
