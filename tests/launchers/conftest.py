@@ -157,12 +157,17 @@ def cluster() -> Iterator[str]:
         with open(Path(place) / "said.txt", "w") as said:
             child = subprocess.Popen(
                 [str(Path(sys.executable).parent / "ray"), "start", *words],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "JAX_PLATFORMS": "cpu",
+                    "RAY_raylet_start_wait_time_s": "240",  # under load it takes its time
+                },
                 stdout=said,
                 stderr=subprocess.STDOUT,
             )
         try:
-            end = time.monotonic() + 90
+            end = time.monotonic() + 300
             while "Ray runtime started" not in (Path(place) / "said.txt").read_text():
                 assert child.poll() is None, (Path(place) / "said.txt").read_text()
                 assert time.monotonic() < end
