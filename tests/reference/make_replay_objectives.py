@@ -5,6 +5,8 @@ One command, from the repository's root, after those of `make_replay.py`, whose 
     python tests/reference/make_replay_objectives.py    # with torch (stored here: torch 2.15, transformers 5.12)
 
 Nothing of nnxdsl is imported here. Log-probabilities are of single rows, chosen and rejected apart and without padding.
+All of it is float64: where transformers takes float32 whatever the weights are, for norms, angles and softmax, it is
+given float64 here.
 Losses are those of `make_objectives.py`, which TRL's agree with, and KTO's own, written once more.
 """
 
@@ -18,13 +20,28 @@ import torch
 from make_objectives import CASES, per_pair, rewards
 from make_replay import ADAMW, BATCH, HERE, STEPS, learning_rate, load, targets
 
+_softmax = torch.nn.functional.softmax
+torch.nn.functional.softmax = lambda x, dim, dtype=None: _softmax(x, dim=dim)  # of whatever dtype `x` has
+torch.Tensor.float = torch.Tensor.double
+
 SYNCED = {"every_steps": 3, "mixup": 0.4}
 RUNS: dict[str, dict[str, Any]] = {
     **{
         name: {"objective": CASES[name]}
         for name in (
             *("dpo smoothed", "dpo forward", "dpo js", "dpo alpha", "robust", "ipo", "hinge", "length normalized"),
-            *("exo", "discopop", "nca", "bco", "sppo stronger", "apo zero", "apo down", "aot", "aot unpaired"),
+            *(
+                "exo",
+                "discopop",
+                "nca",
+                "bco",
+                "bco shifted",
+                "sppo stronger",
+                "apo zero",
+                "apo down",
+                "aot",
+                "aot unpaired",
+            ),
             *("orpo", "simpo", "cpo", "chosen", "rpo", "mpo"),
         )
     },
@@ -35,6 +52,17 @@ RUNS: dict[str, dict[str, Any]] = {
     "dpo synced": {"objective": {**CASES["dpo"], "beta": 0.3}, "synced": SYNCED},
     "dpo uniform": {"objective": {**CASES["dpo"], "beta": 0.05}, "uniform": True},
 }
+
+
+def exact() -> tuple[torch.nn.Module, list[tuple[torch.nn.Parameter, bool]]]:
+    """The model with a new LoRA, and its constants in float64, which transformers rounds to float32."""
+    model, trained = load("lora")
+    config, rotation = model.config, model.model.rotary_emb
+    for kind, parameters in config.rope_parameters.items():
+        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        setattr(rotation, f"{kind}_inv_freq", parameters["rope_theta"] ** -exponent)
+    model.model.embed_tokens.embed_scale = torch.tensor(config.hidden_size**0.5, dtype=torch.float64)
+    return model, trained
 
 
 def said(
@@ -128,8 +156,8 @@ def kto_step(run: dict[str, Any], model: torch.nn.Module, reference: torch.nn.Mo
 
 def replay(run: dict[str, Any]) -> list[dict[str, float]]:
     """The figures of every step."""
-    model, trained = load("lora")
-    reference, followed = load("lora")
+    model, trained = exact()
+    reference, followed = exact()
     rows = [json.loads(line) for line in (HERE / "pairs.jsonl").read_text().splitlines()]
     is_kto = run["objective"]["type"] == "KTO"
     rows = answers_of(rows) if is_kto else rows
