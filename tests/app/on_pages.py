@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,4 @@ def picture(page: Any, name: str) -> None:
     if os.environ.get("NNXDSL_UPDATE_IMAGES"):
         IMAGES.mkdir(exist_ok=True)
         page.wait_for_timeout(600)
-        path = IMAGES / f"{name}.png"
-        page.screenshot(path=path)
-        with importlib.import_module("PIL.Image").open(path) as image:  # a palette: a third of the size
-            image.convert("RGB").quantize(128).save(path, optimize=True)
+        page.screenshot(path=IMAGES / f"{name}.png")
