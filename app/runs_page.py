@@ -209,11 +209,8 @@ def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
         ]
         parts.append(tag("section", tag("h2", "About to begin"), tag("ul", lines, cls="plain"), cls="panel"))
     parts.append(_table(site, chosen, ask) if chosen else tag("p", "No run fits this search.", cls="empty"))
-    if any(row.is_live for row in rows) or waiting or starting:
-        tick = "2"
-    else:  # to look after a thousand runs takes a tenth of a second
-        tick = "4" if len(rows) <= FEW else "12"
-    return tag("div", parts, data_tick=tick)
+    idle = "4" if len(rows) <= FEW else "12"  # to look after a thousand runs takes a tenth of a second
+    return tag("div", parts, data_tick="2" if any(row.is_live for row in rows) or waiting or starting else idle)
 
 
 def _waiting_buttons(run: str, place: int, count: int) -> Html:
