@@ -40,6 +40,10 @@ def _doubles(values: Iterable[float]) -> array[float]:
     return array("d", values)
 
 
+def _none() -> array[float]:
+    return array("d")
+
+
 @attrs.define
 class Columns:
     """One series by name: at which steps, and what.
@@ -49,8 +53,8 @@ class Columns:
         values: The values, NaN where it was no number.
     """
 
-    steps: array[float] = attrs.field(default=(), converter=_doubles)
-    values: array[float] = attrs.field(default=(), converter=_doubles)
+    steps: array[float] = attrs.field(factory=_none, converter=_doubles)
+    values: array[float] = attrs.field(factory=_none, converter=_doubles)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values, `[N]` each: copies, as what is looked at by numpy could not grow."""

@@ -97,7 +97,7 @@ class RunningApp:
         line = self.child.stdout.readline()
         assert "nnxdsl app on http://127.0.0.1:" in line, line + self.child.stdout.read()
         self.port = int(line.split("127.0.0.1:")[1].split("/")[0])
-        with urllib.request.urlopen(self.url(), timeout=30) as answer:
+        with urllib.request.urlopen(self.url(), timeout=120) as answer:
             assert answer.status == 200
         return time.monotonic() - began
 
@@ -106,7 +106,7 @@ class RunningApp:
         assert self.child is not None
         assert self.child.stdout is not None
         self.child.send_signal(number)
-        code = self.child.wait(30)
+        code = self.child.wait(120)
         self.child.stdout.close()
         self.child = None
         return code

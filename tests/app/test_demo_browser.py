@@ -74,5 +74,6 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
         shown.wait_for_selector("#outputs-result .pane.policy", timeout=PATIENCE)
         assert overflow(shown) == 0
         assert dim_texts(shown) == []
+        shown.close()  # or it would ask an app that is gone
     finally:
         app.end()

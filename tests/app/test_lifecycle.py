@@ -177,5 +177,6 @@ def test_read_only_apps_have_no_actions_that_write(project: Path, environment: d
         assert "do-run-open" in names
         assert not [name for name in names if name.endswith(("stop", "kill", "delete", "launch", "change", "clear"))]
         assert shown.get_by_role("button", name="Delete").count() == 0
+        shown.close()  # or it would ask an app that is gone
     finally:
         app.end()
