@@ -200,11 +200,15 @@ class Search:
     def _check_space(self) -> Iterable[Problem]:
         if not self.space:
             yield Problem("space", "is empty")
-        for path, axis in self.space.items():
+        for path, axis in cast("Mapping[str, object]", self.space).items():
             if not isinstance(axis, Range | tuple):
                 yield Problem(f"space.{path}", f"expected a Range or a list of values, got {show(axis)}")
                 continue
-            tried = axis if isinstance(axis, tuple) else (getattr(axis, "low", None), getattr(axis, "high", None))
+            tried = (
+                cast("tuple[object, ...]", axis)
+                if isinstance(axis, tuple)
+                else (getattr(axis, "low", None), getattr(axis, "high", None))
+            )
             if not tried:
                 yield Problem(f"space.{path}", "has no values")
             found: dict[str, Problem] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -71,6 +71,10 @@ def _check_lists(axes: Mapping[str, Sequence[object]]) -> None:
         raise SpecError(problems)
 
 
+def _points(points: Iterable[Mapping[str, object]]) -> tuple[Point, ...]:
+    return tuple(dict(point) for point in points)
+
+
 @attrs.frozen
 class Sweep:
     """An experiment and the points at which it is tried.
@@ -87,7 +91,7 @@ class Sweep:
     """
 
     base: Experiment
-    points: Sequence[Point] = attrs.field(converter=lambda points: tuple(dict(point) for point in points))
+    points: Sequence[Point] = attrs.field(converter=_points)
     metric: str | None = attrs.field(default=None, kw_only=True)
     direction: Direction | None = attrs.field(default=None, kw_only=True)
     experiments: tuple[Experiment, ...] = attrs.field(init=False, repr=False)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -122,14 +123,12 @@ class RayEngine:
         is_local = launcher.address == "local"
         # What is launched has its own environment and packages: nothing of this process is to be packed up and sent.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        options: dict[str, Any] = {"address": launcher.address, "namespace": NAMESPACE}
+        options |= {"log_to_driver": False, "logging_level": "ERROR"}
+        if is_local:
+            options["include_dashboard"] = False
         try:
-            ray.init(
-                address=launcher.address,
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **({"include_dashboard": False} if is_local else {}),
-            )
+            ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RunError(f"Launcher.Ray: no cluster at {launcher.address!r}: {error}") from error
         self._probes: dict[str, Any] = {}
@@ -181,11 +180,11 @@ class RayEngine:
     def terminate(self, job: Job) -> None:
         """Asks its processes to save and end; takes it out of the queue where it still waits for room."""
         for rank in range(self._launcher.processes):
-            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            with contextlib.suppress(ValueError, RayError):
                 actor = ray.get_actor(_name(job, rank), namespace=NAMESPACE)
                 try:
                     ray.get(actor.terminate.remote(), timeout=5)
-                except ray.exceptions.GetTimeoutError:
+                except GetTimeoutError:
                     ray.kill(actor)
 
     def close(self) -> None:
@@ -210,7 +209,7 @@ class RayEngine:
             if ray.get(probe):
                 self._end(actor, name)
                 return False
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             if "creation task" in str(error):  # the node could not start it: nobody else will say why
                 with job.output.open("a", encoding="utf-8") as output:
                     output.write(f"{error}\n")

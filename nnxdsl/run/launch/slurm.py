@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 import submitit
+from submitit.core.utils import FailedJobError
 from submitit.helpers import DelayedSubmission
 
 from nnxdsl.run import process
@@ -171,7 +172,7 @@ class SlurmEngine:
             )
             with _apart(job.directory / "controller.txt") if self._is_local else contextlib.nullcontext():
                 submitted = executor.submit(command)
-        except (RuntimeError, ValueError, OSError, submitit.core.utils.FailedJobError) as error:
+        except (RuntimeError, ValueError, OSError, FailedJobError) as error:
             raise RunError(f"{job.run} cannot be submitted: {error}") from error
         self._jobs[job.run] = submitted
         record: dict[str, Any] = {"job": submitted.job_id, "cluster": self._launcher.cluster, "time": process.utc()}
