@@ -74,7 +74,8 @@ def test_killed_as_it_takes_back_rows(lab: Lab, whole: Whole, at: str) -> None:
     with (lab.run / "samples.jsonl").open("a") as file:
         file.write('{"step": 6, "prompt": "row 1", "policy": "", "reference": null}\n')
     steps = whole.check_saved(lab.run)
-    (lab.run / "metrics.jsonl").open("a").write('{"step": 7, "loss": 0.0}\n')
+    with (lab.run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "loss": 0.0}\n')
     child = lab.start(at=at)
     assert child.wait() == -9, child.said()
     assert whole.check_saved(lab.run) == steps
