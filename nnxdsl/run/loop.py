@@ -54,7 +54,7 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
     """
     directory = checked_path(home / experiment.id)
     with contextlib.ExitStack() as held:
-        lock: contextlib.AbstractContextManager[object] | None = None
+        lock: object = None
         if restart:
             _require_ours(directory)
         elif found := RunDirectory.find(directory, identity=canonical(experiment)):
@@ -70,7 +70,8 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
         attempt = Attempt(experiment, display, parts, origin.open_source(parts.program.blueprint, home))
         is_new = restart or not directory.exists()
         opened = _opened(experiment, directory, display, restart=restart)
-        lock = lock or held.enter_context(_locked(directory))
+        if lock is None:
+            lock = held.enter_context(_locked(directory))
         if isinstance(lock, RunLock) and lock.recovered is not None:
             opened.append_event({"event": "stale lock recovered", "of": lock.recovered.process.pid})
         stop = held.enter_context(StopRequest(lambda: display.say(STOPPING)))
@@ -104,7 +105,7 @@ def _opened(experiment: Experiment, directory: Path, display: Display, *, restar
 def _locked(directory: Path) -> contextlib.AbstractContextManager[object]:
     """The run's lock, which the first process holds for all."""
     lock = processes.first(lambda: RunLock(directory))
-    return lock if processes.is_first() else contextlib.nullcontext()
+    return lock if processes.is_first() else contextlib.nullcontext(directory)  # it is held, if not here
 
 
 def is_finished(experiment: Experiment, home: Path) -> bool:
