@@ -46,9 +46,9 @@ def gradients(
         return computation.both(leaves, frozen, reference, batch, keys)
 
     (scored, stats, routing), compared = jax.lax.map(ask, (parts, keys))
-    of_rows, compared = (jax.tree.map(_joined, tree) for tree in ((scored, stats), compared))
+    scored, stats, compared = (jax.tree.map(_joined, tree) for tree in (scored, stats, compared))
     # What routers say are sums over tokens.
-    said = Read(*of_rows, jax.tree.map(lambda x: jnp.sum(x, axis=0), routing))
+    said = Read(scored, stats, jax.tree.map(lambda x: jnp.sum(x, axis=0), routing))
     batch = jax.tree.map(_joined, parts)
 
     def total(said: Read) -> tuple[jax.Array, Terms]:

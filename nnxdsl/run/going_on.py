@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from nnxdsl.run.checkpoint import Checkpoints, Targets
 from nnxdsl.run.store import RunDirectory
@@ -33,7 +33,7 @@ def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int 
     return good.step, said
 
 
-def require_room(checkpoints: Checkpoints, experiment: Experiment, step: int, targets: dict[str, Targets]) -> None:
+def require_room(checkpoints: Checkpoints, experiment: Experiment, step: int, targets: Mapping[str, Targets]) -> None:
     """Refuses a run whose next save the disk has no room for, before it computes anything.
 
     Raises:

@@ -216,8 +216,8 @@ class Vote:
         before = 0 if self._said is None else int(self._said)
         mine = np.full((1,), value, np.int32)
         flags = jax.make_array_from_callback((jax.device_count(),), self._each, lambda _: mine)
-        self._said = self._largest(flags)
-        self._said.copy_to_host_async()
+        said = self._said = self._largest(flags)
+        said.copy_to_host_async()
         return before
 
 
