@@ -130,6 +130,7 @@ class Attempt:
     tokens: int
     pending: _Pending | None
     samples: list[Sample]
+    passed_over: list[str]
     last_read: float
     vote: processes.Vote
 
@@ -153,7 +154,7 @@ class Attempt:
         )
         self.speed = Speed.of(parts.program)
         self.identity, self.samples, self.pending, self.committed, self.latest = {}, [], None, None, None
-        self.number, self.tokens, self.last_read = 0, 0, 0.0
+        self.passed_over, self.number, self.tokens, self.last_read = [], 0, 0, 0.0
 
     def run(self, directory: RunDirectory, stop: StopRequest) -> Outcome:
         """Goes on where the directory stands.
@@ -251,7 +252,8 @@ class Attempt:
         def found() -> int | None:
             step, said = newest_step(self.directory, self.checkpoints)
             for line in said:
-                self.chronicle.tell(line)
+                self.chronicle.say(line)
+            self.passed_over = said
             return step
 
         return processes.first(found)
@@ -291,6 +293,8 @@ class Attempt:
     def _announce(self, start: int) -> None:
         """Writes down what is about to begin, and takes back what went beyond the step it begins at."""
         directory, program, evaluator = self.directory, self.parts.program, self.parts.evaluator
+        for said in self.passed_over:  # not before: an attempt that is refused leaves the directory as it was
+            directory.append_event({"event": said})
         directory.truncate_metrics(start - 1)
         if missing := processes.first(lambda: gap(directory, start)):
             self.chronicle.tell(missing)

@@ -227,8 +227,13 @@ MESHES = {
 """On what mesh a field of a mesh acts."""
 
 
+BESIDE = {"Launcher", "Range", "Pruner"}
+"""Families of what stands beside an experiment; tests/launchers and tests/spec/test_search.py try them."""
+
+
 def classes() -> list[type[Spec]]:
-    return [kind for _, kind in sorted(registry.items()) if not is_family(kind) and declared(kind)]
+    found = [kind for _, kind in sorted(registry.items()) if not is_family(kind) and declared(kind)]
+    return [kind for kind in found if kind.family.__name__ not in BESIDE]
 
 
 def settings() -> list[tuple[type[Spec], str]]:
