@@ -27,6 +27,7 @@ def test_the_app_never_loads_jax(app: Any) -> None:
     assert "pydantic_core" in loaded
     assert "jaxlib" not in loaded
     assert app.end() == 0
+    app.start()  # it is that of the other tests
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
