@@ -136,10 +136,9 @@ def join(asked: Asked) -> bool:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
         who = "as the environment says" if told == Asked() else f"process {told.process} at {told.coordinator}"
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ProcessError(
-            f"the processes of this run could not find each other within {JOIN_SECONDS} s ({who}): {first}; start all "
-            "of them, with the same --coordinator, which must be reachable from each, and a --process of its own"
+            f"the processes of this run could not find each other within {JOIN_SECONDS} s ({who}): {_line(error)}; "
+            "start all of them, with the same --coordinator, which must be reachable from each, and a --process of its own"
         ) from error
     return True
 

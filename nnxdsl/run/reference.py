@@ -105,7 +105,7 @@ class ReferenceLogps:
         if processes.is_first():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file.with_suffix(".json"), depends)
-        if jax.process_count() > 1:  # they wait for each other already
+        if not processes.is_alone():  # they wait for each other already
             return self._ask(first, dataset, missing, known, file, display, is_to_end)
 
         def wait() -> None:
