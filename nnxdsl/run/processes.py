@@ -138,7 +138,7 @@ def join(asked: Asked) -> bool:
         who = "as the environment says" if told == Asked() else f"process {told.process} at {told.coordinator}"
         raise ProcessError(
             f"the processes of this run could not find each other within {JOIN_SECONDS} s ({who}): {_line(error)}; "
-            "start all of them, with the same --coordinator, which must be reachable from each, and a --process of its own"
+            "start all of them, with the same --coordinator, reachable from each, and a --process of its own"
         ) from error
     return True
 
