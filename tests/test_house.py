@@ -62,8 +62,8 @@ ONLY_IN = {
     "cattrs": {"spec/tree.py"},
     "tokenizers": {"data/hub_tokenizers.py"},
     "jinja2": {"data/chat.py"},
-    "submitit": {"run/launch/slurm.py"},
-    "ray": {"run/launch/ray.py"},
+    "submitit": {"run/launch/slurm_engine.py"},
+    "ray": {"run/launch/ray_engine.py"},
     "optuna": {"run/sweep_search.py"},
 }
 

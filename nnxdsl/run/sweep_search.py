@@ -4,6 +4,9 @@ What was asked and told stands in Optuna's journal in the search's directory, so
 the trials that it had, and what it asks next depends on them and the seed alone.
 """
 
+# pyright: reportMissingImports=false
+# (its library is an extra)
+
 from __future__ import annotations
 
 import contextlib

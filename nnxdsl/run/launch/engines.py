@@ -10,7 +10,7 @@ from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.launcher import Launcher, Local, Ray, Slurm
 
 NEEDS = {Slurm: ("slurm", "submitit", "SlurmEngine"), Ray: ("ray", "ray", "RayEngine")}
-"""By launcher: the module here and the extra, the library, the class."""
+"""By launcher: the extra (its module here is `<extra>_engine`), the library, the class."""
 
 UNBOUNDED = 1_000_000
 """Jobs at one time where nobody said how many: the cluster has a queue."""
@@ -35,4 +35,4 @@ def open_engine(launcher: Launcher) -> Engine:
     except ImportError as error:
         said = f"{type(launcher).__qualname__} needs {library}: pip install 'nnxdsl[{extra}]' ({error})"
         raise RunError(said) from error
-    return getattr(importlib.import_module(f"nnxdsl.run.launch.{extra}"), name)(launcher)
+    return getattr(importlib.import_module(f"nnxdsl.run.launch.{extra}_engine"), name)(launcher)

@@ -4,6 +4,9 @@ An actor is made under the run's name, and its process begins as it is made: a n
 is started twice. How the process ended stands in the job's directory; the actor ends soon after it, driver or not.
 """
 
+# pyright: reportMissingImports=false
+# (its library is an extra)
+
 from __future__ import annotations
 
 import contextlib

@@ -4,6 +4,9 @@ Every task of a job runs the same command, and `jax.distributed` finds the other
 near its time limit is told to save, and queued again by itself, with nobody there to see it.
 """
 
+# pyright: reportMissingImports=false
+# (its library is an extra)
+
 from __future__ import annotations
 
 import contextlib
