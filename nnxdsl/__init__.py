@@ -22,6 +22,7 @@ from nnxdsl.spec.launcher import Launcher
 from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import Objective
 from nnxdsl.spec.optimizer import Optimizer
+from nnxdsl.spec.outer import Outer
 from nnxdsl.spec.placement import Memory, Mesh
 from nnxdsl.spec.precision import Precision
 from nnxdsl.spec.quantization import Quantization
@@ -75,6 +76,7 @@ __all__ = [
     "Objective",
     "Optimizer",
     "Order",
+    "Outer",
     "PlanError",
     "Precision",
     "Problem",

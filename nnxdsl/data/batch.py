@@ -47,12 +47,17 @@ class SequenceBatch(NamedTuple):
         length: [B] int32, at least 2.
         loss_mask: [B, T] bool, True where the token is a target (predicted from the one before); never at position 0.
         weight: [B] float32, 1 for a sequence, 0 for a row that only fills the batch.
+        teacher_words: [B, T, k] int32, the words that a teacher finds likeliest in each target's place, or None: not
+            known. Zeros where there is no target.
+        teacher_logp: [B, T, k + 1] float32, their log-probabilities, and last that of all other words together.
     """
 
     tokens: Array
     length: Array
     loss_mask: Array
     weight: Array
+    teacher_words: Array = None
+    teacher_logp: Array = None
 
 
 class PackedPairs(NamedTuple):
@@ -105,6 +110,8 @@ class PackedSequences(NamedTuple):
         target: [G, C] int32.
         loss_mask: [G, C] bool, False for padding.
         weight: [G] float32, 1 for a block with sequences, 0 for one without.
+        teacher_words: [G, C, k] int32, as of `SequenceBatch`, by target.
+        teacher_logp: [G, C, k + 1] float32, likewise.
     """
 
     tokens: Array
@@ -114,6 +121,8 @@ class PackedSequences(NamedTuple):
     target: Array
     loss_mask: Array
     weight: Array
+    teacher_words: Array = None
+    teacher_logp: Array = None
 
 
 class RolloutBatch(NamedTuple):

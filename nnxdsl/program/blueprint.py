@@ -16,7 +16,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.remat import Remat
 from nnxdsl.models.tree import Leaf, Template, abstract
-from nnxdsl.program import adafactor, adapters, guards, optimizer, patterns
+from nnxdsl.program import adafactor, adapters, guards, optimizer, outer, patterns
 from nnxdsl.program.advice import nearest_meshes
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.kernels import Kernels, kernels
@@ -139,7 +139,7 @@ class Blueprint:
         if "reference" in self.layout.arrays:
             return self.layout
         arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.base.items()}
-        return Layout(self.experiment.mesh, {"reference": arrays})
+        return Layout(self.experiment.mesh, {"reference": arrays}, workers=self.layout.workers)
 
     @property
     def is_off(self) -> bool:
@@ -232,7 +232,8 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     update = _update(experiment, trainable)
     teacher = _teacher(experiment, config, kept, problems)
     arrays = _arrays(frozen, trainable, copied, {} if teacher is None else teacher.base, update)
-    layout = Layout(experiment.mesh, arrays, experiment.memory.offload)
+    workers = 1 if experiment.outer is None else experiment.outer.workers
+    layout = Layout(experiment.mesh, arrays, experiment.memory.offload, workers)
     blueprint = Blueprint(
         experiment,
         config,
@@ -288,7 +289,10 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
 
 def _update(experiment: Experiment, trainable: Mapping[str, Leaf]) -> optax.GradientTransformation:
     curve = optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps)
-    return guards.build(experiment.guard).wrapped(optimizer.build(experiment.optimizer, curve, roles(trainable)))
+    update = optimizer.build(experiment.optimizer, curve, roles(trainable))
+    if experiment.outer is not None:
+        update = outer.wrapped(update, experiment.outer)
+    return guards.build(experiment.guard).wrapped(update)
 
 
 def _arrays(
@@ -319,11 +323,12 @@ def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[st
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
         owner = getattr(keys[-1], "key", None)
         own = trainable.get(owner) if isinstance(owner, str) else None
-        axes = None if own is None else _axes_kept(own, getattr(keys[-2], "name", ""), leaf.shape)
+        front = outer.is_of_workers(keys)
+        axes = None if own is None else _axes_kept(own, getattr(keys[-2], "name", ""), leaf.shape[front:])
         if axes is None:
-            found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape))
+            found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape), of_workers=front)
         else:
-            found[path] = Array(leaf.shape, leaf.dtype, axes, str(owner))
+            found[path] = Array(leaf.shape, leaf.dtype, (None,) * front + axes, str(owner), front)
     return found
 
 

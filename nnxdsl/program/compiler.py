@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.models.tree import Template
-from nnxdsl.program import adapters, guards, initial, losses, optimizer
+from nnxdsl.program import adapters, guards, initial, losses, optimizer, outer
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.devices import device_mesh, on_devices, own_device, usable_memory
 from nnxdsl.program.flows import Told, inspected
@@ -25,6 +25,7 @@ from nnxdsl.program.shapes import abstract_batch
 from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read, Teaching
 from nnxdsl.spec.distill import Distill
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.outer import over
 from nnxdsl.spec.policy import GRPO
 from nnxdsl.spec.reference import Synced
 
@@ -319,6 +320,36 @@ def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None
     return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
 
 
+def _with_workers(blueprint: Blueprint, computation: Computation, mesh: Mesh) -> Computation:
+    """The same, whose steps workers take apart if that is asked for: each as the model is, on its own devices."""
+    asked = blueprint.experiment.outer
+    if asked is None:
+        return computation
+    own = blueprint.layout.of_worker
+
+    def within(forward: Forward, layout: Layout, parts: Sequence[str]) -> Forward:
+        limit = forward.logprob_tokens
+        return attrs.evolve(
+            forward,
+            logprob_tokens=None if limit is None else max(limit // asked.workers, 1),
+            constrain=own.constrain(mesh) if forward.constrain else None,
+            arrive=layout.arrive(mesh, parts) if forward.arrive else None,
+            cuts=own.cuts if forward.cuts else None,
+            apart=own.apart(mesh) if forward.apart else None,
+        )
+
+    teacher, apart = computation.teacher, computation.apart
+    worker = attrs.evolve(
+        computation,
+        forward=within(computation.forward, own, ("trainable", "frozen")),
+        teacher=teacher and attrs.evolve(teacher, forward=within(teacher.forward, own, ("teacher",))),
+        apart=apart and within(apart, blueprint.apart_layout.of_worker, ("reference",)),
+    )
+    steps, rule = blueprint.experiment.steps, outer.build(asked)
+    axis = over(asked.workers, blueprint.layout.mesh)
+    return attrs.evolve(computation, outer=outer.Apart(worker, asked.workers, asked.every_steps, steps, rule, axis))
+
+
 def compile(
     experiment: Experiment,
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
@@ -340,7 +371,8 @@ def compile(
     blueprint, _ = settled(draw(experiment, own.platform), usable_memory(own))
     layout = blueprint.layout
     constrain = layout.constrain(mesh) if mesh.size > 1 else None
-    if constrain is not None and told is not None and layout.stages == 1:  # within a vmap nobody can be asked
+    is_one = layout.stages == 1 and experiment.outer is None  # within a vmap nobody can be asked
+    if constrain is not None and told is not None and is_one:
         constrain = inspected(constrain, told)
     objective = experiment.objective
     forward = Forward(
@@ -380,6 +412,7 @@ def compile(
         guard=guards.build(experiment.guard),
         synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.follows else None,
     )
+    computation = _with_workers(blueprint, computation, mesh)
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation)
     followed = blueprint.layout.shardings("reference", mesh) if blueprint.follows else {}

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float
 from nnxdsl.program import tiles
 from nnxdsl.program.logprobs import Chunks, TokenStats, Where
 from nnxdsl.program.losses import Loss, Ratio, Terms, build
+from nnxdsl.program.picked import log_sum, with_tile
 from nnxdsl.program.tiles import LOWEST, Tiling
 from nnxdsl.spec.distill import JSD, Distance, Distill, ForwardKL, ReverseKL
 from nnxdsl.spec.errors import NotRegisteredError
@@ -218,17 +219,17 @@ def _forward(
 
         def divide(sums: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
             both = _logits(given, heads, how, number)
-            return (*_more(sums[0], sums[1], both[0]), *_more(sums[2], sums[3], both[1])), None
+            return (*with_tile(sums[0], sums[1], both[0]), *with_tile(sums[2], sums[3], both[1])), None
 
         lowest = nothing + LOWEST
         sums, _ = tiles.loop(divide, (lowest, nothing, lowest, nothing), numbers)
-        log_z = _whole(sums[0], sums[1]), _whole(sums[2], sums[3])
+        log_z = log_sum(sums[0], sums[1]), log_sum(sums[2], sums[3])
 
         def add(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             s, t = _logits(given, heads, how, number)
             q, p = s - log_z[0][..., None], t - log_z[1][..., None]
             return (
-                sums[0] + jnp.sum(_value(how.distance, p, q), axis=-1),
+                sums[0] + jnp.sum(summand(how.distance, p, q), axis=-1),
                 sums[1] + jnp.sum(_center(how.distance, p, q), axis=-1),
             ), None
 
@@ -299,23 +300,11 @@ def _logits(
     return found[0], found[1]
 
 
-def _more(top: jax.Array, mass: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The largest logit until now, and the sum of exponentials relative to it, with one more tile."""
-    now = jnp.maximum(top, jnp.max(logits, axis=-1))
-    return now, jnp.exp(top - now) * mass + jnp.sum(jnp.exp(logits - now[..., None]), axis=-1)
-
-
-def _whole(top: jax.Array, mass: jax.Array) -> jax.Array:
-    """The log of what a softmax divides by, `[g, l, c]`, from the sums of all pieces of the vocabulary."""
-    highest = jnp.max(top, axis=0)
-    return highest + jnp.log(jnp.sum(jnp.exp(top - highest) * mass, axis=0))
-
-
 def _mixed(beta: float, p: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.logaddexp(math.log(beta) + p, math.log1p(-beta) + q)
 
 
-def _value(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
+def summand(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
     """What each word adds to the distance, from log-probabilities under teacher and student."""
     match asked:
         case ForwardKL():

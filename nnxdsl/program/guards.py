@@ -39,6 +39,16 @@ class Guarded(NamedTuple):
     watch: dict[str, jax.Array]
 
 
+def inner(optimizer: Any) -> Any:
+    """An optimizer's state without what a guard remembers."""
+    return optimizer.inner if isinstance(optimizer, Guarded) else optimizer
+
+
+def with_inner(optimizer: Any, state: Any) -> Any:
+    """An optimizer's state with another one in the place of `inner`."""
+    return optimizer._replace(inner=state) if isinstance(optimizer, Guarded) else state
+
+
 class Halting:
     """Stops at the first step that is not finite: that step and all after it change nothing.
 

@@ -18,6 +18,7 @@ from nnxdsl.program.rules import DEFAULT_RULES as DEFAULT_RULES
 from nnxdsl.program.rules import Axes, Resolved, Rules, Tried, mesh_axes, pieces, sizes, with_user_rules
 from nnxdsl.program.rules import resolve as resolve
 from nnxdsl.spec.errors import Problem, nearest
+from nnxdsl.spec.outer import over
 from nnxdsl.spec.placement import Mesh as MeshSpec
 
 HOST = "pinned_host"
@@ -39,12 +40,14 @@ class Array:
         dtype: Its dtype.
         axes: Logical names of its dimensions.
         owner: The path of the parameter that an array of the optimizer belongs to, else empty.
+        of_workers: Whether its first dimension counts workers that train apart.
     """
 
     shape: tuple[int, ...]
     dtype: DTypeLike
     axes: Axes
     owner: str = ""
+    of_workers: bool = False
 
 
 @attrs.frozen
@@ -114,10 +117,18 @@ class Layout:
         mesh: The mesh that was asked for, with the user's rules.
         parts: The arrays of each part, by path.
         offload: The parts that stay in the host's memory.
+        workers: How many workers train apart.
     """
 
-    def __init__(self, mesh: MeshSpec, parts: Mapping[str, Mapping[str, Array]], offload: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        mesh: MeshSpec,
+        parts: Mapping[str, Mapping[str, Array]],
+        offload: Sequence[str] = (),
+        workers: int = 1,
+    ) -> None:
         self.mesh = mesh
+        self.workers = workers
         self.rules = with_user_rules(mesh.rules)
         self.offload = tuple(offload)
         self._parts = parts
@@ -129,7 +140,20 @@ class Layout:
 
     def on(self, mesh: MeshSpec) -> Layout:
         """The same arrays on another mesh."""
-        return Layout(mesh, self._parts, self.offload)
+        return Layout(mesh, self._parts, self.offload, self.workers)
+
+    @property
+    def of_worker(self) -> Layout:
+        """The same within one worker, whose devices are a part of the mesh where workers are cut over an axis of it."""
+        axis = over(self.workers, self.mesh)
+        mesh = self.mesh if axis is None else attrs.evolve(self.mesh, **{axis: 1}, slices=1)
+        return Layout(mesh, {part: arrays for part, arrays in self._parts.items() if part != "optimizer"}, self.offload)
+
+    @property
+    def workers_here(self) -> int:
+        """How many workers a device has a part of."""
+        axis = over(self.workers, self.mesh)
+        return self.workers if axis is None else self.workers // self.mesh.sizes[axis]
 
     def resolve(self, axes: Axes, shape: Sequence[int] | None = None, path: str = "") -> Resolved:
         """Where the dimensions of an array, or of an activation, lie on this mesh."""
@@ -144,6 +168,11 @@ class Layout:
         rules, dtype = self._rules_of(array.owner or path), jnp.dtype(array.dtype).name
         shape = array.shape if self.mesh.indivisible == "replicate" else None
         resolved = resolve(array.axes, rules, self.mesh.sizes, shape=shape)
+        if array.of_workers and (axis := over(self.workers, self.mesh)):
+            within = resolve(array.axes, rules, self.mesh.sizes | {axis: 1}, shape=shape)
+            tried = Tried(0, "workers", None, axis, "taken", "each worker has devices of its own")
+            spec, raw = (PartitionSpec(axis, *tuple(found)[1:]) for found in (within.spec, within.raw))
+            resolved = Resolved(spec, raw, (*within.trace, tried))
         if part == "optimizer" and self.mesh.zero1:
             resolved = self._over_data(array, resolved)
         shards = tuple(self._shards(target) for target in resolved.spec)
@@ -182,8 +211,8 @@ class Layout:
         for placed in self.parameters():
             for dimension, (size, shards) in enumerate(zip(placed.shape, placed.shards, strict=True)):
                 if size % shards:
-                    over = sizes(placed.spec[dimension], self.mesh.sizes)
-                    message = f"axis {dimension} has {size} rows, not divisible by {over}"
+                    cut = sizes(placed.spec[dimension], self.mesh.sizes)
+                    message = f"axis {dimension} has {size} rows, not divisible by {cut}"
                     found.append(Problem(starred(placed.path), message))
         found += self._rule_problems()
         return list(dict.fromkeys(found))
@@ -209,11 +238,18 @@ class Layout:
 
     def batch_problems(self, rows: int, path: str = "microbatch_size") -> list[Problem]:
         """Rows of a micro-batch, which `path` sets, that cannot be split as the rules ask."""
+        if self.workers > 1:
+            own, rest = divmod(rows, self.workers)
+            if rest:
+                return [Problem(path, f"{rows} rows at a time cannot be split over {self.workers} workers")]
+            return [
+                attrs.evolve(p, message=f"of each worker {p.message}") for p in self.of_worker.batch_problems(own, path)
+            ]
         (target,) = self.resolve(("batch",)).spec
         if self.mesh.indivisible == "replicate" or rows % self._shards(target) == 0:
             return []
-        over = sizes(target, self.mesh.sizes)
-        return [Problem(path, f"{rows} rows at a time cannot be split over {over}")]
+        split = sizes(target, self.mesh.sizes)
+        return [Problem(path, f"{rows} rows at a time cannot be split over {split}")]
 
     def sharding(
         self, part: str, path: str, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, *, fetched: bool = False

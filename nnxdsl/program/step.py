@@ -22,6 +22,7 @@ from nnxdsl.program.forward import Forward, Read, kept
 from nnxdsl.program.guards import Halting, Skipping
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
+from nnxdsl.program.outer import Apart
 from nnxdsl.program.policy import Answers
 from nnxdsl.spec.reference import Synced
 
@@ -89,6 +90,7 @@ class Computation:
         is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
         is_whole: Whether the loss compares rows of different micro-batches.
         router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
+        outer: How workers take this step apart; None for one model.
     """
 
     policy: Template
@@ -107,6 +109,7 @@ class Computation:
     synced: Synced | None = None
     apart: Forward | None = None
     teacher: Teaching | None = None
+    outer: Apart | None = None
 
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
@@ -117,34 +120,56 @@ class Computation:
             What moves, moved, and float32 scalars under the names that TRL gives them, with `num_tokens` (int32) of
             this batch.
         """
-
-        def add(total: tuple[Leaves, Terms], part: tuple[Batch, jax.Array | None]) -> tuple[tuple[Leaves, Terms], None]:
-            return self.accumulate(total, moving.trainable, frozen, reference, *part), None
-
         reference = moving.reference or reference
-        parts = jax.tree.map(self._split, batch)
         keys = self._row_keys(moving.step, len(batch.weight))
-        if self.is_whole:
-            gradients, terms = whole.gradients(self, moving.trainable, frozen, reference, parts, keys)
-        else:
-            nothing = self._nothing(moving.trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
-            (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, keys))
-        gradients = jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients)
         before = self._fetch("optimizer", moving.optimizer)
+        if self.outer is None:
+            gradients, terms = self.learnt(moving.trainable, frozen, reference, batch, keys)
+            norm = optax.tree.norm(gradients)
+        else:
+            gradients, terms, norm = self.outer.gradients(before, frozen, reference, batch, keys)
         updates, optimizer = self.optimizer.update(gradients, before, moving.trainable)
         metrics = {
             "loss": _divide(*terms.loss),
-            "grad_norm": optax.tree.norm(gradients),
+            "grad_norm": norm,
             "learning_rate": jnp.asarray(self.curve(self.guard.done(moving)), jnp.float32),
             **finished({name: _divide(*ratio) for name, ratio in terms.metrics.items()}),
             "num_tokens": token_count(batch),
         }
-        trainable: Any = optax.apply_updates(moving.trainable, updates)
+        trainable: Any = moving.trainable
+        if self.outer is None:
+            trainable = optax.apply_updates(trainable, updates)
         followed = self._followed(moving.step + 1, trainable, moving.reference)
         moved = Moving(moving.step + 1, trainable, optimizer, followed)
         fetched = moving._replace(optimizer=before, reference=self._fetch("reference", moving.reference))
         moved, told = self.guard.settle(fetched, moved, metrics["loss"], metrics["grad_norm"])
+        if self.outer is not None:
+            moved = self.outer.joined(moving, moved)
         return moved, {**metrics, **told}
+
+    def learnt(
+        self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
+    ) -> tuple[Leaves, Terms]:
+        """Gradients of the mean loss over a batch (float32), computed in micro-batches, and its terms.
+
+        Args:
+            trainable: As of a step, as the next three.
+            frozen: As above.
+            reference: As above.
+            batch: As above.
+            keys: Of its rows `[B]`, for the policy's dropout; None for no dropout.
+        """
+
+        def add(total: tuple[Leaves, Terms], part: tuple[Batch, jax.Array | None]) -> tuple[tuple[Leaves, Terms], None]:
+            return self.accumulate(total, trainable, frozen, reference, *part), None
+
+        parts, keys = jax.tree.map(self._split, (batch, keys))
+        if self.is_whole:
+            gradients, terms = whole.gradients(self, trainable, frozen, reference, parts, keys)
+        else:
+            nothing = self._nothing(trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
+            (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, keys))
+        return jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients), terms
 
     def _followed(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
         """The reference after so many steps: at some of them it takes its share of the policy."""
@@ -309,11 +334,11 @@ class Computation:
         return adapters.off(leaves, self._fetch("reference", reference))
 
     def _row_keys(self, step: jax.Array, rows: int) -> jax.Array | None:
-        """A key for each row of each micro-batch of a step `[microbatches, B / microbatches]`; None for no dropout."""
+        """A key for each row of a step's batch `[B]`; None for no dropout."""
         if self.dropout is None:
             return None
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.dropout), zlib.crc32(b"dropout")), step)
-        return self._split(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows, dtype=jnp.uint32)))
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows, dtype=jnp.uint32))
 
     def _fetch(self, part: str, tree: Any) -> Any:
         """The arrays of a part on the device. Frozen weights are fetched by the forward pass, a layer at a time."""

@@ -486,6 +486,8 @@ def _reference_of(program: Program, first: State) -> Leaves:
     The magnitudes of a new DoRA follow from the frozen weights; their last bits go by the mesh, so they do not count.
     """
     experiment = program.experiment
+    if program.blueprint.is_apart:
+        return first.reference
     if experiment.adapter is not None:
         goes_on = getattr(experiment.adapter, "start", None) is not None and experiment.reference_mode != "none"
         return first.trainable if goes_on else {}

@@ -63,18 +63,27 @@ class Distill(Objective):
     is alike then, but what it is said from (features as in FitNets, Romero et al. 2015, arXiv:1412.6550, compared by
     their direction).
 
+    With a `top_k`, both distributions are first made coarser: each of the teacher's `k` likeliest words is a class, all
+    other words together are one more, with what is left of the mass. `D` is between these classes; none of the three
+    grows by that, and with `k` as large as the vocabulary it is what it was. What the teacher says is so little then
+    that it is asked once, before the first step, and kept beside the runs: it is not in memory while the model learns.
+    The class of the others is TRL's `loss_add_tail`; without it the `k` probabilities alone are a biased target
+    (Anshumann et al. 2025, arXiv:2503.16870).
+
     Attributes:
-        teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step.
+        teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step,
+            or each row once, before the first.
         distance: How distributions are compared.
         temperature: What logits of both are divided by before they are.
         hard_weight: Weight of the tokens themselves as labels, as in `Objective.SFT`.
         feature_weight: Weight of the distance of hidden states, which the teacher then has as many of.
         loss_on: Which tokens are targets, as in `Objective.SFT`.
+        top_k: How many of the teacher's likeliest words are kept of each target; None asks it for all, at every step.
     """
 
     reads: ClassVar[str] = "sequences"
     sums_tokens: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"feature_weight"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"feature_weight", "top_k"})
 
     teacher: Model
     distance: Distance = ForwardKL()
@@ -82,8 +91,12 @@ class Distill(Objective):
     hard_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0, below=1))
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     feature_weight: float = attrs.field(default=0.0, validator=not_negative)
+    top_k: int | None = attrs.field(default=None, validator=positive)
 
     def problems(self) -> Iterable[Problem]:
-        """A teacher's weights are those of a model."""
+        """A teacher's weights are those of a model, and of what it says of words alone it can be asked once."""
+        if self.top_k is not None and self.feature_weight:
+            message = "hidden states are not kept, and top_k asks the teacher once; leave one of them out"
+            yield Problem("feature_weight", message)
         if isinstance(self.teacher.weights, PEFT):
             yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")

@@ -25,6 +25,7 @@ from nnxdsl.spec.limits import Limit, name, positive
 from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import Objective
 from nnxdsl.spec.optimizer import Optimizer
+from nnxdsl.spec.outer import Outer, outer_problems
 from nnxdsl.spec.placement import BATCH_AXES, Memory, Mesh
 from nnxdsl.spec.policy import GRPO
 from nnxdsl.spec.precision import Precision
@@ -62,6 +63,7 @@ class Experiment(Spec):
             there are no gradients and no optimizer state for them. Empty: all are, where there is no adapter.
         precision: Number formats.
         guard: What happens at a step that would do harm.
+        outer: How workers that train apart become one model from time to time; None for one model.
         seed: Of the order of rows, of random weights and of adapters.
         mesh: Devices. Not part of the run's identity.
         microbatch_size: Rows that are computed at one time, over all devices; None is the whole batch. Not part of the
@@ -77,7 +79,7 @@ class Experiment(Spec):
         {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen", "outer"})
 
     name: str = attrs.field(validator=name)
     model: Model
@@ -92,6 +94,7 @@ class Experiment(Spec):
     frozen: tuple[str, ...] = ()
     precision: Precision = Precision()
     guard: Guard = Stop()
+    outer: Outer | None = None
     seed: int = attrs.field(default=0, validator=Limit(at_least=0, below=2**32))
     mesh: Mesh = Mesh()
     microbatch_size: int | None = attrs.field(default=None, validator=positive)
@@ -154,6 +157,7 @@ class Experiment(Spec):
             self._check_quantized,
             self._check_frozen,
             lambda: reference_problems(self),
+            lambda: outer_problems(self),
             self._check_offload,
             self._check_earlier,
             self._check_router,
