@@ -26,6 +26,7 @@ from nnxdsl import (
     Model,
     Objective,
     Optimizer,
+    Outer,
     Precision,
     Quantization,
     Reference,
@@ -87,6 +88,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "Quantization.Int8Training": {"quantization": Quantization.Int8Training()},
     "Quantization.FP8Training": {"quantization": Quantization.FP8Training()},
     "Reference.Synced": {"reference": Reference.Synced()},
+    "Outer.DiLoCo": {"outer": Outer.DiLoCo()},
     "Guard.Skip": {"guard": Guard.Skip()},
     "Guard.SkipSpikes": {"guard": Guard.SkipSpikes()},
     "Memory": {},
@@ -102,7 +104,9 @@ PLACE = {
     "Divergence": "objective.divergence",
     "Distance": "objective.distance",
     "Schedule": "optimizer.schedule",
-    **{name: name.lower() for name in ("Adapter", "Data", "Guard", "Memory", "Mesh", "Objective", "Optimizer")},
+    **{
+        name: name.lower() for name in ("Adapter", "Data", "Guard", "Memory", "Mesh", "Objective", "Optimizer", "Outer")
+    },
     **{name: name.lower() for name in ("Precision", "Quantization", "Reference", "Model")},
     "Experiment": "",
 }
@@ -128,6 +132,7 @@ OTHERS: dict[str, Any] = {
     "max_update_rms": 0.5,
     "update_rms": 0.4,
     "momentum": 0.5,
+    "workers": 4,
     "max_loss_ratio": 3.0,
     "warmup_ratio": 0.3,
     "decay_ratio": 0.3,
@@ -150,6 +155,7 @@ OTHERS: dict[str, Any] = {
     "Experiment.frozen": ("embed",),
     "Experiment.precision": Precision(compute="bfloat16"),
     "Experiment.guard": Guard.Skip(),
+    "Experiment.outer": Outer.DiLoCo(),
     "Experiment.microbatch_size": 2,
     "Experiment.memory": Memory(remat="full"),
     "Mesh.rules": (("mlp", "fsdp"),),

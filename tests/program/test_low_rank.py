@@ -176,7 +176,8 @@ def test_dora_asked_once_or_at_every_step(
         kept = jax.device_get(state.frozen)
         asked = program.referenced(state, batch) if mode == "cached" else batch
         _, metrics = program.step(jax.tree.map(jnp.copy, state), asked)
-        assert float(metrics["rewards/margins"]) == 0.0
+        # All rows at once were asked before, so that the products' sums may differ in their last bits.
+        assert abs(float(metrics["rewards/margins"])) <= (3e-6 if mode == "cached" else 0.0)
         for _ in range(3):
             state, metrics = program.step(state, asked)
         for path, leaf in kept.items():

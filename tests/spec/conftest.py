@@ -29,6 +29,7 @@ from nnxdsl import (
     Model,
     Objective,
     Optimizer,
+    Outer,
     Quantization,
     Reference,
     Reward,
@@ -275,6 +276,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "model",
         "memory",
         "reference",
+        "outer",
     }
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
     if isinstance(objective, Objective.GRPO):
@@ -296,6 +298,10 @@ def experiments(draw: st.DrawFn) -> Experiment:
     fields["reference"] = draw(st.sampled_from(compared).flatmap(of_noun))
     if isinstance(fields["reference"], Reference.Uniform):
         objective = attrs.evolve(objective, divergence=Divergence.ReverseKL())
+    alone = mesh.stage > 1 or objective.over_batch or isinstance(objective, Objective.GRPO)
+    alone |= isinstance(fields["batching"], Batching.Packed) or isinstance(fields["reference"], Reference.Synced)
+    outer = None if alone else draw(st.none() | of_family(Outer))
+    fields["outer"] = None if outer is None else attrs.evolve(outer, workers=mesh.data)
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}
     parts -= set() if objective.needs_reference and reference == "online" else {"reference"}
     offload = st.lists(st.sampled_from(sorted(parts)), unique=True).map(tuple)
