@@ -1,0 +1,150 @@
+"""Distances over a teacher's likeliest words: TRL's and float64's figures, in value and gradient, whatever the tiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_softmax, logsumexp
+
+from nnxdsl import Distance, Model, Objective
+from nnxdsl.program import logprobs
+from nnxdsl.program.distill import Taught, distance
+from nnxdsl.program.top_words import Top, top_distance, top_words
+
+FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "top_words.npz"
+DISTANCES: dict[str, Any] = {
+    "0.0": Distance.ForwardKL(),
+    "0.25": Distance.JSD(beta=0.25),
+    "0.5": Distance.JSD(),
+    "1.0": Distance.ReverseKL(),
+}
+
+
+def asked(kind: Any, top_k: int, temperature: float = 1.0) -> Any:
+    return Objective.Distill(teacher=Model.Gemma3("tiny"), distance=kind, temperature=temperature, top_k=top_k)
+
+
+@pytest.mark.parametrize("top_k", [1, 4])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("beta", DISTANCES)
+def test_it_is_what_trl_computes(beta: str, temperature: float, top_k: int) -> None:
+    # With the identity for a head, hidden states are logits.
+    figures = np.load(FIGURES)
+    student, teacher = (jnp.asarray(figures[name], jnp.float32)[None] for name in ("student", "teacher"))
+    head, mask = jnp.eye(student.shape[-1]), jnp.ones(student.shape[:2], bool)
+    objective = asked(DISTANCES[beta], top_k, temperature)
+
+    def total(hidden: jax.Array, top: Top) -> jax.Array:
+        return jnp.sum(top_distance(hidden, head, top, mask, objective))
+
+    top = jax.jit(lambda x: top_words(x, head, mask, objective))(teacher)
+    np.testing.assert_array_equal(top.words[0], figures[f"{temperature}/{top_k}.words"])
+    np.testing.assert_allclose(top.logp[0], figures[f"{temperature}/{top_k}.logp"], rtol=2e-6, atol=1e-6)
+    value, gradient = jax.jit(jax.value_and_grad(total))(student, top)
+    name = f"{beta}/{temperature}/{top_k}"
+    assert float(value) == pytest.approx(float(figures[f"{name}.loss"]), rel=3e-6)
+    np.testing.assert_allclose(gradient[0], figures[f"{name}.gradient"], rtol=3e-5, atol=5e-7)
+
+
+def in_float64(s: np.ndarray, t: np.ndarray, beta: str, top_k: int) -> np.ndarray:
+    q, p = log_softmax(s, axis=-1), log_softmax(t, axis=-1)
+    order = np.argsort(-p, axis=-1, kind="stable")
+    q, p = (np.take_along_axis(x, order, axis=-1) for x in (q, p))
+    if top_k < s.shape[-1]:
+        q, p = (np.append(x[..., :top_k], logsumexp(x[..., top_k:], axis=-1)[..., None], axis=-1) for x in (q, p))
+    if beta == "0.0":
+        return (np.exp(p) * (p - q)).sum(-1)
+    if beta == "1.0":
+        return (np.exp(q) * (q - p)).sum(-1)
+    b = float(beta)
+    m = np.logaddexp(np.log(b) + p, np.log1p(-b) + q)
+    return (b * np.exp(p) * (p - m) + (1 - b) * np.exp(q) * (q - m)).sum(-1)
+
+
+@pytest.mark.parametrize(("beta", "top_k"), [("0.0", 3), pytest.param("0.25", 14, marks=pytest.mark.slow), ("1.0", 47)])
+def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of other widths, capped logits, 3 chunks by 5 tiles of which the last overlaps, a mask; more words than a tile has.
+    draw = np.random.default_rng(3)
+    words, caps = 47, (5.0, 4.0)
+    hidden, taught = draw.normal(size=(2, 9, 6)), draw.normal(size=(2, 9, 10))
+    head, other = draw.normal(size=(words, 6)), draw.normal(size=(words, 10))
+    mask = draw.random((2, 9)) < 0.7
+    objective = asked(DISTANCES[beta], top_k, 1.5)
+
+    def capped(hidden: np.ndarray, head: np.ndarray, cap: float) -> np.ndarray:
+        return cap * np.tanh(hidden @ head.T / cap) / 1.5
+
+    theirs = capped(taught, other, caps[1])
+    expected = in_float64(capped(hidden, head, caps[0]), theirs, beta, top_k) * mask
+
+    def total(hidden: jax.Array, head: jax.Array) -> Any:
+        given = jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32)
+        top = top_words(*given, jnp.asarray(mask), objective, caps[1])
+        found = top_distance(hidden, head, top, jnp.asarray(mask), objective, caps[0])
+        return jnp.sum(found * jnp.arange(1.0, 10.0)), (found, top)
+
+    arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
+    whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
+    monkeypatch.setattr(logprobs, "CPU", logprobs.Sizes(4 * 10 * 10, 7))
+    assert logprobs.Chunks.of(jnp.asarray(mask), (words, 10), None, logprobs.Where()).count == 3
+    tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
+    order = np.argsort(-theirs, axis=-1, kind="stable")[..., :top_k]
+    for (_, (found, top)), _ in (whole, tiled):
+        np.testing.assert_array_equal(np.asarray(top.words)[mask], order[mask])
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for one, other_ in zip(whole[1], tiled[1], strict=True):
+        np.testing.assert_allclose(one, other_, rtol=1e-4, atol=2e-6)
+
+    # Against central differences of the float64 formula, for one direction of states and head together.
+    steps = draw.normal(size=hidden.shape), draw.normal(size=head.shape)
+    weight, size = mask * np.arange(1.0, 10.0), 1e-5
+    ends = [
+        (
+            in_float64(capped(hidden + sign * steps[0], head + sign * steps[1], caps[0]), theirs, beta, top_k) * weight
+        ).sum()
+        for sign in (size, -size)
+    ]
+    along = sum(float(np.sum(np.asarray(g) * step)) for g, step in zip(tiled[1], steps, strict=True))
+    assert along == pytest.approx((ends[0] - ends[1]) / (2 * size), rel=1e-4)
+    frozen = jax.jit(jax.grad(lambda x: total(x, arrays[1])[0]))(arrays[0])  # of a head that is not trained
+    np.testing.assert_allclose(frozen, tiled[1][0], rtol=1e-5, atol=1e-6)
+
+
+def test_with_all_words_it_is_the_distance_between_all_words() -> None:
+    """No others are left: no NaN comes of their empty class, neither in value nor in gradient."""
+    draw = np.random.default_rng(4)
+    hidden, taught, head, other = (
+        jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((2, 4, 6), (2, 4, 5), (20, 6), (20, 5))
+    )
+    mask = jnp.asarray(draw.random((2, 4)) < 0.8)
+    for kind in (Distance.ForwardKL(), Distance.ReverseKL(), Distance.JSD(beta=0.3)):
+        objective = asked(kind, 20, 2.0)
+        top = top_words(taught, other, mask, objective)
+        assert np.all(np.asarray(top.logp)[..., -1][np.asarray(mask)] < -1e29)
+
+        def here(x: jax.Array, w: jax.Array, top: Top = top, objective: Any = objective) -> jax.Array:
+            return jnp.sum(top_distance(x, w, top, mask, objective))
+
+        def there(x: jax.Array, w: jax.Array, objective: Any = objective) -> jax.Array:
+            return jnp.sum(distance(x, w, Taught(taught, other), mask, objective))
+
+        (value, found), (expected, whole) = (
+            jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden, head) for f in (here, there)
+        )
+        assert float(value) == pytest.approx(float(expected), rel=1e-6)
+        for ours, theirs in zip(found, whole, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_sure_model_leaves_to_the_others_is_not_lost() -> None:
+    """Of a student that gives the others e^-30, which is nothing beside one in float32, forward KL is still right."""
+    logits = jnp.array([[[30.0, 0.0, -1.0]]])
+    top = Top(jnp.array([[[0]]]), jnp.log(jnp.array([[[0.75, 0.25]]])))
+    found = top_distance(logits, jnp.eye(3), top, jnp.ones((1, 1), bool), asked(Distance.ForwardKL(), 1))
+    rest = np.log1p(np.exp(-1.0)) - 30
+    assert float(found[0, 0]) == pytest.approx(0.75 * np.log(0.75) + 0.25 * (np.log(0.25) - rest), rel=1e-6)
