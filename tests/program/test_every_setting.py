@@ -120,6 +120,7 @@ OTHERS: dict[str, Any] = {
     "teacher": Small(layers=4),
     "terms": (Objective.IPO(), Objective.ChosenSFT()),
     "Objective.Sum.weights": (1.0, 0.25),
+    "Objective.Distill.top_k": 4,
     "rewards": (Reward("length", weight=2.0),),
     "schedule": Schedule.Constant(lr=0.3),
     "targets": ("mlp",),
