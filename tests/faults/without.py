@@ -46,6 +46,7 @@ class Guard:
 KILL = "tests/faults/test_kills.py::test_killed_at_a_point_it_loses_nothing_and_ends_bit_equal"
 DAMAGE, DISK, STEPS = "tests/faults/test_damage.py::", "tests/faults/test_disk.py::", "tests/faults/test_steps.py::"
 CHANGES, SIGNALS = "tests/faults/test_changes.py::", "tests/faults/test_signals.py::"
+PROCESSES, SWEEPS = "tests/run/test_processes.py::", "tests/launchers/test_local.py::"
 
 GUARDS = [
     Guard(
@@ -210,6 +211,29 @@ GUARDS = [
         "29", "a run that is a link is refused", "run/store.py",
         "if (home / path.name).resolve().parent != home:", "if False:",
         f"{CHANGES}test_hostile_files_are_refused",
+    ),
+    Guard(
+        "6", "all processes hear of a signal to one", "run/processes.py",
+        "mine = np.full((1,), value, np.int32)", "mine = np.full((1,), 0 if jax.process_index() else value, np.int32)",
+        f"{PROCESSES}test_a_signal_to_one_stops_all_at_one_step[1]",
+    ),
+    Guard(
+        "27", "silence ends a run", "run/processes.py",
+        "is_silent = before == state and now - since > self._lost_seconds", "is_silent = False",
+        f"{PROCESSES}test_one_that_hangs_ends_the_others",
+    ),
+    Guard(
+        "28", "a run that failed is but a row of its sweep", "run/launch/driver.py",
+        "        state: State = \"pruned\" if",
+        "        if how.became == \"failed\":\n"
+        "            raise NnxdslError(str(how.error))\n"
+        "        state: State = \"pruned\" if",
+        f"{SWEEPS}test_a_crash_ends_one_point_and_failed_ones_are_retried_on_request",
+    ),
+    Guard(
+        "28", "runs that failed before are started again on request alone", "run/launch/driver.py",
+        "elif not self._retry_failed and (before", "elif self._retry_failed and (before",
+        f"{SWEEPS}test_a_crash_ends_one_point_and_failed_ones_are_retried_on_request",
     ),
     Guard(
         "29", "templates are rendered in a sandbox", "data/chat.py",

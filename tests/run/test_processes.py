@@ -190,6 +190,24 @@ def test_killing_one_ends_the_others(lab: Any, wait_until: Callable[..., None], 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+def test_one_that_hangs_ends_the_others(lab: Any, wait_until: Callable[..., None]) -> None:
+    children = start(lab, "sft.py", "run", *MESH, processes=2)
+    try:
+        wait_until(lambda: rows_written(lab) > 12, children[0], seconds=600)
+        children[1].send_signal(signal.SIGSTOP)
+        out, _ = children[0].communicate(timeout=LOST_SECONDS + 60)
+        assert children[0].returncode not in (0, 2), out
+        status = finished_run(lab, "sft").status()
+        assert status["state"] == "failed"
+        assert "process 1 (pid " in status["error"]
+        assert "has not been heard of for 30 s" in status["error"]
+    finally:
+        for child in children:
+            child.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_a_slow_process_is_waited_for(lab: Any, wait_until: Callable[..., None]) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
     wait_until(lambda: rows_written(lab) > 3, children[0], seconds=600)
