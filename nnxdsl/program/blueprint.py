@@ -27,6 +27,7 @@ from nnxdsl.program.teacher import teacher_of
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.batching import Packed
 from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts, Text
+from nnxdsl.spec.distill import Distill
 from nnxdsl.spec.errors import PlanError, Problem
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.quantization import Quantization
@@ -142,6 +143,24 @@ class Blueprint:
         return Layout(self.experiment.mesh, {"reference": arrays}, workers=self.layout.workers)
 
     @property
+    def is_taught_once(self) -> bool:
+        """Whether a teacher says its likeliest words before the first step, and is gone by then."""
+        return isinstance(self.experiment.objective, Distill) and self.experiment.objective.top_k is not None
+
+    @property
+    def asked_teacher(self) -> Teacher | None:
+        """The teacher that every step asks, or None."""
+        return None if self.is_taught_once else self.teacher
+
+    @property
+    def teacher_layout(self) -> Layout:
+        """Where everything lives and a teacher with it: while it is asked, if it is asked once."""
+        if self.teacher is None or "teacher" in self.layout.arrays:
+            return self.layout
+        arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.teacher.base.items()}
+        return self.layout.with_part("teacher", arrays)
+
+    @property
     def is_off(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
         adapter = self.experiment.adapter
@@ -172,7 +191,7 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     blueprint, problems = _outline(experiment, platform)
     rows = "batch_size" if experiment.microbatch_size is None else "microbatch_size"
     problems += blueprint.kernels.problems()
-    misplaced = blueprint.layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once, rows)
+    misplaced = blueprint.teacher_layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once, rows)
     problems += misplaced + nearest_meshes(blueprint.layout, experiment.rows_at_once, misplaced)
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
@@ -231,7 +250,8 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     problems += optimizer.problems(experiment.optimizer, roles(trainable))
     update = _update(experiment, trainable)
     teacher = _teacher(experiment, config, kept, problems)
-    arrays = _arrays(frozen, trainable, copied, {} if teacher is None else teacher.base, update)
+    is_asked_once = isinstance(experiment.objective, Distill) and experiment.objective.top_k is not None
+    arrays = _arrays(frozen, trainable, copied, {} if teacher is None or is_asked_once else teacher.base, update)
     workers = 1 if experiment.outer is None else experiment.outer.workers
     layout = Layout(experiment.mesh, arrays, experiment.memory.offload, workers)
     blueprint = Blueprint(
@@ -266,6 +286,10 @@ def _teacher(experiment: Experiment, config: DecoderConfig, kept: DTypeLike, pro
     if weight and own.embed_dim != config.embed_dim:
         message = f"the teacher's hidden states have {own.embed_dim:,} numbers, the model's {config.embed_dim:,}; set 0"
         problems.append(Problem("objective.feature_weight", message))
+    top_k = getattr(experiment.objective, "top_k", None)
+    if top_k is not None and top_k > own.vocab_size:
+        message = f"{top_k:,} words are more than the teacher's vocabulary of {own.vocab_size:,} has"
+        problems.append(Problem("objective.top_k", message))
     problems += _length_problems(asked, own)
     return Teacher(own, template(own, kept))
 

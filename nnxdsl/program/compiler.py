@@ -23,6 +23,7 @@ from nnxdsl.program.losses import Ratio
 from nnxdsl.program.remat import settled
 from nnxdsl.program.shapes import abstract_batch
 from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read, Teaching
+from nnxdsl.program.top_words import Top, with_top
 from nnxdsl.spec.distill import Distill
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.outer import over
@@ -68,6 +69,7 @@ class Program:
     _score: Any = None
     _judge: Any = None
     _compare: Any = None
+    _top: Any = None
 
     @property
     def layout(self) -> Layout:
@@ -155,6 +157,35 @@ class Program:
     def compare(self, apart: Leaves, batch: Batch) -> Any:
         """What a reference with weights of its own says of a batch."""
         return self._compare(apart, self.put(bare(batch)))
+
+    def teacher(self, source: initial.Source | None = None) -> Leaves:
+        """The weights of a teacher, on the devices: of one that is asked once, before there is any state.
+
+        Args:
+            source: As of `init`.
+
+        Raises:
+            PlanError: as `init`.
+            WeightsError: as `init`.
+        """
+        source = initial.open_source(self.blueprint) if source is None else source
+        return initial.teacher(self.blueprint, source, self.mesh)
+
+    def top(self, teacher: Leaves, batch: Batch) -> Top:
+        """The words that a teacher finds likeliest in place of each target of a batch, `[B, T - 1, k]`."""
+        return self._top(teacher, self.put(bare(batch)))
+
+    def taught(self, teacher: Leaves, batch: Batch) -> Batch:
+        """The batch with what a teacher says of it, which a step with `objective.top_k` reads.
+
+        Args:
+            teacher: Its weights.
+            batch: Sequences, padded or packed.
+
+        Raises:
+            ValueError: the batch has no sequences.
+        """
+        return with_top(batch, self.top(teacher, batch))
 
     def put(self, batch: Batch) -> Batch:
         """A batch on the devices, its rows split over the data axes of the mesh; not waited for.
@@ -277,6 +308,7 @@ class Program:
                 rows,
                 self.batch_sharding(rows),
                 referenced=is_kept,
+                taught=asked.top_k if isinstance(asked, Distill) else None,
                 batching=self.experiment.batching,
                 blocks=self.blueprint.blocks,
             )
@@ -306,7 +338,7 @@ def _teaching(
     """The teacher, computed as the model that it teaches, with a network, weights and kernels of its own."""
     if blueprint.teacher is None:
         return None
-    arrive = None if forward.arrive is None else blueprint.layout.arrive(mesh, ("teacher",))
+    arrive = None if forward.arrive is None else blueprint.teacher_layout.arrive(mesh, ("teacher",))
     kernels = blueprint.teacher_kernels.on(device, blueprint.experiment.name)
     own = attrs.evolve(forward, remat="none", arrive=arrive, kernels=kernels, routed=False)
     return Teaching(blueprint.teacher.template, own)
@@ -426,4 +458,5 @@ def compile(
         score=jax.jit(computation.score, out_shardings=scalar),
         judge=jax.jit(computation.judge, out_shardings=scalar),
         compare=jax.jit(computation.compare, out_shardings=scalar),
+        top=jax.jit(computation.top, out_shardings=scalar),
     )

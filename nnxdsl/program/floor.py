@@ -140,7 +140,7 @@ def fewest(blueprint: Blueprint, held: Content) -> float:
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
     step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
     asked = forward + attention if _is_asked(blueprint, held) else 0
-    return step + asked + (0 if blueprint.teacher is None else _taught(blueprint.teacher, held))
+    return step + asked + (0 if blueprint.asked_teacher is None else _taught(blueprint.asked_teacher, held))
 
 
 def _taught(teacher: Teacher, held: Content) -> float:
@@ -188,9 +188,11 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     heads = 4 if is_trained else 2
     if blueprint.teacher is None:
         return layers, 2 * of.head * targets * (heads + compared + twice)
-    # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
     asked, teacher = blueprint.experiment.objective, blueprint.teacher
     labels = heads if isinstance(asked, Distill) and asked.hard_weight else 1
+    if blueprint.is_taught_once:  # the student's logits, and once more in the backward pass: see `picked.py`
+        return layers, 2 * targets * of.head * (labels + 3 + is_trained)
+    # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
     there = teacher.config
     layers += 2 * _trunk(teacher) * tokens
     layers += (

@@ -30,6 +30,7 @@ from nnxdsl.program.kernels import Kernels
 from nnxdsl.program.logprobs import Cuts, TokenStats, Where, token_stats
 from nnxdsl.program.losses import Pairs
 from nnxdsl.program.policy import Answers
+from nnxdsl.program.top_words import Top, top_distance, top_words
 from nnxdsl.spec.distill import Distill
 
 
@@ -90,7 +91,7 @@ class Forward:
     weighted: bool = False
     distill: Distill | None = None
 
-    def read(self, model: Decoder, batch: Batch, taught: Taught | None = None) -> Read:
+    def read(self, model: Decoder, batch: Batch, taught: Taught | Top | None = None) -> Read:
         """What a model says of a batch of any kind; with what a teacher says of it, how far the two are apart."""
         hidden, routing = self._hidden(model, *_laid_out(batch))
         if isinstance(batch, PackedPairs):
@@ -109,7 +110,7 @@ class Forward:
                 scored = Answers(said, batch.advantage, batch.limit, batch.old)
             elif taught is not None:
                 features = None
-                if self.distill is not None and self.distill.feature_weight:
+                if self.distill is not None and self.distill.feature_weight and isinstance(taught, Taught):
                     features = feature_distance(predicting, taught.hidden, mask)
                 scored = Distilled(said, self._distance(predicting, model, taught, mask), features)
         return Read(scored, stats, routing)
@@ -121,6 +122,16 @@ class Forward:
         predicting, _, _ = _predicting(hidden, batch)
         predicting, head = jax.lax.stop_gradient((predicting, model.head()))
         return Taught(predicting, head, model.config.logit_soft_cap)
+
+    def top(self, model: Decoder, batch: Batch) -> Top:
+        """The words that a teacher finds likeliest in place of each target of a batch of sequences."""
+        assert isinstance(batch, SequenceBatch | PackedSequences)
+        assert self.distill is not None
+        hidden, _ = self._hidden(model, *_laid_out(batch))
+        predicting, _, mask = _predicting(hidden, batch)
+        where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
+        soft_cap = model.config.logit_soft_cap
+        return top_words(predicting, model.head(), mask, self.distill, soft_cap, self.logprob_tokens, where)
 
     def _pairs(self, model: Decoder, hidden: jax.Array, batch: PairBatch) -> tuple[Pairs, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
@@ -230,10 +241,13 @@ class Forward:
             soft_cap = None if soft_cap is None else soft_cap / self.temperature
         return token_stats(hidden, head, targets, mask, self.logprob_tokens, soft_cap, where)
 
-    def _distance(self, hidden: jax.Array, model: Decoder, taught: Taught, mask: jax.Array) -> jax.Array:
+    def _distance(self, hidden: jax.Array, model: Decoder, taught: Taught | Top, mask: jax.Array) -> jax.Array:
         assert self.distill is not None
         where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
         soft_cap = model.config.logit_soft_cap
+        if isinstance(taught, Top):
+            head, limit = model.head(), self.logprob_tokens
+            return top_distance(hidden, head, taught, mask, self.distill, soft_cap, limit, where)
         return distance(hidden, model.head(), taught, mask, self.distill, soft_cap, self.logprob_tokens, where)
 
 
@@ -319,7 +333,9 @@ def with_reference(batch: Batch, scored: Pairs | TokenStats | Answers | Distille
 
 
 def bare(batch: Batch) -> Batch:
-    """The batch without what it carries of the reference, so that one compiled program serves both."""
+    """The batch without what it carries of a reference or a teacher, so that one compiled program serves both."""
+    if isinstance(batch, SequenceBatch | PackedSequences):
+        return batch._replace(teacher_words=None, teacher_logp=None)
     if not isinstance(batch, PairBatch | PackedPairs):
         return batch
     return batch._replace(reference_chosen=None, reference_rejected=None)

@@ -136,7 +136,7 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
         mesh: The devices.
 
     Returns:
-        (trainable, frozen, reference), each by path; the last is the teacher where there is one.
+        (trainable, frozen, reference), each by path; the last is the teacher where each step asks one.
     """
     quantization = blueprint.experiment.quantization
     layout = blueprint.layout
@@ -175,8 +175,8 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
     if blueprint.copied and blueprint.is_apart:
         reference = apart(blueprint, source, mesh)
-    if blueprint.teacher is not None:
-        reference = _teacher(blueprint, source, mesh)
+    if blueprint.asked_teacher is not None:
+        reference = teacher(blueprint, source, mesh)
     return trainable, frozen, reference
 
 
@@ -238,13 +238,13 @@ def with_weights(blueprint: Blueprint, weights: Weights) -> Blueprint:
     return attrs.evolve(blueprint, experiment=changed)
 
 
-def _teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
+def teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
     """The leaves of a teacher, born with their shardings."""
     asked = teacher_of(blueprint.experiment)
     assert asked is not None
     assert blueprint.teacher is not None
     own = source.teacher if isinstance(source, Taught) else open_base(outline(asked, blueprint.platform))
-    placed = blueprint.layout.shardings("teacher", mesh)
+    placed = blueprint.teacher_layout.shardings("teacher", mesh)
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.teacher.base.items()}
 
 

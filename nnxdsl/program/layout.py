@@ -142,6 +142,10 @@ class Layout:
         """The same arrays on another mesh."""
         return Layout(mesh, self._parts, self.offload, self.workers)
 
+    def with_part(self, part: str, arrays: Mapping[str, Array]) -> Layout:
+        """The same with the arrays of one more part."""
+        return Layout(self.mesh, {**self._parts, part: arrays}, self.offload, self.workers)
+
     @property
     def of_worker(self) -> Layout:
         """The same within one worker, whose devices are a part of the mesh where workers are cut over an axis of it."""

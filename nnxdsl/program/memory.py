@@ -32,6 +32,7 @@ from nnxdsl.program.rules import pieces
 from nnxdsl.program.shapes import Lengths, abstract_batch, lengths
 from nnxdsl.spec.adapter import Adapter
 from nnxdsl.spec.data import Data
+from nnxdsl.spec.distill import Distill
 from nnxdsl.spec.policy import GRPO
 
 
@@ -102,6 +103,7 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
         parts.append(Part("activations, offloaded", found.away, "estimated", traced, "host"))
         parts.append(Part("workspace", copies + moment, "estimated", how))
         parts += _answers(blueprint, longest, parts)
+        parts += _taught(blueprint, longest, parts)
     return [part for part in parts if part.bytes]
 
 
@@ -116,6 +118,31 @@ def _answers(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[
         "beyond gradients, activations and workspace, which are not there yet"
     )
     return [Part("answers", max(asked.cache + asked.copies - gone, 0), "estimated", how)]
+
+
+def _taught(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
+    """What a batch carries of a teacher that is asked once, and what asking it takes beyond the step, if it does."""
+    size = top_bytes(blueprint)
+    if not size:
+        return []
+    rows = blueprint.experiment.batch_size
+    here = -(-rows // blueprint.layout.batch_shards(blueprint.experiment.rows_at_once)) * longest.trunk * size
+    asked = blueprint.teacher_layout.device_bytes().get("teacher", 0)
+    before = asked - here - sum(part.bytes for part in parts if part.memory == "device")
+    how = f"its weights, {asked / 2**20:,.1f} MiB, before the first step: what they take beyond a step"
+    return [
+        Part("teacher's words", here, "estimated", f"{size:,} bytes for each token of the batch"),
+        Part("teacher", max(before, 0), "estimated", how),
+    ]
+
+
+def top_bytes(blueprint: Blueprint) -> int:
+    """Bytes that are kept of each target where a teacher is asked once; 0 where none is.
+
+    An id and a log-probability for each of its likeliest words, and the log-probability of all others.
+    """
+    asked = blueprint.experiment.objective
+    return 8 * asked.top_k + 4 if isinstance(asked, Distill) and asked.top_k is not None else 0
 
 
 _KEPT: dict[Remat, str] = {
@@ -313,7 +340,8 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     chunks, tile, keep = tiles(tokens, words, blueprint.config.embed_dim, share, Where(blueprint.platform).sizes)
     chunk = -(-tokens // chunks)
     # In float32, and once more in the dtype that is multiplied, as weights of the head's rows or as gradients.
-    wide = 4 if blueprint.teacher is None else 12  # a teacher's logits, and how far words are apart, beside the own
+    # A teacher's logits, and how far words are apart, beside the own; of its likeliest words, those without them.
+    wide = 8 if blueprint.is_taught_once else 4 if blueprint.teacher is None else 12
     moment = (wide + blueprint.compute.itemsize) * chunk * tile
     if trained and keep:
         return moment + 4 * tokens * words, f"logits of {tokens} tokens x {words} words in float32"

@@ -1,7 +1,7 @@
 """The logits of a few words of each token, and how much all other words weigh, tile by tile; knows no distance.
 
-The words of a token stand for themselves; of all others the log of the sum of exponentials is told. They are left out of
-that sum where it is made, and not subtracted from the whole: what a sure model leaves to the others is not lost to
+The words of a token stand for themselves; of all others the log of the sum of exponentials is told. They are left out
+of that sum where it is made, and not subtracted from the whole: what a sure model leaves to the others is not lost to
 rounding. A backward pass computes the logits once more. Axes are those of `tiles.py`, and `k` for the words of a token.
 """
 

@@ -18,7 +18,7 @@ from nnxdsl.program.cost import cost
 from nnxdsl.program.flows import Flow, flows
 from nnxdsl.program.hardware import Device
 from nnxdsl.program.layout import Layout, Placed, starred
-from nnxdsl.program.memory import Part, activations, memory, rows_of
+from nnxdsl.program.memory import Part, activations, memory, rows_of, top_bytes
 from nnxdsl.program.remat import LADDER, settled
 from nnxdsl.program.rules import Target
 from nnxdsl.program.shapes import Lengths, lengths
@@ -201,12 +201,24 @@ def _quantization(blueprint: Blueprint) -> str | None:
     return f"{kind}: {len(whole)} arrays, {scaled}: {share}"
 
 
+def _said_once(blueprint: Blueprint) -> str:
+    experiment, size = blueprint.experiment, top_bytes(blueprint)
+    rows, targets = experiment.steps * experiment.batch_size, lengths(experiment.data).head
+    kept = f"{size:,} bytes for each target"
+    if targets:
+        kept += f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows"
+    count = getattr(experiment.objective, "top_k", 0)
+    return f"says its {count:,} likeliest words of each target once, before the first step, and is gone by then: {kept}"
+
+
 def _reference(blueprint: Blueprint) -> str:
     mode = blueprint.experiment.reference_mode
     if mode == "none" and blueprint.experiment.objective.needs_reference:
         return "none: all answers count as equally likely, since Reference.Uniform says so"
     if blueprint.teacher is not None:
         size, name = sum(math.prod(leaf.shape) for leaf in blueprint.teacher.base.values()), "a frozen teacher"
+        if blueprint.is_taught_once:
+            return f"none; {name} of {size:,} parameters {_said_once(blueprint)}"
         return f"none; {name} of {size:,} parameters reads every batch"
     if mode == "none":
         return "none: the objective compares with nothing"

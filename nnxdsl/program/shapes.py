@@ -53,6 +53,7 @@ def abstract_batch(
     referenced: bool = False,
     batching: Batching = PADDED,
     blocks: int = 1,
+    taught: int | None = None,
 ) -> Batch:
     """The largest batch of an experiment's data, without its arrays.
 
@@ -63,6 +64,7 @@ def abstract_batch(
         referenced: Whether pairs carry what the reference says of them, and answers what the policy said of them.
         batching: How rows become arrays; what is cut to its own length is padded at most.
         blocks: Of a packed batch.
+        taught: How many words of a teacher sequences carry for each target; None for nothing of one.
 
     Raises:
         NotRegisteredError: nothing is known of this data's lengths.
@@ -74,6 +76,9 @@ def abstract_batch(
     def array(*shape: int, dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=sharding)
 
+    def top(targets: int, count: int) -> tuple[Any, Any]:
+        return array(targets, count), array(targets, count + 1, dtype=jnp.float32)
+
     if packed is not None:
         tokens, targets = array(packed.rows, packed.length), array(packed.targets)
         if isinstance(data, Preferences | Feedback):
@@ -82,7 +87,8 @@ def abstract_batch(
             rows_of = tokens, tokens, tokens, tokens
             return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, known, known, liked)
         mask = array(packed.targets, dtype=jnp.bool_)
-        return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32))
+        said = () if taught is None else top(packed.targets, taught)
+        return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32), *said)
     weight = array(dtype=jnp.float32)
     match data:
         case (
@@ -97,7 +103,8 @@ def abstract_batch(
             said = array(prompt + response), array(), array(response), mask
             return RolloutBatch(*said, weight, weight, weight, old)
         case Conversations(max_length=length) | Text(max_length=length):
-            return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight)
+            said = () if taught is None else top(length, taught)
+            return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight, *said)
         case _:
             raise NotRegisteredError(
                 f"{type(data).__qualname__} says nothing of its lengths, so its program cannot be compiled ahead"

@@ -24,6 +24,7 @@ from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
 from nnxdsl.program.outer import Apart
 from nnxdsl.program.policy import Answers
+from nnxdsl.program.top_words import Top, carried
 from nnxdsl.spec.reference import Synced
 
 Leaves = dict[str, jax.Array]
@@ -33,6 +34,10 @@ _TURNS = np.array([False, True])  # whether it is the policy's turn
 _NOT_THERE = (
     "the batch says nothing of the reference, and there is no copy of its weights: give the first state's "
     "`program.referenced(state, batch)`, or compile with memory.reference='online'"
+)
+_NOT_TAUGHT = (
+    "the batch says nothing of the teacher, which is asked once: give `program.taught(program.teacher(), batch)`, or "
+    "leave objective.top_k out"
 )
 
 
@@ -67,6 +72,10 @@ class Teaching:
     def says(self, leaves: Leaves, batch: Batch) -> Taught:
         """What it says of a micro-batch; carries no gradient."""
         return self.forward.teach(self.forward.model(self.template, leaves), batch)
+
+    def top(self, leaves: Leaves, batch: Batch) -> Top:
+        """The words that it finds likeliest in place of each target of a micro-batch; carries no gradient."""
+        return jax.lax.stop_gradient(self.forward.top(self.forward.model(self.template, leaves), batch))
 
 
 @attrs.frozen
@@ -299,15 +308,33 @@ class Computation:
     def reader(self, frozen: Leaves, batch: Batch, reference: Leaves | None = None) -> Callable[[Leaves], Read]:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch.
 
-        With a teacher, whose leaves are those of `reference`, it is asked once, before the policy is.
+        With a teacher, whose leaves are those of `reference`, it is asked once, before the policy is; of one that was
+        asked before the first step, the batch carries what it said.
+
+        Raises:
+            ValueError: it does not, and no `reference` is given, empty as it may be, only where nobody compares.
         """
         taught = None if self.teacher is None or not reference else self.teacher.says(reference, batch)
+        if self.is_taught_once and reference is not None:
+            taught = carried(batch)
+            if taught is None:
+                raise ValueError(_NOT_TAUGHT)
 
         def read(leaves: Leaves) -> Read:
             model = self.forward.model(self.policy, {**frozen, **leaves})
             return self.forward.read(model, batch, taught)
 
         return read
+
+    @property
+    def is_taught_once(self) -> bool:
+        """Whether batches carry what a teacher said before the first step."""
+        return self.forward.distill is not None and self.forward.distill.top_k is not None
+
+    def top(self, teacher: Leaves, batch: Batch) -> Top:
+        """The words that a teacher finds likeliest in place of each target of a micro-batch."""
+        assert self.teacher is not None
+        return self.teacher.top(teacher, batch)
 
     def compare(self, reference: Leaves, batch: Batch) -> Scored:
         """What a reference with weights of its own says of a micro-batch; carries no gradient.

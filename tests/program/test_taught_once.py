@@ -1,0 +1,105 @@
+"""A teacher that is asked once: its words stand in the batch, steps do not hold it, and all words are the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Data, Distance, Experiment, Objective, PlanError, SpecError, compile
+from nnxdsl.data.batch import SequenceBatch
+from nnxdsl.program.blueprint import draw
+from nnxdsl.program.floor import work
+from nnxdsl.program.memory import memory
+from nnxdsl.program.plan import plan
+from nnxdsl.program.shapes import lengths
+
+STUDENT, TEACHER = Small(layers=1, pattern=1), Small(layers=2, pattern=1, embed_dim=24, heads=4)
+WORDS = 48
+
+
+def objective(**fields: Any) -> Any:
+    return Objective.Distill(**{"teacher": TEACHER, "loss_on": "all", "top_k": 4, **fields})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "adapter"),
+    [
+        (Distance.ForwardKL(), None),
+        (Distance.ReverseKL(), None),
+        (Distance.JSD(beta=0.3), Adapter.LoRA(rank=2)),
+    ],
+    ids=str,
+)
+def test_with_all_words_a_step_is_that_of_a_teacher_in_it(
+    kind: Any, adapter: Any, experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
+) -> None:
+    batch = sequences(4)._replace(weight=np.array([1, 1, 0, 1], np.float32))
+    found = []
+    for top_k in (None, WORDS):
+        asked = objective(distance=kind, temperature=2.0, hard_weight=0.25, top_k=top_k)
+        program = compile(experiment(objective=asked, model=STUDENT, adapter=adapter, microbatch_size=2))
+        state, given = program.init(), batch
+        if top_k is not None:
+            assert not state.reference
+            assert "teacher" not in program.layout.arrays
+            given = program.taught(program.teacher(), batch)
+        gradients, terms = jax.jit(program.computation.gradients)(
+            state.trainable, state.frozen, state.reference, program.put(given)
+        )
+        found.append((gradients, terms, program.step(state, given)[1]))
+    (theirs, before, online), (ours, after, once) = found
+    assert float(after.loss.total) == pytest.approx(float(before.loss.total), rel=1e-6)
+    for name, value in online.items():
+        assert float(once[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
+    for path, gradient in theirs.items():
+        np.testing.assert_allclose(ours[path], gradient, rtol=1e-5, atol=1e-6 * np.abs(gradient).max(), err_msg=path)
+
+
+def test_a_step_that_knows_nothing_of_the_teacher_is_refused(
+    experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
+) -> None:
+    program = compile(experiment(objective=objective(), model=STUDENT))
+    with pytest.raises(
+        ValueError, match=r"asked once: give `program\.taught\(program\.teacher\(\), batch\)`, or leave"
+    ):
+        program.step(program.init(), sequences(4))
+
+
+def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> None:
+    with pytest.raises(SpecError, match=r"feature_weight: hidden states are not kept, and top_k asks the teacher once"):
+        objective(feature_weight=0.5)
+    with pytest.raises(SpecError, match=r"top_k: expected a value > 0, got 0"):
+        objective(top_k=0)
+    with pytest.raises(PlanError, match=r"objective.top_k: 49 words are more than the teacher's vocabulary of 48 has"):
+        draw(experiment(objective=objective(top_k=49), model=STUDENT))
+
+
+def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
+    experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
+) -> None:
+    once, always, alone = (
+        experiment(objective=asked, model=STUDENT, data=Data.Text("none.jsonl", max_length=32), steps=10)
+        for asked in (objective(), objective(top_k=None), Objective.SFT(loss_on="all"))
+    )
+    said = plan(once)["reference"]
+    # Ten steps of four rows of 31 targets, of each four ids and five log-probabilities.
+    assert said.endswith(
+        "before the first step, and is gone by then: 36 bytes for each target, at most 0.0 MiB for 40 rows"
+    )
+    parts = {part.name: part for part in memory(draw(once), lengths(once.data))}
+    assert "teacher" in {part.name for part in memory(draw(always), lengths(always.data))}
+    assert "teacher" not in parts
+    assert parts["teacher's words"].bytes == 4 * 32 * 36
+    batch = sequences(4)
+    assert work(draw(once), batch).fewest == work(draw(alone), batch).fewest
+    assert work(draw(once), batch).executed < work(draw(always), batch).executed
+    # One that is larger than all of a step is what a device must have room for.
+    large = draw(experiment(objective=objective(teacher=Small(layers=40, mlp_dim=4096)), model=STUDENT))
+    needed = sum(part.bytes for part in memory(large, lengths(large.experiment.data)))
+    assert needed == large.teacher_layout.device_bytes()["teacher"]
