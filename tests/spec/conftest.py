@@ -300,8 +300,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         objective = attrs.evolve(objective, divergence=Divergence.ReverseKL())
     alone = mesh.stage > 1 or objective.over_batch or isinstance(objective, Objective.GRPO)
     alone |= isinstance(fields["batching"], Batching.Packed) or isinstance(fields["reference"], Reference.Synced)
-    outer = None if alone else draw(st.none() | of_family(Outer))
-    fields["outer"] = None if outer is None else attrs.evolve(outer, workers=mesh.data)
+    fields["outer"] = None if alone else draw(st.sampled_from((None, Outer.DiLoCo(workers=mesh.data, lr=1.0))))
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}
     parts -= set() if objective.needs_reference and reference == "online" else {"reference"}
     offload = st.lists(st.sampled_from(sorted(parts)), unique=True).map(tuple)
