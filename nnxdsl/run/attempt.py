@@ -15,7 +15,7 @@ import attrs
 import jax
 import numpy as np
 
-from nnxdsl.data.dataset import Dataset, Pairs
+from nnxdsl.data.dataset import Dataset, Pairs, Sequences
 from nnxdsl.data.order import Batches
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
@@ -39,6 +39,7 @@ from nnxdsl.run.rollouts import Rollouts
 from nnxdsl.run.speed import Speed
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, Status
+from nnxdsl.run.teacher_words import TeacherWords
 from nnxdsl.spec.adapter import DoRA
 from nnxdsl.spec.errors import NnxdslError, RunError
 from nnxdsl.spec.experiment import Experiment
@@ -56,6 +57,7 @@ AHEAD = 2
 _IDENTITY = {
     "tokenizer": "the tokenizer has changed (fingerprint)",
     "compute": "the dtype that is computed in has changed (it goes by the device, unless precision.compute is set)",
+    "teacher": "the teacher has changed (digest of what objective.teacher.weights gives)",
     "frozen": "the frozen weights or the reference have changed (digest of what model.weights gives)",
 }
 """What must be the same after a resume beside the data, and how a change is told."""
@@ -208,6 +210,7 @@ class Attempt:
             self._order.check(saved["batches"])
         self._identify(saved, tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
         assert self.source is not None
+        self._ask_teacher(saved)  # which is gone when the state comes
         state = program.init(self.source)
         is_apart = program.blueprint.is_apart and self.experiment.reference_mode == "cached"
         apart = program.apart(self.source) if is_apart else None
@@ -220,6 +223,26 @@ class Attempt:
             return state, 0
         self.tokens = saved["tokens"]
         return program.restored(state, step, self.checkpoints.restore(step, program.targets())), step
+
+    def _ask_teacher(self, saved: Mapping[str, Any] | None) -> None:
+        """Sees to it that what the teacher says is known of all sequences, where it is asked but once."""
+        program, evaluator = self.parts.program, self.parts.evaluator
+        if not program.blueprint.is_taught_once:
+            return
+        leaves = program.teacher(self.source)
+        weights = digest(leaves)
+        self._identify(saved, teacher=weights)
+        kept = TeacherWords(program, leaves, weights, self.directory.path.parent)
+
+        def taught(dataset: Dataset, rows: Rows) -> Dataset:
+            assert isinstance(dataset, Sequences)  # refused before, where it is not
+            known = kept.of(dataset, rows, self.display, self._is_asked_to_stop)
+            return dataset if known is None else known
+
+        rows = rows_of(self.batches, self.experiment.steps)
+        self.batches = self.batches.over(taught(self.batches.dataset, rows))
+        if evaluator is not None and evaluator.dataset is not None:
+            evaluator.dataset = taught(evaluator.dataset, np.arange(len(evaluator.dataset)))
 
     def _ask_reference(self, first: State, apart: Leaves | None) -> None:
         """Sees to it that what the reference says is known of all pairs, where it is asked but once.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from nnxdsl.data.dataset import Dataset, Pairs, Prompts, load
+from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences, load
 from nnxdsl.data.rows import file_digest
 from nnxdsl.data.tokenizer import TokenizerBase, open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment
@@ -186,7 +186,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
     vocabulary, limit = program.blueprint.config.vocab_size, program.blueprint.config.max_length
     loss_on: str = getattr(experiment.objective, "loss_on", "assistant")
     dataset = load(experiment.data, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
-    _require_pairs(experiment, dataset, "data")
+    _require_carried(experiment, dataset, "data")
     for line in dataset.report.lines():
         display.say(line)
     evaluator = None
@@ -199,7 +199,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
             else load(asked, tokenizer, max_position=limit, vocabulary=vocabulary, loss_on=loss_on)
         )
         if held_out is not None:
-            _require_pairs(experiment, held_out, "evaluation.data")
+            _require_carried(experiment, held_out, "evaluation.data")
             if rollouts is not None and isinstance(held_out, Prompts):
                 rollouts.rewards.check(held_out.columns, held_out.row_ids)
         evaluator = Evaluator(program, experiment.evaluation, held_out, tokenizer, dataset.is_chat, rollouts)
@@ -218,8 +218,11 @@ def _require_same_tokenizer(experiment: Experiment, tokenizer: TokenizerBase, ho
         raise PlanError([Problem("objective.teacher", message)], f"Experiment '{experiment.name}'")
 
 
-def _require_pairs(experiment: Experiment, dataset: Dataset, path: str) -> None:
-    """Refuses to keep what the reference says of rows that cannot carry it."""
+def _require_carried(experiment: Experiment, dataset: Dataset, path: str) -> None:
+    """Refuses to keep what the reference, or a teacher, says of rows that cannot carry it."""
+    if getattr(experiment.objective, "top_k", None) and teacher_of(experiment) and not isinstance(dataset, Sequences):
+        message = f"{path} yields {type(dataset).__qualname__}, which cannot carry what a teacher says; leave it out"
+        raise PlanError([Problem("objective.top_k", message)], f"Experiment '{experiment.name}'")
     if experiment.reference_mode == "cached" and not isinstance(dataset, Pairs):
         message = f"{path} yields {type(dataset).__qualname__}, which cannot carry what is kept of it; use 'online'"
         raise PlanError([Problem("memory.reference", message)], f"Experiment '{experiment.name}'")

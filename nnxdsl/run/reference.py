@@ -157,7 +157,6 @@ class ReferenceLogps:
         """All that the log-probabilities depend on, in plain values."""
         program, blueprint = self.program, self.program.blueprint
         quantization = program.experiment.quantization
-        device = program.mesh.devices.flat[0]
         return {
             "weights": self.weights,
             "network": attrs.asdict(blueprint.config),
@@ -167,11 +166,19 @@ class ReferenceLogps:
             "compute": blueprint.compute.name,
             "frozen": blueprint.kept.name,
             "attention": attrs.asdict(blueprint.kernels),
-            "device": f"{device.platform}:{device.device_kind}",
-            "code": _code(),
-            "jax": jax.__version__,
-            "qwix": importlib.metadata.version("qwix"),
+            **computed_by(program),
         }
+
+
+def computed_by(program: Program) -> dict[str, str]:
+    """What computes a program, in plain values: another one may round otherwise."""
+    device = program.mesh.devices.flat[0]
+    return {
+        "device": f"{device.platform}:{device.device_kind}",
+        "code": _code(),
+        "jax": jax.__version__,
+        "qwix": importlib.metadata.version("qwix"),
+    }
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A teacher that is asked once: its words stand in the batch, steps do not hold it, and all words are the whole of it."""
+"""A teacher that is asked once: its words stand in the batch, steps do not hold it, and all words are the whole."""
 
 from __future__ import annotations
 

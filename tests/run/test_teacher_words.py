@@ -1,0 +1,231 @@
+"""A teacher is asked once, found again by what its words depend on, and a run that knows them learns and goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+import pytest
+
+from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, compile
+from nnxdsl.data.batching import maker
+from nnxdsl.data.dataset import Sequences, load
+from nnxdsl.data.tokenizer import BytesTokenizer
+from nnxdsl.program.compiler import Program
+from nnxdsl.program.top_words import carried
+from nnxdsl.run import teacher_words
+from nnxdsl.run.attempt import Attempt
+from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.run.display import Display
+from nnxdsl.run.loop import run
+from nnxdsl.run.teacher_words import DIRECTORY, TeacherWords
+from nnxdsl.spec.batching import Packed
+from nnxdsl.spec.cadence import Checkpoint
+from nnxdsl.spec.errors import RunError
+from nnxdsl.spec.tree import evolve
+
+ROWS = 10
+
+
+class AskedError(Exception):
+    """The teacher was asked."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("texts")
+    rows = [{"prompt": f"Say {n}: ", "completion": "good" * (1 + n % 3)} for n in range(ROWS)]
+    (place / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+@pytest.fixture(scope="module")
+def experiment(place: Path) -> Experiment:
+    return Experiment(
+        name="taught",
+        model=Model.Gemma2("tiny"),
+        objective=Objective.Distill(teacher=Model.Gemma3("tiny"), top_k=3, loss_on="completion"),
+        data=Data.Conversations(str(place / "texts.jsonl"), max_length=48),
+        optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3)),
+        steps=2,
+        batch_size=4,
+    )
+
+
+@pytest.fixture(scope="module")
+def program(experiment: Experiment) -> Program:
+    return compile(experiment)
+
+
+@pytest.fixture(scope="module")
+def teacher(program: Program) -> Any:
+    return program.teacher()
+
+
+def sequences(experiment: Experiment) -> Sequences:
+    found = load(experiment.data, BytesTokenizer(), loss_on="completion")
+    assert isinstance(found, Sequences)
+    return found
+
+
+def refuse(*_: Any) -> Any:
+    raise AskedError
+
+
+def silent(program: Program) -> Program:
+    """A program that may not be asked."""
+    return attrs.evolve(program, top=refuse)
+
+
+def counting(program: Program, counts: list[int]) -> Program:
+    """A program that counts the batches that it is asked of."""
+
+    def top(*given: Any) -> Any:
+        counts.append(1)
+        return program._top(*given)
+
+    return attrs.evolve(program, top=top)
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(program: Program, teacher: Any, tmp_path: Path) -> Ask:
+    def asked(rows: Any = None, until: int = 1000, **changes: Any) -> Any:
+        left = iter(range(until))
+        mine = changes.get("program", program)
+        kept = TeacherWords(mine, teacher, changes.get("weights", "of the teacher"), tmp_path)
+        rows = np.arange(ROWS) if rows is None else np.asarray(rows)
+        dataset = sequences(changes.get("of", mine.experiment))
+        return kept.of(dataset, rows, Display(quiet=True), lambda: next(left, None) is None)
+
+    return asked
+
+
+def files(home: Path) -> list[Path]:
+    return sorted((home / DIRECTORY).glob("*/*.npz"))
+
+
+def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher: Any) -> None:
+    dataset = ask()
+    batch = dataset.batch([4, 9, 4], 4)
+    said, mask = program.top(teacher, batch), batch.loss_mask[:, 1:]
+    found = carried(batch)
+    assert found is not None
+    for ours, theirs in zip(found, said, strict=True):
+        np.testing.assert_array_equal(ours[mask], np.asarray(theirs)[mask])  # to the bit
+        assert not np.any(ours[~mask])
+    np.testing.assert_allclose(np.exp(found.logp).sum(-1)[mask], 1.0, rtol=1e-6)
+    # Packed rows carry the same, target by target.
+    rows = np.array([1, 4, 7, 9])
+    packed = maker(Packed(), dataset, 4, 1, lambda: [rows]).batch(rows)
+    padded = dataset.batch(rows, 4)
+    here, there = packed.loss_mask, padded.loss_mask
+    pairs = sorted(zip(packed.target[here].tolist(), packed.teacher_logp[here].tolist(), strict=True))
+    assert pairs == sorted(zip(padded.tokens[there].tolist(), padded.teacher_logp[there].tolist(), strict=True))
+
+
+def test_it_is_asked_once_for_all_that_ask_the_same(ask: Ask, experiment: Experiment, tmp_path: Path) -> None:
+    known = ask([1, 2, 3])
+    assert np.isfinite(known.batch([1, 2, 3], 3).teacher_logp).all()
+    assert np.isnan(known.batch([4], 1).teacher_logp).any()  # what nobody asked for is no number
+    ask([2, 3], program=silent(compile(experiment)))
+    ask()
+    changes = {"steps": 9, "optimizer.b2": 0.95, "objective.hard_weight": 0.5, "batch_size": 2}
+    again = ask(program=silent(compile(evolve(experiment, changes))))
+    np.testing.assert_array_equal(again.batch([1, 2, 3], 3).teacher_logp, known.batch([1, 2, 3], 3).teacher_logp)
+    assert len(files(tmp_path)) == 1
+    # Another teacher, temperature, number of words, or other ids: other questions.
+    for changes in ({"objective.temperature": 2.0}, {"objective.top_k": 2}, {"data.max_length": 20}):
+        with pytest.raises(AskedError):
+            ask(program=silent(compile(evolve(experiment, changes))))
+    with pytest.raises(AskedError):
+        ask(weights="of another", program=silent(compile(experiment)))
+
+
+def test_what_is_cut_short_or_damaged_is_asked_again_and_no_more(
+    ask: Ask, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_words, "FILE_BYTES", 800)
+    assert ask(until=1) is None
+    whole = ask().batch(range(ROWS), ROWS)
+    assert len(files(tmp_path)) > 2
+    for damage in (lambda data: data[:100], lambda data: b"", lambda data: data[:-60] + b"x" * 60):
+        path, counts = files(tmp_path)[1], []
+        path.write_bytes(damage(path.read_bytes()))
+        again = ask(program=counting(program, counts)).batch(range(ROWS), ROWS)
+        assert len(counts) == 1
+        np.testing.assert_array_equal(again.teacher_words, whole.teacher_words)
+        np.testing.assert_array_equal(again.teacher_logp, whole.teacher_logp)
+
+
+def state_of(directory: Path) -> dict[str, np.ndarray]:
+    """Every array of a finished run's last checkpoint."""
+    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+        step = checkpoints.steps()[-1]
+        targets = {
+            group: {name: jax.ShapeDtypeStruct(info.shape, info.dtype) for name, info in infos.items()}
+            for group, infos in checkpoints.contents(step).items()
+        }
+        restored = checkpoints.restore(step, targets)
+    return {f"{step} {group}.{name}": np.asarray(x) for group, leaves in restored.items() for name, x in leaves.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_learns_and_goes_on_bit_equal(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"steps": 30, "optimizer.schedule.lr": 3e-3, "objective.top_k": 16}
+    asked = attrs.evolve(
+        evolve(experiment, changes),
+        evaluation=Evaluation(every_steps=30, data=experiment.data),
+        checkpoint=Checkpoint(every_steps=10),
+    )
+    home, other, quiet = tmp_path / "one", tmp_path / "two", Display(quiet=True)
+    done = run(asked, home, quiet)
+    before, after = done.evaluations[0]["eval/distance"], done.evaluations[30]["eval/distance"]
+    assert after < before / 4
+    assert len(files(home)) == 1  # held-out rows are those of the data
+
+    # Stopped within, and run again to its end, it knows what the teacher said at first and asks nothing.
+    other.mkdir()
+    (home / DIRECTORY).rename(other / DIRECTORY)
+    monkeypatch.setattr(Program, "top", refuse)
+    stepped = Attempt._step
+
+    def stopping(self: Attempt, step: int, state: Any) -> Any:
+        if step == 17:
+            self.directory.request_stop()
+        return stepped(self, step, state)
+
+    monkeypatch.setattr(Attempt, "_step", stopping)
+    assert run(asked, other, quiet).state == "stopped"
+    monkeypatch.setattr(Attempt, "_step", stepped)
+    assert run(asked, other, quiet).evaluations[30] == done.evaluations[30]
+    one, two = state_of(home / asked.id), state_of(other / asked.id)
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        assert array.tobytes() == two[name].tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_going_on_with_another_teacher_is_refused(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = attrs.evolve(experiment, checkpoint=Checkpoint(every_steps=1))
+    quiet = Display(quiet=True)
+    run(asked, tmp_path, quiet)
+    status = tmp_path / asked.id / "status.json"  # as if it had not come to its end
+    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "stopped"}))
+    drawn = Program.teacher
+    monkeypatch.setattr(Program, "teacher", lambda *given: {k: v + 1 for k, v in drawn(*given).items()})
+    with pytest.raises(RunError, match=r"the teacher has changed \(digest of what objective\.teacher\.weights gives\)"):
+        run(asked, tmp_path, quiet)
