@@ -352,12 +352,15 @@ def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None
     return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
 
 
-def _with_workers(blueprint: Blueprint, computation: Computation, mesh: Mesh) -> Computation:
-    """The same, whose steps workers take apart if that is asked for: each as the model is, on its own devices."""
+def _with_workers(program: Program) -> Computation:
+    """The mathematics of a program, whose steps workers take apart if that is asked for, each on its own devices."""
+    blueprint, computation, mesh = program.blueprint, program.computation, program.mesh
     asked = blueprint.experiment.outer
     if asked is None:
         return computation
     own = blueprint.layout.of_worker
+    optimizer_shardings = guards.inner(program._optimizer_shardings(fetched=True))
+    shardings = blueprint.layout.shardings("trainable", mesh), optimizer_shardings
 
     def within(forward: Forward, layout: Layout, parts: Sequence[str]) -> Forward:
         limit = forward.logprob_tokens
@@ -377,9 +380,18 @@ def _with_workers(blueprint: Blueprint, computation: Computation, mesh: Mesh) ->
         teacher=teacher and attrs.evolve(teacher, forward=within(teacher.forward, own, ("teacher",))),
         apart=apart and within(apart, blueprint.apart_layout.of_worker, ("reference",)),
     )
-    steps, rule = blueprint.experiment.steps, outer.build(asked)
-    axis = over(asked.workers, blueprint.layout.mesh)
-    return attrs.evolve(computation, outer=outer.Apart(worker, asked.workers, asked.every_steps, steps, rule, axis))
+    return attrs.evolve(
+        computation,
+        outer=outer.Apart(
+            worker,
+            count=asked.workers,
+            every_steps=asked.every_steps,
+            steps=blueprint.experiment.steps,
+            rule=outer.build(asked),
+            axis=over(asked.workers, blueprint.layout.mesh),
+            shardings=shardings if mesh.size > 1 else None,
+        ),
+    )
 
 
 def compile(
@@ -444,9 +456,10 @@ def compile(
         guard=guards.build(experiment.guard),
         synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.follows else None,
     )
-    computation = _with_workers(blueprint, computation, mesh)
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation)
+    computation = _with_workers(program)
+    program = attrs.evolve(program, computation=computation)
     followed = blueprint.layout.shardings("reference", mesh) if blueprint.follows else {}
     placed = (scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings(), followed)
     moving = Moving._make(placed)

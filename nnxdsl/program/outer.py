@@ -107,6 +107,7 @@ class Apart:
         steps: Of the whole run, after the last of which they come together as well.
         rule: How the outer weights move.
         axis: The mesh axis that workers are cut over; None for none.
+        shardings: Where the outer weights and the state lie; None on one device.
     """
 
     worker: Computation
@@ -115,6 +116,7 @@ class Apart:
     steps: int
     rule: optax.GradientTransformation
     axis: str | None
+    shardings: tuple[Any, Any] | None = None
 
     def gradients(
         self, optimizer: Any, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
@@ -156,12 +158,13 @@ class Apart:
             gone = {path: leaf - jnp.mean(state.workers.leaves[path], axis=0) for path, leaf in trainable.items()}
             updates, outer = self.rule.update(gone, state.outer, trainable)
             trainable: Any = optax.apply_updates(trainable, updates)
-            return trainable, Together(state.workers._replace(leaves=_copies(trainable, self.count)), outer)
+            return lie(trainable, Together(state.workers._replace(leaves=_copies(trainable, self.count)), outer))
 
-        def leave(trainable: Leaves, state: Together) -> tuple[Leaves, Together]:
-            return trainable, state
+        def lie(*both: Any) -> Any:
+            # Without a word XLA lets them leave the branch in other pieces, and gathers these at every step.
+            return both if self.shardings is None else jax.lax.with_sharding_constraint(both, self.shardings)
 
-        trainable, state = jax.lax.cond(is_due, join, leave, after.trainable, guards.inner(after.optimizer))
+        trainable, state = jax.lax.cond(is_due, join, lie, after.trainable, guards.inner(after.optimizer))
         return after._replace(trainable=trainable, optimizer=guards.with_inner(after.optimizer, state))
 
     def _placed(self, batch: Batch) -> Batch:
