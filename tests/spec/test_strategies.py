@@ -23,7 +23,11 @@ def test_every_class_is_drawn_of_its_family(tag: str) -> None:
     assert type(find(st.from_type(cls.family), lambda spec: type(spec) is cls, settings=QUICK)) is cls
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+RARE = {"Reward"}
+"""Few experiments have one: it takes a minute to come upon one."""
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in RARE else f for f in FAMILIES])
 def test_experiments_hold_every_family(family: str) -> None:
     tags = tuple(f'"type": "{tag}"' for tag, cls in CLASSES.items() if cls.family.__name__ == family)
     found: Spec = find(
