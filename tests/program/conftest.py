@@ -31,7 +31,7 @@ def on_eight_devices() -> Callable[..., Any]:
     def run(script: str, *words: str) -> Any:
         environment = {
             **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}",
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(PACKAGES.parents[2])]),
         }
