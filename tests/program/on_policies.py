@@ -22,6 +22,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "data": Data.Text("none.jsonl", max_length=32),
         "memory": Memory(logprob_tokens=16, attention="dense"),
     },
+    "taught once": {  # more words than a piece of the vocabulary has
+        "objective": Objective.Distill(teacher=TEACHER, loss_on="all", hard_weight=0.2, top_k=30),
+        "data": Data.Text("none.jsonl", max_length=32),
+        "memory": Memory(logprob_tokens=16, attention="dense"),
+    },
     "grpo": {
         "objective": Objective.GRPO(rewards=(Reward("none"),), group_size=4, updates_per_rollout=2, average="tokens"),
         "data": Data.Prompts("none.jsonl", max_prompt_length=8, max_response_length=8),
@@ -31,9 +36,11 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """One entry for each kind and mesh."""
+    """One entry for each kind, of those that are named if any are, and mesh."""
     report: dict[str, dict[str, Any]] = {}
     for name, fields in KINDS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         batch = samples.answers() if name == "grpo" else samples.sequences(8)
         for where, mesh in MESHES.items():
             experiment = Experiment(
@@ -57,6 +64,8 @@ def main() -> None:
                 sampler = Sampler(template, blueprint.config, blueprint.compute, (0,), place)
                 prompts = [[3, 5, 7 + row] for row in range(8)]
                 said = sampler.drawn(leaves, prompts, Sampling(6, temperature=1.0), 8)
+            if name == "taught once":
+                batch = program.taught(program.teacher(), batch)
             found = []
             for _ in range(2):
                 state, metrics = program.step(state, batch)

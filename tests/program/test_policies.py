@@ -12,7 +12,7 @@ import pytest
 @pytest.mark.timeout(900)
 def test_meshes_and_parts_change_nothing(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("on_policies.py")
-    for kind in ("distill", "grpo"):
+    for kind in ("distill", "taught once", "grpo"):
         alone, found = report[f"{kind} one"], report[f"{kind} fsdp2-tensor2-context2"]
         assert found["said"] == alone["said"]
         for ours, theirs in zip(found["steps"], alone["steps"], strict=True):

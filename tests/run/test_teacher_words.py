@@ -24,7 +24,7 @@ from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.display import Display
 from nnxdsl.run.loop import run
 from nnxdsl.run.teacher_words import DIRECTORY, TeacherWords
-from nnxdsl.spec.batching import Packed
+from nnxdsl.spec.batching import Packed, Padded
 from nnxdsl.spec.cadence import Checkpoint
 from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.tree import evolve
@@ -213,6 +213,17 @@ def test_a_run_learns_and_goes_on_bit_equal(
     assert one.keys() == two.keys()
     for name, array in one.items():
         assert array.tobytes() == two[name].tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_packed_rows_are_taught_the_same(experiment: Experiment, tmp_path: Path) -> None:
+    losses = []
+    for name, batching in (("padded", Padded()), ("packed", Packed())):
+        done = run(attrs.evolve(experiment, batching=batching), tmp_path / name, Display(quiet=True))
+        rows = [json.loads(line) for line in (done.directory / "metrics.jsonl").read_text().splitlines()]
+        losses.append([row["loss"] for row in rows])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-5)
 
 
 @pytest.mark.slow
