@@ -23,7 +23,9 @@ from typing import Any
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 " + os.environ.get("XLA_FLAGS", "")
+    # Thousands of programs that run for a moment: LLVM is not to take pains with them.
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "packages"))
@@ -89,7 +91,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "8 devices": {"mesh": EIGHT},
     "8 devices, 2 parts": {"mesh": EIGHT, "microbatch_size": ROWS // 2},
 }
-AT_FIRST, APART = 1e-6, 2e-5
+AT_FIRST, APART = 1e-6, 3e-5
 """The largest relative errors: of the loss before any step, and of what places differ in after three steps.
 
 The latter is of the losses and gradient norms of all steps, of the parameters (of the largest change of any), and of
