@@ -171,7 +171,8 @@ def rows_of(blueprint: Blueprint) -> int:
 
 def gradient_bytes(blueprint: Blueprint) -> tuple[int, int]:
     """Bytes of the gradients in float32, and of the copies of trainable weights in the dtype that is computed in."""
-    trainable = blueprint.layout.device_bytes().get("trainable", 0)
+    # Workers that train apart have gradients of their own.
+    trainable = blueprint.layout.workers_here * blueprint.layout.device_bytes().get("trainable", 0)
     # With a reference: the cast weights, the reference's in their place, and the one of both whose turn it is.
     copies = 3 if blueprint.experiment.reference_mode == "online" else 1
     return trainable, copies * trainable * blueprint.compute.itemsize // 4
@@ -322,7 +323,7 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tu
     share = BACKWARD_SHARE["weights" if blueprint.experiment.adapter is None else "adapters"]
     layers = int(kept.period * share) if blueprint.remat != "none" else 0
     layers += _period_weights(blueprint) * (2 if trained else 1) if spread > 1 else 0
-    layers += 2 * blueprint.layout.device_bytes().get("trainable", 0) * size // 4  # the gradients, and the zeros beside
+    layers += 2 * gradient_bytes(blueprint)[0] * size // 4  # the gradients, and the zeros beside
     stays = 0 if trained else tables
     if head >= layers:
         return stays + head, f"{how}, and the head's weights"
