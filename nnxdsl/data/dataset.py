@@ -255,8 +255,8 @@ class Sequences(Dataset):
     teacher: tuple[Int32, npt.NDArray[np.float32]] | None = None
     """What a teacher says of all targets, row after row, once it is known: its likeliest words [targets, k], and their
     log-probabilities with that of all others behind them [targets, k + 1], NaN where not."""
-    _ends: npt.NDArray[np.int64]
 
+    @functools.cached_property
     def target_ends(self) -> npt.NDArray[np.int64]:
         """[rows + 1] how many targets there are before each row, and in all."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._parts["target"].sums(), dtype=np.int64)])
@@ -271,19 +271,23 @@ class Sequences(Dataset):
         Raises:
             ValueError: There are more or fewer targets.
         """
-        targets, count = int(self.target_ends()[-1]), words.shape[-1]
+        targets, count = int(self.target_ends[-1]), words.shape[-1]
         if words.shape != (targets, count) or logp.shape != (targets, count + 1):
             raise ValueError(f"expected what is said of {targets:,} targets, got {words.shape} and {logp.shape}")
         known = copy.copy(self)
-        known.teacher, known._ends = (words, logp), self.target_ends()
+        known.teacher = words, logp
         return known
+
+    def target_places(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """Where the targets of rows are among those of all rows, row after row."""
+        ends = self.target_ends
+        return np.concatenate([np.arange(int(ends[row]), int(ends[row + 1])) for row in rows])
 
     def _said(self, rows: Sequence[int], where: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
         """What a teacher says of rows, laid out by where their targets are in a batch, in the order of both."""
         if self.teacher is None:
             return {}
-        places = np.concatenate([np.arange(self._ends[row], self._ends[row + 1]) for row in rows])
-        found = {}
+        places, found = self.target_places(rows), {}
         for name, flat in zip(("teacher_words", "teacher_logp"), self.teacher, strict=True):
             found[name] = np.zeros((*where.shape, flat.shape[-1]), flat.dtype)
             found[name][where] = flat[places]

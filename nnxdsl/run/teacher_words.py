@@ -26,6 +26,7 @@ from nnxdsl.data.dataset import Sequences
 from nnxdsl.program.compiler import Program
 from nnxdsl.program.memory import top_bytes
 from nnxdsl.program.step import Leaves
+from nnxdsl.program.top_words import Top
 from nnxdsl.run import processes
 from nnxdsl.run.display import Display
 from nnxdsl.run.jsonl import replace, write_json
@@ -122,7 +123,7 @@ class TeacherWords:
         directory, asked = self.home / DIRECTORY / name, self.program.experiment.objective
         assert isinstance(asked, Distill)
         assert asked.top_k is not None
-        ends = dataset.target_ends()
+        ends = dataset.target_ends
         words = np.zeros((int(ends[-1]), asked.top_k), np.int32)
         logp = np.full((len(words), asked.top_k + 1), np.nan, np.float32)
         files = list(self._files(directory, ends, words, logp))
@@ -141,14 +142,14 @@ class TeacherWords:
             directory.mkdir(parents=True, exist_ok=True)
             write_json(directory / "depends.json", depends)
         if not processes.is_alone():  # they wait for each other already
-            return self._asked(dataset, lacking, words, logp, ends, display, is_to_end)
+            return self._asked(dataset, lacking, words, logp, display, is_to_end)
 
         def wait() -> None:
             display.stage("another run asks the teacher the same; waiting for it")
 
         with turn(directory / "lock", wait, is_to_end) as is_ours:
             # With what another run has found out by now.
-            return self._asked(dataset, missing(), words, logp, ends, display, is_to_end) if is_ours else None
+            return self._asked(dataset, missing(), words, logp, display, is_to_end) if is_ours else None
 
     def _asked(
         self,
@@ -156,7 +157,6 @@ class TeacherWords:
         lacking: list[tuple[_File, Rows]],
         words: npt.NDArray[np.int32],
         logp: npt.NDArray[np.float32],
-        ends: npt.NDArray[np.int64],
         display: Display,
         is_to_end: Callable[[], bool],
     ) -> Sequences | None:
@@ -164,25 +164,35 @@ class TeacherWords:
         size = rows_read_at_once(self.program)
         total = sum(math.ceil(len(rows) / size) for _, rows in lacking)
         display.stage(f"asking the teacher of {sum(len(rows) for _, rows in lacking):,} rows", total, unit="batches")
+
+        def note(file: _File, before: tuple[Rows, SequenceBatch, Top] | None) -> None:
+            if before is None:
+                return
+            asked, batch, said = before[0], before[1], jax.device_get(before[2])
+            mask = batch.loss_mask[: len(asked), 1:]  # by what predicts them, [rows, T - 1]
+            places = dataset.target_places(asked)
+            words[places], logp[places] = said.words[: len(asked)][mask], said.logp[: len(asked)][mask]
+            file.known[asked - file.begin] = True
+
         done = 0
         for file, rows in lacking:
-            saved = time.monotonic()
+            saved, before = time.monotonic(), None
             for start in range(0, len(rows), size):
                 if is_to_end():
+                    note(file, before)
                     file.save()
                     return None
                 asked = rows[start : start + size]
                 batch = dataset.batch(asked, size)
-                said = jax.device_get(self.program.top(self.teacher, batch))
-                mask = _targets(batch, len(asked))
-                places = np.concatenate([np.arange(ends[row], ends[row + 1]) for row in asked])
-                words[places], logp[places] = said.words[: len(asked)][mask], said.logp[: len(asked)][mask]
-                file.known[asked - file.begin] = True
+                following = asked, batch, self.program.top(self.teacher, batch)
+                note(file, before)  # read while the next one is computed
+                before = following
                 done += 1
                 display.step(done, total, {}, {})
                 if time.monotonic() - saved >= SAVE_SECONDS:
                     file.save()
                     saved = time.monotonic()
+            note(file, before)
             file.save()
         return dataset.taught(words, logp)
 
@@ -197,7 +207,7 @@ class TeacherWords:
         share = ends[:-1] * top_bytes(self.program.blueprint) // FILE_BYTES  # [rows]
         begins = np.flatnonzero(np.diff(share, prepend=-1))
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(share)], strict=True):
-            here = slice(ends[begin], ends[end])
+            here = slice(int(ends[begin]), int(ends[end]))
             known = np.zeros(end - begin, bool)
             yield _File(directory / f"{begin:09d}.npz", begin, end, known, words[here], logp[here])
 
@@ -217,8 +227,3 @@ class TeacherWords:
             "attention": attrs.asdict(blueprint.teacher_kernels),
             **computed_by(self.program),
         }
-
-
-def _targets(batch: SequenceBatch, rows: int) -> npt.NDArray[np.bool_]:
-    """Where the first rows of a batch have targets, by what predicts them, `[rows, T - 1]`."""
-    return np.asarray(batch.loss_mask)[:rows, 1:]

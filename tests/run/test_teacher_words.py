@@ -124,7 +124,7 @@ def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher
     np.testing.assert_allclose(np.exp(found.logp).sum(-1)[mask], 1.0, rtol=1e-6)
     # Packed rows carry the same, target by target.
     rows = np.array([1, 4, 7, 9])
-    packed = maker(Packed(), dataset, 4, 1, lambda: [rows]).batch(rows)
+    packed: Any = maker(Packed(), dataset, 4, 1, lambda: [rows]).batch(rows)
     padded = dataset.batch(rows, 4)
     here, there = packed.loss_mask, padded.loss_mask
     pairs = sorted(zip(packed.target[here].tolist(), packed.teacher_logp[here].tolist(), strict=True))
