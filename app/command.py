@@ -11,12 +11,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from nnxdsl.run.exit_codes import REFUSED
 from nnxdsl.spec.errors import NnxdslError, RunError
 
 from .settings import LOOPBACK, Limits, Settings
 
 PASSWORD_VARIABLE = "NNXDSL_APP_PASSWORD"
-REFUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -66,8 +66,8 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
         Middleware(Downloads, site=site),
     ]
     blocks.queue(api_open=False)
-    # Nothing of ours is queued, and gradio would look a thousand times a second whether something is, and a hundred times
-    # whether something has got on: together 6 % of a core.
+    # Nothing of ours is queued, and gradio would look a thousand times a second whether something is, and a hundred
+    # times whether something has got on: together 6 % of a core.
     blocks._queue.sleep_when_free = blocks._queue.progress_update_sleep_when_free = 0.5
     _, address, _ = blocks.launch(
         server_name=settings.host,

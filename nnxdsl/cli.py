@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from nnxdsl.run import xla_flags
+from nnxdsl.run.exit_codes import INTERRUPTED, REFUSED
 from nnxdsl.run.store import RunDirectory, list_runs
 from nnxdsl.spec.base import declared
 from nnxdsl.spec.errors import NnxdslError, Problem, RunError, SpecError, nearest
@@ -23,11 +24,6 @@ from nnxdsl.spec.source import parse_value, render, to_python
 from nnxdsl.spec.tree import diff, evolve, flatten, from_dict, from_json, get, to_json
 
 VERBS = ("run", "show", "plan", "diff", "runs", "resume", "export", "convert", "compare")
-REFUSED = 2
-"""Exit code when something was refused; the message says what."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
-
 _PLAN_FLAGS = ("device", "count", "compile", "search", "why", "draw", "dump", "limit")
 _SERVES = {
     "python": ("show",),

@@ -24,6 +24,7 @@ from nnxdsl.run import manifest, room
 from nnxdsl.run.failpoints import reached
 from nnxdsl.run.jsonl import sync_directory
 from nnxdsl.run.manifest import DamageError
+from nnxdsl.run.processes import is_first
 from nnxdsl.spec.errors import RunError, suggest
 
 Arrays = Mapping[str, jax.Array]
@@ -123,7 +124,7 @@ class Checkpoints:
         self._verifier = manifest.Verifier()
         if not read_only:
             self.directory.mkdir(parents=True, exist_ok=True)
-            if _is_first():
+            if is_first():
                 for name in (WRITING, TRASH):
                     shutil.rmtree(self.directory / name, ignore_errors=True)
 
@@ -181,7 +182,7 @@ class Checkpoints:
         checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         saving = _Saving(step, body, frozenset(protect), checkpointer)
         try:
-            if _is_first():
+            if is_first():
                 shutil.rmtree(place, ignore_errors=True)
                 place.mkdir(parents=True)
                 reached("save-begun")
@@ -208,7 +209,7 @@ class Checkpoints:
             CheckpointError: How much it takes, and how much is free.
         """
         needed = sum(_bytes(array) for arrays in groups.values() for array in arrays.values())
-        if _is_first() and (why := room.shortage(self.directory, needed)):
+        if is_first() and (why := room.shortage(self.directory, needed)):
             raise self._failed(step, why)
 
     def wait(self) -> int | None:
@@ -239,7 +240,7 @@ class Checkpoints:
         try:
             saving.checkpointer.wait_until_finished()
             reached("save-written")
-            if _is_first():
+            if is_first():
                 self._commit(saving)
         except BaseException as error:  # carried to whoever calls wait or poll
             saving.error = error
@@ -295,7 +296,7 @@ class Checkpoints:
     def _discard(self, saving: _Saving) -> None:
         with contextlib.suppress(Exception):  # its error, if any, has been taken already
             saving.checkpointer.close()
-        if _is_first():
+        if is_first():
             shutil.rmtree(self.directory / WRITING, ignore_errors=True)
 
     def _failed(self, step: int, error: BaseException | str) -> CheckpointError:
@@ -532,10 +533,6 @@ def _first_line(error: BaseException) -> str:
     if len(text) > 300:  # tensorstore puts what was done first and the reason last
         text = f"{text[:100]} ... {text[-150:]}"
     return f"{type(error).__name__}: {text}"
-
-
-def _is_first() -> bool:
-    return jax.process_index() == 0
 
 
 def _barrier(directory: Path) -> None:

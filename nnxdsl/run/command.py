@@ -13,16 +13,11 @@ from nnxdsl.run import processes
 from nnxdsl.run.attempt import Outcome, TrainingError
 from nnxdsl.run.compile_cache import compile_cache
 from nnxdsl.run.display import Display
+from nnxdsl.run.exit_codes import FAILED, REFUSED
 from nnxdsl.run.loop import run
 from nnxdsl.run.processes import Asked
 from nnxdsl.spec.errors import NnxdslError
 from nnxdsl.spec.experiment import Experiment
-
-FAILED = 1
-"""Exit code when training failed; what was saved last is whole."""
-
-REFUSED = 2
-"""Exit code of one of several processes when something was refused; the message says what."""
 
 FIRST_ROWS = ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 
 from nnxdsl.run.display import Display
+from nnxdsl.run.exit_codes import FAILED, INTERRUPTED
 from nnxdsl.run.jsonl import replace, write_json
 from nnxdsl.run.launch.driver import STOP, Driver, Settled, Task
 from nnxdsl.run.launch.engines import open_engine
@@ -23,9 +24,6 @@ from nnxdsl.run.sweep_results import figures
 from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.launcher import Launcher, Ray
-
-FAILED = 1
-INTERRUPTED = 130
 
 
 @attrs.frozen

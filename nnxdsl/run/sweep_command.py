@@ -13,6 +13,7 @@ import attrs
 from rich.console import Console
 
 from nnxdsl.run.display import Display
+from nnxdsl.run.exit_codes import FAILED, INTERRUPTED
 from nnxdsl.run.launch.driver import Driver, Task
 from nnxdsl.run.launch.engines import UNBOUNDED, open_engine
 from nnxdsl.run.lock import RunLock
@@ -23,9 +24,6 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.launcher import Launcher
 from nnxdsl.spec.search import Search
 from nnxdsl.spec.sweep import Sweep
-
-FAILED = 1
-INTERRUPTED = 130
 
 Numbered = list[tuple[int, Experiment, Mapping[str, object]]]
 

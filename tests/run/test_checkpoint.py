@@ -73,7 +73,7 @@ def child(code: str, *words: str, devices: int = 1) -> subprocess.Popen[str]:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {os.environ.get('XLA_FLAGS', '')}",
     }
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *words],

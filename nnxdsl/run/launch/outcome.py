@@ -13,7 +13,6 @@ from nnxdsl.spec.errors import RunError
 
 Became = Literal["finished", "stopped", "failed", "preempted"]
 
-REFUSED = 2
 SHOWN = 2_000
 """Characters of an error."""
 
