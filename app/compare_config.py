@@ -88,9 +88,21 @@ def paths(configs: Sequence[Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(path for config in configs for path in config))
 
 
+def brief(configs: Sequence[Mapping[str, str]], changed: Sequence[str]) -> list[str]:
+    """These paths without those of an earlier experiment that some do not have, of which the name alone remains."""
+
+    def is_kept(path: str) -> bool:
+        start, stage, field = path.partition(".experiment.")
+        if not stage or field == "name":
+            return True
+        return all(any(other.startswith(start + stage) for other in config) for config in configs)
+
+    return [path for path in changed if is_kept(path)]
+
+
 def unfair(configs: Sequence[Mapping[str, str]]) -> list[Unfair]:
     """Why figures of these runs cannot be compared as they are; empty if they can."""
-    changed = [path for path in differing(configs) if path not in NAMES]
+    changed = brief(configs, [path for path in differing(configs) if path not in NAMES])
     found: list[Unfair] = []
     for what, roots, why in CHECKS:
         here = tuple(path for path in changed if any(path == root or path.startswith(f"{root}.") for root in roots))

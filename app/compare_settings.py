@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .compare_config import ABSENT, NAMES, differing, paths
+from .compare_config import ABSENT, NAMES, brief, differing, paths
 from .compare_runs import Compared
 from .html import Html, join, link, tag
 from .page import Ask
@@ -15,7 +15,7 @@ def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
     whole = ask.query.get("config") == "all"
     configs = [run.config for run in runs]
     changed = [path for path in differing(configs) if path not in NAMES]
-    shown = paths(configs) if whole else changed
+    shown = paths(configs) if whole else brief(configs, changed)
     heads = [tag("th", tag("i", cls=f"swatch s{run.colour}"), run.row.id, scope="col", cls="id") for run in runs]
     different = set(changed)
     body = [
@@ -28,6 +28,8 @@ def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
         for path in shown
     ]
     caption = f"{len(changed)} of {len(paths(configs))} settings differ, names and notes apart"
+    if len(shown) < len(changed):
+        caption += "; of an earlier experiment that not all have, its name is shown"
     table = tag(
         "table",
         tag("caption", caption),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app import compare_page, compare_runs
-from app.compare_config import differing, flat, unfair
+from app.compare_config import brief, differing, flat, unfair
 from app.page import Ask
 from app.settings import Settings
 from app.state import Site
@@ -44,6 +44,21 @@ def test_what_makes_a_comparison_unfair() -> None:
     assert warned(tree, {**tree, "data": {"path": "y"}, "model": {"size": "4b"}}) == ["data", "base model"]
     assert warned({**tree, "evaluation": None}, {**tree, "evaluation": {"data": {"path": "h"}}}) == ["held-out data"]
     assert differing([flat(tree), flat({**tree, "name": "b"})]) == ["name"]
+
+
+def test_an_earlier_experiment_that_one_has_is_its_name() -> None:
+    earlier = {"name": "sft", "steps": 3, "model": {"size": "1b"}}
+    left, other, right = (
+        flat({"steps": 1, "model": {"weights": weights}})
+        for weights in (
+            {"type": "From", "experiment": earlier},
+            {"type": "From", "experiment": {**earlier, "steps": 4}},
+            {"type": "Random"},
+        )
+    )
+    kept = [path for path in differing([left, right]) if path in brief([left, right], differing([left, right]))]
+    assert kept == ["model.weights.type", "model.weights.experiment.name"]
+    assert brief([left, other], differing([left, other])) == ["model.weights.experiment.steps"]
 
 
 def test_runs_are_compared(site: Site) -> None:

@@ -67,6 +67,8 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
             box.check()
         shown.get_by_role("button", name="Compare").click()
         shown.wait_for_url("**/compare?ids=*")
+        shown.wait_for_selector("#compare-curves svg .series")
+        picture(shown, "compare")
         shown.get_by_role("link", name="Compare outputs").click()
         shown.wait_for_url("**/outputs?run=*%40*")
         shown.get_by_label("Prompt", exact=True).fill("What is the capital of Peru?")
