@@ -67,8 +67,8 @@ def test_every_run_is_compared() -> None:
 
 
 QUICK = ("sft-full-adamw",)
-TIGHT = {"loss": 1e-5, "grad_norm": 1e-5}
-"""Relative tolerance where it is not 1e-4."""
+TIGHT = {"loss": 1e-5, "grad_norm": 2e-5}
+"""Relative tolerance where it is not 1e-4; these runs are in float32, and ten steps carry its rounding on."""
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
