@@ -25,6 +25,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Gradient norm", ("grad_norm",)),
     ("Learning rate", ("learning_rate",)),
     ("Tokens per second", ("tokens/s",)),
+    ("Memory, GiB", ("memory_gib",)),
 )
 LOGARITHMIC = ("Loss", "Gradient norm", "Learning rate", "Tokens per second")
 NOT_ALONE = ("num_tokens", "pairs/s", "rows/s")

@@ -36,7 +36,7 @@ from nnxdsl.run.heartbeat import beating
 from nnxdsl.run.prefetch import Prefetch
 from nnxdsl.run.reference import ReferenceLogps, Rows, rows_of
 from nnxdsl.run.rollouts import Rollouts
-from nnxdsl.run.speed import Speed
+from nnxdsl.run.speed import Speed, memory_gib
 from nnxdsl.run.stop import StopRequest
 from nnxdsl.run.store import RunDirectory, Status
 from nnxdsl.run.teacher_words import TeacherWords
@@ -390,7 +390,8 @@ class Attempt:
         self.tokens += int(values["num_tokens"])
         rates = self.speed.rates(values["num_tokens"], seconds)
         row = {"step": step, "attempt": self.number, **values, "num_tokens": self.tokens, **rates}
-        self.directory.append_metrics({**row, **self.speed.use(flops, seconds)})
+        held = {"memory_gib": memory_gib(self.parts.program.mesh.local_devices)}
+        self.directory.append_metrics({**row, **self.speed.use(flops, seconds), **held})
         if values.get(SKIPPED):
             self._note_skipped(step, values)
         elif not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):

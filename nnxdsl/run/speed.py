@@ -1,10 +1,13 @@
-"""How fast a run goes: tokens, rows and FLOPs a second, and the share of what its devices could do."""
+"""What a run takes of its machine: time a token, a row and a FLOP, the share of what its devices could do, memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import resource
+import sys
+from collections.abc import Iterable, Mapping
 
 import attrs
+import jax
 
 from nnxdsl.program import hardware
 from nnxdsl.program.compiler import Program
@@ -48,3 +51,15 @@ class Speed:
             return figures
         shares = {"mfu": flops.fewest, "hfu": flops.executed}
         return figures | {name: count / seconds / self.peak for name, count in shares.items()}
+
+
+def memory_gib(devices: Iterable[jax.Device]) -> float:  # pyright: ignore[reportInvalidTypeForm]
+    """The most that the fullest of these devices has held since the process began, GiB.
+
+    CPUs keep no count: of these it is the largest resident set of the process, in which the arrays lie.
+    """
+    told = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    if told and None not in told:
+        return max(told) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

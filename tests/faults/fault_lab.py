@@ -55,7 +55,7 @@ if __name__ == "__main__":
     experiment.main()
 """
 
-TIMES = {"attempt", "tokens/s", "rows/s", "pairs/s", "floor_tflops/s", "mfu", "hfu"}
+TIMES = {"attempt", "tokens/s", "rows/s", "pairs/s", "floor_tflops/s", "mfu", "hfu", "memory_gib"}
 """What differs from one attempt to the next."""
 
 

@@ -18,7 +18,7 @@ import pytest
 from nnxdsl.run.checkpoint import Checkpoints
 from nnxdsl.run.store import RunDirectory
 
-TIMES = {"attempt", "tokens/s", "rows/s", "pairs/s", "floor_tflops/s"}
+TIMES = {"attempt", "tokens/s", "rows/s", "pairs/s", "floor_tflops/s", "memory_gib"}
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
+import jax
 
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.program.floor import Flops
-from nnxdsl.run.speed import Speed
+from nnxdsl.run.speed import Speed, memory_gib
 
 TEXT = Experiment(
     name="speed",
@@ -34,3 +37,8 @@ def test_pairs_are_called_so() -> None:
 def test_use_is_a_share_of_all_devices_peak() -> None:
     speed = Speed("pairs", 4, 2e12)
     assert speed.use(Flops(0.5e12, 0.75e12), 0.5) == {"floor_tflops/s": 1.0, "mfu": 0.5, "hfu": 0.75}
+
+
+def test_memory_of_a_cpu_is_the_largest_resident_set_of_the_process() -> None:
+    told = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    assert abs(memory_gib(jax.local_devices()) - int(told.split()[1]) / 2**20) < 0.01
