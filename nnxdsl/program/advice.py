@@ -34,7 +34,7 @@ class Warning:
     """Something that works, and is probably not what was meant.
 
     Attributes:
-        kind: "replicated", "rule", "axis", "batch", "indivisible", "heads" or "stage".
+        kind: "replicated", "rule", "axis", "batch", "indivisible", "heads", "workers" or "stage".
         path: What it is about: a field of the experiment, or a mesh axis.
         message: What is the case, and what could be done.
     """
@@ -61,6 +61,7 @@ def warnings(layout: Layout, rows: int, length: int, heads: tuple[int, int]) -> 
         *_uncut_batch(layout, rows),
         *_indivisible(layout),
         *_cut_heads(layout, heads),
+        *_mixed_workers(layout),
         *_idle_stages(layout, rows),
     ]
 
@@ -192,6 +193,13 @@ def _cut_heads(layout: Layout, heads: tuple[int, int]) -> Iterator[Warning]:
             over = sizes(target, layout.mesh.sizes)
             message = f"{count} {name} are cut over {over} within a head, and gathered before they are used"
             yield Warning("heads", f"mesh.{mesh_axes(target)[0]}", message)
+
+
+def _mixed_workers(layout: Layout) -> Iterator[Warning]:
+    data = layout.mesh.data
+    if layout.workers > 1 and data > 1 and layout.workers_here == layout.workers:
+        message = f"{layout.workers} workers cannot be cut over data={data}, so gradients go over it at every step"
+        yield Warning("workers", "outer.workers", f"{message}; a multiple of {data} would have devices of their own")
 
 
 def _idle_stages(layout: Layout, rows: int) -> Iterator[Warning]:

@@ -85,9 +85,12 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     moved += sum(layout.device_bytes().get(part, 0) for part in ("trainable", "optimizer")) * 2
     spread = layout.gathered_from
     trained = sum(math.prod(leaf.shape) for leaf in blueprint.trainable.values()) * size / tensor
+    gradients = 2 * trained / spread * times
+    if experiment.outer is not None and layout.workers_here < layout.workers:  # float32 weights, once in many steps
+        gradients = 2 * trained / spread * 4 / size / experiment.outer.every_steps
     links = {
         "fsdp": (weights * sweeps + trained * times) * (1 - 1 / spread),
-        "data": 2 * trained / spread * times * (1 - 1 / sizes["data"]),
+        "data": gradients * (1 - 1 / sizes["data"]),
         "tensor": 4 * activation * config.num_layers * sweeps * (1 - 1 / tensor),
         "context": 2 * here * tokens_cut * longest.trunk * config.num_kv_heads * config.head_dim * size / tensor
         * config.num_layers * sweeps * (1 - 1 / tokens_cut),

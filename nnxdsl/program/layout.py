@@ -65,6 +65,7 @@ class Placed:
         shards: In how many pieces each dimension is cut.
         replicas: How many devices hold the same piece.
         memory: "device", or "host" where it is offloaded.
+        of_workers: Whether its first dimension counts workers that train apart.
     """
 
     path: str
@@ -77,6 +78,7 @@ class Placed:
     shards: tuple[int, ...]
     replicas: int
     memory: str
+    of_workers: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
@@ -182,7 +184,8 @@ class Layout:
         shards = tuple(self._shards(target) for target in resolved.spec)
         replicas = self.mesh.device_count // math.prod(shards)
         memory = "host" if part in self.offload else "device"
-        return Placed(path, part, array.shape, dtype, array.axes, rules, resolved, shards, replicas, memory)
+        placed = (array.shape, dtype, array.axes, rules, resolved, shards, replicas, memory, array.of_workers)
+        return Placed(path, part, *placed)
 
     def _over_data(self, array: Array, resolved: Resolved) -> Resolved:
         """ZeRO stage 1: the largest dimension that `data` divides is cut over it, where nothing is yet."""

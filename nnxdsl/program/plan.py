@@ -59,6 +59,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "platform": platform,
         "reference": _reference(blueprint),
         "quantization": _quantization(blueprint),
+        "outer": _outer(blueprint),
         "attention": _attention(blueprint, longest),
         "memory": [attrs.asdict(part) for part in parts],
         "bytes_per_device": here,
@@ -209,6 +210,23 @@ def _said_once(blueprint: Blueprint) -> str:
         kept += f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows"
     count = getattr(experiment.objective, "top_k", 0)
     return f"says its {count:,} likeliest words of each target once, before the first step, and is gone by then: {kept}"
+
+
+def _outer(blueprint: Blueprint) -> str | None:
+    """Workers that train apart, where they are, and what they take."""
+    asked, layout = blueprint.experiment.outer, blueprint.layout
+    if asked is None:
+        return None
+    arrays = layout.arrays["optimizer"].values()
+    own = sum(placed.device_bytes for placed in arrays if placed.of_workers)
+    here, data = layout.workers_here, layout.mesh.data
+    where = (
+        f"{asked.workers} workers" if data == 1 else f"{asked.workers} workers, {here} of them on each of data={data}"
+    )
+    return (
+        f"{type(asked).__name__}: {where}; their weights and optimizers, {own / 2**20:.4g} MiB on a device, are in the "
+        f"optimizer's part; they meet after every {asked.every_steps:,} steps, and after the last"
+    )
 
 
 def _reference(blueprint: Blueprint) -> str:

@@ -82,6 +82,7 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("computed in", f"{found['compute']}, on {found['platform']}"),
         ("reference", str(found["reference"])),
         *([("quantization", str(words))] if (words := found.get("quantization")) else []),
+        *([("outer", str(words))] if (words := found.get("outer")) else []),
         ("attention", str(found["attention"])),
         ("mesh", mesh_words(found["mesh"])),
     ]
