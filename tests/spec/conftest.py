@@ -129,7 +129,11 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return grpos()
     if cls is Objective.Distill:
         own = {"weights": st.just(Weights.Random())}
-        return of_class(cls, teacher=st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **own)))
+        teacher = st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **own))
+        # Hidden states are not kept of a teacher that is asked once.
+        return of_class(cls, teacher=teacher, top_k=st.none()) | of_class(
+            cls, teacher=teacher, feature_weight=st.just(0.0)
+        )
     if cls.family is Optimizer and cls in members_of(Optimizer):
         return optimizers(cls)
     if cls is Schedule.WSD:
