@@ -319,10 +319,11 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tu
     logits, how = _logits(blueprint, longest, words, trained=trained)
     # The head's gradient, whole until it is added up over devices; on one device, in float32 with the embedding's.
     gradient = table * (wide if spread == 1 else size) + 2 * table * size // spread
-    head = logits + (tables + gradient if trained else 0)
+    workers = blueprint.layout.workers_here  # each with trained weights of its own
+    head = logits + (workers * (tables + gradient) if trained else 0)
     share = BACKWARD_SHARE["weights" if blueprint.experiment.adapter is None else "adapters"]
     layers = int(kept.period * share) if blueprint.remat != "none" else 0
-    layers += _period_weights(blueprint) * (2 if trained else 1) if spread > 1 else 0
+    layers += _period_weights(blueprint) * (2 * workers if trained else 1) if spread > 1 else 0
     layers += 2 * gradient_bytes(blueprint)[0] * size // 4  # the gradients, and the zeros beside
     stays = 0 if trained else tables
     if head >= layers:
