@@ -157,8 +157,8 @@ class Apart:
         def join(trainable: Leaves, state: Together) -> tuple[Leaves, Together]:
             gone = {path: leaf - jnp.mean(state.workers.leaves[path], axis=0) for path, leaf in trainable.items()}
             updates, outer = self.rule.update(gone, state.outer, trainable)
-            trainable: Any = optax.apply_updates(trainable, updates)
-            return lie(trainable, Together(state.workers._replace(leaves=_copies(trainable, self.count)), outer))
+            met: Any = optax.apply_updates(trainable, updates)
+            return lie(met, Together(state.workers._replace(leaves=_copies(met, self.count)), outer))
 
         def lie(*both: Any) -> Any:
             # Without a word XLA lets them leave the branch in other pieces, and gathers these at every step.

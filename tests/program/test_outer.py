@@ -76,7 +76,7 @@ class ByHand:
         self.outer = {path: np.asarray(leaf, np.float64) for path, leaf in state.trainable.items()}
         self.velocity = {path: np.zeros(leaf.shape) for path, leaf in self.outer.items()}
         self.workers = [dict(self.outer) for _ in range(outer.workers)]
-        self.means = [dict.fromkeys(self.outer, (0.0, 0.0)) for _ in self.workers]
+        self.means: list[dict[str, Any]] = [dict.fromkeys(self.outer, (0.0, 0.0)) for _ in self.workers]
 
     def step(self, batch: Batch) -> tuple[float, float]:
         """One step of each worker, on its own rows; the loss of all, and the root mean square of gradient norms."""
