@@ -7,9 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import jax
@@ -33,6 +32,7 @@ from nnxdsl.run.evaluation import Evaluator, Sample
 from nnxdsl.run.first_step import unlike
 from nnxdsl.run.going_on import by_step, gap, newest_step, require_room
 from nnxdsl.run.heartbeat import beating
+from nnxdsl.run.made_of import MadeOf, reference_of
 from nnxdsl.run.prefetch import Prefetch
 from nnxdsl.run.reference import ReferenceLogps, Rows, rows_of
 from nnxdsl.run.rollouts import Rollouts
@@ -53,14 +53,6 @@ STOP = 1
 
 AHEAD = 2
 """Batches that wait on an accelerator for their steps."""
-
-_IDENTITY = {
-    "tokenizer": "the tokenizer has changed (fingerprint)",
-    "compute": "the dtype that is computed in has changed (it goes by the device, unless precision.compute is set)",
-    "teacher": "the teacher has changed (digest of what objective.teacher.weights gives)",
-    "frozen": "the frozen weights or the reference have changed (digest of what model.weights gives)",
-}
-"""What must be the same after a resume beside the data, and how a change is told."""
 
 
 class TrainingError(RunError):
@@ -125,7 +117,7 @@ class Attempt:
     batches: Batches
     ahead: Prefetch[tuple[Batch, Flops]]
     speed: Speed
-    identity: dict[str, str]
+    made_of: MadeOf
     committed: int | None
     latest: State | None
     number: int
@@ -155,7 +147,7 @@ class Attempt:
             blocks=parts.program.blueprint.blocks,
         )
         self.speed = Speed.of(parts.program)
-        self.identity, self.samples, self.pending, self.committed, self.latest = {}, [], None, None, None
+        self.samples, self.pending, self.committed, self.latest = [], None, None, None
         self.passed_over, self.number, self.tokens, self.last_read = [], 0, 0, 0.0
 
     def run(self, directory: RunDirectory, stop: StopRequest) -> Outcome:
@@ -208,30 +200,31 @@ class Attempt:
         processes.first(lambda: require_room(self.checkpoints, self.experiment, step or 0, program.targets()))
         if saved is not None:
             self._order.check(saved["batches"])
-        self._identify(saved, tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
+        self.made_of = MadeOf(self.directory.path, saved)
+        self.made_of.note(tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
         assert self.source is not None
-        self._ask_teacher(saved)  # which is gone when the state comes
+        self._ask_teacher()  # which is gone when the state comes
         state = program.init(self.source)
         is_apart = program.blueprint.is_apart and self.experiment.reference_mode == "cached"
         apart = program.apart(self.source) if is_apart else None
         self.source = None  # its arrays are on the devices now; the host's copy is not needed any more
-        compared = _reference_of(program, state) if apart is None else apart
+        compared = reference_of(program, state) if apart is None else apart
         reference = {f"reference.{path}": leaf for path, leaf in compared.items()}
-        self._identify(saved, frozen=digest({**state.frozen, **reference}))
+        self.made_of.note(frozen=digest({**state.frozen, **reference}))
         self._ask_reference(state, apart)
         if step is None or saved is None:
             return state, 0
         self.tokens = saved["tokens"]
         return program.restored(state, step, self.checkpoints.restore(step, program.targets())), step
 
-    def _ask_teacher(self, saved: Mapping[str, Any] | None) -> None:
+    def _ask_teacher(self) -> None:
         """Sees to it that what the teacher says is known of all sequences, where it is asked but once."""
-        program, evaluator = self.parts.program, self.parts.evaluator
+        program = self.parts.program
         if not program.blueprint.is_taught_once:
             return
         leaves = program.teacher(self.source)
         weights = digest(leaves)
-        self._identify(saved, teacher=weights)
+        self.made_of.note(teacher=weights)
         kept = TeacherWords(program, leaves, weights, self.directory.path.parent)
 
         def taught(dataset: Dataset, rows: Rows) -> Dataset:
@@ -239,10 +232,7 @@ class Attempt:
             known = kept.of(dataset, rows, self.display, self._is_asked_to_stop)
             return dataset if known is None else known
 
-        rows = rows_of(self.batches, self.experiment.steps)
-        self.batches = self.batches.over(taught(self.batches.dataset, rows))
-        if evaluator is not None and evaluator.dataset is not None:
-            evaluator.dataset = taught(evaluator.dataset, np.arange(len(evaluator.dataset)))
+        self._know_of_all(taught)
 
     def _ask_reference(self, first: State, apart: Leaves | None) -> None:
         """Sees to it that what the reference says is known of all pairs, where it is asked but once.
@@ -253,9 +243,9 @@ class Attempt:
         """
         if self.experiment.reference_mode != "cached":
             return
-        evaluator, parts = self.parts.evaluator, self.parts
+        parts = self.parts
         # A new DoRA is its base, but for rounding; what is kept of the one is not of the other.
-        weights = self.identity["frozen"] + (" DoRA" if isinstance(self.experiment.adapter, DoRA) else "")
+        weights = self.made_of.parts["frozen"] + (" DoRA" if isinstance(self.experiment.adapter, DoRA) else "")
         weights = weights if apart is None else digest(apart)
         kept = ReferenceLogps(parts.program, weights, self.directory.path.parent, apart)
 
@@ -264,12 +254,16 @@ class Attempt:
             logps = kept.of(first, dataset, rows, self.display, self._is_asked_to_stop)
             return dataset if logps is None else dataset.referenced(logps)
 
-        rows = rows_of(self.batches, self.experiment.steps)
-        self.batches = self.batches.over(referenced(self.batches.dataset, rows))
+        self._know_of_all(referenced)
+        if parts.evaluator is not None and not self._is_asked_to_stop():
+            parts.evaluator.prepare(first, apart)
+
+    def _know_of_all(self, known: Callable[[Dataset, Rows], Dataset]) -> None:
+        """Puts what a model says once beside the rows that are learnt from, and beside the held-out ones."""
+        self.batches = self.batches.over(known(self.batches.dataset, rows_of(self.batches, self.experiment.steps)))
+        evaluator = self.parts.evaluator
         if evaluator is not None and evaluator.dataset is not None:
-            evaluator.dataset = referenced(evaluator.dataset, np.arange(len(evaluator.dataset)))
-        if evaluator is not None and not self._is_asked_to_stop():
-            evaluator.prepare(first, apart)
+            evaluator.dataset = known(evaluator.dataset, np.arange(len(evaluator.dataset)))
 
     def _newest_step(self) -> int | None:
         def found() -> int | None:
@@ -280,24 +274,6 @@ class Attempt:
             return step
 
         return processes.first(found)
-
-    def _identify(self, saved: Mapping[str, Any] | None, **identity: str) -> None:
-        """Notes what this run is made of, and refuses to go on from a checkpoint that was made of something else."""
-        self.identity |= identity
-        if saved is None:
-            return
-        then = saved["identity"]
-        changed = [
-            f"{_IDENTITY[name]}: the checkpoint has {_short(then.get(name))}, this run {_short(value)}"
-            for name, value in identity.items()
-            if then.get(name) != value
-        ]
-        if changed:
-            path, step = self.directory.path, saved["batches"]["position"]
-            raise RunError(
-                f"{path}: cannot go on from step {step}: {'; '.join(changed)}; "
-                f"put back what it was, or begin again with --restart"
-            )
 
     def _train(self, state: State, start: int) -> Outcome:
         total, every = self.experiment.steps, self.experiment.checkpoint.every_steps
@@ -428,7 +404,7 @@ class Attempt:
         """Starts to save a step; it counts once the checkpoints say that it is committed."""
         self._settle()
         self.directory.sync()
-        meta = {"batches": self._order.state(step), "identity": self.identity, "tokens": self.tokens}
+        meta = {"batches": self._order.state(step), "identity": self.made_of.parts, "tokens": self.tokens}
         self.checkpoints.save(step, self.parts.program.saved(state), meta)
 
     def _note_committed(self, step: int | None) -> None:
@@ -504,20 +480,6 @@ class Attempt:
         return Outcome(self.directory.path, state, step, self.stop.signal, evaluations, self.samples)
 
 
-def _reference_of(program: Program, first: State) -> Leaves:
-    """The weights of the reference beside the frozen ones, before any step: of an adapter, those of one that goes on.
-
-    The magnitudes of a new DoRA follow from the frozen weights; their last bits go by the mesh, so they do not count.
-    """
-    experiment = program.experiment
-    if program.blueprint.is_apart:
-        return first.reference
-    if experiment.adapter is not None:
-        goes_on = getattr(experiment.adapter, "start", None) is not None and experiment.reference_mode != "none"
-        return first.trainable if goes_on else {}
-    return first.trainable if experiment.reference_mode == "cached" else first.reference
-
-
 def _depth(program: Program) -> int:
     """For how many steps ahead batches are made: a CPU has no idle moment for it, and makes them in microseconds."""
     return 0 if _is_cpu(program) else AHEAD
@@ -532,7 +494,3 @@ def _status_of(directory: RunDirectory) -> Status:
         return directory.status()
     except RunError:  # damaged; it is about to be written anew
         return Status(state="queued")
-
-
-def _short(value: object) -> str:
-    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else str(value)

@@ -58,8 +58,8 @@ def memory_gib(devices: Iterable[jax.Device]) -> float:  # pyright: ignore[repor
 
     CPUs keep no count: of these it is the largest resident set of the process, in which the arrays lie.
     """
-    told = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
-    if told and None not in told:
-        return max(told) / 2**30
+    peaks = [stats["peak_bytes_in_use"] for device in devices if (stats := device.memory_stats())]
+    if peaks:
+        return max(peaks) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
