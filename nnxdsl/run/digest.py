@@ -31,11 +31,17 @@ def _bit_sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _bit_sum(leaf: jax.Array) -> jax.Array:
-    """The sum modulo 2**32 of all values' bits, each times an odd number that belongs to its place."""
+    """The sum modulo 2**32 over all values of their bits, each mixed with its place.
+
+    The mixing is murmur3's last step (Appleby 2011), which takes no two words to one: that a value changes shows, and
+    that many change alike, by a factor of two say, does not cancel.
+    """
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         leaf = jax.lax.bitcast_convert_type(leaf, _WORDS[leaf.dtype.itemsize])
     # By axis, so that each device can number its own part.
     numbers = [jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) for axis in range(leaf.ndim)]
     places = (number * jnp.uint32(prime) for number, prime in zip(numbers, _PRIMES, strict=False))
-    weight = 2 * sum(places, jnp.zeros(leaf.shape, jnp.uint32)) + 1
-    return jnp.sum(leaf.astype(jnp.uint32) * weight, dtype=jnp.uint32)
+    word = leaf.astype(jnp.uint32) + sum(places, jnp.zeros(leaf.shape, jnp.uint32))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        word = (word ^ (word >> shift)) * jnp.uint32(factor)
+    return jnp.sum(word ^ (word >> 16), dtype=jnp.uint32)

@@ -78,3 +78,10 @@ def test_a_digest_sees_one_bit() -> None:
         for bit in range(32)
     }
     assert len(digests | {digest({"a": value})}) == 33
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (8, 16, 32), (4096,)])
+def test_a_digest_sees_that_all_values_change_alike(shape: tuple[int, ...]) -> None:
+    value = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    changed = (2 * value, value / 2, 4 * value, -value, value[::-1], jnp.roll(value, 1, -1))
+    assert len({digest({"a": value}), *(digest({"a": other}) for other in changed)}) == 1 + len(changed)
