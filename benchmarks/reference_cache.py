@@ -21,7 +21,8 @@ import jax
 import numpy as np
 
 from nnxdsl import Experiment, Memory, Weights, compile
-from nnxdsl.data.dataset import Pairs, load
+from nnxdsl.data.dataset import Pairs
+from nnxdsl.data.gather import load
 from nnxdsl.data.tokenizer import BytesTokenizer
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.run.digest import digest

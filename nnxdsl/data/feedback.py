@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.chat import Message, read_messages
-from nnxdsl.data.dataset import Example, Kept, Pairs, gather, load, require_fit
+from nnxdsl.data.dataset import Kept, Pairs
 from nnxdsl.data.encode import Encoder, Split
 from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
+from nnxdsl.data.gather import Example, gather, load, require_fit
 from nnxdsl.data.markers import Markers
 from nnxdsl.data.preferences import answer, cut_left
 from nnxdsl.data.preferences import example as pair_of

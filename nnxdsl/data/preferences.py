@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from nnxdsl.data.chat import Message, read_messages
-from nnxdsl.data.dataset import Example, Pairs, gather, load, require_fit
+from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.encode import Encoder, Split
 from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
+from nnxdsl.data.gather import Example, gather, load, require_fit
 from nnxdsl.data.markers import Markers
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase

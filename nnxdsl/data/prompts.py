@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nnxdsl.data.chat import read_messages
-from nnxdsl.data.dataset import Example, Prompts, gather, load
+from nnxdsl.data.dataset import Prompts
 from nnxdsl.data.encode import Encoder
 from nnxdsl.data.fields import Fields, read_text_or_chat, require
+from nnxdsl.data.gather import Example, gather, load
 from nnxdsl.data.markers import Markers
 from nnxdsl.data.preferences import cut_left
 from nnxdsl.data.rows import RowError

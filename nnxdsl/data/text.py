@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from nnxdsl.data.conversations import sequence
-from nnxdsl.data.dataset import Example, Sequences, gather, load, require_fit
+from nnxdsl.data.dataset import Sequences
 from nnxdsl.data.encode import Encoder
 from nnxdsl.data.fields import Fields, read_text, require
+from nnxdsl.data.gather import Example, gather, load, require_fit
 from nnxdsl.data.markers import Markers
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import jax
 
-from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences, load
+from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences
+from nnxdsl.data.gather import load
 from nnxdsl.data.rows import file_digest
 from nnxdsl.data.tokenizer import TokenizerBase, open_tokenizer
 from nnxdsl.program.compiler import compile as compile_experiment

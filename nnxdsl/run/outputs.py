@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.data.batch import Batch
-from nnxdsl.data.dataset import Dataset, load
+from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.encode import Encoder, stop_ids
+from nnxdsl.data.gather import load
 from nnxdsl.data.rows import RowError, read_rows
 from nnxdsl.data.tokenizer import TokenizerBase, open_tokenizer
 from nnxdsl.models.attention import right_padded

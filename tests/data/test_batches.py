@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Order
 from nnxdsl.data import Batches, BytesTokenizer, Dataset, Sequences, load, permutation
-from nnxdsl.data.dataset import Example, gather
+from nnxdsl.data.gather import Example, gather
 from nnxdsl.data.ragged import RaggedBuilder
 
 ORDERS = st.sampled_from([Order.Shuffled(), Order.AsInFile()])

@@ -16,7 +16,7 @@ from fault_lab import Lab, Whole, digests, rows, without_times
 from small_lab.model import Small
 
 from nnxdsl import Batching, Data, Order, Tokenizer, compile, from_json
-from nnxdsl.data.dataset import load
+from nnxdsl.data.gather import load
 from nnxdsl.data.order import Batches
 from nnxdsl.data.tokenizer import open_tokenizer
 from nnxdsl.run.checkpoint import CheckpointError, Checkpoints

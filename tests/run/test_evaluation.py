@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnxdsl import Evaluation, Experiment, PlanError, Program, Weights, compile, evolve, from_json
-from nnxdsl.data.dataset import load
+from nnxdsl.data.gather import load
 from nnxdsl.data.tokenizer import BytesTokenizer
 from nnxdsl.run.evaluation import Evaluator
 from nnxdsl.run.generate import Sampler

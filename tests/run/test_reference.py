@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, compile
-from nnxdsl.data.dataset import Pairs, load
+from nnxdsl.data.dataset import Pairs
+from nnxdsl.data.gather import load
 from nnxdsl.data.order import Batches
 from nnxdsl.data.tokenizer import BytesTokenizer
 from nnxdsl.program.compiler import Program, State

@@ -14,7 +14,8 @@ import pytest
 
 from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.data.batching import maker
-from nnxdsl.data.dataset import Sequences, load
+from nnxdsl.data.dataset import Sequences
+from nnxdsl.data.gather import load
 from nnxdsl.data.tokenizer import BytesTokenizer
 from nnxdsl.program.compiler import Program
 from nnxdsl.program.top_words import carried
