@@ -344,7 +344,7 @@ class Driver:
             if task.index is not None:
                 self._done += 1
                 source.settled(task, how)
-            if not (was_before and self._is_quiet):
+            if not (was_before and self._is_quiet and how.state == "finished"):
                 self._say(task, how, source.total, was_before=was_before)
 
     def _say(self, task: Task, how: Settled, total: int, *, was_before: bool) -> None:
