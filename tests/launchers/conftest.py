@@ -47,6 +47,7 @@ class Lab:
     place: Path
     environment: dict[str, str]
     command: tuple[str, ...] = ("-m", "nnxdsl")
+    children: list[subprocess.Popen[str]] = attrs.Factory(list)
 
     def without_training(self) -> Lab:
         """The same, where what is started only writes what a run writes."""
@@ -63,7 +64,7 @@ class Lab:
 
     def start(self, verb: str, *words: str) -> subprocess.Popen[str]:
         """`nnxdsl VERB FILE WORDS`."""
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, *self.command, verb, "my sweep.py", "--home", "all runs", *words],
             cwd=self.place,
             env=self.environment,
@@ -71,6 +72,8 @@ class Lab:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.children.append(child)
+        return child
 
     def run(self, verb: str, *words: str, seconds: float = 900) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of the same."""
@@ -122,6 +125,9 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made = Lab(place, {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "JAX_PLATFORMS": "cpu"})
     made.write("")
     yield made
+    for child in made.children:
+        child.kill()
+        child.communicate()
     for path in made.runs():  # nothing is to outlive a test that failed
         status = RunDirectory(path).status()
         pid = status.get("pid")
