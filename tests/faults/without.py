@@ -98,7 +98,7 @@ GUARDS = [
     ),
     Guard(
         "8", "the disk is asked before a save", "run/checkpoint.py",
-        "if _is_first() and (why := room.shortage(self.directory, needed)):", "if why := None:",
+        "if is_first() and (why := room.shortage(self.directory, needed)):", "if why := None:",
         f"{DISK}test_a_save_that_has_no_room_is_refused_before_it_is_written",
     ),
     Guard(
