@@ -89,7 +89,9 @@ def test_targets_that_match_nothing_and_blocks_that_do_not_divide(experiment: Ca
 @pytest.mark.parametrize(
     "quantization", [Quantization.NF4(block_size=8), Quantization.Int8(block_size=4)], ids=["nf4", "int8"]
 )
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
+)
 def test_quantise_is_what_qwix_does(
     quantization: Quantization, dtype: Any, experiment: Callable[..., Experiment]
 ) -> None:

@@ -47,6 +47,7 @@ def test_the_page_has_it() -> None:
     assert matrix.page(text, STORED) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "training"), [("KTO", "QLoRA-NF4")])
 def test_a_cell_on_one_device(objective: str, training: str) -> None:
     said = matrix.tried(objective, training, ("alone", "2 parts"))

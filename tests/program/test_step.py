@@ -143,7 +143,11 @@ def test_swapping_negates_the_margin(
 
 
 @pytest.mark.parametrize("adapter", [pytest.param(None, marks=pytest.mark.slow), LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("objective", [Objective.DPO(beta=0.5), Objective.SFT(loss_on="all")], ids=["dpo", "sft"])
+@pytest.mark.parametrize(
+    "objective",
+    [Objective.DPO(beta=0.5), pytest.param(Objective.SFT(loss_on="all"), marks=pytest.mark.slow)],
+    ids=["dpo", "sft"],
+)
 def test_parts_add_up_to_the_batch(
     objective: Objective,
     adapter: Adapter | None,

@@ -150,9 +150,15 @@ BESIDE = {"Launcher", "Range", "Pruner"}
 """Families of what stands beside an experiment."""
 INSIDE = [cls for cls in registry.values() if not is_family(cls) and cls.family.__name__ not in BESIDE]
 FIELDS = [(cls.__qualname__, name) for cls in INSIDE for name in declared(cls)]
+SLOW = {("Weights.From", "experiment")}
+"""Another experiment that goes into its place takes half a minute to be drawn."""
 
 
-@pytest.mark.parametrize(("owner", "name"), FIELDS, ids=lambda part: part)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [pytest.param(*field, marks=pytest.mark.slow) if field in SLOW else field for field in FIELDS],
+    ids=lambda part: part,
+)
 def test_every_field_counts_or_not(owner: str, name: str, design: Any, field_values: Any) -> None:
     experiment, path = places(samples(design))[owner, name]
 
