@@ -213,11 +213,6 @@ GUARDS = [
         f"{CHANGES}test_hostile_files_are_refused",
     ),
     Guard(
-        "6", "all processes hear of a signal to one", "run/processes.py",
-        "mine = np.full((1,), value, np.int32)", "mine = np.full((1,), 0 if jax.process_index() else value, np.int32)",
-        f"{PROCESSES}test_a_signal_to_one_stops_all_at_one_step[1]",
-    ),
-    Guard(
         "27", "silence ends a run", "run/processes.py",
         "is_silent = before == state and now - since > self._lost_seconds", "is_silent = False",
         f"{PROCESSES}test_one_that_hangs_ends_the_others",

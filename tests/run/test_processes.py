@@ -204,6 +204,7 @@ def test_one_that_hangs_ends_the_others(lab: Any, wait_until: Callable[..., None
     finally:
         for child in children:
             child.kill()
+            child.communicate()
 
 
 @pytest.mark.slow
