@@ -168,10 +168,7 @@ def _gradients(
         shape = (*hidden.shape[1:3], *words.rows.shape) if trained else ()  # [g, l, s, v, d]
         (toward_hidden, rows), _ = tiles.loop(chunk, (toward_hidden, jnp.zeros(shape)), jnp.arange(len(hidden)))
         if trained:
-            rows = jnp.sum(rows, axis=(0, 1)).astype(kept.head.dtype)
-            # Words of the tile before, which the last one may begin with, have their gradient, and get no more.
-            before = jax.lax.dynamic_slice_in_dim(toward_head, words.first, how.words, axis=1)
-            toward_head = jax.lax.dynamic_update_slice_in_dim(toward_head, before + rows, words.first, 1)
+            toward_head = tiles.with_rows(toward_head, rows, words, how)
         return (toward_hidden, toward_head), None
 
     count, *rest = hidden.shape

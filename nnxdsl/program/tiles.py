@@ -290,10 +290,7 @@ def _both(kept: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling
 
         rows = jnp.zeros((*hidden.shape[1:3], *words.rows.shape), jnp.float32)  # [g, l, s, v, d]
         (toward_hidden, rows), _ = loop(chunk, (toward_hidden, rows), jnp.arange(len(hidden)))
-        rows = jnp.sum(rows, axis=(0, 1)).astype(head.dtype)
-        # Words of the tile before, which the last one may begin with, have their gradient already, and get no more.
-        before = jax.lax.dynamic_slice_in_dim(toward_head, words.first, how.words, axis=1)
-        return (toward_hidden, jax.lax.dynamic_update_slice_in_dim(toward_head, before + rows, words.first, 1)), None
+        return (toward_hidden, with_rows(toward_head, rows, words, how)), None
 
     count, *rest = hidden.shape
     nothing = jnp.zeros((count, head.shape[0], *rest), jnp.float32), jnp.zeros_like(head)
@@ -393,3 +390,13 @@ def loop(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tu
         return jax.lax.scan(body, carry, xs)
     carry, out = body(carry, jax.tree.map(lambda x: x[0], xs))
     return carry, jax.tree.map(lambda x: x[None], out)
+
+
+def with_rows(toward_head: jax.Array, rows: jax.Array, words: Words, how: Tiling) -> jax.Array:
+    """The head's gradient, in pieces, with what one tile's words add to it, `[g, l, s, v, d]`, in its own dtype.
+
+    Words of the tile before, which the last one may begin with, have their gradient, and get no more.
+    """
+    rows = jnp.sum(rows, axis=(0, 1)).astype(toward_head.dtype)
+    before = jax.lax.dynamic_slice_in_dim(toward_head, words.first, how.words, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(toward_head, before + rows, words.first, 1)
