@@ -14,6 +14,7 @@ import numpy as np
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset, Prompts
 from nnxdsl.data.encode import Encoder, stop_ids
+from nnxdsl.data.order import Rows, permutation
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.models.tree import Template
@@ -89,7 +90,7 @@ class Evaluator:
         """
         if isinstance(self.dataset, Prompts):
             assert self.rollouts is not None
-            found = self.rollouts.evaluate(state, self.dataset, is_to_end)
+            found = self.rollouts.evaluate(state, self.dataset, self._order(), is_to_end)
             return None if found is None else {f"eval/{name}": value for name, value in found.items()}
         totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
@@ -152,12 +153,17 @@ class Evaluator:
         return [[self.tokenizer.decode(ids) for ids in answers] for answers in found]
 
     def _batches(self) -> Iterator[PairBatch | SequenceBatch]:
-        """All held-out rows as in the file, in batches which every mesh of the experiment can split."""
-        size = rows_read_at_once(self.program)
-        rows = 0 if self.dataset is None else len(self.dataset)
-        for start in range(0, rows, size):
+        """All held-out rows in their order, in batches which every mesh of the experiment can split."""
+        size, rows = rows_read_at_once(self.program), self._order()
+        for start in range(0, len(rows), size):
             assert self.dataset is not None
-            yield self.dataset.batch(np.arange(start, min(start + size, rows)), size)
+            yield self.dataset.batch(rows[start : start + size], size)
+
+    def _order(self) -> Rows:
+        """[rows] the held-out rows as their data orders them: each once, and the same at every evaluation."""
+        if self.dataset is None or self.evaluation.data is None:
+            return np.arange(0)
+        return permutation(self.evaluation.data.order, len(self.dataset), self.program.experiment.seed, epoch=0)
 
 
 def _encoded(evaluator: Evaluator) -> list[list[int]]:

@@ -18,7 +18,7 @@ import numpy as np
 from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.data.dataset import Prompts
 from nnxdsl.data.encode import stop_ids
-from nnxdsl.data.order import Batches
+from nnxdsl.data.order import Batches, Rows
 from nnxdsl.data.rewards import Rewards
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.program.compiler import Program, State
@@ -149,22 +149,23 @@ class Rollouts:
         return position
 
     def evaluate(
-        self, state: State, held_out: Prompts, is_to_end: Callable[[], bool] = lambda: False
+        self, state: State, held_out: Prompts, order: Rows, is_to_end: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
         """Mean rewards of one answer to each held-out prompt, drawn as in training and always with the same draws.
 
         Args:
             state: Whose policy answers.
             held_out: The prompts.
+            order: [rows] the order in which they are answered.
             is_to_end: Asked before each batch; once it says so, the rest is left out and the result is None.
         """
         size, seed = self.program.experiment.batch_size, _seed(self.program.experiment.seed, "held out")
         answers: list[list[int]] = []
         values: list[list[float]] = []
-        for start in range(0, len(held_out), size):
+        for start in range(0, len(order), size):
             if is_to_end():
                 return None
-            rows = list(range(start, min(start + size, len(held_out))))
+            rows = order[start : start + size].tolist()
             filled = rows + rows[:1] * (size - len(rows))  # one program for all batches
             said = self._answers(state, held_out, filled, seed)[: len(rows)]
             answers += said

@@ -61,7 +61,7 @@ class Data(Spec):
 
     Attributes:
         path: File, relative to the directory in which the command runs.
-        order: Order of the rows; data of an evaluation is always read as in the file.
+        order: Order of the rows. An evaluation reads every row once, in the order of an epoch.
         bad_rows: What happens to rows that cannot be learnt from.
     """
 

@@ -185,7 +185,7 @@ ELSEWHERE = {
     "Checkpoint.every_steps": SAVED,
     "Checkpoint.keep": SAVED,
     "Evaluation.every_steps": "run/test_loop.py::test_held_out_reward_accuracy_rises",
-    "Evaluation.data": "run/test_loop.py::test_held_out_reward_accuracy_rises",
+    "Evaluation.data": "run/test_evaluation.py::test_rows_come_as_their_data_order_them",
     "Evaluation.prompts": "run/test_loop.py::test_samples_have_policy_and_reference",
     "Evaluation.max_new_tokens": "run/test_generate.py::test_greedy_is_the_naive_loop",
     "Evaluation.temperature": "run/test_generate.py::test_draws_follow_the_softmax",

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from nnxdsl import Evaluation, Experiment, PlanError, Program, Weights, compile, evolve, from_json
+from nnxdsl import Evaluation, Experiment, Order, PlanError, Program, Weights, compile, evolve, from_json
 from nnxdsl.data.gather import load
+from nnxdsl.data.order import permutation
 from nnxdsl.data.tokenizer import BytesTokenizer
 from nnxdsl.run.evaluation import Evaluator
 from nnxdsl.run.generate import Sampler
@@ -44,6 +45,27 @@ def test_batches_with_a_partial_last_one_equal_one_batch(finished: Any, program:
     (first, *_) = RunDirectory(finished.run("sft")).evaluations()  # by batches of 4 and 3
     assert {name: first[name] for name in at_once} == pytest.approx(at_once, rel=1e-6)
     assert evaluator.metrics(state) == pytest.approx(at_once, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [Order.AsInFile(), Order.Shuffled()])
+def test_rows_come_as_their_data_order_them(
+    program: Program, evaluator: Evaluator, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, asked, seen = evaluator.dataset, evolve(evaluator.evaluation, {"data.order": order}), []
+    assert dataset is not None
+    ordered = Evaluator(program, asked, dataset, BytesTokenizer(), is_chat=True)
+    evaluate = Program.evaluate
+
+    def recorded(self: Program, state: Any, batch: Any) -> Any:
+        seen.append(batch)
+        return evaluate(self, state, batch)
+
+    monkeypatch.setattr(Program, "evaluate", recorded)
+    state = program.init()
+    assert ordered.metrics(state) == pytest.approx(evaluator.metrics(state), rel=1e-6)  # each row once, in any order
+    rows = permutation(order, len(dataset), program.experiment.seed, 0)
+    np.testing.assert_array_equal(seen[0].tokens, dataset.batch(rows, 7).tokens)
+    assert (rows.tolist() == list(range(7))) == isinstance(order, Order.AsInFile)
 
 
 def test_asked_to_end_it_gives_nothing(program: Program, evaluator: Evaluator) -> None:

@@ -69,7 +69,7 @@ def rollouts(program: Program, prompts: Prompts) -> Rollouts:
     """As after a restart, but for what is compiled."""
     found = Rollouts.of(program, prompts, BytesTokenizer())
     if not COMPILED:
-        found.evaluate(program.init(), prompts)
+        found.evaluate(program.init(), prompts, np.arange(len(prompts)))
         COMPILED.append(found._sampler)
     found._sampler = COMPILED[0]
     return found
@@ -102,9 +102,9 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
     assert equal(resumed.at(1, state), found)
     assert resumed.at(1, state).metrics == found.metrics
 
-    held = first.evaluate(state, prompts)
+    held = first.evaluate(state, prompts, np.arange(len(prompts)))
     assert held is not None
-    assert held == first.evaluate(state, prompts)
+    assert held == first.evaluate(state, prompts, np.arange(len(prompts)))
     assert held["reward"] == held["rewards/vowels/mean"]
 
     functions["vowels"] = lambda completion: float("nan")
