@@ -27,8 +27,10 @@ SINGLE = "model.safetensors"
 # What stands before our names: the text model, the multimodal one of transformers 5, and that of transformers 4.
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-# What the text decoder has no use for: parts of a multimodal checkpoint, and RoPE's frequencies in old checkpoints.
-_UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|.*\.rotary_emb\.inv_freq$")
+# What the text decoder has no use for: parts of a multimodal checkpoint, RoPE's frequencies in old checkpoints, and
+# Qwen3-Next's layers that predict tokens further ahead.
+_UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|mtp\.|.*\.rotary_emb\.inv_freq$")
+_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def read_config(directory: str | Path) -> DecoderConfig:
@@ -72,7 +74,9 @@ class HubReader:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.config = read_config(directory)
-        self._sources = sources(self.config, read_fields(directory).get("model_type"))
+        fields = read_fields(directory)
+        self._sources = sources(self.config, fields.get("model_type"))
+        further = _further(self.config, fields)
         self._tensors: dict[str, Stored] = {}
         self._heads: dict[str, Stored] = {}
         self._others: dict[str, Stored] = {}
@@ -90,7 +94,7 @@ class HubReader:
                 self._tensors[HEAD] = tensor
             elif name.startswith(self._prefix) and ours in wanted:
                 self._tensors[ours] = tensor
-            elif not _UNUSED.match(name):
+            elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in further):
                 self._others[name] = tensor
 
     def leaf(self, path: str) -> np.ndarray:
@@ -279,6 +283,12 @@ def write(
 def tensor_name(name: str, prefix: str = "model.") -> str:
     """The name in a file of a tensor of `sources`: the head stands beside the text model, all else in it."""
     return name if name == HEAD else prefix + name
+
+
+def _further(config: DecoderConfig, fields: Mapping[str, Any]) -> range:
+    """The numbers of the layers that predict tokens further ahead, behind those of the decoder (DeepSeek-V3)."""
+    count = fields.get("num_nextn_predict_layers")
+    return range(config.num_layers, config.num_layers + (count if isinstance(count, int) else 0))
 
 
 def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
