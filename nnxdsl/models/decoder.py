@@ -18,6 +18,7 @@ from nnxdsl.models.cache import KV, Cache, New, Slots
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
 from nnxdsl.models.layers import Embedding, Head
+from nnxdsl.models.mtp import Predictor
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, rematerialised
 from nnxdsl.models.routing import RouterStats
@@ -104,6 +105,7 @@ class Decoder(nnx.Module):
         tail: a Period of the remaining layers; None without any.
         norm: the final norm.
         lm_head: the output head; None where it is tied to the embedding.
+        mtp: what predicts the token after the next one; None where there is none. Nothing but `further` runs it.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Decoder(nnx.Module):
         self.tail = period(config.tail, nnx.Rngs(params=rngs.params())) if config.tail else None
         self.norm = norm_of(config, embed, "norm", param_dtype)
         self.lm_head = None if config.tied_head else Head(vocab, embed, rngs=rngs, param_dtype=param_dtype)
+        self.mtp = Predictor(config, rngs=rngs, param_dtype=param_dtype) if config.mtp_layers else None
 
     def __call__(
         self,
@@ -184,6 +187,46 @@ class Decoder(nnx.Module):
                 x, tail, last = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
         return Out(hidden, New(layers, tail, places, lead) if keeps else None, added(routing, last))
+
+    def further(
+        self,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        places: Places,
+        *,
+        dtype: DTypeLike,
+        remat: Remat = "none",
+        method: Method = Method(),  # noqa: B008 - frozen
+    ) -> tuple[jax.Array, RouterStats | None]:
+        """States `[B, T, D]` that predict the token after the next one, by the same head.
+
+        A token without a next one in its sequence is joined with token 0; what comes of it means nothing.
+
+        Args:
+            hidden: what the call with the same `tokens`, `places`, `dtype` and `method` gave, `[B, T, D]`.
+            tokens: as of that call.
+            places: as of that call.
+            dtype: as of that call.
+            remat: as of that call.
+            method: as of that call.
+
+        Returns:
+            The states after a norm of their own, and what the router of the layer says.
+        """
+        assert self.mtp is not None
+        state, graphdef = nnx.state(self.mtp), nnx.graphdef(self.mtp)
+
+        def after(x: jax.Array) -> jax.Array:
+            return jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
+
+        has_next = (after(places.segment) == places.segment) & (after(places.branch) == places.branch)
+        following = self.embed(jnp.where(has_next, after(tokens), 0), dtype)  # [B, T, D]
+        following = constrain(following, "batch", "length", "activation_embed")
+
+        def run(state: nnx.State, *given: Any) -> tuple[jax.Array, RouterStats | None]:
+            return nnx.merge(graphdef, state)(*given)
+
+        return rematerialised(run, remat)(state, hidden, following, context(self.config, places, None, method))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[..., V]` of hidden states `[..., D]`, float32; whole, so for few tokens."""

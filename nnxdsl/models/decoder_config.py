@@ -163,6 +163,8 @@ class DecoderConfig:
         tied_head: the embedding is the output head; else the head has weights of its own.
         logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
             where they stay as they are.
+        mtp_layers: layers behind the decoder that predict tokens further ahead, 0 or 1 (DeepSeek-V3, arXiv:2412.19437,
+            section 2.2). A `config.json` is read as 0, whatever it says: many are of directories without them.
     """
 
     vocab_size: int
@@ -194,6 +196,7 @@ class DecoderConfig:
     dense_layers: int = 0
     tied_head: bool = True
     logit_soft_cap: float | None = None
+    mtp_layers: int = 0
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(DecoderConfig):
@@ -224,6 +227,8 @@ class DecoderConfig:
             raise ValueError(f"pattern={self.pattern}: linear layers need delta, and it needs them")
         if self.window is None and "local" in self.pattern:
             raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
+        if self.mtp_layers not in (0, 1):
+            raise ValueError(f"mtp_layers={self.mtp_layers}: one token further ahead can be predicted, or none")
 
     @property
     def period(self) -> int:
@@ -249,6 +254,11 @@ class DecoderConfig:
     def layers(self) -> tuple[LayerKind, ...]:
         """The kind of every layer."""
         return self.lead + self.pattern * self.periods + self.tail
+
+    @property
+    def further(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer that predicts tokens further ahead: that of the last one before them."""
+        return self.layers[-1:] * self.mtp_layers
 
     @property
     def head_widths(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import attrs
 import jax
 import numpy as np
 
@@ -15,7 +16,7 @@ from nnxdsl.models import safetensors
 from nnxdsl.models.config import from_hf, to_hf
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
-from nnxdsl.models.hub_names import HEAD, sources
+from nnxdsl.models.hub_names import HEAD, copies, sources
 from nnxdsl.models.tree import Template
 from nnxdsl.spec.errors import Problem, WeightsError
 
@@ -65,7 +66,7 @@ class HubReader:
 
     Attributes:
         directory: the directory.
-        config: the decoder's numbers.
+        config: the decoder's numbers; with the layer that predicts a token further ahead where its tensors are there.
 
     Raises:
         WeightsError: a file is missing, damaged or not understood; names the file.
@@ -75,8 +76,10 @@ class HubReader:
         self.directory = Path(directory)
         self.config = read_config(directory)
         fields = read_fields(directory)
-        self._sources = sources(self.config, fields.get("model_type"))
         further = _further(self.config, fields)
+        whole = attrs.evolve(self.config, mtp_layers=1) if further else self.config
+        self._sources = sources(whole, fields.get("model_type"))
+        self._copies = copies(whole)
         self._tensors: dict[str, Stored] = {}
         self._heads: dict[str, Stored] = {}
         self._others: dict[str, Stored] = {}
@@ -85,7 +88,7 @@ class HubReader:
         stored = {name: tensor for file in files for name, tensor in safetensors.index(file).items()}
         tensors: dict[str, Stored] = dict(unpacked(stored))
         self._prefix = next((p for p in _PREFIXES if any(name.startswith(p + "layers.") for name in tensors)), "model.")
-        wanted = {name for source in self._sources.values() for name in source.names}
+        wanted = {name for source in self._sources.values() for name in source.names} | set(self._copies)
         for name, tensor in tensors.items():
             ours = name.removeprefix(self._prefix)
             if name in _HEADS and self.config.tied_head:
@@ -96,6 +99,8 @@ class HubReader:
                 self._tensors[ours] = tensor
             elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in further):
                 self._others[name] = tensor
+        if further and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
+            self.config = whole
 
     def leaf(self, path: str) -> np.ndarray:
         """One leaf of a plain decoder, in the dtype of the file; periods stacked, kernels `[in, out]`.
@@ -142,6 +147,10 @@ class HubReader:
         for path, leaf in template.variables.items():
             path = path.removesuffix(".array.qvalue")
             if path not in self._sources:
+                if path == "mtp.join.kernel":
+                    file = self.directory / "config.json"
+                    message = f"{file}: num_nextn_predict_layers says that no layer predicts further ahead"
+                    problems.append(Problem(path, message))
                 continue
             source = self._sources[path]
             shape = source.part_shape(leaf.shape)
@@ -165,20 +174,33 @@ class HubReader:
             for name, tensor in self._others.items()
         )
         problems += self._check_heads()
+        if any(path.startswith("mtp.") for path in template.variables):
+            problems += self._check_copies()
         return problems
 
     def _check_heads(self) -> Iterator[Problem]:
-        embedding = self._tensors.get("embed_tokens.weight")
         for name, head in self._heads.items():
-            if embedding is None or not (embedding.readable and head.readable):
-                continue  # said already
-            same = head.shape == embedding.shape and head.dtype == embedding.dtype
-            if not same or not np.array_equal(head.read().view(np.uint8), embedding.read().view(np.uint8)):
+            if self._differs(head, "embed_tokens.weight"):
                 yield Problem(
                     name,
                     f"{head.file}: differs from {self._prefix}embed_tokens.weight, but config.json says that the two "
                     "are tied",
                 )
+
+    def _check_copies(self) -> Iterator[Problem]:
+        for name, of in self._copies.items():
+            if name in self._tensors and self._differs(self._tensors[name], of):
+                message = f"differs from {self._full(of)}, which a layer that predicts further ahead shares"
+                yield Problem(self._full(name), f"{self._tensors[name].file}: {message}")
+
+    def _differs(self, copy: Stored, name: str) -> bool:
+        """Whether a tensor holds other bytes than the one of this name; not where one of them is a problem already."""
+        own = self._tensors.get(name)
+        if own is None or not (own.readable and copy.readable):
+            return False
+        if copy.shape != own.shape or copy.dtype != own.dtype:
+            return True
+        return not np.array_equal(copy.read().view(np.uint8), own.read().view(np.uint8))
 
     def _full(self, name: str) -> str:
         return name if name == HEAD else self._prefix + name
@@ -247,6 +269,8 @@ def write(
     for path, source in wanted.items():
         for number, name in enumerate(source.names):
             origin.setdefault(tensor_name(name), []).append((path, number))
+            for copy in (copy for copy, of in copies(config).items() if of == name):
+                origin[tensor_name(copy)] = [(path, number)]
     tensors = {
         name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, [(path, _), *_] in origin.items()

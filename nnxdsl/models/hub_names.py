@@ -142,6 +142,32 @@ _LINEAR = {
 }
 
 
+# Of a layer that predicts tokens further ahead: what stands around its block.
+_FURTHER = {
+    "token_norm.scale": Source(("enorm.weight",), (), False),
+    "state_norm.scale": Source(("hnorm.weight",), (), False),
+    "join.kernel": Source(("eh_proj.weight",), (), True),
+    "norm.scale": Source(("shared_head.norm.weight",), (), False),
+}
+
+
+def copies(config: DecoderConfig) -> dict[str, str]:
+    """Tensors that a layer which predicts tokens further ahead shares with the decoder: their second names.
+
+    Args:
+        config: the decoder's numbers.
+
+    Returns:
+        The name of the decoder's own tensor, by the name of the copy; empty where there is no such layer.
+    """
+    if not config.mtp_layers:
+        return {}
+    embedding = _TOP["embed.embedding"]
+    head = embedding if config.tied_head else HEAD
+    prefix = f"layers.{config.num_layers}"
+    return {f"{prefix}.{embedding}": embedding, f"{prefix}.shared_head.head.weight": head}
+
+
 def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, Source]:
     """For each leaf of a plain decoder of `config`: the tensors that it is made of.
 
@@ -168,6 +194,11 @@ def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, S
         for ours, own in _layer(config, kind, model_type).items():
             names = tuple(f"layers.{first + periods * pattern + block}.{name}" for name in own.names)
             found[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
+    for kind in config.further:
+        block = {f"block.{ours}": own for ours, own in _layer(config, kind, model_type).items()}
+        for ours, own in (_FURTHER | block).items():
+            names = tuple(f"layers.{config.num_layers}.{name}" for name in own.names)
+            found[f"mtp.{ours}"] = attrs.evolve(own, names=names)
     return found
 
 

@@ -103,8 +103,11 @@ def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
 
 
 def config_problems(stored: DecoderConfig, asked: DecoderConfig, where: str) -> list[Problem]:
-    """Every number in which the `config.json` of a Hub directory differs from the network that was asked for."""
-    wanted = attrs.asdict(asked, recurse=False)
+    """Every number in which the `config.json` of a Hub directory differs from the network that was asked for.
+
+    Whether layers that predict further ahead are there, tensors say, and not numbers.
+    """
+    wanted = attrs.asdict(attrs.evolve(asked, mtp_layers=stored.mtp_layers), recurse=False)
     return [
         Problem("model", f"it has {name}={wanted[name]}, but {where}/config.json says {value}")
         for name, value in attrs.asdict(stored, recurse=False).items()

@@ -156,8 +156,9 @@ def _fitting(weights: Weights) -> DecoderConfig:
     """
     if weights.config is None:
         raise WeightsError(f"{weights.where}: put the network's config.json beside it, as the Hub has it")
-    base = template_of(weights.config).variables
-    names = {path: ", ".join(source.names) for path, source in sources(weights.config).items()}
+    config = attrs.evolve(weights.config, mtp_layers=int(any(path.startswith("mtp.") for path in weights.shapes)))
+    base = template_of(config).variables
+    names = {path: ", ".join(source.names) for path, source in sources(config).items()}
     problems = [
         f"{path}: expected an array of shape {leaf.shape}, "
         + ("there is none" if path not in weights.shapes else f"got {weights.shapes[path]}")
@@ -168,7 +169,7 @@ def _fitting(weights: Weights) -> DecoderConfig:
     problems += [f"{path}: no part of this network" for path in weights.shapes if path not in base]
     if problems:
         raise WeightsError("\n  ".join([f"{weights.where}: {len(problems)} arrays do not fit:", *problems]))
-    return weights.config
+    return config
 
 
 def _stripped(source: Path, target: Path, dtype: str | None) -> Converted:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,9 +157,10 @@ def load(directory: str | Path, *, dtype: DTypeLike = jnp.float32, tokenizer: To
     """
     found = locate(str(directory))
     reader = HubReader(found)
-    template = abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0), param_dtype=dtype))
+    config = attrs.evolve(reader.config, mtp_layers=0)  # no answer needs it
+    template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype))
     if problems := reader.check(template):
         raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))
     here = jnp.zeros(()).sharding
     leaves = {path: place(reader.leaf(path), dtype, here) for path in template.variables}
-    return Pretrained(template, reader.config, leaves, dtype, found, tokenizer or Auto())
+    return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto())

@@ -214,6 +214,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "topk_group": experts.groups_per_token,
         "norm_topk_prob": experts.normalised,
         "routed_scaling_factor": experts.scale,
+        **({"num_nextn_predict_layers": config.mtp_layers} if config.mtp_layers else {}),
         **rope,
         "tie_word_embeddings": config.tied_head,
         **_FIXED,

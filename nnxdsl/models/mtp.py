@@ -1,0 +1,59 @@
+"""A layer that predicts the token after the next one from a decoder's states; knows no embedding, head or loss."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.activations import constrain
+from nnxdsl.models.blocks import Block, Context, norm_of
+from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.layers import Linear
+from nnxdsl.models.routing import RouterStats
+
+
+class Predictor(nnx.Module):
+    """One step further ahead (DeepSeek-V3, arXiv:2412.19437, section 2.2, equations 21 to 23).
+
+    `h'_i = block(W [norm(Emb(t_(i+1))) ; norm(h_i)])`, and `head(norm(h'_i))` predicts `t_(i+2)`. Two things that the
+    paper leaves open, or says otherwise, are as in the code that runs the published weights (vLLM's deepseek_mtp.py and
+    deepseek_v2.py; Megatron-LM's multi_token_prediction.py trains so as well): the token stands before the state in
+    what W multiplies, and h_i is the state after the decoder's final norm.
+
+    Args:
+        config: the decoder's numbers; the block is of the kind of its last layers.
+        rngs: draws the weights.
+        param_dtype: dtype of the weights.
+
+    Attributes:
+        token_norm: of the next token's vector (the Hub's `enorm`).
+        state_norm: of the decoder's state (`hnorm`).
+        join: W, `[2 D, D]` (`eh_proj`).
+        block: a layer of the decoder, with experts where they have them.
+        norm: before the head (`shared_head.norm`).
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        embed = config.embed_dim
+        self.token_norm = norm_of(config, embed, "norm", param_dtype)
+        self.state_norm = norm_of(config, embed, "norm", param_dtype)
+        self.join = Linear(2 * embed, embed, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
+        self.block = Block(config, kind=config.further[0], rngs=rngs, param_dtype=param_dtype)
+        self.norm = norm_of(config, embed, "norm", param_dtype)
+
+    def __call__(
+        self, hidden: jax.Array, following: jax.Array, context: Context
+    ) -> tuple[jax.Array, RouterStats | None]:
+        """States that predict the token after the next one, and what the router says of all real tokens.
+
+        Args:
+            hidden: the decoder's states after its final norm, `[B, T, D]`.
+            following: vectors of the next tokens, `[B, T, D]`.
+            context: of the decoder's call: same masks, same positions.
+        """
+        both = jnp.concatenate([self.token_norm(following), self.state_norm(hidden)], axis=-1)  # [B, T, 2 D]
+        x = constrain(self.join(both), "batch", "length", "activation_embed")
+        x, _, stats = self.block(x, context, None)
+        return constrain(self.norm(x), "batch", "length", "activation_embed"), stats
