@@ -59,6 +59,11 @@ class _FewBits:
         """Its dtype as it is read."""
         return _BFLOAT16
 
+    @property
+    def is_mapped(self) -> bool:
+        """Never: its numbers are computed as it is read."""
+        return False
+
 
 class Mxfp4(_FewBits):
     """Experts' matrices, `[experts, in, out]`, of blocks `[experts, out, in / 32, 16]` and scales without the last."""

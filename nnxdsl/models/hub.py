@@ -17,6 +17,7 @@ from nnxdsl.models.config import from_hf, to_hf
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
 from nnxdsl.models.hub_names import HEAD, copies, sources
+from nnxdsl.models.pieces import Pieces
 from nnxdsl.models.tree import Template
 from nnxdsl.spec.errors import Problem, WeightsError
 
@@ -108,16 +109,17 @@ class HubReader:
         Args:
             path: such as "layers.blocks.0.attention.query.kernel".
 
-        Returns:
-            The values. One tensor is a view of the file, read as it is used; a stack is a copy.
-
         Raises:
             KeyError: no such leaf in a plain decoder of this size.
             WeightsError: a tensor of it is missing or of a dtype that is not understood.
         """
+        return self.pieces(path).read()
+
+    def pieces(self, path: str) -> Pieces:
+        """The same leaf, of which nothing is read before it is asked for; errors as of `leaf`."""
         source = self._sources[path]
         self._require(path)
-        return source.leaf([self._tensors[name].read() for name in source.names])
+        return source.pieces([self._tensors[name] for name in source.names])
 
     def _require(self, path: str) -> None:
         for name in self._sources[path].names:
@@ -128,8 +130,7 @@ class HubReader:
 
     def dtype(self, path: str) -> np.dtype:
         """The dtype that `leaf` gives, without reading it; KeyError and WeightsError as there."""
-        self._require(path)
-        return np.result_type(*(self._tensors[name].numpy for name in self._sources[path].names))
+        return self.pieces(path).dtype
 
     def check(self, template: Template) -> list[Problem]:
         """Everything that keeps the directory from filling a template; reads headers only, no weights.

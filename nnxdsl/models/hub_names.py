@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
 from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Norms
-from nnxdsl.models.safetensors import plain
+from nnxdsl.models.pieces import Pieces
 
 HEAD = "lm_head.weight"
 """Stands beside what the text model's tensors have before their names, not behind it."""
@@ -69,6 +70,29 @@ _EXPERTS = {
 _OTHER_EXPERTS = ("mlp.gate", "mlp.experts", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
 
 
+class Part(Protocol):
+    """One tensor of a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As it is read."""
+        ...
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The dtype that it is read in."""
+        ...
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether reading it costs nothing before it is used."""
+        ...
+
+    def read(self) -> np.ndarray:
+        """Its values."""
+        ...
+
+
 @attrs.frozen
 class Source:
     """The tensors, without prefix, that make one leaf.
@@ -101,21 +125,23 @@ class Source:
             return array[None]
         return array.T if self.transposed else array
 
-    def leaf(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The leaf of all its tensors; of one alone a view."""
+    def pieces(self, parts: Sequence[Part]) -> Pieces:
+        """The leaf of all its tensors, none of which is read."""
         number, of = self.share
-        if self.unit:
-            parts = [part[0] for part in parts]
-        turned = [part.T if self.transposed else part[..., number::of] if of > 1 else part for part in parts]
-        if not self.leading:
-            return turned[0]
-        stack = np.empty((len(turned), *turned[0].shape), np.result_type(*turned))
-        for into, part in zip(stack, turned, strict=True):  # `np.stack` would keep matrices turned over, as they lie
-            if part.dtype == stack.dtype:
-                plain(into)[...] = plain(part)
-            else:
-                into[...] = part
-        return stack.reshape(*self.leading, *turned[0].shape)
+        *shape, last = parts[0].shape[self.unit :]
+        shape = (last, *reversed(shape)) if self.transposed else (*shape, last // of)
+
+        def turned(part: Part) -> np.ndarray:
+            array = part.read()[0] if self.unit else part.read()
+            return array.T if self.transposed else array[..., number::of] if of > 1 else array
+
+        return Pieces(
+            (*self.leading, *shape),
+            np.result_type(*(part.numpy for part in parts)),
+            tuple(functools.partial(turned, part) for part in parts),
+            len(self.leading),
+            all(part.is_mapped for part in parts),
+        )
 
 
 # GPT-OSS keeps the experts of a layer in one tensor, [experts, in, out] as we do, gate and up column by column.

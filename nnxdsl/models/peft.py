@@ -309,10 +309,10 @@ def _like(names: Mapping[str, str]) -> str:
 
 
 def _stacked(path: str, side: str, tensors: Mapping[int, safetensors.Tensor], config: DecoderConfig) -> np.ndarray:
-    source, parts = sources(config)[path], [tensors[number].read() for number in range(len(tensors))]
+    source, parts = sources(config)[path], [tensors[number] for number in range(len(tensors))]
     if side in ("A", "B"):
-        return np.array(source.leaf(parts))
-    return np.stack(parts) if source.leading else np.array(parts[0])
+        return source.pieces(parts).read()
+    return np.stack([part.read() for part in parts]) if source.leading else np.array(parts[0].read())
 
 
 def _number(value: float) -> int | float:

@@ -53,6 +53,11 @@ class Tensor:
         """Its dtype as numpy knows it; a KeyError where that is not `readable`."""
         return _DTYPES[self.dtype]
 
+    @property
+    def is_mapped(self) -> bool:
+        """Always: see `read`."""
+        return True
+
     def read(self) -> np.ndarray:
         """The values as stored, read-only and memory-mapped: nothing is read until it is used."""
         if self.start == self.stop:  # nothing can be mapped
@@ -65,12 +70,6 @@ class Tensor:
 
     def _mapped(self) -> np.ndarray:
         return np.memmap(self.file, np.uint8, "r", self.start, (self.stop - self.start,))
-
-
-def plain(array: np.ndarray) -> np.ndarray:
-    """The same bytes as numbers that numpy knows: others, bfloat16 among them, it moves one at a time."""
-    size = array.dtype.itemsize
-    return array.view(f"u{size}") if size in (1, 2, 4, 8) else array
 
 
 def index(file: Path) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.hub import HubReader
 from nnxdsl.models.hub_download import locate
-from nnxdsl.models.safetensors import plain
+from nnxdsl.models.pieces import Pieces, aligned, copied, unaligned
 from nnxdsl.models.tree import flatten
 from nnxdsl.program import adapters, low_rank
 from nnxdsl.program.architecture import config_problems
@@ -33,7 +34,10 @@ from nnxdsl.spec.quantization import Quantization
 from nnxdsl.spec.reference import Checkpoint
 from nnxdsl.spec.weights import HF, PEFT, Random, Weights
 
-ArrayLike = np.ndarray | jax.Array
+ArrayLike = np.ndarray | jax.Array | Pieces
+
+AT_ONCE_BYTES = 2**28
+"""Of layers that are kept in few bits: what is on the devices in full at a time, or one layer if that is more."""
 
 
 class Source(Protocol):
@@ -58,6 +62,21 @@ class Started:
     def leaf(self, path: str) -> ArrayLike:
         """The weight of a path, or an array of the adapter."""
         return self._adapter[path] if path in self._adapter else self._base.leaf(path)
+
+
+class HubSource:
+    """The weights of a directory in the Hub's format, none of which is read before it is placed.
+
+    Args:
+        reader: Of the directory.
+    """
+
+    def __init__(self, reader: HubReader) -> None:
+        self._reader = reader
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of one path, in the dtype of its file."""
+        return self._reader.pieces(path)
 
 
 class RandomSource:
@@ -122,7 +141,7 @@ def open_base(blueprint: Blueprint) -> Source:
             problems = config_problems(reader.config, blueprint.config, path) or reader.check(blueprint.base_template)
             if problems:
                 raise PlanError(problems, f"Weights.HF({path!r})")
-            return reader
+            return HubSource(reader)
         case _:
             raise NotRegisteredError(f"{type(weights).__qualname__} is opened by nnxdsl.run.origin.open_source")
 
@@ -147,24 +166,24 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
     for path, leaf in blueprint.base.items():
         weight = source.leaf(path)
         if path in blueprint.trainable:
-            trainable[path] = place(weight, jnp.float32, shardings["trainable"][path])
+            trainable[path] = place(weight, jnp.float32, shardings["trainable"][path], is_donated=True)
         elif path in blueprint.frozen:
             frozen[path] = place(weight, leaf.dtype, shardings["frozen"][path])
         else:
             assert quantization is not None
             names = (path + adapters.QVALUE, path + adapters.SCALE)
             where = tuple(shardings["frozen"][name] for name in names)
-            quantise = jax.jit(adapters.quantise, static_argnums=1, out_shardings=where)
             # Spread over the devices before it is quantised there, so that none ever holds the whole of it.
-            spread = place(weight, leaf.dtype, layout.sharding("frozen", names[0], mesh, fetched=True))
-            frozen |= dict(zip(names, quantise(spread, quantization), strict=True))
+            spread = layout.sharding("frozen", names[0], mesh, fetched=True)
+            frozen |= dict(zip(names, _in_few_bits(weight, leaf.dtype, spread, where, quantization), strict=True))
         if path in blueprint.copied and not blueprint.is_apart:
-            reference[path] = place(weight, blueprint.copied[path].dtype, shardings["reference"][path])
+            dtype, sharding = blueprint.copied[path].dtype, shardings["reference"][path]
+            reference[path] = place(weight, dtype, sharding, is_donated=blueprint.follows)
     key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
     is_started = getattr(blueprint.experiment.adapter, "start", None) is not None
     for path, leaf in blueprint.trainable.items():
         if adapters.is_adapter(path) and is_started:
-            trainable[path] = place(source.leaf(path), jnp.float32, shardings["trainable"][path])
+            trainable[path] = place(source.leaf(path), jnp.float32, shardings["trainable"][path], is_donated=True)
         elif path.endswith(adapters.M):
             trainable[path] = _magnitude(low_rank.kernel_of(path), frozen, quantization, shardings["trainable"][path])
         elif adapters.is_adapter(path):
@@ -178,6 +197,45 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
     if blueprint.asked_teacher is not None:
         reference = teacher(blueprint, source, mesh)
     return trainable, frozen, reference
+
+
+def _in_few_bits(
+    weight: ArrayLike,
+    dtype: DTypeLike,
+    spread: NamedSharding,
+    where: tuple[NamedSharding, ...],
+    quantization: Quantization,
+) -> tuple[jax.Array, ...]:
+    """Values and scales of a weight.
+
+    Of a large stack that lies in files, some layers are read and quantised at a time, so that a model which the devices
+    could not hold in full comes to them in few bits.
+    """
+    is_whole = not isinstance(weight, Pieces) or not weight.leading or spread.spec[:1] not in ((), (None,))
+    layers = 1 if is_whole else weight.shape[0]
+    size = weight.size * jnp.dtype(dtype).itemsize // layers
+    at_once = max((n for n in range(1, layers + 1) if layers % n == 0 and n * size <= AT_ONCE_BYTES), default=1)
+    if not isinstance(weight, Pieces) or at_once == layers:
+        quantise = jax.jit(adapters.quantise, static_argnums=1, out_shardings=where)
+        return quantise(place(weight, dtype, spread), quantization)
+    whole = jax.ShapeDtypeStruct(weight.shape, dtype)
+    shapes = jax.eval_shape(functools.partial(adapters.quantise, quantization=quantization), whole)
+    found = tuple(
+        jax.jit(functools.partial(jnp.zeros, each.shape, each.dtype), out_shardings=sharding)()
+        for each, sharding in zip(shapes, where, strict=True)
+    )
+    write = jax.jit(_write, static_argnums=3, donate_argnums=0, out_shardings=where)
+    for first in range(0, layers, at_once):
+        found = write(found, place(weight.layers(first, first + at_once), dtype, spread), first, quantization)
+    return found
+
+
+def _write(
+    found: tuple[jax.Array, ...], layers: jax.Array, first: jax.Array, quantization: Quantization
+) -> tuple[jax.Array, ...]:
+    """Some layers of a stack in few bits, from `first` on."""
+    update = jax.lax.dynamic_update_slice_in_dim
+    return tuple(update(*pair, first, 0) for pair in zip(found, adapters.quantise(layers, quantization), strict=True))
 
 
 def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, sharding: NamedSharding) -> jax.Array:
@@ -248,19 +306,25 @@ def teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Le
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.teacher.base.items()}
 
 
-def place(weight: ArrayLike, dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
-    """One weight on its devices, each of which is given only its own part; always a buffer of its own."""
+def place(
+    weight: ArrayLike, dtype: DTypeLike, sharding: jax.sharding.Sharding, *, is_donated: bool = False
+) -> jax.Array:
+    """One weight on its devices, each of which is given only its own part; always a buffer of its own.
+
+    Args:
+        weight: The values; `Pieces` are read as devices ask for their parts.
+        dtype: Of the result.
+        sharding: Where it is to be.
+        is_donated: Whether a program will write over it. XLA on CPUs takes memory of the host as its own where it can,
+            but does not write over that: such an array would lie there twice.
+    """
     if isinstance(weight, jax.Array) and (sharding.is_fully_addressable or not weight.is_fully_addressable):
         return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))
+    memory = unaligned if is_donated else aligned
+    if isinstance(weight, Pieces) and (weight.is_mapped or sharding.is_fully_replicated):
+        return jax.make_array_from_callback(weight.shape, sharding, lambda index: weight.read(index, dtype, memory))
     host = np.asarray(weight)  # each of several processes gives its devices their parts
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: _owned(np.asarray(host[index]), dtype))
-
-
-def _owned(part: np.ndarray, dtype: DTypeLike) -> np.ndarray:
-    """A copy in `dtype`, its rows one after another: devices take it as it lies."""
-    if part.dtype != jnp.dtype(dtype):
-        return part.astype(jnp.dtype(dtype), order="C")
-    return np.array(plain(part), order="C", copy=True).view(part.dtype)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: copied(host[index], dtype, memory))
 
 
 def _copy(weight: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -1,0 +1,47 @@
+"""First values: layers that are read and quantised one at a time are those of the whole stack, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from nnxdsl import Adapter, Experiment, Model, Quantization, Weights, compile
+from nnxdsl.program import adapters, initial
+
+FAMILIES = Path(__file__).parent.parent / "reference" / "families"
+
+
+@pytest.mark.parametrize("family", ["mistral_global", "mixtral"])  # one of them with experts, which are stacked, too
+def test_a_checkpoint_is_quantised_layer_by_layer(
+    family: str, experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(FAMILIES / family)
+    quantization = Quantization.NF4(block_size=4, targets=("up", "output"))
+    model = Model.HF(path, weights=Weights.HF(path))
+    program = compile(experiment(model=model, quantization=quantization, adapter=Adapter.LoRA(rank=2)))
+    placed: list[tuple[int, ...]] = []
+    place = initial.place
+
+    def recorded(weight: Any, *args: Any, **named: Any) -> jax.Array:
+        placed.append(tuple(weight.shape))
+        return place(weight, *args, **named)
+
+    monkeypatch.setattr(initial, "place", recorded)
+    found: dict[int, Mapping[str, jax.Array]] = {}
+    single: dict[int, int] = {}
+    for at_once in (2**28, 1):
+        monkeypatch.setattr(initial, "AT_ONCE_BYTES", at_once)
+        found[at_once] = program.init().frozen
+        single[at_once] = sum(shape[0] == 1 for shape in placed if len(shape) > 2)
+        placed.clear()
+    few = {path.removesuffix(adapters.QVALUE) for path in found[1] if path.endswith(adapters.QVALUE)}
+    assert few == {path for path in program.blueprint.base if path.endswith(("mlp.up.kernel", "output.kernel"))}
+    for name, array in found[1].items():
+        np.testing.assert_array_equal(np.asarray(array), np.asarray(found[2**28][name]), err_msg=name)
+    layers = sum(program.blueprint.base[path].shape[0] for path in few)
+    assert single == {2**28: 0, 1: layers}
