@@ -18,7 +18,7 @@ from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
 from nnxdsl.models.hub_names import HEAD, copies, sources
 from nnxdsl.models.pieces import Pieces
-from nnxdsl.models.tree import Template
+from nnxdsl.models.tree import Template, is_further
 from nnxdsl.spec.errors import Problem, WeightsError
 
 Stored = safetensors.Tensor | Mxfp4 | BlockFloat8
@@ -175,7 +175,7 @@ class HubReader:
             for name, tensor in self._others.items()
         )
         problems += self._check_heads()
-        if any(path.startswith("mtp.") for path in template.variables):
+        if any(is_further(path) for path in template.variables):
             problems += self._check_copies()
         return problems
 

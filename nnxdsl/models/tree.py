@@ -83,6 +83,11 @@ def flatten(module: nnx.Module) -> dict[str, jax.Array]:
     return {join(path): variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(module))}
 
 
+def is_further(path: str) -> bool:
+    """Whether a leaf is of what predicts tokens further ahead, behind the decoder."""
+    return path.startswith("mtp.")
+
+
 def within(path: str) -> str:
     """The path of a layer's leaf within its stack of layers: `blocks.0.mlp.up.kernel` without what stands before."""
     first, _, rest = path.partition(".")

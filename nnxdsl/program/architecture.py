@@ -85,11 +85,16 @@ def _(model: HF) -> DecoderConfig:
     directory = Path(model.path).expanduser()
     if not directory.is_dir():
         raise PlanError([Problem("model.path", f"{model.path}: no such directory")], f"{type(model).__qualname__}")
-    return hub.read_config(directory)
+    if model.mtp_layers and not hub.read_fields(directory).get("num_nextn_predict_layers"):
+        message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
+        raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
+    return attrs.evolve(hub.read_config(directory), mtp_layers=model.mtp_layers)
 
 
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     """The network of a published size; the one of its weights, where those say something of themselves."""
+    layers = getattr(model, "mtp_layers", 0)
+    config = attrs.evolve(config, mtp_layers=layers)
     place = weights.parts(model.weights)[0]
     if not isinstance(place, weights.HF) or not (directory := Path(place.path).expanduser()).is_dir():
         return config
@@ -99,7 +104,7 @@ def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     problems = config_problems(stored, asked, place.path)
     if problems:
         raise PlanError(problems, f"{type(model).__qualname__}({size!r})")
-    return stored
+    return attrs.evolve(stored, mtp_layers=layers)
 
 
 def config_problems(stored: DecoderConfig, asked: DecoderConfig, where: str) -> list[Problem]:

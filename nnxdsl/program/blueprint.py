@@ -14,8 +14,9 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.config import DecoderConfig
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.decoder_config import LayerKind
 from nnxdsl.models.remat import Remat
-from nnxdsl.models.tree import Leaf, Template, abstract
+from nnxdsl.models.tree import Leaf, Template, abstract, is_further
 from nnxdsl.program import adafactor, adapters, guards, optimizer, outer, patterns
 from nnxdsl.program.advice import nearest_meshes
 from nnxdsl.program.architecture import architecture as architecture
@@ -168,6 +169,11 @@ class Blueprint:
         return self.reference is not None and is_new and not self.follows and not self.is_apart
 
     @property
+    def further(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer that predicts tokens further ahead, where a loss reads what it says."""
+        return self.config.further if self.experiment.mtp_weight else ()
+
+    @property
     def head_path(self) -> str:
         """The path of the output head's weights, which are the embedding's where they are tied."""
         return "embed.embedding" if self.config.tied_head else "lm_head.kernel"
@@ -216,16 +222,22 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     compute, kept = dtypes(experiment, platform)
 
     base = template(config, kept)
-    problems = adapters.problems(adapter, quantization, base.variables) + _length_problems(experiment, config)
+    # Neither is put on a layer behind the decoder.
+    own = {path: leaf for path, leaf in base.variables.items() if not is_further(path)}
+    problems = adapters.problems(adapter, quantization, own) + _length_problems(experiment, config)
     if experiment.router_loss and config.experts is None:
         problems.append(Problem("model.router_loss", "has no effect: this network has no experts"))
+    if experiment.mtp_weight and not config.mtp_layers:
+        problems.append(Problem("objective.mtp_weight", "this network has no layer that predicts further ahead; set 0"))
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, kept, adapter, quantization) if adapter or quantization else base
-    problems = adapters.missed(adapter, quantization, policy, base.variables)
+    problems = adapters.missed(adapter, quantization, policy, own)
     trained = {path for path in policy.variables if adapter is None or adapters.is_adapter(path)}
     problems += patterns.idle("frozen", experiment.frozen, trained)
     trained = {path for path in trained if not patterns.named(experiment.frozen, path)}
+    if not experiment.mtp_weight:  # no gradient reaches it
+        trained = {path for path in trained if not is_further(path)}
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }

@@ -437,6 +437,7 @@ def compile(
         weighted="on_policy" in (getattr(term, "weighting", "") for term in objective.added),
         distill=objective if isinstance(objective, Distill) else None,
         routed=experiment.router_loss > 0,
+        further=experiment.mtp_weight > 0,
     )
     computation = Computation(
         policy=blueprint.policy,
@@ -450,6 +451,7 @@ def compile(
         microbatches=experiment.microbatches,
         offload=experiment.memory.offload,
         router_loss=experiment.router_loss,
+        mtp_weight=experiment.mtp_weight,
         dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
         is_off=blueprint.is_off,
         is_whole=experiment.compares_parts,

@@ -79,9 +79,10 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     here = rows / batch / tokens_cut  # rows of a micro-batch on one device, as if whole ones
     size = blueprint.compute.itemsize
     activation = here * longest.trunk * config.embed_dim * size
+    layers_run = config.num_layers + len(blueprint.further)
     weights = (of.trunk / layout.stages + of.head) * size / tensor
     sweeps = (2 + again + compared + experiment.compares_parts) * times
-    moved = weights * sweeps + 12 * activation * config.num_layers * sweeps
+    moved = weights * sweeps + 12 * activation * layers_run * sweeps
     moved += sum(layout.device_bytes().get(part, 0) for part in ("trainable", "optimizer")) * 2
     spread = layout.gathered_from
     trained = sum(math.prod(leaf.shape) for leaf in blueprint.trainable.values()) * size / tensor
@@ -91,9 +92,9 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     links = {
         "fsdp": (weights * sweeps + trained * times) * (1 - 1 / spread),
         "data": gradients * (1 - 1 / sizes["data"]),
-        "tensor": 4 * activation * config.num_layers * sweeps * (1 - 1 / tensor),
+        "tensor": 4 * activation * layers_run * sweeps * (1 - 1 / tensor),
         "context": 2 * here * tokens_cut * longest.trunk * config.num_kv_heads * config.head_dim * size / tensor
-        * config.num_layers * sweeps * (1 - 1 / tokens_cut),
+        * layers_run * sweeps * (1 - 1 / tokens_cut),
     }  # fmt: skip
     return Work(flops / (batch * tokens_cut * tensor), moved, links)
 

@@ -19,7 +19,7 @@ from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, Ro
 from nnxdsl.models import row as rows
 from nnxdsl.models.activations import Apart, Arrival, Constraint, constrained_by
 from nnxdsl.models.attention import Places, right_padded
-from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.decoder import Decoder, added
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
 from nnxdsl.models.routing import RouterStats
@@ -42,11 +42,14 @@ class Read(NamedTuple):
             `batch.weight.reshape(-1)`.
         stats: Of every target token, filling left out.
         routing: What the routers of all layers say of all real tokens; None where no loss reads it.
+        further: As `stats`, of targets that are predicted one token earlier; None where no loss reads it. Goes with
+            `batch.weight` as what is scored does.
     """
 
     scored: Pairs | TokenStats | Answers | Distilled
     stats: TokenStats
     routing: RouterStats | None
+    further: TokenStats | None = None
 
 
 @attrs.frozen
@@ -71,6 +74,7 @@ class Forward:
         tail_weight: What a token of a pair counts beyond the length of the shorter completion.
         weighted: Whether a loss reads how likely the policy finds completions.
         distill: How the distance from a teacher is measured; None where there is none.
+        further: Whether a loss reads what is predicted one token earlier.
     """
 
     dtype: Any
@@ -90,10 +94,12 @@ class Forward:
     tail_weight: float = 1.0
     weighted: bool = False
     distill: Distill | None = None
+    further: bool = False
 
     def read(self, model: Decoder, batch: Batch, taught: Taught | Top | None = None) -> Read:
         """What a model says of a batch of any kind; with what a teacher says of it, how far the two are apart."""
-        hidden, routing = self._hidden(model, *_laid_out(batch))
+        hidden, routing, beyond = self._hidden(model, *_laid_out(batch))
+        further = None
         if isinstance(batch, PackedPairs):
             scored, stats = self._packed_pairs(model, hidden, batch)
         elif isinstance(batch, PairBatch):
@@ -101,6 +107,8 @@ class Forward:
             stats = stats._replace(mask=stats.mask * batch.weight[:, None])
         else:
             predicting, targets, mask = _predicting(hidden, batch)
+            if beyond is not None and not isinstance(batch, RolloutBatch):
+                further = self._stats(_earlier(beyond, batch), model, targets, further_mask(batch))
             learnt = taught is None or self.distill is None or self.distill.hard_weight > 0
             # What nothing is learnt from is not computed backward.
             said = self._stats(predicting, model, targets, mask, learnt=learnt)
@@ -113,12 +121,12 @@ class Forward:
                 if self.distill is not None and self.distill.feature_weight and isinstance(taught, Taught):
                     features = feature_distance(predicting, taught.hidden, mask)
                 scored = Distilled(said, self._distance(predicting, model, taught, mask), features)
-        return Read(scored, stats, routing)
+        return Read(scored, stats, routing, further)
 
     def teach(self, model: Decoder, batch: Batch) -> Taught:
         """What a teacher says of a batch of sequences; carries no gradient."""
         assert isinstance(batch, SequenceBatch | PackedSequences)
-        hidden, _ = self._hidden(model, *_laid_out(batch))
+        hidden, _, _ = self._hidden(model, *_laid_out(batch))
         predicting, _, _ = _predicting(hidden, batch)
         predicting, head = jax.lax.stop_gradient((predicting, model.head()))
         return Taught(predicting, head, model.config.logit_soft_cap)
@@ -127,7 +135,7 @@ class Forward:
         """The words that a teacher finds likeliest in place of each target of a batch of sequences."""
         assert isinstance(batch, SequenceBatch | PackedSequences)
         assert self.distill is not None
-        hidden, _ = self._hidden(model, *_laid_out(batch))
+        hidden, _, _ = self._hidden(model, *_laid_out(batch))
         predicting, _, mask = _predicting(hidden, batch)
         where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
         soft_cap = model.config.logit_soft_cap
@@ -203,8 +211,11 @@ class Forward:
 
     def _hidden(
         self, model: Decoder, tokens: jax.Array, places: Places, row: Row
-    ) -> tuple[jax.Array, RouterStats | None]:
-        """Final hidden states `[B, T, D]` of tokens `[B, T]`, in rows that are laid out so, and what routers say."""
+    ) -> tuple[jax.Array, RouterStats | None, jax.Array | None]:
+        """Final hidden states `[B, T, D]` of tokens `[B, T]`, in rows that are laid out so, and what routers say.
+
+        The last are the states that predict the token after the next one, where a loss reads them.
+        """
         length = tokens.shape[1]
         if fill := -length % self.length_multiple:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
@@ -213,7 +224,12 @@ class Forward:
         with constrained_by(self.constrain, self.arrive, self.apart):
             stages = self._stages(len(tokens))
             out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
-        return out.hidden[:, :length], out.routing if self.routed else None
+            routing, beyond = out.routing, None
+            if self.further:
+                given = {"dtype": self.dtype, "remat": self.remat, "method": method}
+                beyond, more = model.further(out.hidden, tokens, places, **given)
+                routing, beyond = added(routing, more), beyond[:, :length]
+        return out.hidden[:, :length], routing if self.routed else None, beyond
 
     def _stages(self, rows: int) -> Stages | None:
         if self.stages == 1:
@@ -269,6 +285,35 @@ def _predicting(
         source = jnp.minimum(source, hidden.shape[1] - 1)  # of the filling
         return jnp.take_along_axis(hidden, source[:, :, None], axis=1), batch.answer, batch.loss_mask
     return hidden[:, :-1], batch.tokens[:, 1:], batch.loss_mask[:, 1:]
+
+
+def _earlier(hidden: jax.Array, batch: SequenceBatch | PackedSequences) -> jax.Array:
+    """The states one slot before those of `_predicting`; of a row's first target any."""
+    if isinstance(batch, PackedSequences):
+        return _of_sources(hidden, batch._replace(source=jnp.maximum(batch.source - 1, 0)))
+    return jnp.concatenate([hidden[:, :1], hidden[:, :-2]], axis=1)
+
+
+def further_mask(batch: SequenceBatch | PackedSequences) -> jax.Array:
+    """Which targets count where they are predicted one token earlier: the token before that is of the same sequence.
+
+    Args:
+        batch: Sequences.
+
+    Returns:
+        A mask in the form of `target_mask`.
+    """
+    if not isinstance(batch, PackedSequences):
+        return jnp.asarray(batch.loss_mask[:, 1:]).at[:, :1].set(False)
+    length, slots = batch.tokens.shape[-1], batch.segment.reshape(len(batch.tokens), -1)  # [G, r * T]
+    before = jnp.maximum(batch.source - 1, 0)
+    same = jnp.take_along_axis(slots, before, axis=1) == jnp.take_along_axis(slots, batch.source, axis=1)
+    return batch.loss_mask & same & (batch.source % length > 0)
+
+
+def target_mask(batch: SequenceBatch | PackedSequences) -> jax.Array:
+    """Which targets of sequences count, `[B, T - 1]`, or `[G, C]` of packed ones."""
+    return jnp.asarray(batch.loss_mask if isinstance(batch, PackedSequences) else batch.loss_mask[:, 1:])
 
 
 def parts_in_stages(stages: int, rows: int) -> int:

@@ -199,7 +199,7 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
     trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
     away = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
-    layers, pattern = blueprint.config.num_layers, blueprint.config.period
+    layers, pattern = blueprint.config.num_layers + len(blueprint.further), blueprint.config.period
     period = everything * (pattern if remat == "full" else 1) // layers
     # A stage keeps what its own layers keep, at every tick, of one part of the rows.
     stages = blueprint.layout.stages
@@ -220,6 +220,7 @@ class Share:
         trainable: Paths of what is trained.
         data: What its rows are of.
         attention: What computes attention over the longest rows.
+        further: Whether tokens further ahead are predicted.
     """
 
     config: DecoderConfig
@@ -229,6 +230,7 @@ class Share:
     trainable: frozenset[str]
     data: Data
     attention: Kernel
+    further: bool
 
 
 Trace = Callable[[Share, int, Remat], int]
@@ -263,7 +265,9 @@ def share_of(blueprint: Blueprint) -> Share:
     if kernel in ("cudnn", "splash"):  # which cannot be traced everywhere, and keep much the same
         kernel = "chunked"
     trained = frozenset(blueprint.trainable)
-    return Share(own, blueprint.compute, blueprint.kept, asked.adapter, trained, asked.data, kernel)
+    return Share(
+        own, blueprint.compute, blueprint.kept, asked.adapter, trained, asked.data, kernel, bool(blueprint.further)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -276,7 +280,8 @@ def held(share: Share, rows: int, remat: Remat) -> int:
     """Bytes that the derivative of a forward pass holds on to, beside the weights, the batch and all logits."""
     model = _network(share.config, share.kept, share.adapter)
     # With one token at a time, so that no logits are kept.
-    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=Kernels(share.attention))
+    kernels = Kernels(share.attention)
+    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, further=share.further)
     batch = abstract_batch(share.data, rows)
     trained = {path for path in model.variables if path in share.trainable}
     leaves = {
@@ -346,6 +351,7 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     wide = 8 if blueprint.is_taught_once else 4 if blueprint.teacher is None else 12
     moment = (wide + blueprint.compute.itemsize) * chunk * tile
     if trained and keep:
+        tokens *= 1 + len(blueprint.further)  # each token's, and those of the one after it
         return moment + 4 * tokens * words, f"logits of {tokens} tokens x {words} words in float32"
     return moment, f"a tile of {chunk} tokens x {tile} words of logits, in float32 and as it is multiplied"
 

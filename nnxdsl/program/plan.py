@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from nnxdsl.models.row import packed, sequence
+from nnxdsl.models.tree import is_further
 from nnxdsl.program import adapters, advice
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.cost import cost
@@ -193,7 +194,8 @@ def _quantization(blueprint: Blueprint) -> str | None:
     kind, block = type(asked).__name__, asked.block_size
     scaled = "a scale for each output" if block is None else f"a scale for each {block} inputs"
     if not asked.freezes:
-        meant = [path for path in blueprint.base if path.endswith(".kernel") and adapters.is_targeted(path, asked)]
+        linears = (path for path in blueprint.base if path.endswith(".kernel") and not is_further(path))
+        meant = [path for path in linears if adapters.is_targeted(path, asked)]
         return f"{kind}: products of {len(meant)} arrays, {scaled}; the weights stay float32"
     few = [placed for placed in blueprint.layout if placed.path.endswith((adapters.QVALUE, adapters.SCALE))]
     whole = [leaf for path, leaf in blueprint.base.items() if path + adapters.QVALUE in blueprint.frozen]

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from nnxdsl.data.batch import Batch, token_count
+from nnxdsl.data.batch import Batch, PackedSequences, SequenceBatch, token_count
 from nnxdsl.models.dropout import dropping
 from nnxdsl.models.routing import load_balance
 from nnxdsl.models.tree import Template
 from nnxdsl.program import adapters, whole
 from nnxdsl.program.distill import Distilled, Taught
-from nnxdsl.program.forward import Forward, Read, kept
+from nnxdsl.program.forward import Forward, Read, further_mask, kept, target_mask
 from nnxdsl.program.guards import Halting, Skipping
 from nnxdsl.program.logprobs import TokenStats
 from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
@@ -100,6 +100,9 @@ class Computation:
         is_whole: Whether the loss compares rows of different micro-batches.
         router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
         outer: How workers take this step apart; None for one model.
+        mtp_weight: What the loss of targets that are predicted one token earlier is multiplied by where it is added.
+        mtp_scale: Targets of the whole batch, over those of them that are predicted one token earlier as well; None:
+            those of the micro-batch.
     """
 
     policy: Template
@@ -119,6 +122,8 @@ class Computation:
     apart: Forward | None = None
     teacher: Teaching | None = None
     outer: Apart | None = None
+    mtp_weight: float = 0.0
+    mtp_scale: jax.Array | None = None
 
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
@@ -172,6 +177,8 @@ class Computation:
         def add(total: tuple[Leaves, Terms], part: tuple[Batch, jax.Array | None]) -> tuple[tuple[Leaves, Terms], None]:
             return self.accumulate(total, trainable, frozen, reference, *part), None
 
+        if self.mtp_weight:
+            self = attrs.evolve(self, mtp_scale=_mtp_scale(batch))
         parts, keys = jax.tree.map(self._split, (batch, keys))
         if self.is_whole:
             gradients, terms = whole.gradients(self, trainable, frozen, reference, parts, keys)
@@ -384,12 +391,18 @@ class Computation:
         return gradients, _zeros(jax.eval_shape(terms))
 
     def trained(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
-        """What is minimised: the objective's terms and, where it is asked for, the load-balancing loss of routers.
+        """What is minimised: the objective's terms and what is added to them where it is asked for.
 
-        The latter belongs to the batch as a whole. It is added with the count of the objective's own loss, so that
-        dividing by that leaves it as it is; its metric is `aux_loss`, TRL's name, not multiplied by its strength.
+        That is the loss of tokens predicted further ahead, and the load-balancing loss of routers, which both belong to
+        the batch as a whole. They are added with the count of the objective's own loss, so that dividing by that leaves
+        them as they are. The metric of the latter is `aux_loss`, TRL's name, not multiplied by its strength.
         """
         terms = self._terms(out, compared, batch)
+        if out.further is not None:
+            # A mean over targets of its own, though the sum is divided by the count of all targets.
+            scale = _mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
+            more = self.mtp_weight * scale * terms.metrics["mtp_loss"].total
+            terms = terms._replace(loss=Ratio(terms.loss.total + more, terms.loss.count))
         if out.routing is None:
             return terms
         uneven = load_balance(out.routing)
@@ -403,11 +416,21 @@ class Computation:
         if isinstance(out.scored, Pairs):
             logps = {"logps/chosen": out.scored.chosen, "logps/rejected": out.scored.rejected}
             extra = {name: row_mean(value, weight) for name, value in logps.items()}
+        if out.further is not None:
+            counted = out.further.mask * weight[:, None]
+            extra = {"mtp_loss": Ratio(-jnp.sum(out.further.logp * counted), jnp.sum(counted))}
         return Terms(terms.loss, {**extra, **terms.metrics, **_token_metrics(out.stats)})
 
     def _split(self, x: jax.Array) -> jax.Array:
         """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""
         return jnp.moveaxis(x.reshape(-1, self.microbatches, *x.shape[1:]), 1, 0)
+
+
+def _mtp_scale(batch: Batch) -> jax.Array:
+    """How many targets of a batch there are for each that is predicted one token earlier as well."""
+    assert isinstance(batch, SequenceBatch | PackedSequences)
+    weight = batch.weight[:, None]
+    return _divide(jnp.sum(target_mask(batch) * weight), jnp.sum(further_mask(batch) * weight))
 
 
 def _token_metrics(stats: TokenStats) -> dict[str, Ratio]:

@@ -45,10 +45,10 @@ def gradients(
         batch, keys = part
         return computation.both(leaves, frozen, reference, batch, keys)
 
-    (scored, stats, routing), compared = jax.lax.map(ask, (parts, keys))
-    scored, stats, compared = (jax.tree.map(_joined, tree) for tree in (scored, stats, compared))
+    (scored, stats, routing, further), compared = jax.lax.map(ask, (parts, keys))
+    scored, stats, further, compared = (jax.tree.map(_joined, tree) for tree in (scored, stats, further, compared))
     # What routers say are sums over tokens.
-    said = Read(scored, stats, jax.tree.map(lambda x: jnp.sum(x, axis=0), routing))
+    said = Read(scored, stats, jax.tree.map(lambda x: jnp.sum(x, axis=0), routing), further)
     batch = jax.tree.map(_joined, parts)
 
     def total(said: Read) -> tuple[jax.Array, Terms]:
@@ -57,13 +57,14 @@ def gradients(
 
     toward, terms = jax.grad(total, has_aux=True)(said)
     count = len(jax.tree.leaves(parts)[0])
-    toward_rows = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), (toward.scored, toward.stats))
+    by_row = (toward.scored, toward.stats, toward.further)
+    toward_rows = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), by_row)
 
     def add(summed: Leaves, part: tuple[Batch, jax.Array | None, Any]) -> tuple[Leaves, None]:
-        batch, keys, (of_scored, of_stats) = part
+        batch, keys, (of_scored, of_stats, of_further) = part
         with dropping(keys):
             _, back = jax.vjp(computation.reader(frozen, batch, reference), leaves)
-        (more,) = back(Read(of_scored, of_stats, toward.routing))
+        (more,) = back(Read(of_scored, of_stats, toward.routing, of_further))
         return jax.tree.map(lambda one, other: one + other.astype(one.dtype), summed, more), None
 
     nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}

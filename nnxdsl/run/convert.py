@@ -16,6 +16,7 @@ import numpy as np
 from nnxdsl.models import hub, linen
 from nnxdsl.models.config import DecoderConfig, to_hf
 from nnxdsl.models.hub_names import sources
+from nnxdsl.models.tree import is_further
 from nnxdsl.run import tokenizer_files
 from nnxdsl.run.appear import appearing, require_vacant
 from nnxdsl.run.checkpoint import Checkpoints, find
@@ -156,7 +157,7 @@ def _fitting(weights: Weights) -> DecoderConfig:
     """
     if weights.config is None:
         raise WeightsError(f"{weights.where}: put the network's config.json beside it, as the Hub has it")
-    config = attrs.evolve(weights.config, mtp_layers=int(any(path.startswith("mtp.") for path in weights.shapes)))
+    config = attrs.evolve(weights.config, mtp_layers=int(any(is_further(path) for path in weights.shapes)))
     base = template_of(config).variables
     names = {path: ", ".join(source.names) for path, source in sources(config).items()}
     problems = [

@@ -12,6 +12,7 @@ import numpy as np
 
 from nnxdsl.models import peft
 from nnxdsl.models.hub_download import locate
+from nnxdsl.models.tree import is_further
 from nnxdsl.program import adapters, initial, low_rank
 from nnxdsl.program.blueprint import Blueprint, draw, outline
 from nnxdsl.program.initial import ArrayLike, Source, Taught
@@ -139,10 +140,13 @@ class CheckpointSource:
 
     def __init__(self, blueprint: Blueprint, path: Path) -> None:
         run = _Trained.open(path)
-        if run.blueprint.config != blueprint.config:
+        further = run.blueprint.config.mtp_layers
+        if attrs.evolve(run.blueprint.config, mtp_layers=0) != attrs.evolve(blueprint.config, mtp_layers=0):
             raise WeightsError(
                 f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
             )
+        if further < blueprint.config.mtp_layers:
+            raise WeightsError(f"{path} holds no layer that predicts further ahead; set model.mtp_layers=0")
         self.experiment, self.step, self._earlier, self._saved = run.experiment, run.step, run.blueprint, run.leaves
         # The earlier run's own earlier runs are beside it, which need not be where this one is.
         beside = run.directory.parent.parent
@@ -226,7 +230,7 @@ def _adapter_on(path: Path, blueprint: Blueprint, where: str) -> tuple[LowRank, 
     if run.experiment.model.weights != ours.model.weights:
         message = f"its adapter belongs to {run.experiment.model.weights!r}, not to {ours.model.weights!r}"
         problems.append(Problem(where, message))
-    if run.blueprint.config != blueprint.config:
+    if attrs.evolve(run.blueprint.config, mtp_layers=0) != attrs.evolve(blueprint.config, mtp_layers=0):
         problems.append(Problem(where, f"{path} is of another network than {type(ours.model).__qualname__}"))
     if problems:
         raise PlanError(problems, f"Experiment '{ours.name}'")
@@ -317,7 +321,8 @@ class WeightsAlone:
             for name, leaf in blueprint.base.items()
             if name not in contents or tuple(contents[name].shape) != leaf.shape
         ]
-        problems += [f"{name}: no part of this network" for name in contents if name not in blueprint.base]
+        others = (name for name in contents if name not in blueprint.base and not is_further(name))
+        problems += [f"{name}: no part of this network" for name in others]
         if problems:
             raise WeightsError("\n  ".join([f"{path}: {len(problems)} arrays do not fit:", *problems]))
 

@@ -23,7 +23,7 @@ from nnxdsl.spec.guard import Guard, Stop
 from nnxdsl.spec.identity import run_id
 from nnxdsl.spec.limits import Limit, name, positive
 from nnxdsl.spec.model import Model
-from nnxdsl.spec.objective import Objective
+from nnxdsl.spec.objective import SFT, Objective
 from nnxdsl.spec.optimizer import Optimizer
 from nnxdsl.spec.outer import Outer, outer_problems
 from nnxdsl.spec.placement import BATCH_AXES, Memory, Mesh
@@ -161,6 +161,7 @@ class Experiment(Spec):
             self._check_offload,
             self._check_earlier,
             self._check_router,
+            self._check_further,
             lambda: continuing.adapter_problems(self),
         )
 
@@ -267,6 +268,28 @@ class Experiment(Spec):
         if self.router_loss and self.mesh.stage > 1:
             yield Problem("model.router_loss", "stages of a pipeline do not tell what their routers say; set 0")
 
+    @property
+    def mtp_weight(self) -> float:
+        """Strength of multi-token prediction; 0 where the objective has no such field."""
+        return self.objective.mtp_weight if isinstance(self.objective, SFT) else 0.0
+
+    def _check_further(self) -> Iterable[Problem]:
+        layers, where = getattr(self.model, "mtp_layers", 0), "objective.mtp_weight"
+        if self.mtp_weight and not layers:
+            cure = "set model.mtp_layers=1" if hasattr(self.model, "mtp_layers") else "set 0"
+            message = f"has no effect: {type(self.model).__qualname__} has no layer that predicts further ahead; {cure}"
+            yield Problem(where, message)
+        for field, given in (("adapter", self.adapter), ("quantization", self.quantization)):
+            if self.mtp_weight and given is not None:
+                message = f"a layer that predicts further ahead is trained whole, without {type(given).__qualname__}; "
+                yield Problem(where, message + f"set 0, or {field}=None")
+        for weights in parts(self.model.weights):
+            if layers and isinstance(weights, From) and not getattr(weights.experiment.model, "mtp_layers", 0):
+                message = "model.weights.experiment ends without that layer; set 1 there, or 0 here"
+                yield Problem("model.mtp_layers", message)
+        if isinstance(self.objective, Distill) and getattr(self.objective.teacher, "mtp_layers", 0):
+            yield Problem("objective.teacher.mtp_layers", "has no effect: no teacher predicts further ahead; set 0")
+
     def main(self) -> None:
         """The command line of this experiment: `python FILE [run|show|plan|diff OTHER] [path=value ...]`."""
         # The one arrow that points up: a file that ends in `experiment.main()` is what people run.
@@ -274,6 +297,6 @@ class Experiment(Spec):
 
 
 def _network(model: Model) -> Model:
-    """The model without where its weights and tokenizer come from, and without how its routers learn."""
-    routers = {"router_loss": 0.0} if hasattr(model, "router_loss") else {}
-    return attrs.evolve(model, weights=Random(), tokenizer=Auto(), **routers)
+    """The model without where its weights and tokenizer come from, and without what only its training reads."""
+    others = {name: 0 for name in ("router_loss", "mtp_layers") if hasattr(model, name)}
+    return attrs.evolve(model, weights=Random(), tokenizer=Auto(), **others)

@@ -172,6 +172,7 @@ SAVED = "run/test_loop.py::test_the_last_checkpoints_are_kept"
 COUNTED = "program/test_guards.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
 HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
 ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
+FURTHER = "program/test_mtp_weight.py::test_evaluations_have_it_beside_their_loss_and_without_it_all_is_as_it_was"
 ELSEWHERE = {
     **{
         f"Data.{kind}.{name}": test
@@ -227,6 +228,8 @@ ELSEWHERE = {
         for name in ("base", "adapters", "coefficients")
     },
     "Model.HF.path": HUB,
+    "Objective.SFT.mtp_weight": FURTHER,
+    **{f"Model.{kind}.mtp_layers": FURTHER for kind in ("DeepSeekV3", "HF")},
 }
 MESHES = {
     "rules": Mesh(fsdp=2),
@@ -351,7 +354,7 @@ def test_a_model_is_its_size_and_weights(kind: type[Any], experiment: Callable[.
 
     sizes = get_args(declared(kind)["size"].type)
     assert len({str(architecture(kind(size))) for size in sizes}) == len(sizes)
-    assert set(declared(kind)) <= {"size", "weights", "tokenizer", "router_loss"}
+    assert set(declared(kind)) <= {"size", "weights", "tokenizer", "router_loss", "mtp_layers"}
     if "router_loss" in declared(kind):
         assert experiment(model=kind("tiny", router_loss=0.25)).router_loss == 0.25
         assert experiment(model=kind("tiny", weights=Weights.Random())).router_loss == 0

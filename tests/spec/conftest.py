@@ -85,7 +85,7 @@ def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any
         low = limit.above if limit.above is not None else limit.at_least
         high = limit.below if limit.below is not None else limit.at_most
     if annotation is int:
-        found: st.SearchStrategy[Any] = st.integers(0 if low is None else int(low), 10_000)
+        found: st.SearchStrategy[Any] = st.integers(0 if low is None else int(low), int(min(10_000, high or 10_000)))
     elif annotation is float:
         found = st.floats(low, high, allow_nan=False, allow_infinity=False) | st.sampled_from([0, -0.0, 1, 5e-6, 1e16])
     elif annotation is str:
@@ -316,6 +316,14 @@ def experiments(draw: st.DrawFn) -> Experiment:
         model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
     if hasattr(model, "router_loss") and mesh.stage > 1:
         model = attrs.evolve(model, router_loss=0.0)
+    quantization = draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None)))
+    if hasattr(model, "mtp_layers") and isinstance(model.weights, Weights.From):
+        model = attrs.evolve(model, mtp_layers=0)
+    further = getattr(model, "mtp_layers", 0) and adapter is None and quantization is None
+    if isinstance(objective, Objective.SFT) and not further:
+        objective = attrs.evolve(objective, mtp_weight=0.0)
+    if isinstance(objective, Objective.Distill) and hasattr(objective.teacher, "mtp_layers"):
+        objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))
     return Experiment(
         **fields,
         objective=objective,
@@ -324,7 +332,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         microbatch_size=draw(st.sampled_from([None, micro])),
         batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "group_size", 1),
         evaluation=draw(st.none() | evaluations(st.none() | data)),
-        quantization=draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None))),
+        quantization=quantization,
         precision=draw(of_class(registry["Precision"], **frozen)),
         model=model,
         memory=attrs.evolve(draw(of_class(Memory, offload=offload)), reference=reference),

@@ -69,6 +69,8 @@ ONLY = {
     ("Experiment", "frozen"): "frozen",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
     ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
+    ("Objective.SFT", "mtp_weight"): "further",
+    ("Model.DeepSeekV3", "mtp_layers"): "DeepSeekV3",
 }
 """Fields that can be another in one experiment alone."""
 
@@ -119,6 +121,13 @@ def samples(design: Any) -> dict[str, Experiment]:
         **{kind.__name__: design(quantization=kind(), adapter=None) for kind in TRAINED},
         **{f"optimizer {number}": design(optimizer=each) for number, each in enumerate(OPTIMIZERS)},
         "frozen": design(adapter=None, quantization=None, frozen=("embed",)),
+        "further": design(
+            model=Model.DeepSeekV3("tiny", mtp_layers=1),
+            objective=Objective.SFT(loss_on="all", mtp_weight=0.3),
+            data=Data.Text("text.jsonl"),
+            adapter=None,
+            quantization=None,
+        ),
         "apart": design(outer=Outer.DiLoCo(every_steps=10)),
         "skipping": design(guard=Guard.Skip()),
         "spikes": design(guard=Guard.SkipSpikes()),
