@@ -88,7 +88,7 @@ def context(
     if "local" in config.layers:
         rope = config.rope_local or config.rope_global
         local_view = view(config.window, rope_tables(places.position, config.head_dim, rope))
-    if "global" in config.layers:
+    if "global" in config.layers + config.further:
         global_view = view(None, rope_tables(places.position, config.head_dim, config.rope_global))
     if "linear" in config.layers:
         nothing = jnp.zeros((*places.position.shape, 0), jnp.float32)

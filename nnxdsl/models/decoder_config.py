@@ -163,8 +163,9 @@ class DecoderConfig:
         tied_head: the embedding is the output head; else the head has weights of its own.
         logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
             where they stay as they are.
-        mtp_layers: layers behind the decoder that predict tokens further ahead, 0 or 1 (DeepSeek-V3, arXiv:2412.19437,
-            section 2.2). A `config.json` is read as 0, whatever it says: many are of directories without them.
+        mtp_layers: layers behind the decoder that predict tokens further ahead, 0 or 1, global ones (DeepSeek-V3,
+            arXiv:2412.19437, section 2.2). A `config.json` is read as 0, whatever it says: many are of directories
+            without them.
     """
 
     vocab_size: int
@@ -257,8 +258,8 @@ class DecoderConfig:
 
     @property
     def further(self) -> tuple[LayerKind, ...]:
-        """The kind of every layer that predicts tokens further ahead: that of the last one before them."""
-        return self.layers[-1:] * self.mtp_layers
+        """The kind of every layer that predicts tokens further ahead."""
+        return ("global",) * self.mtp_layers
 
     @property
     def head_widths(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from nnxdsl.models import safetensors
 from nnxdsl.models.config import from_hf, to_hf
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
-from nnxdsl.models.hub_names import HEAD, copies, sources
+from nnxdsl.models.hub_names import HEAD, copies, may_go_further, sources, stands_beside
 from nnxdsl.models.pieces import Pieces
 from nnxdsl.models.tree import Template, is_further
 from nnxdsl.spec.errors import Problem, WeightsError
@@ -29,8 +29,8 @@ SINGLE = "model.safetensors"
 # What stands before our names: the text model, the multimodal one of transformers 5, and that of transformers 4.
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-# What the text decoder has no use for: parts of a multimodal checkpoint, RoPE's frequencies in old checkpoints, and
-# Qwen3-Next's layers that predict tokens further ahead.
+# What no decoder has a use for: parts of a multimodal checkpoint, RoPE's frequencies in old checkpoints, and what is
+# beside the layer that predicts tokens further ahead in Qwen3-Next's.
 _UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|mtp\.|.*\.rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -78,9 +78,9 @@ class HubReader:
         self.config = read_config(directory)
         fields = read_fields(directory)
         further = _further(self.config, fields)
-        whole = attrs.evolve(self.config, mtp_layers=1) if further else self.config
+        whole = attrs.evolve(self.config, mtp_layers=1) if may_go_further(fields) else self.config
         self._sources = sources(whole, fields.get("model_type"))
-        self._copies = copies(whole)
+        self._copies = copies(whole, fields.get("model_type"))
         self._tensors: dict[str, Stored] = {}
         self._heads: dict[str, Stored] = {}
         self._others: dict[str, Stored] = {}
@@ -96,11 +96,11 @@ class HubReader:
                 self._heads[name] = tensor
             elif name in _HEADS:
                 self._tensors[HEAD] = tensor
-            elif name.startswith(self._prefix) and ours in wanted:
+            elif ours in wanted and name == self._full(ours):
                 self._tensors[ours] = tensor
             elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in further):
                 self._others[name] = tensor
-        if further and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
+        if whole.mtp_layers and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
             self.config = whole
 
     def leaf(self, path: str) -> np.ndarray:
@@ -204,7 +204,7 @@ class HubReader:
         return not np.array_equal(copy.read().view(np.uint8), own.read().view(np.uint8))
 
     def _full(self, name: str) -> str:
-        return name if name == HEAD else self._prefix + name
+        return name if stands_beside(name) else self._prefix + name
 
     def _missing(self, path: str, name: str, shape: tuple[int, ...] | None) -> Problem:
         file = self._where.get(self._full(name), self._listing)
@@ -270,7 +270,7 @@ def write(
     for path, source in wanted.items():
         for number, name in enumerate(source.names):
             origin.setdefault(tensor_name(name), []).append((path, number))
-            for copy in (copy for copy, of in copies(config).items() if of == name):
+            for copy in (copy for copy, of in copies(config, about["model_type"]).items() if of == name):
                 origin[tensor_name(copy)] = [(path, number)]
     tensors = {
         name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
@@ -306,8 +306,8 @@ def write(
 
 
 def tensor_name(name: str, prefix: str = "model.") -> str:
-    """The name in a file of a tensor of `sources`: the head stands beside the text model, all else in it."""
-    return name if name == HEAD else prefix + name
+    """The name in a file of a tensor of `sources`."""
+    return name if stands_beside(name) else prefix + name
 
 
 def _further(config: DecoderConfig, fields: Mapping[str, Any]) -> range:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -168,25 +168,51 @@ _LINEAR = {
 }
 
 
-# Of a layer that predicts tokens further ahead: what stands around its block.
+# A layer that predicts tokens further ahead, by family: what stands around its block, in the order of our names; and
+# what stands before the names of those and of the block's.
 _FURTHER = {
-    "token_norm.scale": Source(("enorm.weight",), (), False),
-    "state_norm.scale": Source(("hnorm.weight",), (), False),
-    "join.kernel": Source(("eh_proj.weight",), (), True),
-    "norm.scale": Source(("shared_head.norm.weight",), (), False),
+    "deepseek_v3": (("enorm", "hnorm", "eh_proj", "shared_head.norm"), "layers.{}.", "layers.{}."),
+    "qwen3_next": (("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"), "mtp.", "mtp.layers.0."),
 }
+_AROUND = ("token_norm.scale", "state_norm.scale", "join.kernel", "norm.scale")
 
 
-def copies(config: DecoderConfig) -> dict[str, str]:
+def may_go_further(fields: Mapping[str, Any]) -> bool:
+    """Whether a directory with this `config.json` may hold a layer that predicts tokens further ahead."""
+    family = fields.get("model_type")
+    # Qwen3-Next's says nothing of it.
+    return family in _FURTHER and bool(fields.get("num_nextn_predict_layers", family == "qwen3_next"))
+
+
+def _further(config: DecoderConfig, model_type: str | None) -> dict[str, Source]:
+    """Of the layer that predicts tokens further ahead, if there is one."""
+    names, *befores = _FURTHER.get(model_type or "", _FURTHER["deepseek_v3"])
+    around, block = (before.format(config.num_layers) for before in befores)
+    found: dict[str, Source] = {}
+    for kind in config.further:
+        for ours, own in _layer(config, kind, model_type).items():
+            found[f"mtp.block.{ours}"] = attrs.evolve(own, names=tuple(block + name for name in own.names))
+        for ours, name in zip(_AROUND, names, strict=True):
+            found[f"mtp.{ours}"] = Source((f"{around}{name}.weight",), (), ours == "join.kernel")
+    return found
+
+
+def stands_beside(name: str) -> bool:
+    """Whether a tensor of `sources` stands beside the text model's, not in it."""
+    return name == HEAD or name.startswith("mtp.")
+
+
+def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
     """Tensors that a layer which predicts tokens further ahead shares with the decoder: their second names.
 
     Args:
         config: the decoder's numbers.
+        model_type: the Hub's name of the family: in Qwen3-Next's they have no second names.
 
     Returns:
         The name of the decoder's own tensor, by the name of the copy; empty where there is no such layer.
     """
-    if not config.mtp_layers:
+    if not config.mtp_layers or model_type == "qwen3_next":
         return {}
     embedding = _TOP["embed.embedding"]
     head = embedding if config.tied_head else HEAD
@@ -220,12 +246,7 @@ def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, S
         for ours, own in _layer(config, kind, model_type).items():
             names = tuple(f"layers.{first + periods * pattern + block}.{name}" for name in own.names)
             found[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
-    for kind in config.further:
-        block = {f"block.{ours}": own for ours, own in _layer(config, kind, model_type).items()}
-        for ours, own in (_FURTHER | block).items():
-            names = tuple(f"layers.{config.num_layers}.{name}" for name in own.names)
-            found[f"mtp.{ours}"] = attrs.evolve(own, names=names)
-    return found
+    return found | _further(config, model_type)
 
 
 def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None) -> dict[str, Source]:

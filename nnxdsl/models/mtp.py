@@ -19,20 +19,20 @@ class Predictor(nnx.Module):
 
     `h'_i = block(W [norm(Emb(t_(i+1))) ; norm(h_i)])`, and `head(norm(h'_i))` predicts `t_(i+2)`. Two things that the
     paper leaves open, or says otherwise, are as in the code that runs the published weights (vLLM's deepseek_mtp.py and
-    deepseek_v2.py; Megatron-LM's multi_token_prediction.py trains so as well): the token stands before the state in
-    what W multiplies, and h_i is the state after the decoder's final norm.
+    deepseek_v2.py; its qwen3_next_mtp.py is the same, and Megatron-LM's multi_token_prediction.py trains so): the token
+    stands before the state in what W multiplies, and h_i is the state after the decoder's final norm.
 
     Args:
-        config: the decoder's numbers; the block is of the kind of its last layers.
+        config: the decoder's numbers.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
 
     Attributes:
-        token_norm: of the next token's vector (the Hub's `enorm`).
-        state_norm: of the decoder's state (`hnorm`).
-        join: W, `[2 D, D]` (`eh_proj`).
-        block: a layer of the decoder, with experts where they have them.
-        norm: before the head (`shared_head.norm`).
+        token_norm: of the next token's vector (the Hub's `enorm`; Qwen3-Next's `pre_fc_norm_embedding`).
+        state_norm: of the decoder's state (`hnorm`; `pre_fc_norm_hidden`).
+        join: W, `[2 D, D]` (`eh_proj`; `fc`).
+        block: a layer as the decoder's global ones, with experts where they have them.
+        norm: before the head (`shared_head.norm`; `norm`).
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:

@@ -26,6 +26,7 @@ from nnxdsl.models.config import (
     QWEN3_NEXT,
     DecoderConfig,
 )
+from nnxdsl.models.hub_names import may_go_further
 from nnxdsl.spec import weights
 from nnxdsl.spec.errors import NotRegisteredError, PlanError, Problem
 from nnxdsl.spec.model import (
@@ -85,7 +86,7 @@ def _(model: HF) -> DecoderConfig:
     directory = Path(model.path).expanduser()
     if not directory.is_dir():
         raise PlanError([Problem("model.path", f"{model.path}: no such directory")], f"{type(model).__qualname__}")
-    if model.mtp_layers and not hub.read_fields(directory).get("num_nextn_predict_layers"):
+    if model.mtp_layers and not may_go_further(hub.read_fields(directory)):
         message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
     return attrs.evolve(hub.read_config(directory), mtp_layers=model.mtp_layers)

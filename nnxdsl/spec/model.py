@@ -229,10 +229,16 @@ class Qwen3Next(Model):
         tokenizer: What turns text into ids.
         router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
             is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
+            of those that the published network has. `Objective.SFT(mtp_weight=...)` trains it; else it stays as it is,
+            and is exported with the rest.
     """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
 
     size: Literal["tiny", "80b-a3b"] = attrs.field(kw_only=False)
     router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
 
 @attrs.frozen(kw_only=True)

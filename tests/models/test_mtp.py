@@ -57,7 +57,7 @@ def test_tensors_of_further_layers_are_understood(family: str, name: str, beyond
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> None:
     reader = hub.HubReader(FIGURES / name)
     template = template_of(reader.config)
@@ -123,7 +123,12 @@ def test_a_layer_that_does_not_fit_says_so(tmp_path: Path) -> None:
         f"model.layers.3.shared_head.head.weight: {file}: differs from lm_head.weight, which a layer that predicts "
         "further ahead shares",
     ]
-    edit(file, lambda arrays: [arrays.pop(name) for name in list(arrays) if "layers.3." in name])
+
+    def take_out(arrays: dict[str, np.ndarray]) -> None:
+        for name in [name for name in arrays if "layers.3." in name]:
+            del arrays[name]
+
+    edit(file, take_out)
     config.write_text(config.read_text().replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0'))
     assert [str(problem) for problem in hub.HubReader(directory).check(template)] == [
         f"mtp.join.kernel: {config}: num_nextn_predict_layers says that no layer predicts further ahead"

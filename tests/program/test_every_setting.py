@@ -229,7 +229,7 @@ ELSEWHERE = {
     },
     "Model.HF.path": HUB,
     "Objective.SFT.mtp_weight": FURTHER,
-    **{f"Model.{kind}.mtp_layers": FURTHER for kind in ("DeepSeekV3", "HF")},
+    **{f"Model.{kind}.mtp_layers": FURTHER for kind in ("DeepSeekV3", "HF", "Qwen3Next")},
 }
 MESHES = {
     "rules": Mesh(fsdp=2),

@@ -54,16 +54,24 @@ def expected() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def batch(expected: dict[str, np.ndarray]) -> SequenceBatch:
+    return batch_of(expected)
+
+
+def batch_of(expected: dict[str, np.ndarray]) -> SequenceBatch:
     targets = expected["targets"].copy()
     targets[:, 0] = False  # nothing predicts a first token
     return SequenceBatch(expected["tokens"], expected["lengths"], targets, np.ones(len(targets), np.float32))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
 def test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches(
-    experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], batch: SequenceBatch
+    experiment: Callable[..., Experiment], name: str
 ) -> None:
-    program = compile(experiment(model=MODEL, objective=LEARNT, microbatch_size=2))
+    figures = FIGURES.with_name(name)
+    expected = dict(np.load(figures / "expected.npz"))
+    batch, model = batch_of(expected), Model.HF(str(figures), weights=Weights.HF(str(figures)), mtp_layers=1)
+    program = compile(experiment(model=model, objective=LEARNT, microbatch_size=2))
     state = program.init()
     learnt = jax.jit(program.computation.learnt)
     gradients, terms = jax.device_get(learnt(state.trainable, state.frozen, state.reference, program.put(batch), None))
@@ -72,8 +80,8 @@ def test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches(
     assert terms.metrics["mtp_loss"].total / terms.metrics["mtp_loss"].count == pytest.approx(further, rel=TOLERANCE)
     norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in gradients.values()))
     assert norm == pytest.approx(float(expected["norm"]), rel=TOLERANCE)
-    for path, name in LEAVES.items():
-        wanted = expected[f"to.{name}"].T
+    for path, theirs in LEAVES.items():
+        wanted = expected[f"to.{theirs}"].T
         np.testing.assert_allclose(gradients[path], wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max(), err_msg=path)
 
 

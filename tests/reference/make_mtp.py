@@ -5,9 +5,9 @@ Run it in an environment that has torch and transformers (figures stored here: t
     python tests/reference/make_mtp.py
 
 transformers leaves these layers out. Their block is one of its own decoder layers; what stands around it is written
-here after vLLM's deepseek_mtp.py. It writes tests/reference/mtp/<name>/ : a Hub directory (config.json and safetensors
-with the layer's tensors as published ones have them), every parameter drawn anew, so that a norm that is left out
-shows; and expected.npz with
+here after vLLM's deepseek_mtp.py and qwen3_next_mtp.py. It writes tests/reference/mtp/<name>/ : a Hub directory
+(config.json and safetensors with the layer's tensors as published ones have them), every parameter drawn anew, so that
+a norm that is left out shows; and expected.npz with
 
 - tokens [B, T], lengths [B] (rows are right-padded), targets [B, T] (which tokens are learnt from);
 - logits [B, T, V], float32, of the token after the next one; zero where there is none in the row;
@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from make_families import LATENT, SIZES, YARN, drawn
+from make_families import FAMILIES, LATENT, SIZES, YARN, drawn
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
 HERE = Path(__file__).parent / "mtp"
 LAYERS, WEIGHT = 3, 0.3
@@ -40,6 +41,21 @@ DEEPSEEK = {
     "first_k_dense_replace": 1,
     "q_lora_rank": 16,
     "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+}
+
+
+QWEN = {
+    **SIZES,
+    **FAMILIES["qwen3_next"],
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "full_attention"],  # the last one is the block
+}
+# What Qwen3-Next calls what stands around the block.
+NAMES = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
 }
 
 
@@ -91,6 +107,30 @@ def deepseek() -> None:
     figures(directory, model, block, around)
 
 
+def qwen() -> None:
+    """Qwen3-Next: a gated DeltaNet, a layer with attention, and one with attention behind them."""
+    torch.manual_seed(1)
+    config = Qwen3NextConfig(**QWEN, attn_implementation="eager")
+    model = Qwen3NextForCausalLM(config).eval()
+    around = Around(config.hidden_size, lambda width: Qwen3NextRMSNorm(width, eps=config.rms_norm_eps))
+    drawn(model)
+    drawn(around)
+    directory = HERE / "qwen3_next"
+    shutil.rmtree(directory, ignore_errors=True)
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    fields = json.loads((directory / "config.json").read_text())
+    fields |= {"num_hidden_layers": 2, "layer_types": QWEN["layer_types"][:2]}
+    (directory / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    tensors = load_file(directory / "model.safetensors")
+    tensors = {name.replace("model.layers.2.", "mtp.layers.0."): value for name, value in tensors.items()}
+    for name, value in around.named_parameters():
+        tensors[f"mtp.{NAMES[name.removesuffix('.weight')]}.weight"] = value.detach()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    model.config.num_hidden_layers = 2  # so many are run
+    figures(directory, model, model.model.layers[2], around)
+
+
 def figures(directory: Path, model: Any, block: Any, around: Any) -> None:
     """Writes what comes of some rows."""
     size, words = max(LENGTHS), SIZES["vocab_size"]
@@ -131,3 +171,4 @@ def figures(directory: Path, model: Any, block: Any, around: Any) -> None:
 
 if __name__ == "__main__":
     deepseek()
+    qwen()

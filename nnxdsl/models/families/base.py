@@ -99,6 +99,7 @@ class Family:
         read: a parsed `config.json` to the decoder's numbers; raises WeightsError.
         write: the fields of `config.json` for a decoder that has the `choices`.
         derived: what follows from a decoder's other numbers, for fields that `config.json` does not have.
+        further: whether it may have a layer that predicts tokens further ahead.
     """
 
     title: str
@@ -108,10 +109,11 @@ class Family:
     read: Callable[[Mapping[str, Any]], DecoderConfig]
     write: Callable[[DecoderConfig], dict[str, Any]]
     derived: Callable[[DecoderConfig], Mapping[str, object]] = lambda _: {}
+    further: bool = False
 
     def refusals(self, config: DecoderConfig) -> list[str]:
         """Everything in which a decoder differs from those of this family, as "field=what it is here"."""
-        wanted = {**self.choices, **self.derived(config)}
+        wanted = {**self.choices, **self.derived(config), **({} if self.further else {"mtp_layers": 0})}
         return [
             f"{name}={value!r} (not {getattr(config, name)!r})"
             for name, value in wanted.items()

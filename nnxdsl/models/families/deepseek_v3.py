@@ -248,4 +248,5 @@ FAMILY = Family(
     read=_read,
     write=_write,
     derived=_derived,
+    further=True,
 )
