@@ -1,11 +1,12 @@
 """What loading weights takes: time beside that of reading the files, host memory beside their size.
 
-`python benchmarks/loading.py [--size 1b] [--rounds 3] [--json FILE]` writes a random Gemma 3 in the Hub's format,
-bfloat16 in shards of at most 1 GiB, and then reads it in processes of their own that take turns: its bytes through a
-small buffer, its bytes into memory where they stay (the least that any reader does), as `nnxdsl.load` does, and as a
-LoRA run does, on one device and on eight virtual ones. Memory is the largest resident set above that after the imports;
-on CPUs it holds the arrays themselves, so 1.0 is the least. Each process first uses and frees as much memory as it will
-need: what a virtual machine's host gives out for the first time takes it seconds a GiB. Exit code 1 beyond the aim.
+`python benchmarks/loading.py [--size 1b] [--rounds 3] [--cold] [--json FILE]` writes a random Gemma 3 in the Hub's
+format, bfloat16 in shards of at most 1 GiB, and then reads it in processes of their own that take turns: its bytes
+through a small buffer, its bytes into memory where they stay (the least that any reader does), as `nnxdsl.load` does,
+and as a LoRA run does, on one device and on eight virtual ones. Memory is the largest resident set above that after the
+imports; on CPUs it holds the arrays themselves, so 1.0 is the least. Each process first uses and frees as much memory
+as it will need: what a virtual machine's host gives out for the first time takes it seconds a GiB. With `--cold` the
+system forgets the files before each process, so that they are read from the disk. Exit code 1 beyond the aim.
 """
 
 from __future__ import annotations
@@ -65,6 +66,14 @@ def read_bytes(directory: Path) -> None:
 def keep_bytes(directory: Path) -> list[np.ndarray]:
     """Every byte of the weights, in memory."""
     return [np.fromfile(file, np.uint8) for file in sorted(directory.glob("*.safetensors"))]
+
+
+def forget(directory: Path) -> None:
+    """Has the system drop what it keeps of the files in memory."""
+    for file in directory.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def used(size: int) -> None:
@@ -159,6 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", default="1b")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cold", action="store_true", help="read from the disk, not from the system's memory")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
@@ -175,6 +185,8 @@ def main() -> int:
                 flags = "--xla_force_host_platform_device_count=8" if side.endswith("8") else ""
                 command = [sys.executable, __file__, "--one", side, "--directory", place, "--size", asked.size]
                 environment = {**os.environ, **cache, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+                if asked.cold:
+                    forget(Path(place))
                 done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
                 runs.append(json.loads(done.stdout))
     print(f"Gemma 3 {asked.size}, {size / 2**30:.2f} GiB of bfloat16; aim: at most {AIM} of that in host memory\n")

@@ -92,6 +92,12 @@ GUARDS = [
         f"{SIGNALS}test_a_signal_saves_at_the_step_boundary",
     ),
     Guard(
+        "6", "processes stop when one of them has been told to, not each by itself", "run/processes.py",
+        "        if is_alone():\n            return value\n        before = ",
+        "        if is_alone() or True:\n            return value\n        before = ",
+        f"{PROCESSES}test_a_signal_to_one_stops_all_at_one_step",
+    ),
+    Guard(
         "7", "a second signal ends the process", "run/stop.py",
         "            if self.signal is not None:\n                _leave(number)\n", "",
         f"{SIGNALS}test_two_signals_in_the_middle_of_a_save_end_at_once",
