@@ -164,7 +164,9 @@ def _write_model(
         return saved.merged(path).astype(DTYPES[dtype])
 
     like = model_type(saved.experiment)
-    hub.write(place, saved.config, shapes, value=value, max_shard_bytes=limit, fields=fields, like=like)
+    # A run on rows of ids may have a tokenizer with more words than the model; transformers refuses to fill with them.
+    known = {name: word for name, word in fields.items() if word is None or word < saved.config.vocab_size}
+    hub.write(place, saved.config, shapes, value=value, max_shard_bytes=limit, fields=known, like=like)
 
 
 def counted(display: Display, stage: str, total: int) -> Callable[[], None]:

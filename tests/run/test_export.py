@@ -33,7 +33,7 @@ TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24)).astype(np.int32)
 TEXTS = ("Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n<eos", "".join(map(chr, range(1, 300))))
 
 
-def logits_of_run(run: Path) -> np.ndarray:
+def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
     """Of the model that a run ended with, an adapter beside its base, as training has it."""
     program = compile_experiment(origin.saved_experiment(run))
     state = program.init(origin.open_source(program.blueprint, run.parent))
@@ -45,7 +45,7 @@ def logits_of_run(run: Path) -> np.ndarray:
     @jax.jit
     def forward(leaves: dict[str, jax.Array]) -> jax.Array:
         model: Any = template.merge(leaves)
-        return model.logits(model(TOKENS, right_padded(jnp.array([24, 24]), 24), dtype=jnp.float32).hidden)
+        return model.logits(model(tokens, right_padded(jnp.array([24, 24]), 24), dtype=jnp.float32).hidden)
 
     return np.asarray(forward(leaves))
 
@@ -249,3 +249,44 @@ def test_few_bits_are_exported_as_they_were_before(lab: Any, tmp_path: Path) -> 
     scale = 32.0 / 4
     np.testing.assert_allclose(reader.leaf(path), source.leaf(path) + scale * a @ b, rtol=0, atol=1e-6)
     assert isinstance(experiment.model.weights, Weights.Random)
+
+
+MIXTURE = """
+from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, Tokenizer, Weights
+
+PLACE = {place!r}
+experiment = Experiment(
+    name="mixture",
+    model=Model.HF(PLACE, weights=Weights.HF(PLACE), tokenizer=Tokenizer.Bytes()),
+    adapter=Adapter.LoRA(rank=2),
+    objective=Objective.DPO(),
+    data=Data.Preferences("ids.jsonl", max_prompt_length=8, max_response_length=8),
+    optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-2)),
+    batch_size=2,
+    steps=2,
+)
+if __name__ == "__main__":
+    experiment.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_mixture_that_learnt_from_ids_by_the_command_line(lab: Any) -> None:
+    """Its tokenizer has more words than the model, so that none of them may be what the model fills rows with."""
+    place = Path(__file__).parent.parent / "reference" / "families" / "mixtral"
+    (lab.place / "mixture.py").write_text(MIXTURE.format(place=str(place)), encoding="utf-8")
+    row = {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10]}
+    (lab.place / "ids.jsonl").write_text(f"{json.dumps(row)}\n" * 4, encoding="utf-8")
+    code, _, err = lab.python("mixture.py")
+    assert code == 0, err
+    (run,) = (lab.place / "runs").glob("mixture-*")
+    code, _, err = lab.cli("export", str(run), "out")
+    assert code == 0, err
+    config = json.loads((lab.place / "out" / "config.json").read_text())
+    assert config["model_type"] == "mixtral"
+    assert all(config.get(f"{which}_token_id") is None for which in ("bos", "eos", "pad"))
+    exported = nnxdsl.load(lab.place / "out")
+    np.testing.assert_allclose(exported(TOKENS % 96), logits_of_run(run, TOKENS % 96), atol=2e-5)
+    code, _, err = lab.cli("export", str(run), "alone", "--adapter")
+    assert code == 2
+    assert "PEFT has no name for it; export the model with its adapter merged" in err
