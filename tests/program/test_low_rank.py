@@ -198,11 +198,14 @@ def places(rows: int, length: int) -> Places:
 
 
 def left(rows: jax.Array, length: int, *, layer: int = 0, salt: int = 1, is_on: Any = True, rate: float = 0.25) -> Any:
-    x = jnp.ones((len(rows), length, 64))
-    with dropping(rows, is_on):
-        stamp(places(len(rows), length))
-        with at_layer(layer):
-            return np.asarray(dropped(x, rate, salt))
+    @jax.jit
+    def drop(rows: jax.Array, is_on: Any, layer: Any) -> jax.Array:
+        with dropping(rows, is_on):
+            stamp(places(len(rows), length))
+            with at_layer(layer):
+                return dropped(jnp.ones((len(rows), length, 64)), rate, salt)
+
+    return np.asarray(drop(rows, is_on, layer))
 
 
 def test_what_is_left_out_goes_by_row_position_layer_and_module() -> None:
