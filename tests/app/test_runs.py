@@ -1,10 +1,11 @@
-"""Runs as files: the list, metrics in columns, what may be done to a run; no process is started here."""
+"""Runs as files: the list, metrics in columns, what may be done to a run, and whose process it is."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -156,6 +157,34 @@ def test_a_run_is_ended_with_its_group(settings: Settings) -> None:
     child.communicate()
     assert child.returncode == -9
     assert living(child.pid) == []
+
+
+LAUNCH = """
+import sys, time
+from pathlib import Path
+from app.launch import Launcher
+from app.settings import Settings
+from tests.app.many import experiment
+
+home = Path(sys.argv[1])
+print(Launcher(Settings(home=home, project=home.parent)).launch(experiment(0)).process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_outlives_the_terminal_of_its_app(settings: Settings) -> None:
+    """A terminal that is closed ends all that it began."""
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-c", LAUNCH, str(settings.home)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    app = subprocess.Popen(words, env=environment, cwd=root, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    assert app.stdout is not None
+    run = int(app.stdout.readline())
+    os.killpg(app.pid, signal.SIGKILL)
+    app.communicate()
+    time.sleep(0.2)
+    assert living(run) == [str(run)]
+    os.killpg(run, signal.SIGKILL)
 
 
 def living(group: int) -> list[str]:

@@ -29,7 +29,7 @@ class Guard:
     Attributes:
         row: Of the fault matrix.
         what: The guard in words.
-        file: Where it stands, under `nnxdsl/`.
+        file: Where it stands, seen from `nnxdsl/`.
         old: Its text, which stands there once.
         new: What it becomes.
         test: What must fail then.
@@ -217,6 +217,17 @@ GUARDS = [
         "29", "a run that is a link is refused", "run/store.py",
         "if (home / path.name).resolve().parent != home:", "if False:",
         f"{CHANGES}test_hostile_files_are_refused",
+    ),
+    Guard(
+        "25", "a run is no part of its app's session", "../app/launch.py",
+        "                start_new_session=True,\n", "",
+        "tests/app/test_runs.py::test_a_run_outlives_the_terminal_of_its_app",
+    ),
+    Guard(
+        "26", "a run that is at work is not launched again", "../app/launch.py",
+        'if liveness_of(status) in ("running", "silent"):\n            raise RunError(f"{run} is at work already',
+        'if False:\n            raise RunError(f"{run} is at work already',
+        "tests/app/test_runs.py::test_a_run_is_ended_with_its_group",
     ),
     Guard(
         "27", "silence ends a run", "run/processes.py",
