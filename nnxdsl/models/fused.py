@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from nnxdsl.models.activations import apart
 from nnxdsl.models.attention import Places
@@ -165,6 +164,9 @@ def attend_splash(
     Returns:
         `[B, T, N, H]` in the dtype of `query`.
     """
+    # Pallas' kernels for TPUs take a third of a second to import, which runs on other devices are spared.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # noqa: PLC0415
+
     if row.packed:
         raise ValueError("of a packed row too little is known when splash attention is traced")
     length = query.shape[1]
