@@ -125,12 +125,36 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "head_dim": None,
     },
+    # Every third layer sees everything, with a stretched wavelength of its own.
+    "gemma3": {
+        "sliding_window": 6,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 12,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+        },
+    },
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+        "rms_norm_eps": 1e-5,
+    },
+    "llama3_tied": {"tie_word_embeddings": True},
 }
 CLASSES = {
     "gpt_oss": "GptOss",
     "deepseek_v3": "DeepseekV3",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "llama3": "Llama",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "qwen2": "Qwen2",
@@ -163,7 +187,8 @@ def make(name: str, fields: dict[str, Any], seed: int) -> None:
     torch.manual_seed(seed)
     family = CLASSES[max((kind for kind in CLASSES if name.startswith(kind)), key=len)]
     given = {key: value for key, value in {**SIZES, **fields}.items() if not (key == "head_dim" and value is None)}
-    config = getattr(transformers, f"{family}Config")(**given, attn_implementation="eager")
+    text = "Text" if hasattr(transformers, f"{family}TextConfig") else ""
+    config = getattr(transformers, f"{family}{text}Config")(**given, attn_implementation="eager")
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     drawn(model)
     directory = HERE / name
@@ -178,8 +203,10 @@ def make(name: str, fields: dict[str, Any], seed: int) -> None:
     loss.backward()
     norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None))
     with torch.no_grad():
+        prompt = tokens[:, :PROMPT]
+        real = torch.ones_like(prompt)  # else the padding's id would count as padding where it is a word
         greedy = model.generate(
-            tokens[:, :PROMPT], max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+            prompt, attention_mask=real, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
         )[:, PROMPT:]
     np.savez_compressed(
         directory / "expected.npz",
