@@ -49,6 +49,18 @@ def _shuffled(order: Order, rows: int, seed: int, epoch: int) -> Rows:
     return np.argsort(words, kind="stable")
 
 
+def ordered(order: Order, rows: int, seed: int, epoch: int) -> Rows:
+    """[rows] as `permutation`, which it must be.
+
+    Raises:
+        DataError: it leaves rows out, or has some twice.
+    """
+    found = np.asarray(permutation(order, rows, seed, epoch))
+    if not np.array_equal(np.sort(found, axis=None), np.arange(rows)):
+        raise DataError(f"{type(order).__name__}: expected each of {rows:,} rows once in epoch {epoch}")
+    return found
+
+
 class Batches:
     """Endless batches over a dataset, any of them reachable at once. Holds no position: `at(step)` is pure.
 
@@ -83,7 +95,7 @@ class Batches:
         self.seed = seed
         self.order = order
         # A cache for speed alone: two epochs, since a batch may span a border.
-        self._permutation = functools.lru_cache(maxsize=2)(lambda epoch: permutation(order, len(dataset), seed, epoch))
+        self._permutation = functools.lru_cache(maxsize=2)(lambda epoch: ordered(order, len(dataset), seed, epoch))
         self._maker: Maker = maker(batching, dataset, batch_size, blocks, self._sample)
 
     def over(self, dataset: Dataset) -> Batches:

@@ -75,14 +75,27 @@ class Pieces:
         out = (memory or aligned)([stop - start for start, stop in bounds], self.dtype if dtype is None else dtype)
         into = out.reshape(len(chosen), *out.shape[self.leading :])
         if len(chosen) == 1 and within:
-            part = chosen[0]()[within]
-            _each(lambda band: _copy(into[0][band], part[band]), _bands(part), out.nbytes)
+            part = self._checked(chosen[0]())[within]
+            _each(lambda band: _copy(into[0][band], part[band]), _bands(part), out.nbytes, _cores())
         else:
-            _each(lambda number: _copy(into[number], chosen[number]()[within]), range(len(chosen)), out.nbytes)
+            threads = _cores() if self.is_mapped else 1  # pieces that are computed would all lie in memory at a time
+            _each(
+                lambda number: self._move(into[number], chosen[number], within), range(len(chosen)), out.nbytes, threads
+            )
         return out
 
+    def _move(self, into: np.ndarray, read: Callable[[], np.ndarray], within: Index) -> None:
+        _copy(into, self._checked(read())[within])
+
+    def _checked(self, part: np.ndarray) -> np.ndarray:
+        if part.shape != self.shape[self.leading :]:
+            raise ValueError(f"a piece has shape {part.shape}, expected {self.shape[self.leading :]}")
+        return part
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, for numpy."""
+        """All of it, for numpy; ValueError where no copy is to be made."""
+        if copy is False:
+            raise ValueError("an array in pieces cannot be had without a copy")
         return self.read(dtype=dtype)
 
 
@@ -128,9 +141,14 @@ def _bands(part: np.ndarray) -> list[slice]:
     return [slice(row, row + rows) for row in range(0, part.shape[0], rows)]
 
 
-def _each(do: Callable[[Any], None], items: Sequence[Any], size: int) -> None:
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _each(do: Callable[[Any], None], items: Sequence[Any], size: int, threads: int) -> None:
     """Does all of them, beside each other where there is much to move."""
-    threads = min(len(items), os.cpu_count() or 1)
+    threads = min(len(items), threads)
     if threads < 2 or size < BAND_BYTES:
         for item in items:
             do(item)

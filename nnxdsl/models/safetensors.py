@@ -69,7 +69,10 @@ class Tensor:
         return self._mapped().reshape(self.shape)
 
     def _mapped(self) -> np.ndarray:
-        return np.memmap(self.file, np.uint8, "r", self.start, (self.stop - self.start,))
+        try:
+            return np.memmap(self.file, np.uint8, "r", self.start, (self.stop - self.start,))
+        except (OSError, ValueError) as error:  # it was there, and as long, when its header was read
+            raise WeightsError(f"{self.file}: cannot be read any more: {error}; was it changed?") from None
 
 
 def index(file: Path) -> dict[str, Tensor]:

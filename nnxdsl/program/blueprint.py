@@ -234,10 +234,10 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     policy = template(config, kept, adapter, quantization) if adapter or quantization else base
     problems = adapters.missed(adapter, quantization, policy, own)
     trained = {path for path in policy.variables if adapter is None or adapters.is_adapter(path)}
-    problems += patterns.idle("frozen", experiment.frozen, trained)
-    trained = {path for path in trained if not patterns.named(experiment.frozen, path)}
     if not experiment.mtp_weight:  # no gradient reaches it
         trained = {path for path in trained if not is_further(path)}
+    problems += patterns.idle("frozen", experiment.frozen, trained)
+    trained = {path for path in trained if not patterns.named(experiment.frozen, path)}
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }

@@ -173,9 +173,10 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             assert quantization is not None
             names = (path + adapters.QVALUE, path + adapters.SCALE)
             where = tuple(shardings["frozen"][name] for name in names)
-            # Spread over the devices before it is quantised there, so that none ever holds the whole of it.
-            spread = layout.sharding("frozen", names[0], mesh, fetched=True)
-            frozen |= dict(zip(names, _in_few_bits(weight, leaf.dtype, spread, where, quantization), strict=True))
+            # Spread over the devices and quantised there, wherever it is kept, so that none ever holds the whole of it.
+            there = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
+            few = _in_few_bits(weight, leaf.dtype, there, quantization)
+            frozen |= dict(zip(names, jax.device_put(few, where), strict=True))
         if path in blueprint.copied and not blueprint.is_apart:
             dtype, sharding = blueprint.copied[path].dtype, shardings["reference"][path]
             reference[path] = place(weight, dtype, sharding, is_donated=blueprint.follows)
@@ -202,15 +203,15 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
 def _in_few_bits(
     weight: ArrayLike,
     dtype: DTypeLike,
-    spread: NamedSharding,
     where: tuple[NamedSharding, ...],
     quantization: Quantization,
 ) -> tuple[jax.Array, ...]:
-    """Values and scales of a weight.
+    """Values and scales of a weight, on the devices.
 
     Of a large stack that lies in files, some layers are read and quantised at a time, so that a model which the devices
     could not hold in full comes to them in few bits.
     """
+    spread = where[0]  # a weight has the axes of its values
     is_whole = not isinstance(weight, Pieces) or not weight.leading or spread.spec[:1] not in ((), (None,))
     layers = 1 if is_whole else weight.shape[0]
     size = weight.size * jnp.dtype(dtype).itemsize // layers
@@ -321,10 +322,17 @@ def place(
     if isinstance(weight, jax.Array) and (sharding.is_fully_addressable or not weight.is_fully_addressable):
         return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))
     memory = unaligned if is_donated else aligned
-    if isinstance(weight, Pieces) and (weight.is_mapped or sharding.is_fully_replicated):
-        return jax.make_array_from_callback(weight.shape, sharding, lambda index: weight.read(index, dtype, memory))
-    host = np.asarray(weight)  # each of several processes gives its devices their parts
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: copied(host[index], dtype, memory))
+    parts: dict[str, np.ndarray] = {}  # those that several devices have are read once
+    is_lazy = isinstance(weight, Pieces) and (weight.is_mapped or sharding.is_fully_replicated)
+    host = weight if is_lazy else np.asarray(weight)
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:  # each of several processes gives its devices their parts
+        if str(index) not in parts:
+            lazy = isinstance(host, Pieces)
+            parts[str(index)] = host.read(index, dtype, memory) if lazy else copied(host[index], dtype, memory)
+        return parts[str(index)]
+
+    return jax.make_array_from_callback(host.shape, sharding, part)
 
 
 def _copy(weight: jax.Array, dtype: jnp.dtype) -> jax.Array:

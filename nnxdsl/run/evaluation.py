@@ -14,7 +14,7 @@ import numpy as np
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset, Prompts
 from nnxdsl.data.encode import Encoder, stop_ids
-from nnxdsl.data.order import Rows, permutation
+from nnxdsl.data.order import Rows, ordered
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.models.tree import Template
@@ -163,7 +163,7 @@ class Evaluator:
         """[rows] the held-out rows as their data orders them: each once, and the same at every evaluation."""
         if self.dataset is None or self.evaluation.data is None:
             return np.arange(0)
-        return permutation(self.evaluation.data.order, len(self.dataset), self.program.experiment.seed, epoch=0)
+        return ordered(self.evaluation.data.order, len(self.dataset), self.program.experiment.seed, epoch=0)
 
 
 def _encoded(evaluator: Evaluator) -> list[list[int]]:

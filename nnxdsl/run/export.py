@@ -133,8 +133,8 @@ def export(
             notes += () if base else (_baseless(saved),)
         else:
             base = None
-            _write_model(place, saved, dtype, max_shard_bytes, tokenizer.ids, display)
-        tokenizer.write(place, saved.config.max_length)
+            _write_model(place, saved, dtype, max_shard_bytes, tokenizer.ids(saved.config.vocab_size), display)
+        tokenizer.write(place, saved.config.max_length, saved.config.vocab_size)
         display.stage("reading back, and comparing logits")
         difference, largest = _compare(place, target, saved, dtype, is_adapter=adapter)
         files = {path.name: path.stat().st_size for path in sorted(place.iterdir())}
@@ -164,9 +164,7 @@ def _write_model(
         return saved.merged(path).astype(DTYPES[dtype])
 
     like = model_type(saved.experiment)
-    # A run on rows of ids may have a tokenizer with more words than the model; transformers refuses to fill with them.
-    known = {name: word for name, word in fields.items() if word is None or word < saved.config.vocab_size}
-    hub.write(place, saved.config, shapes, value=value, max_shard_bytes=limit, fields=known, like=like)
+    hub.write(place, saved.config, shapes, value=value, max_shard_bytes=limit, fields=fields, like=like)
 
 
 def counted(display: Display, stage: str, total: int) -> Callable[[], None]:

@@ -69,22 +69,26 @@ class TokenizerFiles:
             return cls(f"that of {path}", directory, only, template, tokenizer)
         return cls(f"that of {directory}", directory, tokenizer=tokenizer)
 
-    @property
-    def ids(self) -> dict[str, Any]:
-        """What `config.json` says of it: the ids that begin, end and fill a text."""
+    def ids(self, words: int) -> dict[str, Any]:
+        """What `config.json` says of it: the ids that begin, end and fill a text.
+
+        Those beyond so many words of the model are left out, which transformers would not load: a run on rows of ids
+        may have a tokenizer with more.
+        """
         if self.tokenizer is None:
             return {}
         found: dict[str, Any] = {"bos_token_id": self.tokenizer.bos_id, "eos_token_id": self.tokenizer.eos_id}
         if isinstance(self.tokenizer, BytesTokenizer):
             found["pad_token_id"] = self.tokenizer.pad_id
-        return found
+        return {name: word for name, word in found.items() if word is None or word < words}
 
-    def write(self, directory: Path, max_length: int) -> None:
+    def write(self, directory: Path, max_length: int, words: int) -> None:
         """Writes the files.
 
         Args:
             directory: where to.
             max_length: positions of the model.
+            words: of the model's vocabulary.
 
         Raises:
             DataError: what was written is not the same tokenizer.
@@ -100,7 +104,8 @@ class TokenizerFiles:
                 text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 (directory / name).write_text(text, encoding="utf-8")
         if self.tokenizer is not None and not (directory / GENERATION).exists():
-            settings = {**self.ids, "eos_token_id": sorted(self.tokenizer.stop_ids)}
+            ends = [word for word in sorted(self.tokenizer.stop_ids) if word < words]
+            settings = {**self.ids(words), "eos_token_id": ends or None}
             (directory / GENERATION).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         self._check(directory)
 

@@ -283,7 +283,7 @@ class Experiment(Spec):
             if self.mtp_weight and given is not None:
                 message = f"a layer that predicts further ahead is trained whole, without {type(given).__qualname__}; "
                 yield Problem(where, message + f"set 0, or {field}=None")
-        for weights in parts(self.model.weights):
+        for weights in parts(self.model.weights)[:1]:  # of what is merged, the base has it
             if layers and isinstance(weights, From) and not getattr(weights.experiment.model, "mtp_layers", 0):
                 message = "model.weights.experiment ends without that layer; set 1 there, or 0 here"
                 yield Problem("model.mtp_layers", message)

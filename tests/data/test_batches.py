@@ -168,3 +168,19 @@ def test_a_source_and_an_order_of_another_package(write, tokens: BytesTokenizer)
     permutation.register(Backwards, lambda order, rows, seed, epoch: np.arange(rows)[::-1])
     batches = Batches(load(data, tokens), batch_size=2, seed=0, order=Backwards())
     assert batches.at(0).tokens[:, :2].tolist() == [[2, 9], [1, 9]]
+
+
+@attrs.frozen(kw_only=True)
+class Twice(Order):
+    """The first row twice, and the last one never."""
+
+
+@permutation.register(Twice)
+def _(order: Order, rows: int, seed: int, epoch: int) -> Any:
+    return [0, *range(rows - 1)]
+
+
+def test_an_order_that_leaves_rows_out_is_refused(pairs: Dataset) -> None:
+    batches = Batches(pairs, batch_size=4, seed=0, order=Twice())
+    with pytest.raises(DataError, match="Twice: expected each of 10 rows once in epoch 0"):
+        batches.at(0)

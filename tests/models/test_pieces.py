@@ -85,3 +85,10 @@ def test_what_a_program_writes_over_is_the_devices_own() -> None:
         after = add(placed)
         assert np.array_equal(after, whole + 1)
         assert (after.unsafe_buffer_pointer() == where) == is_donated
+
+
+def test_a_piece_of_another_shape_is_refused() -> None:
+    found, _ = stack((2,), (4, 6))
+    wide = parts(np.zeros((4, 6), BFLOAT16), np.zeros((1, 6), BFLOAT16))  # which numpy would repeat
+    with pytest.raises(ValueError, match=r"a piece has shape \(1, 6\), expected \(4, 6\)"):
+        Pieces(found.shape, BFLOAT16, wide, 1).read()

@@ -10,20 +10,22 @@ import jax
 import numpy as np
 import pytest
 
-from nnxdsl import Adapter, Experiment, Model, Quantization, Weights, compile
+from nnxdsl import Adapter, Experiment, Memory, Model, Quantization, Weights, compile
 from nnxdsl.program import adapters, initial
 
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 
 
-@pytest.mark.parametrize("family", ["mistral_global", "mixtral"])  # one of them with experts, which are stacked, too
+@pytest.mark.parametrize(  # one of them with experts, which are stacked, too
+    ("family", "memory"), [("mistral_global", Memory(offload=("frozen",))), ("mixtral", Memory())]
+)
 def test_a_checkpoint_is_quantised_layer_by_layer(
-    family: str, experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+    family: str, memory: Memory, experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(FAMILIES / family)
     quantization = Quantization.NF4(block_size=4, targets=("up", "output"))
     model = Model.HF(path, weights=Weights.HF(path))
-    program = compile(experiment(model=model, quantization=quantization, adapter=Adapter.LoRA(rank=2)))
+    program = compile(experiment(model=model, quantization=quantization, adapter=Adapter.LoRA(rank=2), memory=memory))
     placed: list[tuple[int, ...]] = []
     place = initial.place
 
@@ -43,5 +45,10 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
     assert few == {path for path in program.blueprint.base if path.endswith(("mlp.up.kernel", "output.kernel"))}
     for name, array in found[1].items():
         np.testing.assert_array_equal(np.asarray(array), np.asarray(found[2**28][name]), err_msg=name)
+        assert array.sharding == found[2**28][name].sharding
     layers = sum(program.blueprint.base[path].shape[0] for path in few)
     assert single == {2**28: 0, 1: layers}
+
+
+def test_parts_that_several_devices_have_are_read_once(on_eight_devices: Callable[..., Any]) -> None:
+    assert on_eight_devices("on_parts.py") == {"reads": 2, "equal": True}

@@ -285,6 +285,8 @@ def test_a_mixture_that_learnt_from_ids_by_the_command_line(lab: Any) -> None:
     config = json.loads((lab.place / "out" / "config.json").read_text())
     assert config["model_type"] == "mixtral"
     assert all(config.get(f"{which}_token_id") is None for which in ("bos", "eos", "pad"))
+    generation = json.loads((lab.place / "out" / "generation_config.json").read_text())
+    assert set(generation.values()) == {None}
     exported = nnxdsl.load(lab.place / "out")
     np.testing.assert_allclose(exported(TOKENS % 96), logits_of_run(run, TOKENS % 96), atol=2e-5)
     code, _, err = lab.cli("export", str(run), "alone", "--adapter")
