@@ -6,7 +6,7 @@ import functools
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import jax
@@ -323,15 +323,19 @@ def place(
         return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))
     memory = unaligned if is_donated else aligned
     parts: dict[str, np.ndarray] = {}  # those that several devices have are read once
-    is_lazy = isinstance(weight, Pieces) and (weight.is_mapped or sharding.is_fully_replicated)
-    host = weight if is_lazy else np.asarray(weight)
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:  # each of several processes gives its devices their parts
+    def read(index: Any) -> np.ndarray:
+        if isinstance(host, Pieces):
+            return host.read(index, dtype, memory)
+        return copied(np.asarray(host[index]), dtype, memory)
+
+    def part(index: Any) -> np.ndarray:  # each of several processes gives its devices their parts
         if str(index) not in parts:
-            lazy = isinstance(host, Pieces)
-            parts[str(index)] = host.read(index, dtype, memory) if lazy else copied(host[index], dtype, memory)
+            parts[str(index)] = read(index)
         return parts[str(index)]
 
+    is_read_late = isinstance(weight, Pieces) and (weight.is_mapped or sharding.is_fully_replicated)
+    host = weight if is_read_late else np.asarray(weight)
     return jax.make_array_from_callback(host.shape, sharding, part)
 
 
