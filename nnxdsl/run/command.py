@@ -54,6 +54,7 @@ def _leave_at_once(error: BaseException) -> NoReturn:
         sys.stderr.write(f"{what.rstrip()}\n")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    processes.last_to_leave()
     os._exit(REFUSED if isinstance(error, NnxdslError) and not isinstance(error, TrainingError) else FAILED)
 
 
