@@ -246,7 +246,7 @@ def test_packed_pairs_equal_ordinary_rows(
 ) -> None:
     decoder = model_of(experiment(model=model), trained)
     batch = pairs(5, seed=3)
-    found, stats, _ = jax.jit(lambda batch: Forward(jnp.float32, "none", 9).read(decoder, batch))(batch)
+    found, stats, *_ = jax.jit(lambda batch: Forward(jnp.float32, "none", 9).read(decoder, batch))(batch)
     sizes = batch.prompt_length, batch.chosen_length, batch.rejected_length
     assert len(set(zip(*sizes, strict=True))) == 5
     tokens, first = np.zeros((10, 16), np.int32), np.zeros(10, np.int32)
