@@ -223,8 +223,8 @@ def test_every_field_of_a_sum_s_terms_acts() -> None:
 
 
 def test_every_field_of_sft_acts() -> None:
-    # What `loss_on` marks is known to the data (tests/data/test_conversations.py); a loss sees the mask. What is added for
-    # tokens further ahead is no part of it (test_mtp_weight.py).
+    # What `loss_on` marks is known to the data (tests/data/test_conversations.py); a loss sees the mask. What is added
+    # for tokens further ahead is no part of it (test_mtp_weight.py).
     assert set(declared(Objective.SFT)) == {"loss_on", "z_loss", "mtp_weight"}
     one = jnp.ones((1, 3))
     stats = TokenStats(-one, 2 * one, one, one, one)
