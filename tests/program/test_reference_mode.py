@@ -39,7 +39,7 @@ def test_asked_once_or_at_every_step_the_steps_are_equal(
             state, metrics = program.step(state, asked)
         after[mode] = jax.device_get((state.trainable, metrics, program.evaluate(state, asked)))
     (cached, one, judged), (online, other, compared) = after["cached"], after["online"]
-    assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
+    assert one["loss"] == pytest.approx(other["loss"], abs=2e-7)  # of log-probabilities in the tens, in float32
     assert one.keys() == other.keys()
     assert judged.keys() == compared.keys()
     for path, leaf in online.items():

@@ -232,8 +232,8 @@ def test_a_writer_killed_at_any_moment_leaves_whole_records(tmp_path: Path) -> N
         assert run.liveness() == "running"
         time.sleep(random_.uniform(0.01, 0.1))
         child.send_signal(signal.SIGKILL)
-        time.sleep(0.01)
-        assert run.liveness() == "lost"  # a zombie that nobody has reaped is not alive
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is dead then, and a zombie that nobody has reaped
+        assert run.liveness() == "lost"
         child.communicate()
         assert run.liveness() == "lost"
         rows = run.metrics()
