@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import attrs
@@ -53,15 +55,33 @@ class Period(nnx.Module):
         """
         news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": []}
         routing = None
-        for block in self.blocks:
+        for block, run in zip(self.blocks, _runners(self.blocks), strict=True):
             own = news[block.kind]
-            x, new, stats = block(x, context, None if past is None else past.of(block.kind, len(own)))
+            x, new, stats = run(x, context, None if past is None else past.of(block.kind, len(own)))
             routing = added(routing, stats)
             own.append(_newest(new, context) if block.kind == "local" else new)
         if not keeps:
             return x, None, routing
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
         return x, Slots(*stacked), routing
+
+
+def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
+    """What computes each of some layers: those that differ in their weights alone are traced and lowered once.
+
+    Layers that share nothing, as those of qwix, which knows each by its path, are computed as they are.
+    """
+    parts = [nnx.split(block) for block in blocks]
+    times = Counter(graphdef for graphdef, _ in parts)
+
+    def run(graphdef: nnx.GraphDef, state: nnx.State, *given: Any) -> Any:
+        return nnx.merge(graphdef, state)(*given)
+
+    shared = {graphdef: jax.jit(partial(run, graphdef)) for graphdef, count in times.items() if count > 1}
+    return [
+        partial(shared[graphdef], state) if graphdef in shared else block
+        for block, (graphdef, state) in zip(blocks, parts, strict=True)
+    ]
 
 
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:

@@ -165,7 +165,9 @@ class _Share:
 
     @classmethod
     def of(cls, adapter: LowRank, path: str) -> _Share:
-        rank, scale, salt = rank_at(adapter, path), scale_at(adapter, path), zlib.crc32(path.encode())
+        rank, scale = rank_at(adapter, path), scale_at(adapter, path)
+        # Layers that leave nothing out are alike, and are traced once.
+        salt = zlib.crc32(path.encode()) if adapter.dropout else 0
         return cls(rank, scale, adapter.dropout, salt, isinstance(adapter, DoRA))
 
     def variables(self, kernel: nnx.Variable) -> dict[str, nnx.LoRAParam]:

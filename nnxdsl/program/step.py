@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import attrs
@@ -124,6 +125,11 @@ class Computation:
     outer: Apart | None = None
     mtp_weight: float = 0.0
     mtp_scale: jax.Array | None = None
+    _says: Callable[..., Read] = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Asked for several times in one program: of its result's shapes, with and without gradients. It is traced once.
+        object.__setattr__(self, "_says", jax.jit(partial(_said, self.forward, self.policy)))
 
     def step(
         self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
@@ -183,7 +189,7 @@ class Computation:
         if self.is_whole:
             gradients, terms = whole.gradients(self, trainable, frozen, reference, parts, keys)
         else:
-            nothing = self._nothing(trainable, frozen, reference, jax.tree.map(lambda x: x[0], parts))
+            nothing = self._nothing(trainable, frozen, reference, *jax.tree.map(lambda x: x[0], (parts, keys)))
             (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, keys))
         return jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients), terms
 
@@ -229,16 +235,14 @@ class Computation:
             batch: The micro-batch.
             keys: As of `accumulate`.
         """
-        read, known = self.reader(frozen, batch, reference), self._known(reference, batch)
+        read, known = self.reader(frozen, batch, reference, keys), self._known(reference, batch)
         if self.reference is None or known is not None:
-            with dropping(keys):
-                return read(leaves), known
+            return read(leaves), known
         # One piece of code for both models, so that equal models give equal bits: see `accumulate`.
         off = self._off(leaves, reference)
 
         def turn(_: None, is_policy: jax.Array) -> tuple[None, Read]:
-            with dropping(keys, is_policy):
-                return None, read(_either(is_policy, leaves, off))
+            return None, read(_either(is_policy, leaves, off), is_policy)
 
         _, said = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
         compared, out = (jax.tree.map(lambda x, side=side: x[side], said) for side in (0, 1))
@@ -273,13 +277,12 @@ class Computation:
             batch: The micro-batch.
             keys: Of its rows, for the policy's dropout; None for no dropout.
         """
-        read = self.reader(frozen, batch, reference)
+        read = self.reader(frozen, batch, reference, keys)
 
         def pull(
             leaves: Leaves, compared: Scored | None, is_policy: jax.Array | bool = True
         ) -> tuple[Read, Callable[[], tuple[Leaves, Terms]]]:
-            with dropping(keys, is_policy):
-                out, back = jax.vjp(read, leaves)
+            out, back = jax.vjp(lambda leaves: read(leaves, is_policy), leaves)
 
             def gradient() -> tuple[Leaves, Terms]:
                 toward, terms = jax.grad(lambda out: _total(self.trained(out, compared, batch)), has_aux=True)(out)
@@ -312,11 +315,21 @@ class Computation:
         dtype = self.forward.dtype
         return {path: leaf if path.endswith(adapters.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
 
-    def reader(self, frozen: Leaves, batch: Batch, reference: Leaves | None = None) -> Callable[[Leaves], Read]:
+    def reader(
+        self, frozen: Leaves, batch: Batch, reference: Leaves | None = None, keys: jax.Array | None = None
+    ) -> Callable[..., Read]:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch.
+
+        The function takes, after the leaves, whether they are the policy's (which may be traced): only it has dropout.
 
         With a teacher, whose leaves are those of `reference`, it is asked once, before the policy is; of one that was
         asked before the first step, the batch carries what it said.
+
+        Args:
+            frozen: As of a step.
+            batch: The micro-batch.
+            reference: As of a step; None where nobody compares.
+            keys: Of its rows, for the policy's dropout; None for no dropout.
 
         Raises:
             ValueError: it does not, and no `reference` is given, empty as it may be, only where nobody compares.
@@ -327,9 +340,8 @@ class Computation:
             if taught is None:
                 raise ValueError(_NOT_TAUGHT)
 
-        def read(leaves: Leaves) -> Read:
-            model = self.forward.model(self.policy, {**frozen, **leaves})
-            return self.forward.read(model, batch, taught)
+        def read(leaves: Leaves, is_policy: jax.Array | bool = True) -> Read:
+            return self._says({**frozen, **leaves}, batch, taught, keys, is_policy)
 
         return read
 
@@ -380,11 +392,18 @@ class Computation:
             return tree
         return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), tree)
 
-    def _nothing(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
+    def _nothing(
+        self,
+        trainable: Leaves,
+        frozen: Leaves,
+        reference: Leaves,
+        batch: Batch,
+        keys: jax.Array | None = None,
+    ) -> tuple[Leaves, Terms]:
         """Zeros in the form of gradients and terms."""
 
         def terms() -> Terms:
-            out = self.reader(frozen, batch, reference)(self.cast(trainable))
+            out = self.reader(frozen, batch, reference, keys)(self.cast(trainable))
             return self.trained(out, None if self.reference is None else out.scored, batch)
 
         gradients = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
@@ -424,6 +443,20 @@ class Computation:
     def _split(self, x: jax.Array) -> jax.Array:
         """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""
         return jnp.moveaxis(x.reshape(-1, self.microbatches, *x.shape[1:]), 1, 0)
+
+
+def _said(
+    forward: Forward,
+    policy: Template,
+    leaves: Leaves,
+    batch: Batch,
+    taught: Taught | Top | None,
+    keys: jax.Array | None,
+    is_policy: jax.Array | bool,
+) -> Read:
+    """What a model says of a micro-batch: a function of its arguments, so that it need not be traced anew."""
+    with dropping(keys, is_policy):
+        return forward.read(forward.model(policy, leaves), batch, taught)
 
 
 def _mtp_scale(batch: Batch) -> jax.Array:

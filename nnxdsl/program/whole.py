@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from nnxdsl.data.batch import Batch
-from nnxdsl.models.dropout import dropping
 from nnxdsl.program.forward import Read
 from nnxdsl.program.losses import Terms
 
@@ -62,8 +61,7 @@ def gradients(
 
     def add(summed: Leaves, part: tuple[Batch, jax.Array | None, Any]) -> tuple[Leaves, None]:
         batch, keys, (of_scored, of_stats, of_further) = part
-        with dropping(keys):
-            _, back = jax.vjp(computation.reader(frozen, batch, reference), leaves)
+        _, back = jax.vjp(computation.reader(frozen, batch, reference, keys), leaves)
         (more,) = back(Read(of_scored, of_stats, toward.routing, of_further))
         return jax.tree.map(lambda one, other: one + other.astype(one.dtype), summed, more), None
 
