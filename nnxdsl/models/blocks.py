@@ -21,8 +21,8 @@ from nnxdsl.models.delta import DeltaNet, DeltaState
 from nnxdsl.models.experts import ExpertMLP
 from nnxdsl.models.fused import attend_cudnn, attend_splash
 from nnxdsl.models.latent import LatentAttention
-from nnxdsl.models.layers import Linear, RMSNorm, rope_tables, rotate
-from nnxdsl.models.remat import named
+from nnxdsl.models.layers import Linear, RMSNorm, rope_tables, rotate, rows_of
+from nnxdsl.models.remat import from_inputs, named
 from nnxdsl.models.routing import RouterStats
 from nnxdsl.models.row import Method
 
@@ -135,13 +135,14 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds."""
-        split = (*x.shape[:2], -1, self.head_dim)
+        before, split = x.shape[:2], (*x.shape[:2], -1, self.head_dim)
+        x = rows_of(x)
         query, key, value = self.query(x), self.key(x), self.value(x)
         if self.normed == "row" and self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         gate = None
         if self.gated:  # each head's query, then its gate
-            query, gate = jnp.split(query.reshape(*x.shape[:2], -1, 2 * self.head_dim), 2, axis=-1)
+            query, gate = jnp.split(query.reshape(*before, -1, 2 * self.head_dim), 2, axis=-1)
         query = constrain(query.reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
         key = constrain(key.reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
         value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
@@ -155,8 +156,8 @@ class Attention(nnx.Module):
             assert view.mask is not None  # the decoder refuses other kernels with a cache
             mixed = attend_past(query, past, new, view.mask, self.query_scale, self.soft_cap, self._sinks)
         if gate is not None:
-            mixed = mixed * jax.nn.sigmoid(gate)
-        return self.output(named(mixed.reshape(*x.shape[:2], -1), "attention_output")), new
+            mixed = from_inputs(lambda mixed, gate: mixed * jax.nn.sigmoid(gate))(mixed, gate)
+        return self.output(named(mixed.reshape(*before, -1), "attention_output")), new
 
     @property
     def _sinks(self) -> jax.Array | None:
@@ -180,6 +181,10 @@ class Attention(nnx.Module):
         return attend_cudnn(query, key, value, view.places, row, **given)
 
 
+def _gated(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
+    return _ACTIVATIONS[activation](gate) * up
+
+
 class MLP(nnx.Module):
     """Gated MLP: down(activation(gate(x)) * up(x)) (Shazeer, arXiv:2002.05202).
 
@@ -198,8 +203,10 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
-        hidden = _ACTIVATIONS[self.activation](self.gate(x)) * self.up(x)  # [B, T, F]
-        return self.down(constrain(hidden, "batch", "length", "activation_mlp"))
+        rows = rows_of(x)
+        hidden = from_inputs(partial(_gated, self.activation))(self.gate(rows), self.up(rows))
+        hidden = constrain(hidden.reshape(*x.shape[:-1], -1), "batch", "length", "activation_mlp")  # [B, T, F]
+        return self.down(hidden)
 
 
 class Block(nnx.Module):

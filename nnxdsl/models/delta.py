@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from nnxdsl.models.activations import constrain
 from nnxdsl.models.delta_config import DeltaConfig
 from nnxdsl.models.delta_rule import CHUNK, Order, Tokens, in_chunks, step
-from nnxdsl.models.layers import Linear, RMSNorm
-from nnxdsl.models.remat import named
+from nnxdsl.models.layers import Linear, RMSNorm, rows_of
+from nnxdsl.models.remat import from_inputs, named
 from nnxdsl.models.row import Row
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class DeltaNet(nnx.Module):
         """
         config, (batch, length, _) = self.config, x.shape
         keys, groups, width = config.key_heads, config.groups, config.value_head_dim
+        x = rows_of(x)
         # The row is one chain of tokens: devices that share its length bring it together here.
         mixed = self.inputs(x).reshape(batch, length, keys, -1)  # [B, T, K, 2 H + 2 G V]
         mixed = constrain(mixed, "batch", None, "activation_heads", None)
@@ -135,10 +136,15 @@ class DeltaNet(nnx.Module):
 
         inputs = _Inputs(mixed, rates, view.places.segment, view.places.branch)
         out, state = jax.checkpoint(run)(weights, inputs, state)  # kept is what it is given, whatever the policy
-        out = self.norm(out.astype(x.dtype)) * jax.nn.silu(gate.astype(jnp.float32)).reshape(out.shape)
-        out = out.astype(x.dtype).reshape(batch, length, -1)  # [B, T, K G V]
+        out = from_inputs(_opened)(self.norm(out.astype(x.dtype)), gate.reshape(out.shape))
+        out = out.reshape(batch, length, -1)  # [B, T, K G V]
         out = constrain(out, "batch", "length", "activation_heads")
         return self.output(named(out, "attention_output")), state
+
+
+def _opened(out: jax.Array, gate: jax.Array) -> jax.Array:
+    """What an output gate lets through, in the dtype of `out`."""
+    return (out * jax.nn.silu(gate.astype(jnp.float32))).astype(out.dtype)
 
 
 class _Numbers(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,8 +13,8 @@ from jax.typing import DTypeLike
 from nnxdsl.models.activations import apart, constrain
 from nnxdsl.models.experts_config import ExpertActivation, Experts
 from nnxdsl.models.grouped import SLOTS, grouped_dot
-from nnxdsl.models.layers import Linear
-from nnxdsl.models.remat import named
+from nnxdsl.models.layers import Linear, rows_of
+from nnxdsl.models.remat import from_inputs, named
 from nnxdsl.models.routing import Router, RouterStats, router_stats
 
 LIMIT, ALPHA = 7.0, 1.702
@@ -93,7 +94,8 @@ class SharedExpert(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
-        hidden = jax.nn.silu(self.gate(x)) * self.up(x)  # [B, T, F]
+        rows = rows_of(x)
+        hidden = gated("silu", self.gate(rows), self.up(rows)).reshape(*x.shape[:-1], -1)  # [B, T, F]
         result = self.down(constrain(hidden, "batch", "length", "activation_mlp"))
         if self.weight is None:
             return result
@@ -152,6 +154,10 @@ class ExpertMLP(nnx.Module):
 
 def gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
     """The hidden layer of an expert from its two products."""
+    return from_inputs(partial(_gated, activation))(gate, up)
+
+
+def _gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
     if activation == "silu":
         return jax.nn.silu(gate) * up
     gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)

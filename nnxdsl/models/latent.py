@@ -15,7 +15,7 @@ from nnxdsl.models.cache import KV, attend_past
 from nnxdsl.models.chunked import attend_in_blocks
 from nnxdsl.models.fused import attend_cudnn, attend_splash
 from nnxdsl.models.latent_config import LatentConfig
-from nnxdsl.models.layers import Linear, RMSNorm, rotate
+from nnxdsl.models.layers import Linear, RMSNorm, rotate, rows_of
 from nnxdsl.models.remat import named
 
 if TYPE_CHECKING:
@@ -78,11 +78,12 @@ class LatentAttention(nnx.Module):
             (what was mixed, keys and values as in `past` with T slots).
         """
         config, split = self.config, (*x.shape[:2], -1)
+        x = rows_of(x)
         query = self._query(x).reshape(*split, config.qk_head_dim)
         query = constrain(query, "batch", "length", "activation_heads", None)  # [B, T, N, H]
         still, turned = jnp.split(query, [config.qk_nope_head_dim], axis=-1)
         query = jnp.concatenate([still, self._rotate(turned, view)], axis=-1)
-        shared, turned = jnp.split(self.key_value_down(x), [config.kv_lora_rank], axis=-1)
+        shared, turned = jnp.split(self.key_value_down(x).reshape(split), [config.kv_lora_rank], axis=-1)
         both = self.key_value_up(self.key_value_norm(shared))
         both = both.reshape(*split, config.qk_nope_head_dim + config.v_head_dim)
         both = constrain(both, "batch", "length", "activation_heads", None)

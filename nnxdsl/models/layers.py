@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,17 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.activations import constrain, is_constrained
 from nnxdsl.models.decoder_config import NormScale, Rope, RopeRamp, Yarn
-from nnxdsl.models.remat import named
+from nnxdsl.models.remat import from_inputs, named
+
+
+def rows_of(x: jax.Array) -> jax.Array:
+    """`[..., D]` as rows `[N, D]`, one for each token; as it is where devices may cut the other axes.
+
+    A gradient sums over all leading axes. XLA for CPUs does that over one axis as it stands; over two it first turns
+    the whole cotangent over, which takes as long as the products. What several Linears are given is to be made rows
+    first: for the backward pass each keeps what it makes itself.
+    """
+    return x if is_constrained() else x.reshape(-1, x.shape[-1])
 
 
 class Linear(nnx.Module):
@@ -46,10 +57,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., in] -> [..., out]`, in the dtype of `x`."""
-        # A gradient sums over all leading axes. XLA for CPUs does that over one axis as it stands; over two it first
-        # turns the whole cotangent over, which takes as long as the products. Axes that devices cut stay apart.
-        rows = x if is_constrained() else x.reshape(-1, x.shape[-1])
-        product = self._product(rows)
+        product = self._product(rows_of(x))
         if self.bias is not None:
             product = product + self.bias[...].astype(x.dtype)
         return named(product.reshape(*x.shape[:-1], -1), "product")
@@ -84,11 +92,15 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., features]` to the same; float32 inside, the dtype of `x` outside."""
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        if self.kind == "plain":  # Llama rounds before the scale, Gemma after it
-            return wide.astype(x.dtype) * self.scale[...].astype(x.dtype)
-        return (wide * (1.0 + self.scale[...].astype(jnp.float32))).astype(x.dtype)
+        return from_inputs(partial(_normed, self.eps, self.kind))(x, self.scale[...])
+
+
+def _normed(eps: float, kind: NormScale, x: jax.Array, scale: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    if kind == "plain":  # Llama rounds before the scale, Gemma after it
+        return wide.astype(x.dtype) * scale.astype(x.dtype)
+    return (wide * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
 
 
 class Embedding(nnx.Module):
@@ -192,6 +204,23 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     turned = 2 * rope[0].shape[-1]
     if turned < x.shape[-1]:
         return jnp.concatenate([rotate(x[..., :turned], rope), x[..., turned:]], axis=-1)
-    sin, cos = (table[:, :, None, :] for table in rope)  # [B, T, 1, H/2]
+    return _turned(x, *rope)
+
+
+@jax.custom_vjp
+def _turned(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
+    sin, cos = (table[:, :, None, :] for table in (sin, cos))  # [B, T, 1, H/2]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _turned_forward(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _turned(x, sin, cos), (sin, cos)
+
+
+def _turned_backward(kept: tuple[jax.Array, jax.Array], toward: jax.Array) -> tuple[jax.Array, None, None]:
+    sin, cos = kept  # nothing is learnt of positions, and what is turned is turned back
+    return _turned(toward, -sin, cos), None, None
+
+
+_turned.defvjp(_turned_forward, _turned_backward)

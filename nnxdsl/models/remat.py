@@ -40,6 +40,19 @@ def named(x: jax.Array, name: Name) -> jax.Array:
     return checkpoint_name(x, name)
 
 
+def from_inputs(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`function`, of which the backward pass keeps what it was given, and computes the rest again, whatever the policy.
+
+    For what is cheap to compute, and would otherwise keep several arrays of the size of its result.
+
+    Args:
+        function: of arrays of floats, all of which are positional; what else it knows is static.
+    """
+    run = jax.custom_vjp(function)
+    run.defvjp(lambda *given: (function(*given), given), lambda given, toward: jax.vjp(function, *given)[1](toward))
+    return run
+
+
 def rematerialised(run: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     """`run`, of which the backward pass keeps what `remat` says (Chen et al., arXiv:1604.06174).
 

@@ -70,10 +70,10 @@ class Kept:
     away: int
 
 
-BACKWARD_SHARE = {"adapters": 0.6, "weights": 0.5}
-"""Of what the derivative of a period holds on to, the part that is live at once where the period is computed again, by
-what is trained: the rest is fused into what reads it. Measured on XLA for GPUs by `benchmarks/plan_memory.py`; where
-weights are trained, the derivative holds on to more, and more of that is used up at once."""
+BACKWARD_SHARE = {"adapters": 1.55, "weights": 1.2}
+"""How much is live at once where a period is computed backward, over what its derivative holds on to, by what is
+trained: that itself is there, as it was kept or computed again, and gradients in float32 stand beside it. Measured on
+XLA for GPUs by `benchmarks/plan_memory.py`; where weights are trained, more of it is used up before the end."""
 
 
 def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -> list[Part]:
@@ -200,7 +200,7 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
     away = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
     layers, pattern = blueprint.config.num_layers + len(blueprint.further), blueprint.config.period
-    period = everything * (pattern if remat == "full" else 1) // layers
+    period = everything * (pattern if remat in ("none", "full") else 1) // layers
     # A stage keeps what its own layers keep, at every tick, of one part of the rows.
     stages = blueprint.layout.stages
     parts = parts_in_stages(stages, rows)
@@ -327,7 +327,7 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tu
     workers = blueprint.layout.workers_here  # each with trained weights of its own
     head = logits + (workers * (tables + gradient) if trained else 0)
     share = BACKWARD_SHARE["weights" if blueprint.experiment.adapter is None else "adapters"]
-    layers = int(kept.period * share) if blueprint.remat != "none" else 0
+    layers = int(kept.period * share)
     layers += _period_weights(blueprint) * (2 * workers if trained else 1) if spread > 1 else 0
     layers += 2 * gradient_bytes(blueprint)[0] * size // 4  # the gradients, and the zeros beside
     stays = 0 if trained else tables
