@@ -185,12 +185,14 @@ class Computation:
 
         if self.mtp_weight:
             self = attrs.evolve(self, mtp_scale=_mtp_scale(batch))
-        parts, keys = jax.tree.map(self._split, (batch, keys))
+        parts = jax.tree.map(self._split, (batch, keys))
         if self.is_whole:
-            gradients, terms = whole.gradients(self, trainable, frozen, reference, parts, keys)
+            gradients, terms = whole.gradients(self, trainable, frozen, reference, *parts)
+        elif self.microbatches == 1:
+            gradients, terms = self.accumulate(None, trainable, frozen, reference, batch, keys)
         else:
-            nothing = self._nothing(trainable, frozen, reference, *jax.tree.map(lambda x: x[0], (parts, keys)))
-            (gradients, terms), _ = jax.lax.scan(add, nothing, (parts, keys))
+            nothing = self._nothing(trainable, frozen, reference, *jax.tree.map(lambda x: x[0], parts))
+            (gradients, terms), _ = jax.lax.scan(add, nothing, parts)
         return jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients), terms
 
     def _followed(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
@@ -250,12 +252,11 @@ class Computation:
 
     def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
         """Gradients of the loss's sum over one micro-batch (float32), and its terms."""
-        nothing = self._nothing(trainable, frozen, reference, batch)
-        return self.accumulate(nothing, trainable, frozen, reference, batch)
+        return self.accumulate(None, trainable, frozen, reference, batch)
 
     def accumulate(
         self,
-        total: tuple[Leaves, Terms],
+        total: tuple[Leaves, Terms] | None,
         trainable: Leaves,
         frozen: Leaves,
         reference: Leaves,
@@ -270,7 +271,7 @@ class Computation:
         zero. The sums are carried through that loop, so that gradients are added where they are made.
 
         Args:
-            total: What there is already.
+            total: What there is already; None for nothing.
             trainable: As of a step, as the next two.
             frozen: As above.
             reference: As above.
@@ -296,16 +297,19 @@ class Computation:
             return _added(total, pull(leaves, known)[1]())
         off = self._off(leaves, reference)
         nothing = _zeros(jax.eval_shape(read, leaves).scored)
-        zeros = self.forward.laid_out(_zeros(leaves)), _zeros(total[1])  # in the form of a gradient and its terms
+        like = self._nothing(trainable, frozen, reference, batch, keys) if total is None else total
+        zeros = self.forward.laid_out(_zeros(leaves)), _zeros(like[1])  # in the form of a gradient and its terms
 
         def turn(carry: tuple[Scored, Any], is_policy: jax.Array) -> tuple[tuple[Scored, Any], None]:
-            compared, total = carry
+            compared, summed = carry
             out, gradient = pull(_either(is_policy, leaves, off), compared, is_policy)
+            if total is None:  # the gradient takes the place of the zeros before it: one set of arrays
+                return (out.scored, jax.lax.cond(is_policy, gradient, lambda: summed)), None
             # Added outside of the condition, where XLA adds in place; within, it would copy the sums.
-            return (out.scored, _added(total, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
+            return (out.scored, _added(summed, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
 
-        (_, total), _ = jax.lax.scan(turn, (nothing, total), jnp.asarray(_TURNS))
-        return total
+        (_, summed), _ = jax.lax.scan(turn, (nothing, zeros if total is None else total), jnp.asarray(_TURNS))
+        return _added(None, summed) if total is None else summed
 
     def cast(self, trainable: Mapping[str, jax.Array]) -> Leaves:
         """Trainable leaves in the format that is computed in; their gradients come back as float32.
@@ -474,8 +478,10 @@ def _token_metrics(stats: TokenStats) -> dict[str, Ratio]:
     }
 
 
-def _added(total: tuple[Leaves, Terms], more: tuple[Leaves, Terms]) -> tuple[Leaves, Terms]:
-    """Sums in the dtype of `total`, which is float32."""
+def _added(total: tuple[Leaves, Terms] | None, more: tuple[Leaves, Terms]) -> tuple[Leaves, Terms]:
+    """Sums in the dtype of `total`, which is float32, as are gradients that are added to nothing."""
+    if total is None:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), more[0]), more[1]
     return jax.tree.map(lambda one, other: one + other.astype(one.dtype), total, more)
 
 
