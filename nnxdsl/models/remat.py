@@ -59,8 +59,8 @@ def rematerialised(run: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     Args:
         run: layers of a decoder; its arguments are kept by all policies but "offload".
         remat: "none" keeps all but what is `from_inputs`; "products" the outputs of linear layers, so that only what is
-            cheap, and attention, is computed again; "attention" the input of each layer and what its attention mixed; "inputs" the
-            input of each layer; "offload" the same in the host's memory; "full" nothing.
+            cheap, and attention, is computed again; "attention" the input of each layer and what its attention mixed;
+            "inputs" the input of each layer; "offload" the same in the host's memory; "full" nothing.
 
     Raises:
         ValueError: an unknown policy.
