@@ -191,8 +191,10 @@ class Computation:
         elif self.microbatches == 1:
             gradients, terms = self.accumulate(None, trainable, frozen, reference, batch, keys)
         else:
-            nothing = self._nothing(trainable, frozen, reference, *jax.tree.map(lambda x: x[0], parts))
-            (gradients, terms), _ = jax.lax.scan(add, nothing, parts)
+            first, own = jax.tree.map(lambda x: x[0], parts)
+            terms = self._no_terms(self.reader(frozen, first, reference, own), self.cast(trainable), first)
+            nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
+            (gradients, terms), _ = jax.lax.scan(add, (nothing, terms), parts)
         return jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients), terms
 
     def _followed(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
@@ -297,8 +299,8 @@ class Computation:
             return _added(total, pull(leaves, known)[1]())
         off = self._off(leaves, reference)
         nothing = _zeros(jax.eval_shape(read, leaves).scored)
-        like = self._nothing(trainable, frozen, reference, batch, keys) if total is None else total
-        zeros = self.forward.laid_out(_zeros(leaves)), _zeros(like[1])  # in the form of a gradient and its terms
+        # In the form of a gradient and its terms.
+        zeros = self.forward.laid_out(_zeros(leaves)), self._no_terms(read, leaves, batch)
 
         def turn(carry: tuple[Scored, Any], is_policy: jax.Array) -> tuple[tuple[Scored, Any], None]:
             compared, summed = carry
@@ -396,22 +398,14 @@ class Computation:
             return tree
         return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), tree)
 
-    def _nothing(
-        self,
-        trainable: Leaves,
-        frozen: Leaves,
-        reference: Leaves,
-        batch: Batch,
-        keys: jax.Array | None = None,
-    ) -> tuple[Leaves, Terms]:
-        """Zeros in the form of gradients and terms."""
+    def _no_terms(self, read: Callable[..., Read], leaves: Leaves, batch: Batch) -> Terms:
+        """Zeros in the form of the terms of a micro-batch."""
 
         def terms() -> Terms:
-            out = self.reader(frozen, batch, reference, keys)(self.cast(trainable))
+            out = read(leaves)
             return self.trained(out, None if self.reference is None else out.scored, batch)
 
-        gradients = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
-        return gradients, _zeros(jax.eval_shape(terms))
+        return _zeros(jax.eval_shape(terms))
 
     def trained(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
         """What is minimised: the objective's terms and what is added to them where it is asked for.
