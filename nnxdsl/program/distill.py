@@ -241,49 +241,17 @@ def _forward(
 
 
 def _gradients(kept: _Kept, toward: jax.Array, how: How, *, trained: bool) -> tuple[jax.Array, jax.Array | None]:
-    """Gradients of the student's states and, if it is trained, of its head, a tile of the vocabulary after the other.
-
-    Tiles are outside and chunks of tokens inside, so that a tile's rows have all of their gradient when they are left.
-    """
-    hidden = kept.hidden
+    """Gradients of the student's states and, if it is trained, of its head."""
     heads = tiles.cut(kept.head, how.student), tiles.cut(kept.other, how.teacher)
 
-    def tile(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        toward_hidden, toward_head = sums
-        words = tiles.tile_of(heads[0], how.student, number)
+    def slopes(tile: tiles.Tile) -> tuple[jax.Array, jax.Array]:
+        zs, zt, center, by = (
+            tiles.at(x, tile.chunk)[..., None] for x in (*kept.log_z, kept.center, toward)
+        )  # [g, l, c, 1]
+        s, t = _logits((tile.hidden, tiles.at(kept.taught, tile.chunk)), heads, how, tile.number)
+        return s, _slope(how.distance, t - zt, s - zs, center) * by
 
-        def chunk(sums: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-            toward_hidden, toward_rows = sums
-            here, there = tiles.at(hidden, index), tiles.at(kept.taught, index)
-            zs, zt, center, by = (
-                tiles.at(x, index)[..., None] for x in (*kept.log_z, kept.center, toward)
-            )  # [g, l, c, 1]
-            s, t = _logits((here, there), heads, how, number)
-            slope = _slope(how.distance, t - zt, s - zs, center) * by  # [s, g, l, c, v]
-            if how.student.soft_cap is not None:
-                slope = slope * tiles.slope_of(s, how.student.soft_cap)
-            if words.fresh is not None:
-                slope = jnp.where(words.fresh, slope, 0.0)
-            slope = slope.astype(hidden.dtype)
-            more = jnp.einsum("sglcv,svd->sglcd", slope, words.rows, preferred_element_type=jnp.float32)
-            toward_hidden = toward_hidden.at[index].add(tiles.sums_laid_out(more, how.student))
-            if trained:
-                rows = jnp.einsum("sglcv,glcd->glsvd", slope, here, preferred_element_type=jnp.float32)
-                toward_rows = toward_rows + rows
-            return (toward_hidden, toward_rows), None
-
-        shape = (*hidden.shape[1:3], *words.rows.shape) if trained else ()  # [g, l, s, v, d]
-        (toward_hidden, rows), _ = tiles.loop(chunk, (toward_hidden, jnp.zeros(shape)), jnp.arange(len(hidden)))
-        if trained:
-            toward_head = tiles.with_rows(toward_head, rows, words, how.student)
-        return (toward_hidden, toward_head), None
-
-    count, *rest = hidden.shape
-    begin = jnp.zeros((count, heads[0].shape[0], *rest)), jnp.zeros_like(heads[0]) if trained else jnp.zeros(())
-    numbers = jnp.arange(tiles.tiles_of(heads[0], how.student))
-    (toward_hidden, toward_head), _ = tiles.loop(tile, begin, numbers)
-    found = jnp.sum(toward_hidden, axis=1).astype(hidden.dtype)
-    return found, toward_head.reshape(kept.head.shape) if trained else None
+    return tiles.gradients(kept.hidden, kept.head, slopes, how.student, trained=trained)
 
 
 def _logits(

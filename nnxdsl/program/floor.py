@@ -188,7 +188,7 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     # The reference is the base with its adapters off.
     layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again + twice)
     layers += scores * (3 + mixed_again + compared + twice)
-    # A frozen head's gradient comes with its forward pass, see `tiles.said`; a trained one computes its logits once
+    # A frozen head's gradient comes with its forward pass, see `softmax.said`; a trained one computes its logits once
     # more in the backward pass, but where they are few enough to be kept.
     is_trained = blueprint.head_path in blueprint.trainable
     heads = 4 if is_trained else 2

@@ -136,46 +136,17 @@ def _forward(hidden: jax.Array, head: jax.Array, words: jax.Array, how: Tiling) 
 def _gradients(
     kept: _Kept, for_logits: jax.Array, for_rest: jax.Array, how: Tiling, *, trained: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Gradients of the states and, if it is trained, of the head: tiles are outside and chunks of tokens inside."""
-    hidden, head = kept.hidden, tiles.cut(kept.head, how)
+    """Gradients of the states and, if it is trained, of the head."""
 
-    def tile(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        toward_hidden, toward_head = sums
-        words = tiles.tile_of(head, how, number)
+    def toward(tile: tiles.Tile) -> tuple[jax.Array, jax.Array]:
+        picks, a, rest, b = (tiles.at(x, tile.chunk) for x in (kept.words, for_logits, kept.rest, for_rest))
+        logits = tiles.logits_of(tile.hidden, tile.words, how)
+        # No other word weighs more than all of them; and those that are picked, which might, get their own below.
+        slope = jnp.exp(jnp.minimum(logits - rest[..., None], 0.0)) * b[..., None]  # [s, g, l, c, v]
+        places = _places(picks, tile.words, logits.shape[-1])
+        return logits, _put(slope, places, jnp.broadcast_to(a, places.shape))
 
-        def chunk(sums: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-            toward_hidden, toward_rows = sums
-            here, picks, a, rest, b = (
-                tiles.at(x, index) for x in (hidden, kept.words, for_logits, kept.rest, for_rest)
-            )
-            logits = tiles.logits_of(here, words, how)
-            # No other word weighs more than all of them; and those that are picked, which might, get their own below.
-            slope = jnp.exp(jnp.minimum(logits - rest[..., None], 0.0)) * b[..., None]  # [s, g, l, c, v]
-            places = _places(picks, words, logits.shape[-1])
-            slope = _put(slope, places, jnp.broadcast_to(a, places.shape))
-            if how.soft_cap is not None:
-                slope = slope * tiles.slope_of(logits, how.soft_cap)
-            if words.fresh is not None:
-                slope = jnp.where(words.fresh, slope, 0.0)
-            slope = slope.astype(hidden.dtype)
-            more = jnp.einsum("sglcv,svd->sglcd", slope, words.rows, preferred_element_type=jnp.float32)
-            toward_hidden = toward_hidden.at[index].add(tiles.sums_laid_out(more, how))
-            if trained:
-                rows = jnp.einsum("sglcv,glcd->glsvd", slope, here, preferred_element_type=jnp.float32)
-                toward_rows = toward_rows + rows
-            return (toward_hidden, toward_rows), None
-
-        shape = (*hidden.shape[1:3], *words.rows.shape) if trained else ()  # [g, l, s, v, d]
-        (toward_hidden, rows), _ = tiles.loop(chunk, (toward_hidden, jnp.zeros(shape)), jnp.arange(len(hidden)))
-        if trained:
-            toward_head = tiles.with_rows(toward_head, rows, words, how)
-        return (toward_hidden, toward_head), None
-
-    count, *rest = hidden.shape
-    begin = jnp.zeros((count, head.shape[0], *rest)), jnp.zeros_like(head) if trained else jnp.zeros(())
-    (toward_hidden, toward_head), _ = tiles.loop(tile, begin, jnp.arange(tiles.tiles_of(head, how)))
-    found = jnp.sum(toward_hidden, axis=1).astype(hidden.dtype)
-    return found, toward_head.reshape(kept.head.shape) if trained else None
+    return tiles.gradients(kept.hidden, kept.head, toward, how, trained=trained)
 
 
 def _places(words: jax.Array, rows: tiles.Words, size: int) -> jax.Array:
