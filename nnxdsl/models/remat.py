@@ -48,8 +48,13 @@ def from_inputs(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     Args:
         function: of arrays of floats, all of which are positional; what else it knows is static.
     """
+
+    def back(given: tuple[jax.Array, ...], toward: jax.Array) -> tuple[jax.Array, ...]:
+        # Without a barrier XLA sees the same values in the forward pass, and keeps these after all.
+        return jax.vjp(function, *jax.lax.optimization_barrier(given))[1](toward)
+
     run = jax.custom_vjp(function)
-    run.defvjp(lambda *given: (function(*given), given), lambda given, toward: jax.vjp(function, *given)[1](toward))
+    run.defvjp(lambda *given: (function(*given), given), back)
     return run
 
 
