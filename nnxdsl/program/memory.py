@@ -70,7 +70,7 @@ class Kept:
     away: int
 
 
-BACKWARD_SHARE = {"adapters": 1.55, "weights": 1.2}
+BACKWARD_SHARE = {"adapters": 1.35, "weights": 1.1}
 """How much is live at once where a period is computed backward, over what its derivative holds on to, by what is
 trained: that itself is there, as it was kept or computed again, and gradients in float32 stand beside it. Measured on
 XLA for GPUs by `benchmarks/plan_memory.py`; where weights are trained, more of it is used up before the end."""
