@@ -165,7 +165,7 @@ class Chunks:
 
     def tiling(self, soft_cap: float | None, where: Where) -> Tiling:
         """How a head is worked through."""
-        return Tiling(self.pieces, self.words, self.keep, soft_cap, where.constrain)
+        return Tiling(self.pieces, self.words, self.keep, soft_cap, where.constrain, where.platform == "cpu")
 
     def split(self, x: jax.Array) -> jax.Array:
         """`[B, N, ...]` as `[n, g, l, c, ...]`; zero where the mask is off."""

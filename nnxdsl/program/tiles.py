@@ -35,6 +35,9 @@ class Tiling:
         keep: Whether a trained head's logits are kept for the backward pass, where they would be computed again.
         soft_cap: Logits `z` are `soft_cap * tanh(z / soft_cap)`; None for none.
         constrain: Lays an activation out by its logical axes; None on one device.
+        width_first: Whether gradients of a tile's rows are summed up as `[d, v]`. CPUs turn over what stands first in
+            such a product: so it is the hidden states, and the sum once it is whole, not each chunk's logits. GPUs turn
+            over nothing, and would then lay out the gradient of the whole head so.
     """
 
     pieces: int
@@ -42,6 +45,7 @@ class Tiling:
     keep: bool
     soft_cap: float | None
     constrain: Constraint | None
+    width_first: bool
 
 
 class Words(NamedTuple):
@@ -184,16 +188,20 @@ def gradients(
             slope = slope.astype(hidden.dtype)
             more = jnp.einsum("sglcv,svd->sglcd", slope, words.rows, preferred_element_type=jnp.float32)
             toward_hidden = toward_hidden.at[index].add(sums_laid_out(more, how))
-            if trained:
-                # The narrow one of both is turned over for the product; then the sum is, once for all chunks.
-                over = ((2,), (3,)), ((0, 1), (1, 2))
+            if trained and how.width_first:
+                over = ((2,), (3,)), ((0, 1), (1, 2))  # `einsum` would put the words first
                 toward_rows += jax.lax.dot_general(here, slope, over, preferred_element_type=jnp.float32)
+            elif trained:
+                toward_rows += jnp.einsum("sglcv,glcd->glsvd", slope, here, preferred_element_type=jnp.float32)
             return (toward_hidden, toward_rows), None
 
-        shape = (*hidden.shape[1:3], hidden.shape[-1], *words.rows.shape[:2]) if trained else ()  # [g, l, d, s, v]
-        rows = jnp.zeros(shape, jnp.float32)
+        shape = words.rows.shape[-1:] + words.rows.shape[:-1] if how.width_first else words.rows.shape
+        rows = jnp.zeros((*hidden.shape[1:3], *shape) if trained else (), jnp.float32)  # [g, l, d, s, v] or as rows
         (toward_hidden, rows), _ = loop(chunk, (toward_hidden, rows), jnp.arange(len(hidden)))
-        return (toward_hidden, _with_rows(toward_head, rows, words, how) if trained else toward_head), None
+        if trained:
+            rows = jnp.moveaxis(rows, 2, 4) if how.width_first else rows
+            toward_head = _with_rows(toward_head, rows, words, how)
+        return (toward_hidden, toward_head), None
 
     count, *rest = hidden.shape
     nothing = jnp.zeros((count, pieces.shape[0], *rest), jnp.float32)
@@ -204,10 +212,10 @@ def gradients(
 
 
 def _with_rows(toward_head: jax.Array, rows: jax.Array, words: Words, how: Tiling) -> jax.Array:
-    """The head's gradient, in pieces, with what one tile's words add to it, `[g, l, d, s, v]`, in its own dtype.
+    """The head's gradient, in pieces, with what one tile's words add to it, `[g, l, s, v, d]`, in its own dtype.
 
     Words of the tile before, which the last one may begin with, have their gradient, and get no more.
     """
-    rows = jnp.moveaxis(jnp.sum(rows, axis=(0, 1)), 0, 2).astype(toward_head.dtype)
+    rows = jnp.sum(rows, axis=(0, 1)).astype(toward_head.dtype)
     before = jax.lax.dynamic_slice_in_dim(toward_head, words.first, how.words, axis=1)
     return jax.lax.dynamic_update_slice_in_dim(toward_head, before + rows, words.first, 1)
