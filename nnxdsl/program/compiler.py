@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.models.tree import Template
-from nnxdsl.program import adapters, guards, initial, losses, optimizer, outer
+from nnxdsl.program import adapters, guards, initial, losses, optimizer, outer, xla
 from nnxdsl.program.blueprint import Blueprint, draw
 from nnxdsl.program.devices import device_mesh, on_devices, own_device, usable_memory
 from nnxdsl.program.flows import Told, inspected
@@ -30,10 +30,6 @@ from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.outer import over
 from nnxdsl.spec.policy import GRPO
 from nnxdsl.spec.reference import Synced
-
-_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
-"""What XLA is told for a platform. For CPUs it would order operations so that more of them can run beside each other,
-which keeps a quarter more memory; but each one has all cores already, and memory is given out anew at every step."""
 
 
 class State(NamedTuple):
@@ -470,7 +466,7 @@ def compile(
     followed = blueprint.layout.shardings("reference", mesh) if blueprint.follows else {}
     placed = (scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings(), followed)
     moving = Moving._make(placed)
-    jit = partial(jax.jit, compiler_options=_OPTIONS.get(blueprint.platform))
+    jit = partial(jax.jit, compiler_options=xla.options(blueprint.platform))
     return attrs.evolve(
         program,
         step=jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar)),
