@@ -37,7 +37,7 @@ class Tiling:
         constrain: Lays an activation out by its logical axes; None on one device.
         width_first: Whether gradients of a tile's rows are summed up as `[d, v]`. CPUs turn over what stands first in
             such a product: so it is the hidden states, and the sum once it is whole, not each chunk's logits. GPUs turn
-            over nothing, and would then lay out the gradient of the whole head so.
+            over nothing, and would lay out the gradient of the whole head so, and copy it.
     """
 
     pieces: int
