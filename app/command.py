@@ -11,8 +11,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from nnxdsl.cli import add_allow
 from nnxdsl.run.exit_codes import REFUSED
 from nnxdsl.spec.errors import NnxdslError, RunError
+from nnxdsl.spec.imports import allow_imports
 
 from .settings import LOOPBACK, Limits, Settings
 
@@ -47,7 +49,9 @@ def settings_of(argv: Sequence[str] | None) -> Settings:
         "--allow-host", action="append", default=[], metavar="NAME", help="further name of this machine"
     )
     parser.add_argument("--slots", type=int, default=1, help="runs that the queue keeps going at once (default: 1)")
+    add_allow(parser)
     given = parser.parse_args(argv)
+    allow_imports(*given.allow or ())
     password = _password(given.password_file)
     if given.host not in LOOPBACK and password is None:
         raise RunError(

@@ -1,24 +1,23 @@
-"""Experiments as the app meets them, stored by runs or pasted by visitors; imports nothing that they name."""
+"""Experiments as the app meets them, stored by runs or pasted by visitors.
+
+What they name is imported only where the person who started the app allowed it (`nnxdsl.allow_imports`).
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nnxdsl.run.jsonl import read_json
-from nnxdsl.spec.errors import NnxdslError, Problem, SpecError, join
+from nnxdsl.spec.errors import NnxdslError, Problem, SpecError
 from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.tree import from_dict
+from nnxdsl.spec.imports import require_allowed
+from nnxdsl.spec.tree import from_dict, from_json
 
 from .read_python import read_python
 
 LONGEST = 200_000
 """Characters of a text that is read."""
-
-DEEPEST = 40
-FOREIGN = "is a class of another package, which the app does not import; run the file with `nnxdsl run` instead"
 
 
 def from_text(text: str) -> Experiment:
@@ -31,31 +30,26 @@ def from_text(text: str) -> Experiment:
         raise SpecError([Problem("", f"{len(text):,} characters; at most {LONGEST:,} are read")])
     if not text.strip():
         raise SpecError([Problem("", "paste the Python that `nnxdsl show --python` prints, or JSON")])
-    if not text.lstrip().startswith("{"):
-        return read_python(text)
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError([Problem("", f"not JSON: {error}")]) from error
-    return from_tree(tree)
+    if text.lstrip().startswith("{"):
+        return from_json(text, Experiment)
+    experiment = read_python(text)
+    require_allowed(experiment)
+    return experiment
 
 
 def from_tree(tree: Any) -> Experiment:
     """The experiment of a JSON value.
 
     Raises:
-        SpecError: it names classes that are not nnxdsl's own, or is no experiment.
+        SpecError: it is no experiment, or names code that is not allowed.
     """
     if not isinstance(tree, dict):
         raise SpecError([Problem("", f"expected a JSON object, got {type(tree).__name__}")])
-    foreign = list(_foreign(tree, "", 0))
-    if foreign:
-        raise SpecError(foreign)
     return from_dict(tree, Experiment)
 
 
 def stored(path: Path) -> Experiment | None:
-    """The experiment of a file that a run wrote; None where it names classes of others, or is damaged."""
+    """The experiment of a file that a run wrote; None where it is damaged, or names code that is not allowed."""
     try:
         return from_tree(read_json(path))
     except NnxdslError:
@@ -76,17 +70,3 @@ def facts_of(tree: Any) -> dict[str, str]:
         found["mesh"] = " x ".join(sizes) or "1 device"
     found["adapter"] = str(tree["adapter"].get("type")) if isinstance(tree.get("adapter"), dict) else "all weights"
     return found
-
-
-def _foreign(value: Any, path: str, depth: int) -> Iterator[Problem]:
-    if depth > DEEPEST:
-        yield Problem(path, "is nested too deeply")
-    elif isinstance(value, Mapping):
-        kind = value.get("type")
-        if isinstance(kind, str) and ":" in kind:
-            yield Problem(join(path, "type"), f"{kind!r} {FOREIGN}")
-        for name, child in value.items():
-            yield from _foreign(child, join(path, str(name)), depth + 1)
-    elif isinstance(value, list):
-        for index, child in enumerate(value):
-            yield from _foreign(child, join(path, str(index)), depth + 1)

@@ -33,7 +33,7 @@ KEPT_VARIABLES = (
     "XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE",
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY",
     "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "OMP_NUM_THREADS",
-    "NNXDSL_PLAN_PLUGINS",
+    "NNXDSL_PLAN_PLUGINS", "NNXDSL_ALLOW",
 )  # fmt: skip
 """Variables that children get; whatever else the app's environment holds stays with the app."""
 

@@ -18,6 +18,7 @@ from nnxdsl.spec.divergence import Divergence
 from nnxdsl.spec.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.guard import Guard
+from nnxdsl.spec.imports import allow_imports
 from nnxdsl.spec.launcher import Launcher
 from nnxdsl.spec.model import Model
 from nnxdsl.spec.objective import Objective
@@ -94,6 +95,7 @@ __all__ = [
     "Tokenizer",
     "Weights",
     "WeightsError",
+    "allow_imports",
     "cross",
     "diff",
     "evolve",

@@ -20,6 +20,7 @@ from nnxdsl.run.store import RunDirectory, list_runs
 from nnxdsl.spec.base import declared
 from nnxdsl.spec.errors import NnxdslError, Problem, RunError, SpecError, nearest
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.imports import allow_imports, allow_names_in, names_in
 from nnxdsl.spec.source import parse_value, render, to_python
 from nnxdsl.spec.tree import diff, evolve, flatten, from_dict, from_json, get, to_json
 
@@ -39,6 +40,7 @@ _SERVES = {
     "rtol": ("compare",),
     "atol": ("compare",),
     **dict.fromkeys(_PLAN_FLAGS, ("plan",)),
+    "allow": tuple(verb for verb in VERBS if verb != "runs"),
 }
 """The verbs on which a flag has an effect."""
 
@@ -68,6 +70,8 @@ verbs:
                     --rtol R --atol A          differences that do not count
 
 FILE is a Python file with an `experiment`, a JSON file, a run's directory or its id.
+What a Python file names is imported. Names in JSON files and runs (module:name) are imported only
+from modules given by --allow or NNXDSL_ALLOW.
 path=value sets a field: steps=10  objective.beta=0.2  "objective=Objective.DPO(beta=0.2)"
 Values are Python literals or objects; anything else is text.
 
@@ -88,6 +92,7 @@ class _Parser(argparse.ArgumentParser):
 class _Options(argparse.Namespace):
     words: list[str]
     home: Path
+    allow: list[str] | None
     json: bool
     python: bool
     quiet: bool
@@ -141,6 +146,7 @@ def main_of(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         options = _parsed(parser, argv)
+        allow_names_in(experiment)
         words = list(options.words)
         verb = words.pop(0) if words and "=" not in words[0] else "run"
         return _dispatch(verb, options, words, experiment)
@@ -159,6 +165,7 @@ def _parser(prog: str | None, usage: str, description: str) -> argparse.Argument
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, default=Path("runs"), help="directory of all runs (default: runs)")
+    add_allow(parser)
     parser.add_argument("--json", action="store_true", help="print for machines, on standard output")
     parser.add_argument("--python", action="store_true", help="show: a Python file that builds the experiment")
     parser.add_argument("--quiet", action="store_true", help="run, resume: no progress")
@@ -185,6 +192,13 @@ def _parser(prog: str | None, usage: str, description: str) -> argparse.Argument
     parser.add_argument("--rtol", type=float, metavar="R", help="compare: relative difference that does not count")
     parser.add_argument("--atol", type=float, metavar="A", help="compare: absolute difference that does not count")
     return parser
+
+
+def add_allow(parser: argparse.ArgumentParser) -> None:
+    """Adds `--allow MODULE`, which may be given several times, to a parser."""
+    parser.add_argument(
+        "--allow", action="append", metavar="MODULE", help="a module that JSON files and runs may import by name"
+    )
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> _Options:
@@ -243,6 +257,7 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
     if verb not in VERBS:
         raise UsageError(_no_verb(verb, words))
     _refuse_idle_flags(verb, options)
+    allow_imports(*options.allow or ())
     if verb == "runs":
         if words:
             raise UsageError(f"{words[0]}: runs takes no words; name another directory of runs with --home")
@@ -386,7 +401,12 @@ def override(experiment: Experiment, words: Sequence[str]) -> Experiment:
                 problems += [problem.under(path) for problem in error.problems]
     if problems:
         raise SpecError(problems, f"Experiment '{experiment.name}'")
-    return evolve(experiment, changes) if changes else experiment
+    if not changes:
+        return experiment
+    changed = evolve(experiment, changes)
+    known = {name for _, name in names_in(experiment)}
+    allow_imports(*(name for _, name in names_in(changed) if name not in known))  # typed by whoever runs it
+    return changed
 
 
 def load(target: str, home: Path) -> Experiment:
@@ -434,6 +454,7 @@ def _load_python(path: Path) -> Experiment:
     found: object = getattr(load_module(path), "experiment", None)
     if not isinstance(found, Experiment):
         raise RunError(f"{path}: has no Experiment named 'experiment'")
+    allow_names_in(found)
     return found
 
 

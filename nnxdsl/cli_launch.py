@@ -16,6 +16,7 @@ from nnxdsl.run import launch_command, sweep_command
 from nnxdsl.spec.base import declared
 from nnxdsl.spec.errors import Problem, RunError, SpecError
 from nnxdsl.spec.experiment import Experiment
+from nnxdsl.spec.imports import allow_imports, allow_names_in
 from nnxdsl.spec.launcher import Launcher, Local
 from nnxdsl.spec.search import Search
 from nnxdsl.spec.source import parse_value
@@ -56,6 +57,7 @@ class _Words(argparse.Namespace):
     file: str
     changes: list[str]
     home: Path
+    allow: list[str] | None
     launcher: str | None
     parallel: int | None
     json: bool
@@ -80,6 +82,7 @@ def main(verb: str, argv: Sequence[str]) -> int:
         NnxdslError: refused.
     """
     words = _parser(verb).parse_intermixed_args(argv, _Words())
+    allow_imports(*words.allow or ())
     return _launch(words) if verb == "launch" else _sweep(words)
 
 
@@ -95,6 +98,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     parser.add_argument("file", help=argparse.SUPPRESS)
     parser.add_argument("changes", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, default=Path("runs"), help="directory of all runs (default: runs)")
+    cli.add_allow(parser)
     parser.add_argument("--launcher", metavar="LAUNCHER", help="where runs are started")
     parser.add_argument("--cancel", action="store_true", help="stop what is at work, everything saved")
     parser.add_argument("--json", action="store_true", help="print for machines, on standard output")
@@ -116,6 +120,7 @@ def _launch(words: _Words) -> int:
     found: object = getattr(module, "experiment", None)
     if module is not None and not isinstance(found, Experiment):
         raise RunError(f"{path}: has no Experiment named 'experiment'")
+    allow_names_in(found)
     experiment = found if isinstance(found, Experiment) else cli.load(words.file, words.home)
     experiment = cli.override(experiment, words.changes)
     launcher = _launcher(words, module)
@@ -142,6 +147,7 @@ def _sweep(words: _Words) -> int:
     found: object = getattr(module, "sweep", None)
     if not isinstance(found, Sweep | Search):
         raise RunError(f"{path}: has no Sweep or Search named 'sweep'")
+    allow_names_in(found)
     if words.changes:
         found = attrs.evolve(found, base=cli.override(found.base, words.changes))
     for one, other in (("show", "cancel"), ("show", "retry_failed"), ("cancel", "retry_failed")):

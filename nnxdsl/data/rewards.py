@@ -6,16 +6,16 @@ Two are here, under `contains_answer` and `exact_answer`; others are registered 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
 from nnxdsl.spec.errors import DataError, PlanError, Problem, RunError, suggest
+from nnxdsl.spec.imports import import_name
 from nnxdsl.spec.reward import Function, Reward, functions, reward
 
 SHOWN = 80
@@ -149,8 +149,10 @@ def _found(asked: Reward) -> _Found:
 
 
 def _imported(name: str) -> Function:
-    module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise LookupError(f"'{name}' cannot be imported: {error}") from error
+        found = import_name(name)
+    except ValueError as error:
+        raise LookupError(str(error)) from error
+    if not callable(found):
+        raise LookupError(f"'{name}' is no function")
+    return cast("Function", found)

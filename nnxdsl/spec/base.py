@@ -22,6 +22,9 @@ _HOME = "nnxdsl.spec."
 registry: dict[str, type[Spec]] = {}
 """Every noun, family and built-in member by the name that Python code uses for it: `Mesh`, `Objective.DPO`."""
 
+third_party: dict[str, type[Spec]] = {}
+"""Every class of other packages that this process has defined, by its tag `module:name`; the last of each tag."""
+
 
 class UnsetError(AttributeError):
     """A field was read that holds nothing, since what was given for it is wrong."""
@@ -61,6 +64,7 @@ class Spec:
             registry[cls.__qualname__] = cls
         else:
             cls.tag = f"{cls.__module__}:{cls.__qualname__}"
+            third_party[cls.tag] = cls
         cls.__init__ = _checked_init(cls)  # type: ignore[method-assign]
 
     def problems(self) -> Iterable[Problem]:
@@ -70,6 +74,10 @@ class Spec:
         Checks that read different fields belong in functions of their own, joined by `gather`.
         """
         return ()
+
+    def import_names(self) -> Mapping[str, str]:
+        """Fields whose value is the `module:name` of code that this object will import, and that name."""
+        return {}
 
     @classmethod
     def instead_of(cls, value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -23,12 +23,17 @@ class Reward(Spec):
     """One reward of a policy's answers, by the name of its function.
 
     Attributes:
-        name: What `@nnxdsl.reward(name)` registered, or `module:function`, which is imported where it is needed.
+        name: What `@nnxdsl.reward(name)` registered, or `module:function`, which is imported where it is needed and
+            allowed; see `nnxdsl.allow_imports`.
         weight: What it is multiplied by in the sum of all rewards. A penalty is a function that gives negative numbers.
     """
 
     name: str = attrs.field(kw_only=False, validator=filled)
     weight: float = attrs.field(default=1.0, validator=Limit(above=0))
+
+    def import_names(self) -> Mapping[str, str]:
+        """The function's name, unless it is registered."""
+        return {"name": self.name} if ":" in self.name and self.name not in functions else {}
 
 
 def reward(name: str) -> Callable[[FunctionT], FunctionT]:

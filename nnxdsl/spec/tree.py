@@ -5,11 +5,9 @@ A path is dotted: `objective.beta`, `evaluation.prompts.0`.
 
 from __future__ import annotations
 
-import importlib
 import json
-import operator
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -22,16 +20,20 @@ from nnxdsl.spec.base import (
     declared,
     describe,
     field_types,
-    is_builtin,
     is_family,
     members,
     members_hint,
     registry,
     require_importable,
+    third_party,
 )
 from nnxdsl.spec.errors import Problem, SpecError, join, suggest
 from nnxdsl.spec.identity import SCHEMA
+from nnxdsl.spec.imports import import_name, require_allowed
 from nnxdsl.spec.kinds import arms, of_each, show
+
+DEEPEST = 60
+"""Levels of a tree that is read; each stage of `Weights.From` takes three."""
 
 SpecT = TypeVar("SpecT", bound=Spec)
 converter = cattrs.Converter()
@@ -56,6 +58,9 @@ def to_json(spec: Spec) -> str:
 def from_dict(tree: Mapping[str, Any], expected: type[SpecT] = Spec) -> SpecT:
     """The object of a tree.
 
+    A tree is data: classes and functions of other packages that it names are imported only where that is allowed; see
+    `nnxdsl.allow_imports`. Classes that are defined already need no import.
+
     Args:
         tree: What `to_dict` gave, or the same read from JSON.
         expected: The class or family that it must be of; needed where two families have a member of the same name.
@@ -68,12 +73,11 @@ def from_dict(tree: Mapping[str, Any], expected: type[SpecT] = Spec) -> SpecT:
     schema = nodes.pop("schema", SCHEMA)
     if type(schema) is not int or schema != SCHEMA:
         problems.append(Problem("schema", f"this nnxdsl reads schema {SCHEMA}, got {show(schema)}"))
-    try:
-        built = _decode_node(nodes, expected, problems)
-    except RecursionError:
-        raise SpecError([Problem("", "is nested too deeply")]) from None
+    _check_depth(nodes)
+    built = _decode_node(nodes, expected, problems)
     if problems:
         raise SpecError(problems, _heading(nodes, expected))
+    require_allowed(built, _heading(nodes, expected))
     return cast("SpecT", built)
 
 
@@ -130,6 +134,22 @@ def diff(old: Spec, new: Spec) -> dict[str, object]:
     if type(old) is not type(new):
         raise SpecError([Problem("", f"{show(old)} and {show(new)} are of different types")])
     return dict(_changes(old, new, ""))
+
+
+def _check_depth(tree: object) -> None:
+    """Refuses trees on which recursive functions could exceed Python's stack."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [child for value in level for child in _inside(value)]
+        if not level:
+            return
+    raise SpecError([Problem("", f"is nested too deeply; at most {DEEPEST} levels are read")])
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return cast("Mapping[object, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def _called(spec: Spec) -> str:
@@ -255,15 +275,12 @@ def _among(tag: str, expected: type[Spec]) -> type[Spec]:
 
 def _imported(tag: str) -> type[Spec]:
     module, _, name = tag.partition(":")
-    try:
-        found: object = operator.attrgetter(name)(importlib.import_module(module))
-    except Exception as error:  # whatever a module of somebody else's does when it is imported
-        detail = "; put the class in a module of its own" if module == "__main__" else "; is its package installed?"
-        raise ValueError(f"type '{tag}' cannot be imported: {error}{detail}") from error
+    builtin = next((cls for cls in registry.values() if (cls.__module__, cls.__name__) == (module, name)), None)
+    if builtin is not None:
+        raise ValueError(f"type '{tag}' is written '{builtin.tag}'")
+    found = third_party.get(tag) or import_name(tag)
     if not (isinstance(found, type) and issubclass(found, Spec)):
         raise ValueError(f"type '{tag}' is not a spec class")
-    if is_builtin(found):
-        raise ValueError(f"type '{tag}' is written '{found.tag}'")
     return found
 
 

@@ -47,11 +47,13 @@ def test_rewards_that_are_there() -> None:
     assert found.of("Rome", row, "") == [0.0, 0.0]
 
 
-def test_a_function_of_a_module() -> None:
+def test_a_function_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNXDSL_ALLOW", "operator")
     assert Rewards((Reward("operator:length_hint"),)).of("four", {}, "") == [4.0]
 
 
-def test_names_that_nothing_has_are_told_all_at_once() -> None:
+def test_names_that_nothing_has_are_told_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNXDSL_ALLOW", "no.such")
     with pytest.raises(PlanError) as error:
         Rewards((Reward("exact_anser"), Reward("no.such:thing"), Reward("exact_answer")))
     text = str(error.value)

@@ -319,12 +319,17 @@ IN_JSON: dict[str, tuple[dict[str, Any], str]] = {
     "type is no text": ({"mesh": {"type": 3}}, "mesh.type: expected str, got 3"),
     "unknown module": (
         {"objective": {"type": "her_lab.simpo:SimPO"}},
-        "objective: type 'her_lab.simpo:SimPO' cannot be imported: No module named 'her_lab'; "
-        "is its package installed?",
+        "objective: 'her_lab.simpo:SimPO' would import the module 'her_lab.simpo', which is not allowed; if you trust "
+        "it, allow it with --allow her_lab.simpo, NNXDSL_ALLOW=her_lab.simpo or nnxdsl.allow_imports('her_lab.simpo')",
+    ),
+    "allowed module that is not there": (
+        {"objective": {"type": "nobodys_lab.simpo:SimPO"}},
+        "objective: 'nobodys_lab.simpo:SimPO' cannot be imported: No module named 'nobodys_lab'; is its package "
+        "installed?",
     ),
     "unknown class": (
         {"objective": {"type": "my_lab.simpo:SimPOO"}},
-        "objective: type 'my_lab.simpo:SimPOO' cannot be imported: module 'my_lab.simpo' has no attribute 'SimPOO'; "
+        "objective: 'my_lab.simpo:SimPOO' cannot be imported: module 'my_lab.simpo' has no attribute 'SimPOO'; "
         "is its package installed?",
     ),
     "no spec class": ({"objective": {"type": "os:path"}}, "objective: type 'os:path' is not a spec class"),
@@ -348,7 +353,8 @@ IN_JSON: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", IN_JSON)
-def test_in_json(case: str, design: Any) -> None:
+def test_in_json(case: str, design: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNXDSL_ALLOW", "my_lab,nobodys_lab,os")
     changes, message = IN_JSON[case]
     assert refused(lambda: from_dict({**to_dict(design()), **changes})) == wrong(message)
 

@@ -77,8 +77,9 @@ def test_a_fresh_process_loads_it(design: Any, packages: Path, tmp_path: Path) -
     assert to_python(experiment).startswith("from my_lab.simpo import SimPO\nfrom nnxdsl import (\n    Adapter,\n")
     code = (
         "import sys\n"
-        "from nnxdsl import from_json\n"
+        "from nnxdsl import allow_imports, from_json\n"
         "assert 'my_lab' not in sys.modules\n"
+        "allow_imports('my_lab')\n"
         "read = from_json(open('experiment.json').read())\n"
         "import experiment\n"
         "assert read == experiment.experiment\n"
