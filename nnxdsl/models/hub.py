@@ -16,6 +16,7 @@ from nnxdsl.models import safetensors
 from nnxdsl.models.config import from_hf, to_hf
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
+from nnxdsl.models.files import read_json
 from nnxdsl.models.hub_names import HEAD, copies, may_go_further, sources, stands_beside
 from nnxdsl.models.pieces import Pieces
 from nnxdsl.models.tree import Template, is_further
@@ -55,8 +56,8 @@ def read_config(directory: str | Path) -> DecoderConfig:
 
 
 def read_fields(directory: str | Path) -> dict[str, Any]:
-    """A directory's `config.json` as it stands there; WeightsError where it is missing or no JSON object."""
-    return _read_json(Path(directory) / "config.json")
+    """A directory's `config.json` as it stands there; WeightsError where `files.read_json` cannot read it."""
+    return read_json(Path(directory) / "config.json")
 
 
 class HubReader:
@@ -323,7 +324,7 @@ def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
         if not single.exists():
             raise WeightsError(f"{directory}: expected {SINGLE} or {INDEX}, there is neither{_pickled(directory)}")
         return single, {}
-    names = _read_json(listing).get("weight_map")
+    names = read_json(listing).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()) or not names:
         raise WeightsError(f"{listing}: expected a 'weight_map' of tensor names to file names")
     # By the names alone: in the Hub's own cache every file is a link to somewhere else.
@@ -350,15 +351,3 @@ def _pickled(directory: Path) -> str:
         f'you trust it, convert it with torch and transformers: python -c "from transformers import '
         f"AutoModelForCausalLM as M; M.from_pretrained('{directory}').save_pretrained('{directory}-safetensors')\""
     )
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise WeightsError(f"{file}: damaged: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise WeightsError(f"{file}: expected a JSON object, got {type(value).__name__}")
-    return value

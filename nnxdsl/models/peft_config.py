@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nnxdsl.spec.errors import Problem, WeightsError
+from nnxdsl.models.files import read_json
+from nnxdsl.spec.errors import Problem
 
 CONFIG = "adapter_config.json"
 
@@ -61,16 +61,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises:
         WeightsError: the file is missing or damaged.
     """
-    file = directory / CONFIG
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise WeightsError(f"{file}: damaged: not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise WeightsError(f"{file}: expected a JSON object, got {type(fields).__name__}")
-    return fields
+    return read_json(directory / CONFIG)
 
 
 def problems_of(fields: Mapping[str, Any]) -> list[Problem]:

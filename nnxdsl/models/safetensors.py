@@ -11,7 +11,9 @@ from pathlib import Path
 import attrs
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
+from nnxdsl.models.files import file_size
 from nnxdsl.spec.errors import WeightsError
 
 # The safetensors format: 8 bytes of header length (little endian), a JSON header, then the data.
@@ -21,8 +23,18 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-_ONE_BYTE = dict.fromkeys(("U8", "F8_E4M3", "F8_E5M2"), np.dtype(np.uint8))
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# Bits of every dtype of the format; tensors of those that we do not read may stand beside those that we do.
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+MAX_HEADER_BYTES = 100_000_000
+"""The format's limit."""
 
 
 @attrs.frozen
@@ -76,7 +88,10 @@ class Tensor:
 
 
 def index(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file, by name; reads the header only.
+    """The tensors of a file, by name in the order of their bytes; reads the header only.
+
+    The `safetensors` library judges the header. It accepts only files whose tensors cover all bytes behind the header
+    once, so that where a tensor lies follows from the sizes of those before it.
 
     Args:
         file: a safetensors file.
@@ -85,52 +100,67 @@ def index(file: Path) -> dict[str, Tensor]:
         Name to Tensor.
 
     Raises:
-        WeightsError: the file is missing, cut short or not of the format.
+        WeightsError: the file is missing, no regular file, cut short or not of the format.
     """
+    total = file_size(file)
     try:
-        total = file.stat().st_size
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if total < 8:
-                raise WeightsError(f"{file}: damaged: the file has {total} bytes, too few for a safetensors file")
-            if length > total - 8:
-                raise WeightsError(f"{file}: damaged: the header should take {length} bytes, the file has {total}")
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
+            start = 8 + int.from_bytes(stream.read(8), "little")
         tensors = {}
-        for name, entry in header.items():
-            start, stop = entry["data_offsets"]
-            if not _is_plausible(entry["dtype"], entry["shape"], start, stop):
-                raise ValueError(name)
-            tensors[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]), 8 + length + start, 8 + length + stop)
+        with safe_open(file, framework="numpy") as header:
+            for name in header.offset_keys():
+                entry = header.get_slice(name)
+                dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+                if dtype not in _BITS:
+                    raise WeightsError(
+                        f"{file}: {name}: dtype {dtype} is not known; expected one of {', '.join(_BITS)}"
+                    )
+                stop = start + math.prod(shape) * _BITS[dtype] // 8
+                tensors[name] = Tensor(file, dtype, shape, start, stop)
+                start = stop
     except OSError as error:
-        raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise WeightsError(f"{file}: damaged: its header is not that of a safetensors file") from None
-    last, end = max(
-        ((name, tensor.stop) for name, tensor in tensors.items()), key=lambda item: item[1], default=("", 0)
-    )
-    if end > total:
-        raise WeightsError(
-            f"{file}: damaged: {last} should end at byte {end}, the file has {total} bytes; get the file again"
-        )
-    for name, tensor in tensors.items():
-        each = _DTYPES.get(tensor.dtype, _ONE_BYTE.get(tensor.dtype))
-        wanted = None if each is None else size(tensor.shape, each)
-        if wanted is not None and tensor.stop - tensor.start != wanted:
-            raise WeightsError(
-                f"{file}: damaged: {name} of shape {tensor.shape} and dtype {tensor.dtype} should take {wanted} bytes, "
-                f"the header says {tensor.stop - tensor.start}"
-            )
+        raise WeightsError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        words = str(error).removeprefix("Error while deserializing header: ")
+        otherwise = f"its header is not that of a safetensors file: {words}"
+        raise WeightsError(f"{file}: damaged: {_reason(file, total) or otherwise}") from None
     return tensors
 
 
-def _is_plausible(dtype: object, shape: object, start: object, stop: object) -> bool:
-    """Whether an entry of a header can be one; a damaged one must not be taken for a view of other bytes."""
-    numbers = [start, stop, *shape] if isinstance(shape, list) else [None]
-    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
-        return False
-    return isinstance(dtype, str) and isinstance(start, int) and isinstance(stop, int) and start <= stop
+def _reason(file: Path, total: int) -> str | None:
+    """What is wrong with a file that the library refused, with names and bytes; None where its own words must do."""
+    if total < 8:
+        return f"the file has {total} bytes, too few for a safetensors file"
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            return f"the header should take {length} bytes, the format allows {MAX_HEADER_BYTES}"
+        if length > total - 8:
+            return f"the header should take {length} bytes, the file has {total}"
+        header, data = stream.read(length), 8 + length
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        placed = sorted(
+            (*entry["data_offsets"], name, entry["dtype"], entry["shape"]) for name, entry in entries.items()
+        )
+        at, before = 0, "the header"
+        for start, stop, name, dtype, shape in placed:
+            if start != at:
+                what = f"overlaps with {before}" if start < at else f"{start - at} bytes before it belong to no tensor"
+                begins = f"the header says {data + start}, behind {before} comes {data + at}"
+                return f"{name} should begin where the one before it ends: {begins}; {what}"
+            wanted = math.prod(shape) * _BITS[dtype] / 8
+            if stop - start != wanted:
+                takes = f"{name} of shape {tuple(shape)} and dtype {dtype} should take {wanted:.15g} bytes"
+                return f"{takes}, the header says {stop - start}"
+            at, before = stop, name
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+    end = data + at
+    if end > total:
+        return f"{before} should end at byte {end}, the file has {total} bytes; get the file again"
+    return None if end == total else f"{before} ends at byte {end}, the file has {total} bytes: the rest is no tensor's"
 
 
 def size(shape: Iterable[int], dtype: np.dtype) -> int:
