@@ -82,7 +82,7 @@ def test_texts_that_are_no_experiment(text: str, told: str) -> None:
 def test_classes_of_others_are_not_imported() -> None:
     tree = json.loads(to_json(experiment(1)))
     tree["objective"] = {"type": "antigravity:Fly"}
-    with pytest.raises(SpecError, match=r"objective: 'antigravity:Fly' would import the module 'antigravity', which is not"):
+    with pytest.raises(SpecError, match=r"objective: 'antigravity:Fly' would import the module"):
         from_text(json.dumps(tree))
 
 
