@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from nnxdsl.models.config import from_hf, to_hf
 from nnxdsl.models.decoder_config import DecoderConfig
 from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
 from nnxdsl.models.files import read_json
+from nnxdsl.models.finite import all_finite, require_finite
 from nnxdsl.models.hub_names import HEAD, copies, may_go_further, sources, stands_beside
 from nnxdsl.models.pieces import Pieces
 from nnxdsl.models.tree import Template, is_further
@@ -65,6 +67,8 @@ class HubReader:
 
     Args:
         directory: holds `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its shards.
+        allow_non_finite: whether NaN and infinity are read as any value; else each part of a tensor is checked as it
+            is read.
 
     Attributes:
         directory: the directory.
@@ -74,8 +78,9 @@ class HubReader:
         WeightsError: a file is missing, damaged or not understood; names the file.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, *, allow_non_finite: bool = False) -> None:
         self.directory = Path(directory)
+        self._allow_non_finite = allow_non_finite
         self.config = read_config(directory)
         fields = read_fields(directory)
         further = _further(self.config, fields)
@@ -112,7 +117,7 @@ class HubReader:
 
         Raises:
             KeyError: no such leaf in a plain decoder of this size.
-            WeightsError: a tensor of it is missing or of a dtype that is not understood.
+            WeightsError: a tensor of it is missing, of a dtype that is not understood, or holds NaN or infinity.
         """
         return self.pieces(path).read()
 
@@ -120,7 +125,20 @@ class HubReader:
         """The same leaf, of which nothing is read before it is asked for; errors as of `leaf`."""
         source = self._sources[path]
         self._require(path)
-        return source.pieces([self._tensors[name] for name in source.names])
+        found = source.pieces([self._tensors[name] for name in source.names])
+        if self._allow_non_finite:
+            return found
+        return attrs.evolve(found, guards=tuple(functools.partial(self._require_finite, name) for name in source.names))
+
+    def _require_finite(self, name: str, part: np.ndarray) -> None:
+        """Refuses a part of a tensor that is not finite, with all such tensors of the same file."""
+        if all_finite(part):
+            return
+        file = self._tensors[name].file
+        beside = {
+            self._full(other): each.read for other, each in self._tensors.items() if each.file == file and each.readable
+        }
+        require_finite(beside, file)
 
     def _require(self, path: str) -> None:
         for name in self._sources[path].names:

@@ -20,6 +20,7 @@ import numpy as np
 
 from nnxdsl.models import safetensors
 from nnxdsl.models.decoder_config import DecoderConfig
+from nnxdsl.models.finite import require_finite
 from nnxdsl.models.hub import tensor_name
 from nnxdsl.models.hub_names import Source, sources
 from nnxdsl.models.peft_config import CONFIG, Scale, problems_of, read_config, scales_of
@@ -78,17 +79,21 @@ class _Part(NamedTuple):
     number: int
 
 
-def read(directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf]) -> PeftAdapter:
+def read(
+    directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf], *, allow_non_finite: bool = False
+) -> PeftAdapter:
     """Reads an adapter for a network.
 
     Args:
         directory: holds `adapter_config.json` and `adapter_model.safetensors`.
         config: the network's numbers.
         base: the leaves of the plain network, which say what shapes an adapter has.
+        allow_non_finite: whether NaN and infinity are read as any value.
 
     Raises:
-        WeightsError: a file is missing, damaged or pickled; or what it holds is not what our adapters can be: every
-            such setting, and every tensor that is missing, left over or of another shape.
+        WeightsError: a file is missing, damaged or pickled; a tensor holds NaN or infinity; or what it holds is not
+            what our adapters can be: every such setting, and every tensor that is missing, left over or of another
+            shape.
     """
     directory = Path(directory)
     fields = read_config(directory)
@@ -119,6 +124,8 @@ def read(directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf])
         problems.append(Problem(WEIGHTS, "holds no tensors"))
     if problems or scales is None:
         raise WeightsError("\n  ".join([f"{directory}: cannot be read as {kind.__qualname__}:", *map(str, problems)]))
+    if not allow_non_finite:
+        require_finite({name: tensor.read for name, tensor in tensors.items()}, directory / WEIGHTS)
     leaves = {path + _OURS[side]: _stacked(path, side, by_number, config) for (path, side), by_number in found.items()}
     (rank, alpha), ranks, alphas = _patterns(scales, base)
     scaling = "sqrt_rank" if fields.get("use_rslora") is True else "rank"

@@ -38,6 +38,8 @@ class Pieces:
         parts: read a piece, in the order of the leading axes, the last of which changes fastest.
         leading: how many axes that is.
         is_mapped: whether a piece costs nothing until it is used: a view of a file.
+        guards: for each piece, what looks at the part of it that is read and raises where it must not be used; empty
+            for none.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +47,7 @@ class Pieces:
     parts: tuple[Callable[[], np.ndarray], ...]
     leading: int
     is_mapped: bool = True
+    guards: tuple[Callable[[np.ndarray], None], ...] = ()
 
     @property
     def size(self) -> int:
@@ -54,7 +57,9 @@ class Pieces:
     def layers(self, first: int, stop: int) -> Pieces:
         """Those of the first axis from one on, up to another."""
         each = len(self.parts) // self.shape[0]
-        return attrs.evolve(self, shape=(stop - first, *self.shape[1:]), parts=self.parts[first * each : stop * each])
+        own = slice(first * each, stop * each)
+        shape = stop - first, *self.shape[1:]
+        return attrs.evolve(self, shape=shape, parts=self.parts[own], guards=self.guards[own])
 
     def read(
         self, index: Index | None = None, dtype: DTypeLike | None = None, memory: Memory | None = None
@@ -70,13 +75,14 @@ class Pieces:
         bounds = [each.indices(length)[:2] for each, length in zip(index or whole, self.shape, strict=True)]
         places = itertools.product(*(range(*bound) for bound in bounds[: self.leading]))
         lengths = self.shape[: self.leading]
-        chosen = [self.parts[int(np.ravel_multi_index(place, lengths)) if lengths else 0] for place in places]
+        chosen = [int(np.ravel_multi_index(place, lengths)) if lengths else 0 for place in places]
         within = tuple(slice(*bound) for bound in bounds[self.leading :])
         out = (memory or aligned)([stop - start for start, stop in bounds], self.dtype if dtype is None else dtype)
         into = out.reshape(len(chosen), *out.shape[self.leading :])
         if len(chosen) == 1 and within:
-            part = self._checked(chosen[0]())[within]
-            _each(lambda band: _copy(into[0][band], part[band]), _bands(part), out.nbytes, _cores())
+            part = self._part(chosen[0])[within]
+            guard = self._guard(chosen[0])
+            _each(lambda band: _copy(into[0][band], guard(part[band])), _bands(part), out.nbytes, _cores())
         else:
             threads = _cores() if self.is_mapped else 1  # pieces that are computed would all lie in memory at a time
             _each(
@@ -84,13 +90,24 @@ class Pieces:
             )
         return out
 
-    def _move(self, into: np.ndarray, read: Callable[[], np.ndarray], within: Index) -> None:
-        _copy(into, self._checked(read())[within])
+    def _move(self, into: np.ndarray, number: int, within: Index) -> None:
+        _copy(into, self._guard(number)(self._part(number)[within]))
 
-    def _checked(self, part: np.ndarray) -> np.ndarray:
+    def _part(self, number: int) -> np.ndarray:
+        part = self.parts[number]()
         if part.shape != self.shape[self.leading :]:
             raise ValueError(f"a piece has shape {part.shape}, expected {self.shape[self.leading :]}")
         return part
+
+    def _guard(self, number: int) -> Callable[[np.ndarray], np.ndarray]:
+        """What gives a part of a piece back once it has been looked at."""
+
+        def guarded(part: np.ndarray) -> np.ndarray:
+            if self.guards:
+                self.guards[number](part)
+            return part
+
+        return guarded
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """All of it, for numpy; ValueError where no copy is to be made."""

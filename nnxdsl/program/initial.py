@@ -119,8 +119,9 @@ def started(blueprint: Blueprint, base: Source) -> Source:
     match getattr(adapter, "start", None):
         case None:
             return base
-        case PEFT(path=path):
-            found = peft.read(Path(path).expanduser(), blueprint.config, blueprint.base)
+        case PEFT(path=path, allow_non_finite=allow):
+            directory = Path(path).expanduser()
+            found = peft.read(directory, blueprint.config, blueprint.base, allow_non_finite=allow)
             assert isinstance(adapter, LowRank)
             if problems := list(found.unlike(adapter, blueprint.trainable)):
                 raise PlanError(problems, f"Experiment '{experiment.name}'")
@@ -135,8 +136,8 @@ def open_base(blueprint: Blueprint) -> Source:
     match weights:
         case Random():
             return RandomSource(blueprint.config, blueprint.experiment.seed)
-        case HF(path=path):
-            reader = HubReader(locate(path))
+        case HF(path=path, allow_non_finite=allow):
+            reader = HubReader(locate(path), allow_non_finite=allow)
             # A name on the Hub has no config.json before it is downloaded: this is the first look at it.
             problems = config_problems(reader.config, blueprint.config, path) or reader.check(blueprint.base_template)
             if problems:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.models import peft
+from nnxdsl.models.finite import all_finite, require_finite
 from nnxdsl.models.hub_download import locate
 from nnxdsl.models.tree import is_further
 from nnxdsl.program import adapters, initial, low_rank
@@ -87,10 +88,8 @@ def _own_source(blueprint: Blueprint, home: Path) -> Source:
     experiment = blueprint.experiment
     base = _model_source(blueprint, home)
     match getattr(experiment.adapter, "start", None):
-        case Checkpoint(path=path):
-            return initial.Started(base, _adapter_of(Path(path).expanduser(), blueprint))
-        case From(experiment=earlier):
-            return initial.Started(base, _adapter_of(home / earlier.id, blueprint))
+        case Checkpoint() | From() as place:
+            return initial.Started(base, _adapter_of(place, blueprint, home))
         case _:
             return initial.started(blueprint, base)
 
@@ -98,10 +97,10 @@ def _own_source(blueprint: Blueprint, home: Path) -> Source:
 def _model_source(blueprint: Blueprint, home: Path) -> Source:
     """The source of a model's weights, without an adapter that goes on beside them."""
     match blueprint.experiment.model.weights:
-        case Checkpoint(path=path):
-            return checkpoint_source(blueprint, Path(path).expanduser())
-        case From(experiment=earlier):
-            return CheckpointSource(blueprint, home / earlier.id)
+        case Checkpoint() as place:
+            return checkpoint_source(blueprint, place)
+        case From() as place:
+            return CheckpointSource(blueprint, place, home)
         case Merged(base=base) as merged:
             inner = attrs.evolve(blueprint, experiment=_with_weights(blueprint.experiment, base))
             return MergedSource(inner, merged, _model_source(inner, home), home)
@@ -138,8 +137,9 @@ class CheckpointSource:
     written or swept.
     """
 
-    def __init__(self, blueprint: Blueprint, path: Path) -> None:
-        run = _Trained.open(path)
+    def __init__(self, blueprint: Blueprint, place: Checkpoint | From, home: Path) -> None:
+        path = _path_of(place, home)
+        run = _Trained.open(place, home)
         further = run.blueprint.config.mtp_layers
         if attrs.evolve(run.blueprint.config, mtp_layers=0) != attrs.evolve(blueprint.config, mtp_layers=0):
             raise WeightsError(
@@ -186,12 +186,13 @@ class _Trained:
     leaves: Mapping[str, jax.Array]
 
     @classmethod
-    def open(cls, path: Path) -> _Trained:
+    def open(cls, place: Checkpoint | From, home: Path) -> _Trained:
         """Reads the newest good checkpoint of a run, or one step of it.
 
         Raises:
-            WeightsError: there is none, or its experiment is not there.
+            WeightsError: there is none, or its experiment is not there; or it holds NaN or infinity.
         """
+        path = _path_of(place, home)
         experiment = saved_experiment(path)
         directory, step = find(path)
         with Checkpoints.open(directory) as checkpoints:
@@ -207,22 +208,33 @@ class _Trained:
                 for p, leaf in blueprint.trainable.items()
             }
             leaves = checkpoints.restore(step, {"trainable": targets})["trainable"]
+        if not getattr(place, "allow_non_finite", False):
+            require_finite({name: np.asarray(leaf) for name, leaf in leaves.items()}, path)
         return cls(directory, step, experiment, blueprint, leaves)
 
 
-def _adapter_on(path: Path, blueprint: Blueprint, where: str) -> tuple[LowRank, dict[str, np.ndarray]]:
+def _path_of(place: Checkpoint | From, home: Path) -> Path:
+    """The directory of a run, or of one step of it."""
+    return Path(place.path).expanduser() if isinstance(place, Checkpoint) else home / place.experiment.id
+
+
+def _adapter_on(
+    place: Checkpoint | From, blueprint: Blueprint, home: Path, where: str
+) -> tuple[LowRank, dict[str, np.ndarray]]:
     """The adapter that a run ended with, and its arrays by path.
 
     Args:
-        path: Of the run.
+        place: The run.
         blueprint: Of a model with the weights that the adapter must be on.
+        home: The directory of all runs.
         where: The field that names the run.
 
     Raises:
         PlanError: it is on other weights, or of another network.
         WeightsError: there is none.
     """
-    run, ours = _Trained.open(path), blueprint.experiment
+    path = _path_of(place, home)
+    run, ours = _Trained.open(place, home), blueprint.experiment
     adapter = run.experiment.adapter
     if not isinstance(adapter, LowRank):
         raise WeightsError(f"{path} trained all weights and has no adapter; start from it with model.weights")
@@ -237,7 +249,7 @@ def _adapter_on(path: Path, blueprint: Blueprint, where: str) -> tuple[LowRank, 
     return adapter, {name: np.asarray(leaf) for name, leaf in run.leaves.items()}
 
 
-def _adapter_of(path: Path, blueprint: Blueprint) -> dict[str, np.ndarray]:
+def _adapter_of(place: Checkpoint | From, blueprint: Blueprint, home: Path) -> dict[str, np.ndarray]:
     """The adapter that a run ended with, for another run to go on with.
 
     Raises:
@@ -245,7 +257,7 @@ def _adapter_of(path: Path, blueprint: Blueprint) -> dict[str, np.ndarray]:
         WeightsError: there is none.
     """
     ours = blueprint.experiment
-    theirs, leaves = _adapter_on(path, blueprint, "adapter.start")
+    theirs, leaves = _adapter_on(place, blueprint, home, "adapter.start")
     assert isinstance(ours.adapter, LowRank)
     if problems := list(unlike(ours.adapter, theirs)):
         raise PlanError(problems, f"Experiment '{ours.name}'")
@@ -270,12 +282,12 @@ class MergedSource:
         self._base, self._parts = base, []
         for place, coefficient in zip(merged.adapters, merged.coefficients, strict=True):
             if isinstance(place, PEFT):
-                found = peft.read(Path(place.path).expanduser(), blueprint.config, blueprint.base)
+                directory, allow = Path(place.path).expanduser(), place.allow_non_finite
+                found = peft.read(directory, blueprint.config, blueprint.base, allow_non_finite=allow)
                 self._parts.append((coefficient, found.adapter, found.leaves))
                 continue
             assert isinstance(place, Checkpoint | From)
-            path = Path(place.path).expanduser() if isinstance(place, Checkpoint) else home / place.experiment.id
-            self._parts.append((coefficient, *_adapter_on(path, blueprint, "model.weights.adapters")))
+            self._parts.append((coefficient, *_adapter_on(place, blueprint, home, "model.weights.adapters")))
 
     def leaf(self, path: str) -> ArrayLike:
         """The weight of one path; float32 where adapters are merged into it."""
@@ -289,12 +301,13 @@ class MergedSource:
         )
 
 
-def checkpoint_source(blueprint: Blueprint, path: Path) -> Source:
+def checkpoint_source(blueprint: Blueprint, place: Checkpoint) -> Source:
     """The weights of a run, of one of its checkpoints, or of a checkpoint of weights alone."""
+    path = Path(place.path).expanduser()
     directory, _ = find(path)
     if (directory.parent / "experiment.json").is_file():
-        return CheckpointSource(blueprint, path)
-    return WeightsAlone(blueprint, path)
+        return CheckpointSource(blueprint, place, path)
+    return WeightsAlone(blueprint, path, allow_non_finite=place.allow_non_finite)
 
 
 class WeightsAlone:
@@ -304,8 +317,9 @@ class WeightsAlone:
         WeightsError: it holds no weights; or every array that is missing, left over or of another shape.
     """
 
-    def __init__(self, blueprint: Blueprint, path: Path) -> None:
+    def __init__(self, blueprint: Blueprint, path: Path, *, allow_non_finite: bool = False) -> None:
         directory, step = find(path)
+        self._path, self._allow_non_finite = path, allow_non_finite
         self._checkpoints = Checkpoints.open(directory)
         step = self._checkpoints.latest_good().step if step is None else step
         if step is None:
@@ -327,10 +341,17 @@ class WeightsAlone:
             raise WeightsError("\n  ".join([f"{path}: {len(problems)} arrays do not fit:", *problems]))
 
     def leaf(self, path: str) -> ArrayLike:
-        """The weight of one path, in the dtype that it is stored in."""
+        """The weight of one path, in the dtype that it is stored in.
+
+        Raises:
+            WeightsError: it holds NaN or infinity.
+        """
         info = self._contents[path]
         target = jax.ShapeDtypeStruct(info.shape, np.dtype(info.dtype), sharding=_host())
-        return np.asarray(self._checkpoints.restore(self._step, {PARAMS: {path: target}})[PARAMS][path])
+        found = np.asarray(self._checkpoints.restore(self._step, {PARAMS: {path: target}})[PARAMS][path])
+        if not (self._allow_non_finite or all_finite(found)):
+            require_finite({path: found}, self._path)
+        return found
 
 
 def _host() -> jax.sharding.Sharding:

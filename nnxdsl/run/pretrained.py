@@ -138,7 +138,13 @@ class Pretrained:
         return decoder.logits(decoder(tokens, places, dtype=self.dtype).hidden)
 
 
-def load(directory: str | Path, *, dtype: DTypeLike = jnp.float32, tokenizer: Tokenizer | None = None) -> Pretrained:
+def load(
+    directory: str | Path,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    tokenizer: Tokenizer | None = None,
+    allow_non_finite: bool = False,
+) -> Pretrained:
     """A model from a directory in the Hub's format, or by a repository's name on the Hub.
 
     >>> model = nnxdsl.load("google/gemma-3-1b-it")                             # doctest: +SKIP
@@ -148,15 +154,17 @@ def load(directory: str | Path, *, dtype: DTypeLike = jnp.float32, tokenizer: To
         directory: holds `config.json` and safetensors, as `nnxdsl export` writes them and the Hub has them.
         dtype: of arrays and activations.
         tokenizer: what turns text into ids; None for the one beside the weights.
+        allow_non_finite: whether weights that hold NaN or infinity are loaded as they are.
 
     Returns:
         The model, its arrays on the default device; one tensor at a time is read, so the host holds no second copy.
 
     Raises:
-        WeightsError: a file that is missing, damaged or not understood, or every tensor that does not fit.
+        WeightsError: a file that is missing, damaged or not understood, every tensor that does not fit, or those that
+            hold NaN or infinity.
     """
     found = locate(str(directory))
-    reader = HubReader(found)
+    reader = HubReader(found, allow_non_finite=allow_non_finite)
     config = attrs.evolve(reader.config, mtp_layers=0)  # no answer needs it
     template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype))
     if problems := reader.check(template):

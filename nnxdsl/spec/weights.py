@@ -39,9 +39,14 @@ class HF(Weights):
 
     Attributes:
         path: The directory, or a repository's name on the Hub (`google/gemma-3-1b-it`), which is downloaded.
+        allow_non_finite: Whether weights that hold NaN or infinity are loaded as they are; else they are refused, with
+            the names of such tensors.
     """
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+
     path: str = attrs.field(kw_only=False, validator=filled)
+    allow_non_finite: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -51,9 +56,13 @@ class Checkpoint(Weights):
     Attributes:
         path: The run's directory (its newest good checkpoint is used), or one step of it:
             `runs/NAME-ID/checkpoints/STEP`; or weights alone, as `nnxdsl convert --to checkpoint` writes them.
+        allow_non_finite: Whether arrays that hold NaN or infinity are loaded as they are; else they are refused.
     """
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+
     path: str = attrs.field(kw_only=False, validator=filled)
+    allow_non_finite: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -73,9 +82,13 @@ class PEFT(Weights):
 
     Attributes:
         path: The directory, with `adapter_config.json` and `adapter_model.safetensors`.
+        allow_non_finite: Whether an adapter that holds NaN or infinity is loaded as it is; else it is refused.
     """
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+
     path: str = attrs.field(kw_only=False, validator=filled)
+    allow_non_finite: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -170,6 +170,7 @@ PATH = "data/test_rows.py::test_missing_file_names_the_current_directory"
 DRAWN = "run/test_sampling.py::test_who_may_be_drawn"
 SAVED = "run/test_loop.py::test_the_last_checkpoints_are_kept"
 COUNTED = "program/test_guards.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
+FINITE = "run/test_non_finite.py::test_refused_unless_asked"
 HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
 ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 FURTHER = "program/test_mtp_weight.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
@@ -221,8 +222,11 @@ ELSEWHERE = {
     "Tokenizer.File.chat_template": "data/test_tokenizers.py::test_chat_template_of_its_own_file",
     "Weights.Checkpoint.path": "run/test_origin.py::test_a_run_and_each_of_its_steps_give_the_adapted_model",
     "Weights.From.experiment": "run/test_loop.py::test_both_stages_run_by_one_command",
+    "Weights.Checkpoint.allow_non_finite": FINITE,
     "Weights.HF.path": HUB,
+    "Weights.HF.allow_non_finite": FINITE,
     "Weights.PEFT.path": "program/test_peft.py::test_logits_equal_those_of_peft",
+    "Weights.PEFT.allow_non_finite": FINITE,
     **{
         f"Weights.Merged.{name}": "run/test_start.py::test_several_adapters_are_merged"
         for name in ("base", "adapters", "coefficients")

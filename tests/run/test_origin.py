@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,27 @@ def test_a_run_without_a_checkpoint(finished: Any, tmp_path: Path) -> None:
     with pytest.raises(WeightsError) as raised:
         origin.open_source(blueprint, tmp_path)
     assert str(raised.value) == f"{run.path} has no checkpoint yet; run its experiment first"
+
+
+def test_a_run_that_saved_infinity_is_refused_unless_asked(finished: Any, tmp_path: Path) -> None:
+    run, saved = tmp_path / "run", saved_experiment(finished.run("sft"))
+    run.mkdir()
+    shutil.copyfile(finished.run("sft") / "experiment.json", run / "experiment.json")
+    targets = {"trainable": compile_experiment(saved).targets()["trainable"]}
+    with Checkpoints.open(finished.run("sft") / "checkpoints") as checkpoints:
+        leaves, meta = checkpoints.restore(60, targets)["trainable"], checkpoints.meta(60)
+    leaves["norm.scale"] = leaves["norm.scale"].at[0].set(np.inf)
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        checkpoints.save(60, {"trainable": leaves}, meta)
+        checkpoints.wait()
+    for allow in (False, True):
+        asked = evolve(saved, {"model.weights": Weights.Checkpoint(str(run), allow_non_finite=allow)})
+        program = compile_experiment(asked)
+        if allow:
+            assert np.isinf(program.init(origin.open_source(program.blueprint, tmp_path)).trainable["norm.scale"][0])
+        else:
+            with pytest.raises(WeightsError, match=r"1 array holds NaN or infinity.*\n  norm.scale: 1 of 128 values"):
+                origin.open_source(program.blueprint, tmp_path)
 
 
 @pytest.fixture
