@@ -273,11 +273,13 @@ def is_family(cls: type[Spec]) -> bool:
 
 
 def members(family: type[Spec]) -> dict[str, type[Spec]]:
-    """The built-in members of a family by short name."""
+    """The built-in members of a family by short name, in the order in which the family declares them."""
     prefix = f"{family.__name__}."
     if registry.get(family.__name__) is not family:
         return {}
-    return {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
+    found = {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
+    order = {name: index for index, name in enumerate(family.__annotations__)}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
 
 def members_hint(family: type[Spec]) -> str:

@@ -34,10 +34,10 @@ from nnxdsl import (
 )
 
 OBJECTIVES = (
-    "Objective.SFT, Objective.KTO, Objective.GRPO, Objective.DPO, Objective.RobustDPO, Objective.IPO, Objective.Hinge, "
+    "Objective.SFT, Objective.DPO, Objective.RobustDPO, Objective.IPO, Objective.Hinge, "
     "Objective.LengthNormalizedDPO, Objective.EXO, Objective.DiscoPOP, Objective.NCA, Objective.BCO, Objective.SPPO, "
     "Objective.APOZero, Objective.APODown, Objective.AOT, Objective.AOTUnpaired, Objective.ORPO, Objective.SimPO, "
-    "Objective.CPO, Objective.ChosenSFT, Objective.Sum, Objective.Distill"
+    "Objective.CPO, Objective.ChosenSFT, Objective.Sum, Objective.Distill, Objective.GRPO, Objective.KTO"
 )
 SHORT = OBJECTIVES.replace("Objective.", "")
 
