@@ -268,7 +268,7 @@ def _among(tag: str, expected: type[Spec]) -> type[Spec]:
             raise ValueError(f"expected type '{expected.tag}', got '{tag}'")
         raise ValueError(f"{what} '{tag}'{suggest(tag, candidates)}")
     if len(candidates[tag]) > 1:
-        names = " or ".join(cls.__qualname__ for cls in candidates[tag])
+        names = " or ".join(sorted(cls.__qualname__ for cls in candidates[tag]))
         raise ValueError(f"type '{tag}' alone may be {names}; say which family is expected")
     return candidates[tag][0]
 

@@ -377,7 +377,7 @@ def test_json_that_is_none() -> None:
 def test_a_type_that_says_too_little() -> None:
     tree = to_dict(Weights.Checkpoint("runs/a"))
     assert refused(lambda: from_dict(tree)) == (
-        "1 problem\n  type 'Checkpoint' alone may be Weights.Checkpoint or Checkpoint or Reference.Checkpoint; say "
+        "1 problem\n  type 'Checkpoint' alone may be Checkpoint or Reference.Checkpoint or Weights.Checkpoint; say "
         "which family is expected"
     )
     assert from_dict(tree, Weights) == Weights.Checkpoint("runs/a")
