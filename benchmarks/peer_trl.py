@@ -2,7 +2,7 @@
 
 At its best documented settings for a CPU: float32, nothing computed again, the fused AdamW, no clipping. The attention
 and `torch.compile` are for `step.py` to choose, the reference is asked once or at every step. Batches without padding
-(`padding_free`) are not to be had in TRL 1.16, and its loss reads only the completions' positions on GPUs alone.
+(`padding_free`) are not to be had in TRL 1.16, and without Triton, so on CPUs, its loss scores every position of a row.
 """
 
 from __future__ import annotations
