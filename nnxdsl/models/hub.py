@@ -35,7 +35,7 @@ _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # What no decoder has a use for: parts of a multimodal checkpoint, RoPE's frequencies in old checkpoints, and what is
 # beside the layer that predicts tokens further ahead in Qwen3-Next's.
 _UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|mtp\.|.*\.rotary_emb\.inv_freq$")
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_LAYER = re.compile(r"\blayers\.(\d{1,9})\.")
 
 
 def read_config(directory: str | Path) -> DecoderConfig:
@@ -48,13 +48,30 @@ def read_config(directory: str | Path) -> DecoderConfig:
         The decoder's numbers.
 
     Raises:
-        WeightsError: the file is missing, no JSON, or not of a family that is understood; names the file.
+        WeightsError: the file is missing, no JSON, not of a family that is understood, or tells of more layers than
+            the weights beside it hold; names the file.
     """
-    fields = read_fields(directory)
+    fields, file = read_fields(directory), Path(directory) / "config.json"
     try:
-        return from_hf(fields)
+        config = from_hf(fields)
     except WeightsError as error:
-        raise WeightsError(f"{Path(directory) / 'config.json'}: {error}") from None
+        raise WeightsError(f"{file}: {error}") from None
+    stored = _count_layers(Path(directory))
+    if stored is not None and config.num_layers > stored:  # before anything is built of so many
+        raise WeightsError(
+            f"{file}: num_hidden_layers is {config.num_layers}, the weights beside it have {stored} layers"
+        )
+    return config
+
+
+def _count_layers(directory: Path) -> int | None:
+    """How many layers the names of a directory's tensors tell of; None where there are none that can be read."""
+    try:
+        listing, where = _list_files(directory)
+        names = where or safetensors.index(listing)
+    except WeightsError:
+        return None  # told of where weights are read, which may be others
+    return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=0)
 
 
 def read_fields(directory: str | Path) -> dict[str, Any]:

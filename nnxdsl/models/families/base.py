@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -82,6 +82,27 @@ _ROPE_KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": None, "mscale": None, "mscale_all_dim": None},
     ),
 }
+
+# The largest numbers that are read, far beyond every published model: what is above them would take an hour, or the
+# memory of the machine, before a tensor could be missed.
+MOST: dict[str, int | float] = {
+    "num_hidden_layers": 1024,
+    "num_experts": 2**13,
+    "num_local_experts": 2**13,
+    "n_routed_experts": 2**13,
+    "max_position_embeddings": 2**31 - 1,
+    "sliding_window": 2**31 - 1,
+    "sliding_window_pattern": 1024,
+    "_sliding_window_pattern": 1024,
+    "full_attention_interval": 1024,
+    "first_k_dense_replace": 1024,
+    "max_window_layers": 2**31 - 1,
+    "rms_norm_eps": 1.0,
+}
+MOST_OTHERS = 2**24
+MOST_EXPERTS = 2**17
+"""Of all layers together."""
+PartT = TypeVar("PartT")
 
 _KINDS: dict[str, LayerKind] = {"sliding_attention": "local", "full_attention": "global"}
 LINEAR_KINDS: dict[str, LayerKind] = {"linear_attention": "linear", "full_attention": "global"}
@@ -162,6 +183,8 @@ class ConfigFile:
                 wanted, what = (int | float, "a number") if name == "rms_norm_eps" else (int, "an integer")
                 if isinstance(value, bool) or not isinstance(value, wanted) or value <= 0:
                     self.problems.append(f"{name}: expected {what} above 0, got {value!r}")
+                elif value > (most := MOST.get(name, MOST_OTHERS)):
+                    self.problems.append(f"{name}: expected at most {most:,}, got {value!r}")
                 else:
                     found[name] = float(value) if name == "rms_norm_eps" else value
             elif name in fixed:
@@ -192,7 +215,7 @@ class ConfigFile:
         given: dict[str, Any] = {name: value for name, value in (entry or {}).items() if value is not None}
         kind = given.pop("rope_type", None) or given.get("type") or "default"
         given.pop("type", None)  # older files carry both names
-        if kind not in _ROPE_KINDS:
+        if not isinstance(kind, str) or kind not in _ROPE_KINDS:
             *names, last = map(repr, _ROPE_KINDS)
             known = f"{', '.join(names)} and {last}"
             self.problems.append(f"{where}: only rope_type {known} are implemented, got {kind!r}")
@@ -271,6 +294,22 @@ class ConfigFile:
         )
         return local, everywhere
 
+    def count(self, name: str, default: int, least: int = 0) -> int:
+        """A whole number that `numbers` does not take, from `least` on."""
+        value, most = self.fields.get(name, default), MOST.get(name, MOST_OTHERS)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.problems.append(f"{name}: expected an integer from {least} to {most:,}, got {value!r}")
+            return default
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number above 0 that `numbers` does not take."""
+        value = self.fields.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            self.problems.append(f"{name}: expected a number above 0, got {value!r}")
+            return default
+        return float(value)
+
     def flag(self, name: str, default: bool) -> bool:
         """A field that is true or false."""
         value = self.fields.get(name, default)
@@ -292,6 +331,9 @@ class ConfigFile:
         value = self.fields.get("sliding_window", default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
             self.problems.append(f"sliding_window: expected an integer above 0 or null, got {value!r}")
+            return None
+        if value is not None and value > MOST["sliding_window"]:
+            self.problems.append(f"sliding_window: expected at most {MOST['sliding_window']:,}, got {value!r}")
             return None
         return value
 
@@ -321,15 +363,19 @@ class ConfigFile:
         found: list[LayerKind] = [kinds[name] for name in named]
         return tuple(default) if found == wanted else period_of(found)
 
-    def experts(self, **fields: Any) -> Experts | None:
-        """The experts of these numbers; None if there is a problem."""
+    def part(self, kind: Callable[..., PartT], **fields: Any) -> PartT | None:
+        """A part of the decoder, such as its experts, of these numbers; None if there is a problem."""
         if self.problems:
             return None
         try:
-            return Experts(**fields)
+            return kind(**fields)
         except ValueError as error:
             self.problems.append(str(error))
             return None
+
+    def experts(self, **fields: Any) -> Experts | None:
+        """The experts of these numbers; None if there is a problem."""
+        return self.part(Experts, **fields)
 
     def decoder(self, **fields: Any) -> DecoderConfig:
         """The decoder, if nothing is wrong.
@@ -343,27 +389,31 @@ class ConfigFile:
         if self.problems:
             raise WeightsError("\n  ".join([f"config.json is not a {self._title} that can be read:", *self.problems]))
         try:
-            return DecoderConfig(**fields)
+            found = DecoderConfig(**fields)
+            if found.experts is not None and found.num_layers * found.experts.count > MOST_EXPERTS:
+                each = f"{found.num_layers} layers of {found.experts.count} experts"
+                raise ValueError(f"{each} are more than {MOST_EXPERTS:,} experts in all")
+            return found
         except ValueError as error:
             raise WeightsError(f"config.json is not a {self._title} that can be read: {error}") from None
 
 
-def fill_heads(numbers: dict[str, Any]) -> None:
+def fill_heads(file: ConfigFile, numbers: dict[str, Any]) -> None:
     """Works out what a file may leave to others: as many key/value heads as queries', heads that share the width."""
     heads = numbers["num_attention_heads"]
     if numbers["num_key_value_heads"] is None:
         numbers["num_key_value_heads"] = heads
     if numbers["head_dim"] is None:
         numbers["head_dim"] = numbers["hidden_size"] // heads
+    if numbers["head_dim"] < 1:
+        file.problems.append(f"num_attention_heads: {heads} are more than hidden_size={numbers['hidden_size']}")
+        numbers["head_dim"] = 1
 
 
 def late_windows(file: ConfigFile, layers: int) -> dict[str, Any]:
     """`window` and `pattern` where `use_sliding_window` gives one to the layers from `max_window_layers` on."""
     window = file.window(4096) if file.flag("use_sliding_window", False) else None
-    first = file.fields.get("max_window_layers", 28)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        file.problems.append(f"max_window_layers: expected an integer of 0 or above, got {first!r}")
-        first = layers
+    first = file.count("max_window_layers", 28)
     kinds: list[LayerKind] = ["global" if window is None or layer < first else "local" for layer in range(layers)]
     pattern = file.pattern(layers, period_of(kinds))
     return {"window": window if "local" in pattern else None, "pattern": pattern}

@@ -151,11 +151,17 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     heads, turned = numbers["num_attention_heads"], numbers["qk_rope_head_dim"]
     if numbers["num_key_value_heads"] not in (None, heads):
         file.problems.append(f"num_key_value_heads: expected {heads}, as there are queries, or null")
+    follows = {"head_dim": turned, "qk_head_dim": numbers["qk_nope_head_dim"] + turned}
+    for name, wanted in follows.items():
+        if fields.get(name) not in (None, wanted):
+            file.problems.append(
+                f"{name}: expected {wanted}, which follows from qk_rope_head_dim, got {fields[name]!r}"
+            )
     numbers |= {"num_key_value_heads": heads, "head_dim": turned}
-    rank = fields.get("q_lora_rank", 1536)
     rope = file.one_rope()
-    latent = LatentConfig(
-        q_lora_rank=rank,
+    latent = file.part(
+        LatentConfig,
+        q_lora_rank=numbers["q_lora_rank"] if "q_lora_rank" in fields else 1536,
         kv_lora_rank=numbers["kv_lora_rank"],
         qk_nope_head_dim=numbers["qk_nope_head_dim"],
         qk_rope_head_dim=turned,
@@ -167,19 +173,19 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     return file.decoder(
         latent=latent,
         rope_global=rope,
-        query_scale=_sharpened(latent.qk_head_dim, rope.scale, sharper),
+        query_scale=_sharpened(numbers["qk_nope_head_dim"] + turned, rope.scale, sharper),
         experts=file.experts(
             count=numbers["n_routed_experts"],
             per_token=numbers["num_experts_per_tok"],
             mlp_dim=numbers["moe_intermediate_size"],
             shared_dim=numbers["n_shared_experts"] * numbers["moe_intermediate_size"],
             normalised=file.flag("norm_topk_prob", True),
-            scale=float(fields.get("routed_scaling_factor", 2.5)),
+            scale=file.number("routed_scaling_factor", 2.5),
             groups=numbers["n_group"],
             groups_per_token=numbers["topk_group"],
             **_SCORED,
         ),
-        dense_layers=fields.get("first_k_dense_replace", 3),
+        dense_layers=file.count("first_k_dense_replace", 3),
         tied_head=file.flag("tie_word_embeddings", False),
         **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
         **_CHOICES,

@@ -143,11 +143,8 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 def _pattern(file: ConfigFile, layers: int) -> tuple[LayerKind, ...]:
     """A period, from whichever spelling is there; of both, `layer_types` decides, as in transformers."""
-    fields = file.fields
-    named = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or 6
-    if isinstance(named, bool) or not isinstance(named, int) or named < 1:
-        file.problems.append(f"sliding_window_pattern: expected an integer above 0, got {named!r}")
-        named = 6
+    name = "sliding_window_pattern" if file.fields.get("sliding_window_pattern") else "_sliding_window_pattern"
+    named = file.count(name, 6, least=1) if file.fields.get(name) else 6
     return file.pattern(layers, local_then_global(named))
 
 

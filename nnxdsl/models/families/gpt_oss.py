@@ -123,7 +123,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
         fields = {**fields, "rope_scaling": _YARN}
     file = ConfigFile("GPT-OSS", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
+    fill_heads(file, numbers)
     return file.decoder(
         window=numbers["sliding_window"],
         pattern=file.pattern(numbers["num_hidden_layers"], ("local", "global")),

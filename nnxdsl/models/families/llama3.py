@@ -91,7 +91,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     """Reads both spellings of RoPE: `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`."""
     file = ConfigFile("Llama 3", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
+    fill_heads(file, numbers)
     return file.decoder(
         rope_global=file.one_rope(),
         query_scale=numbers["head_dim"] ** -0.5,

@@ -90,7 +90,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     """Reads both spellings of RoPE; a `sliding_window` of null is none, a file without the field has 4,096 tokens."""
     file = ConfigFile("Mistral", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
+    fill_heads(file, numbers)
     window = file.window(4096)
     return file.decoder(
         window=window,

@@ -93,7 +93,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     """Reads both spellings of RoPE."""
     file = ConfigFile("Mixtral", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
+    fill_heads(file, numbers)
     window = file.window(None)
     return file.decoder(
         window=window,

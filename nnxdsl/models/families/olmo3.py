@@ -83,7 +83,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     """Reads all spellings of RoPE: one for all layers, which is stretched on the global ones alone; or two."""
     file = ConfigFile("OLMo 3", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
+    fill_heads(file, numbers)
     local, everywhere = _rope(file)
     return file.decoder(
         window=numbers["sliding_window"],

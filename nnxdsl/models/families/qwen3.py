@@ -95,7 +95,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     """Reads both spellings of RoPE; with `use_sliding_window` the layers from `max_window_layers` on have a window."""
     file = ConfigFile("Qwen3", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
+    fill_heads(file, numbers)
     return file.decoder(
         rope_global=file.one_rope(),
         query_scale=numbers["head_dim"] ** -0.5,

@@ -108,7 +108,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
         fields = {"num_experts": fields["num_local_experts"], **fields}
     file = ConfigFile("Qwen3 MoE", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
+    fill_heads(file, numbers)
     window = file.window(4096) if file.flag("use_sliding_window", False) else None
     return file.decoder(
         window=window,

@@ -138,14 +138,12 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
         fields = {"num_experts": fields["num_local_experts"], **fields}
     file = ConfigFile("Qwen3-Next", fields)
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(numbers)
-    every = fields.get("full_attention_interval", 4)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        file.problems.append(f"full_attention_interval: expected an integer above 0, got {every!r}")
-        every = 4
+    fill_heads(file, numbers)
+    every = file.count("full_attention_interval", 4, least=1)
     linear: tuple[LayerKind, ...] = ("linear",) * (every - 1)
     pattern = file.pattern(numbers["num_hidden_layers"], (*linear, "global"), LINEAR_KINDS)
-    delta = DeltaConfig(
+    delta = file.part(
+        DeltaConfig,
         key_heads=numbers["linear_num_key_heads"],
         value_heads=numbers["linear_num_value_heads"],
         key_head_dim=numbers["linear_key_head_dim"],
