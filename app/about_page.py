@@ -70,7 +70,7 @@ def opened(site: Site, ask: Ask) -> Answer:
 def _devices(site: Site, rows: list[Row]) -> str:
     """What the run that began last ran on: to ask jax itself would take a device."""
     for row in rows[:LOOKED_AT]:
-        seen = Counter(map(str, last_attempt(RunDirectory(site.settings.home / row.id)).get("devices", ())))
+        seen = Counter(map(str, last_attempt(RunDirectory(row.path)).get("devices", ())))
         if seen:
             return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in seen.items())
     return "none has begun yet"

@@ -20,6 +20,7 @@ from .index import Row
 from .outputs_request import steps_of
 from .page import Answer, Ask, Page
 from .parts import run_link, state_badge
+from .run_paths import directory_path, run_path
 from .state import Site
 
 LEAST, MOST = 2, 6
@@ -78,12 +79,12 @@ def _answer(site: Site, ask: Ask) -> Answer:
 
 
 def _compared(site: Site, row: Row, place: int) -> Compared:
-    directory = site.settings.home / row.id
     try:
+        directory = run_path(site.settings.home, row.id)
         config = flat(read_json(directory / "experiment.json"))
+        columns = dict(site.series.of(directory / "metrics.jsonl").columns)
     except NnxdslError:
-        config = {}
-    columns = dict(site.series.of(directory / "metrics.jsonl").columns)
+        config, columns = {}, {}
     return Compared(row, place % COLOURS, columns, config)
 
 
@@ -139,7 +140,7 @@ def _head(site: Site, ask: Ask, there: list[Row], gone: list[str]) -> Html:
 
 def _to_outputs(site: Site, ids: list[str], base: str) -> Html | None:
     """To the outputs of a run beside those of the baseline, where both have something saved."""
-    steps = {one: steps_of(site.settings.home / one) for one in ids}
+    steps = {one: steps_of(directory_path(site.settings.home, one)) for one in ids}
     saved = [one for one in ids if one != base and steps[one]]
     if not saved or not steps.get(base):
         return None

@@ -7,7 +7,6 @@ from urllib.parse import parse_qs
 
 import attrs
 
-from nnxdsl.run.store import RunDirectory
 from nnxdsl.spec.errors import RunError
 
 from .outputs_export import TYPES as OUTPUTS
@@ -56,10 +55,10 @@ class Downloads:
         try:
             if scope["method"] != "GET" or name not in TYPES:
                 raise RunError(f"one of {', '.join(TYPES)} may be had")
-            path = RunDirectory(self.site.settings.home / run).file(name)
+            path = self.site.run(run).file(name)
             file = path.open("rb")
-        except (RunError, OSError) as error:
-            await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)
+        except (RunError, OSError):
+            await _refuse(send)
             return
         with file:
             await _start(send, 200, TYPES[name].encode(), f"{run}-{name}")
@@ -72,9 +71,9 @@ class Downloads:
         try:
             if method != "GET":
                 raise RunError("it can be had, and nothing else")
-            path = RunDirectory(self.site.settings.home / run).file("metrics.jsonl")
-        except (RunError, OSError) as error:
-            await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)
+            path = self.site.run(run).file("metrics.jsonl")
+        except (RunError, OSError):
+            await _refuse(send)
             return
         text = await asyncio.to_thread(lambda: to_csv(self.site.series.of(path).columns))
         await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", f"{run}-{FIGURES}")
@@ -91,6 +90,12 @@ class Downloads:
             return
         name = f"{known.model.run}-step-{known.model.step}-{known.request['do']}.{kind}"
         await _send_all(send, 200, text.encode(), OUTPUTS[kind].encode(), name)
+
+
+async def _refuse(send: Send) -> None:
+    """Answers in the same words whatever was asked for, so that nothing can be learnt of other directories."""
+    text = f"there is no such run here, or it has no such file; of a run, one of {', '.join((*TYPES, FIGURES))}\n"
+    await _send_all(send, 404, text.encode(), b"text/plain; charset=utf-8", None)
 
 
 async def _send_all(send: Send, status: int, body: bytes, kind: bytes, name: str | None) -> None:

@@ -15,6 +15,7 @@ from nnxdsl.run.store import RunDirectory, Status, liveness_of
 from nnxdsl.spec.errors import RunError
 
 from .experiments import facts_of
+from .run_paths import directory_path, run_path
 from .series import last_row
 from .words import parsed
 
@@ -28,6 +29,7 @@ class Row:
 
     Attributes:
         id: Its directory's name.
+        path: Its directory.
         state: One word: queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost or
             damaged.
         status: What its writer said last.
@@ -40,6 +42,7 @@ class Row:
     """
 
     id: str
+    path: Path
     state: str
     status: Status = attrs.Factory(lambda: Status())
     facts: dict[str, str] = attrs.Factory(dict)
@@ -86,7 +89,9 @@ class Index:
                 names = [
                     entry.name
                     for entry in os.scandir(self.home)
-                    if not entry.name.startswith(".") and entry.is_dir() and os.path.exists(f"{entry.path}/run.json")
+                    if not entry.name.startswith(".")
+                    and entry.is_dir(follow_symlinks=False)
+                    and os.path.lexists(f"{entry.path}/run.json")
                 ]
             except FileNotFoundError:
                 names = []
@@ -97,7 +102,11 @@ class Index:
 
     def row(self, run: str) -> Row | None:
         """One run; None if there is none of this id."""
-        if "/" in run or run.startswith(".") or not (self.home / run / "run.json").is_file():
+        try:
+            path = directory_path(self.home, run)
+        except RunError:
+            return None
+        if not os.path.lexists(path / "run.json"):
             return None
         with self._lock:
             return self._row(run)
@@ -110,7 +119,14 @@ class Index:
             known = self._known[name] = _read(path, signature, known)
         status = known.status
         if status is None:
-            return Row(id=name, state="damaged", facts=known.facts, created=known.created, problem=known.problem)
+            return Row(
+                id=name,
+                path=path,
+                state="damaged",
+                facts=known.facts,
+                created=known.created,
+                problem=known.problem,
+            )
         quiet = process.seconds_since(status.get("heartbeat") or {})
         state = state_of(status)
         began = parsed(known.created)
@@ -118,6 +134,7 @@ class Index:
         lasted = beat - began.timestamp() if began is not None and isinstance(beat, int | float) else None
         return Row(
             id=name,
+            path=path,
             state=state,
             status=status,
             facts=known.facts,
@@ -137,7 +154,7 @@ def state_of(status: Status) -> str:
 
 def _read(path: Path, signature: tuple[Any, ...], before: _Known | None) -> _Known:
     try:
-        run = RunDirectory(path)
+        run = RunDirectory(run_path(path.parent, path.name))
         created = run.created
         status = run.status()
     except RunError as error:
@@ -153,7 +170,7 @@ def _read(path: Path, signature: tuple[Any, ...], before: _Known | None) -> _Kno
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        stat = path.stat()
+        stat = path.lstat()
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -23,13 +23,14 @@ import attrs
 from nnxdsl.run import process
 from nnxdsl.run.jsonl import JsonLines, read_json, replace, write_json
 from nnxdsl.run.lock import RunLock
-from nnxdsl.run.store import RunDirectory, checked_path, liveness_of, writer_of
+from nnxdsl.run.store import RunDirectory, liveness_of, writer_of
 from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.experiment import Experiment
 from nnxdsl.spec.source import to_python
 from nnxdsl.spec.tree import to_dict
 
 from .jobs import environment
+from .run_paths import run_path
 from .settings import Settings
 
 KEPT_LAUNCHES = 500
@@ -119,7 +120,7 @@ class Launcher:
         """
         with self._lock:
             self._require_free(run)
-            found = RunDirectory(self._home / run)
+            found = RunDirectory(run_path(self._home, run))
             directory = self._new_directory("launches", run)
             words = ("resume", str(found.path), "--home", str(self._home))
             return self._start(directory, run, words, self._settings.project, who)
@@ -152,7 +153,7 @@ class Launcher:
         return _opened(directory)
 
     def _require_free(self, run: str) -> None:
-        path = checked_path(self._home / run)
+        path = run_path(self._home, run)
         newest = self.newest(run)
         if newest is not None and newest.is_alive:
             raise RunError(f"{run} is being started or at work already (process {newest.process.pid}); open it")
@@ -199,7 +200,7 @@ class Launcher:
         Raises:
             RunError: nothing of it is at work.
         """
-        path = checked_path(self._home / run)
+        path = run_path(self._home, run)
         if (path / "run.json").exists():
             directory = RunDirectory(path)
             if liveness_of(directory.status()) in ("running", "silent"):
@@ -221,7 +222,7 @@ class Launcher:
         Raises:
             RunError: nothing of it is at work on this machine.
         """
-        path = checked_path(self._home / run)
+        path = run_path(self._home, run)
         writers: list[process.Process | None] = []
         if (path / "run.json").exists():
             status = RunDirectory(path).status()
@@ -247,7 +248,7 @@ class Launcher:
         Raises:
             RunError: it is at work, or is not there.
         """
-        path = checked_path(self._home / run)
+        path = run_path(self._home, run)
         if not (path / "run.json").exists():
             raise RunError(f"{run}: there is no such run")
         newest = self.newest(run)

@@ -133,7 +133,10 @@ def cancel(site: Site, ask: Ask) -> Answer:
 
 def verify(site: Site, ask: Ask) -> Answer:
     """Has XLA compile the step."""
-    first = _experiments(site, ask, source(site, ask.query))[0]
+    experiments = _experiments(site, ask, source(site, ask.query))
+    if not experiments:
+        return Answer(notice="Choose an experiment first: a recipe, a run or a draft.", bad=True)
+    first = experiments[0]
     device = device_of(ask.query)
     why = why_not_compiled(first, device)
     if why is not None:

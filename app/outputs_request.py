@@ -79,7 +79,7 @@ def chosen(site: Site, ask: Ask) -> Chosen:
     """What a query names; a step that is not there is the newest."""
     run = ask.query.get("run", "")
     row = site.index.row(run) if run else None
-    steps = [] if row is None else steps_of(site.settings.home / row.id)
+    steps = [] if row is None else steps_of(row.path)
     given, against = ask.query.get("step", ""), ask.query.get("against", "")
     step = int(given) if given.isdigit() and int(given) in (*steps, 0) else (steps[0] if steps else 0)
     is_step = against.isdigit() and int(against) in (*steps, 0) and int(against) != step
@@ -92,9 +92,8 @@ def chosen(site: Site, ask: Ask) -> Chosen:
 def _is_of_another(site: Site, run: str, against: str) -> bool:
     """Whether it is `RUN@STEP` with a checkpoint of another run that is there."""
     other, _, step = against.rpartition("@")
-    if not step.isdigit() or not other or other == run or site.index.row(other) is None:
-        return False
-    return int(step) in steps_of(site.settings.home / other)
+    row = site.index.row(other) if step.isdigit() and other and other != run else None
+    return row is not None and int(step) in steps_of(row.path)
 
 
 def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
@@ -109,7 +108,7 @@ def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
     for row in site.index.rows():
         if row.id == here.row.id or (row.facts.get("model") != here.row.facts.get("model") and row.id != named):
             continue
-        steps = steps_of(site.settings.home / row.id)
+        steps = steps_of(row.path)
         found += [
             (f"{row.id}@{step}", f"{row.id}, step {step:,}") for step in (steps if row.id == named else steps[:1])
         ]
@@ -122,7 +121,7 @@ def with_checkpoints(site: Site) -> list[Row]:
     """The newest runs that have something to look at."""
     found: list[Row] = []
     for row in site.index.rows():
-        if steps_of(site.settings.home / row.id):
+        if steps_of(row.path):
             found.append(row)
         if len(found) >= RUNS:
             break
@@ -200,7 +199,7 @@ def held_out_prompts(site: Site, run: str) -> list[tuple[str, str]]:
         file = site.answers.held_out(run)
         if file is None:
             return []
-        given = read_json(site.settings.home / run / "experiment.json")["evaluation"]["data"]["path"]
+        given = read_json(site.run(run).path / "experiment.json")["evaluation"]["data"]["path"]
         found: list[tuple[str, str]] = []
         for where, value in read_rows(str(file)):
             if not isinstance(value, RowError):

@@ -31,6 +31,7 @@ from nnxdsl.run.jsonl import read_json, replace
 from nnxdsl.spec.errors import RunError
 
 from .jobs import SHOWN, JobState, environment
+from .run_paths import run_path
 from .settings import Settings
 
 COMMAND = ("-m", "nnxdsl.run.outputs_command")
@@ -147,11 +148,11 @@ class Answers:
         Raises:
             RunError: there is no such run.
         """
-        run = self._settings.home / model.run
+        run = run_path(self._settings.home, model.run)
         other, _, number = model.against.rpartition("@")
         step = int(number) if number.isdigit() else 0
         files = _files(run, {model.step} if other else {model.step, step})
-        files += _files(self._settings.home / other, {step}) if other else []
+        files += _files(run_path(self._settings.home, other), {step}) if other else []
         depends = {
             "model": attrs.asdict(model),
             "files": [_digest(file) for file in files],
@@ -164,13 +165,14 @@ class Answers:
 
     def held_out(self, run: str) -> Path | None:
         """The file of a run's held-out rows, where the run found it; None if it has none."""
-        tree = read_json(self._settings.home / run / "experiment.json")
+        place = run_path(self._settings.home, run)
+        tree = read_json(place / "experiment.json")
         data = (tree.get("evaluation") or {}).get("data") if isinstance(tree, dict) else None
         path = data.get("path") if isinstance(data, dict) else None
         if not isinstance(path, str):
             return None
         try:
-            lines = (self._settings.home / run / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (place / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
             started = Path(str(json.loads(lines[-1]).get("cwd", ".")))
         except (OSError, ValueError, IndexError, AttributeError):
             started = self._settings.project
@@ -288,7 +290,7 @@ class Answers:
             child.end()
             child.let_go()
         against = ("--against", model.against)
-        words = (*self._words, str((self._settings.home / model.run).absolute()))
+        words = (*self._words, str(run_path(self._settings.home, model.run).absolute()))
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
         given = environment()
         # A run may be at work on the same device: no more memory is taken than is used.

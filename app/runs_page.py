@@ -261,7 +261,7 @@ def _row(site: Site, row: Row, is_ticked: bool) -> Html:
     what = " · ".join(row.facts[name] for name in ("objective", "adapter") if name in row.facts)
     left = f", {duration(status.get('eta_seconds'))} left" if live and status.get("eta_seconds") is not None else ""
     done = f"{step:,} of {total:,}{left}" if total else ""
-    curve = sampled(site.settings.home / row.id / "metrics.jsonl", "loss")
+    curve = None if row.problem else sparkline(sampled(row.path / "metrics.jsonl", "loss"), f"Loss of {row.id}")
     beside = tag("div", f"heard of {age(row.quiet)}", cls=SMALL) if live else None
     wrong = tag("div", row.problem, cls="small bad") if row.problem else None
     cells: list[tuple[str, object, str]] = [
@@ -276,7 +276,7 @@ def _row(site: Site, row: Row, is_ticked: bool) -> Html:
         ("Loss", number(metrics.get("loss")), "num"),
         ("Accuracy", number(metrics.get("rewards/accuracies", metrics.get("mean_token_accuracy"))), "num"),
         ("Margin", number(metrics.get("rewards/margins")), "num"),
-        ("Curve", sparkline(curve, f"Loss of {row.id}"), ""),
+        ("Curve", curve, ""),
         ("Model", tag("div", row.facts.get("model", "-"), tag("div", row.facts.get("mesh", ""), cls=SMALL)), "nowrap"),
         ("Started", tag("div", time_of(row.created), tag("div", f"took {duration(row.seconds)}", cls=SMALL)), "nowrap"),
     ]

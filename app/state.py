@@ -15,6 +15,7 @@ from .launch import Launcher
 from .outputs_votes import Votes
 from .outputs_worker import Answers
 from .presets import Presets
+from .run_paths import run_path
 from .series import Series
 from .settings import Settings
 from .tags import Tags
@@ -77,9 +78,9 @@ class Site:
         Raises:
             RunError: there is none of this id in the home.
         """
-        if not run or "/" in run:
+        if not run:
             raise RunError("name a run: /run?id=...")
-        return RunDirectory(self.settings.home / run)
+        return RunDirectory(run_path(self.settings.home, run))
 
     def close(self) -> None:
         """Ends what only this process needs; runs go on."""
