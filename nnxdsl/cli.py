@@ -329,9 +329,8 @@ def _weights_path(word: str, home: Path) -> Path:
 def _as_started(source: Path, other: Path) -> tuple[Path, Path]:
     """Goes to where a run was started, so that relative paths in its experiment mean what they meant there."""
     run = next((place for place in (source, *source.parents[:2]) if (place / "run.json").is_file()), None)
-    attempts = RunDirectory(run).attempts() if run else []
-    started = Path(str(attempts[-1].get("cwd", "."))) if attempts else Path()
-    if not started.is_dir() or started.resolve() == Path.cwd():
+    started = RunDirectory(run).started_in() if run else None
+    if started is None or started.resolve() == Path.cwd():
         return source, other
     absolute = source.absolute(), other.absolute()
     os.chdir(started)
@@ -545,26 +544,46 @@ def _runs(home: Path, *, as_json: bool) -> int:
         line = (
             f"{run.id:<{width}}  {run.state or 'damaged':<8}  {progress:>12}  {run.created or ''}  {run.problem or ''}"
         )
-        sys.stdout.write(line.rstrip() + "\n")
+        sys.stdout.write(line.rstrip().encode(errors="backslashreplace").decode() + "\n")
     return 0
 
 
 def _resume(options: _Options, target: str, words: list[str]) -> int:
     directory = run_directory(target, options.home)
-    asked = _load_json(directory / "experiment.json")
-    if directory.resolve().name != asked.id:
-        raise RunError(f"{directory} holds the run {asked.id}; name the directory so, or it would begin anew")
-    attempts = RunDirectory(directory).attempts()
-    if attempts:  # with the placement and cadence of the last attempt
-        asked = from_dict(attempts[-1]["experiment"], Experiment)
+    own = _load_json(directory / "experiment.json")
+    if directory.resolve().name != own.id:
+        raise RunError(f"{directory} holds the run {own.id}; name the directory so, or it would begin anew")
+    run = RunDirectory(directory)
+    asked = _last_attempted(run, own)
     changed = override(asked, words)
     if changed.id != asked.id:
         may = Experiment.outside_identity - {"name"}
         message = f"would make it another run than {asked.id}; on a resume only {', '.join(sorted(may))} may change"
         wrong = [path for path in diff(asked, changed) if path.partition(".")[0] not in may]
         raise SpecError([Problem(path, message) for path in wrong], f"Experiment '{asked.name}'")
-    started = Path(str(attempts[-1].get("cwd", "."))) if attempts else Path()
     home = directory.parent.resolve()
-    if started.is_dir():
+    if (started := run.started_in()) is not None:
         os.chdir(started)  # relative paths in the experiment mean what they meant when it was started
     return _run(changed, home, options)
+
+
+def _last_attempted(run: RunDirectory, own: Experiment) -> Experiment:
+    """The experiment with the placement and cadence of the last attempt; the run's own before the first.
+
+    Raises:
+        RunError: that attempt has no experiment, or one of another run.
+        SpecError: its experiment cannot be.
+    """
+    attempts = run.attempts()
+    if not attempts:
+        return own
+    where = f"{run.path / 'attempts.jsonl'}: the last attempt"
+    if "experiment" not in attempts[-1]:
+        raise RunError(f"{where} has no experiment; remove its line")
+    try:
+        last = from_dict(attempts[-1]["experiment"], Experiment)
+    except SpecError as error:
+        raise SpecError(error.problems, where) from error
+    if last.id != own.id:
+        raise RunError(f"{where} is of the run {last.id} and not of {own.id}; remove its line")
+    return last

@@ -30,7 +30,7 @@ from nnxdsl.run.digest import digest
 from nnxdsl.run.display import Display
 from nnxdsl.run.evaluation import Evaluator, Sample
 from nnxdsl.run.first_step import unlike
-from nnxdsl.run.going_on import by_step, gap, newest_step, require_room
+from nnxdsl.run.going_on import by_step, newest_step, require_room
 from nnxdsl.run.heartbeat import beating
 from nnxdsl.run.made_of import MadeOf, reference_of
 from nnxdsl.run.prefetch import Prefetch
@@ -162,6 +162,7 @@ class Attempt:
             TrainingError: it cannot go on.
         """
         self.directory, self.stop, self.vote = directory, stop, processes.Vote()
+        processes.first(directory.require_readable)
         before = _status_of(directory)
         directory.clear_requests()
         directory.take_over(state="starting", total=self.experiment.steps, stage="placing weights")
@@ -294,9 +295,10 @@ class Attempt:
         directory, program, evaluator = self.directory, self.parts.program, self.parts.evaluator
         for said in self.passed_over:  # not before: an attempt that is refused leaves the directory as it was
             directory.append_event({"event": said})
-        directory.truncate_metrics(start - 1)
-        if missing := processes.first(lambda: gap(directory, start)):
-            self.chronicle.tell(missing)
+        evaluation = self.experiment.evaluation
+        prompts = () if evaluation is None else evaluation.prompts
+        for problem in processes.first(lambda: directory.repair_rows(start, prompts)):
+            self.chronicle.tell(f"warning: {problem}")
         devices = [f"{device.platform}:{device.device_kind}" for device in program.mesh.devices.flat]
         record = {
             **process.environment(sys.argv, Path.cwd()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -51,9 +52,9 @@ class Follower(RunDirectory):
     def append_event(self, row: Row) -> None:
         """Nothing: the first process does."""
 
-    def truncate_metrics(self, after_step: int) -> int:
+    def repair_rows(self, start: int, prompts: Sequence[str] = ()) -> list[str]:
         """Nothing: the first process does."""
-        return 0
+        return []
 
     def clear_requests(self) -> None:
         """Nothing: the first process does."""

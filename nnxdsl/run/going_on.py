@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nnxdsl.run.checkpoint import Checkpoints, Targets
+from nnxdsl.run.records import is_number
 from nnxdsl.run.store import RunDirectory
 from nnxdsl.spec.errors import RunError
 from nnxdsl.spec.experiment import Experiment
@@ -61,13 +62,4 @@ def by_step(directory: RunDirectory, complain: Callable[[str], object] | None = 
             raise
         complain(f"warning: {error}")
         rows = []
-    return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in rows}
-
-
-def gap(directory: RunDirectory, start: int) -> str | None:
-    """What is missing of the figures before the step at which a run goes on; None where they are all there."""
-    last = directory.last_metrics(1)
-    if not start or (last and last[0].get("step") == start - 1):
-        return None
-    ends = f"ends at step {last[0].get('step')}" if last else "is empty"
-    return f"warning: metrics.jsonl {ends}, and goes on at step {start}: what was written between them is gone"
+    return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/") and is_number(v)} for row in rows}

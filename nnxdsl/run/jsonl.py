@@ -6,7 +6,8 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,9 +28,15 @@ class JsonLines:
     `durable=True` or `sync` brings them to the disk (they survive a power cut). NaN is written as Python does.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Names the file; opens nothing."""
+    def __init__(self, path: Path, problem: Callable[[Row], str | None] = lambda row: None) -> None:
+        """Names the file; opens nothing.
+
+        Args:
+            path: Of the file.
+            problem: Says what is wrong with a row, None where nothing is; readers refuse what it names.
+        """
         self.path = path
+        self._problem = problem
         self._descriptor: int | None = None
 
     def append(self, row: Row, *, durable: bool = False) -> None:
@@ -39,8 +46,11 @@ class JsonLines:
             RunError: The row could not be written whole (a full disk); the file is as it was before.
         """
         line = _encode(row)
-        descriptor = self._open()
-        before = os.fstat(descriptor).st_size
+        try:
+            descriptor = self._open()
+            before = os.fstat(descriptor).st_size
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be opened: {error.strerror}") from error
         try:
             written = os.write(descriptor, line)
             if written < len(line):
@@ -68,7 +78,7 @@ class JsonLines:
         """All rows but a torn last one; a missing file has none.
 
         Raises:
-            RunError: A line before the last is no JSON object; names file and line.
+            RunError: The file cannot be read, or a line before the last is no such row; names file and line.
         """
         return list(self.rows())
 
@@ -78,16 +88,28 @@ class JsonLines:
         Args:
             wanted: Rows whose line does not hold this are passed over and not looked at: soon done in a long file.
         """
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            for number, line in enumerate(file, start=1):
+        for number, _, line in self.lines():
+            if wanted in line:
+                yield self.decode(line, number)
+
+    def lines(self) -> Iterator[tuple[int, int, bytes]]:
+        """Whole lines as they stand there: number from 1, where it begins, and its bytes with the newline."""
+        with self._reader() as file:
+            offset = 0
+            for number, line in enumerate(file or (), start=1):
                 if not line.endswith(b"\n"):  # torn
                     return
-                if wanted in line:
-                    yield self._decode(line, number)
+                yield number, offset, line
+                offset += len(line)
+
+    def require_plain(self) -> None:
+        """Looks whether the file can be read.
+
+        Raises:
+            RunError: It is there and cannot be, or is no regular file.
+        """
+        with self._reader():
+            pass
 
     def last(self, count: int) -> list[Row]:
         """The last rows, in their order, at most so many; what stands before them is not read."""
@@ -98,44 +120,22 @@ class JsonLines:
             found.append(self._decode_at(start, line))
         return found[::-1]
 
-    def drop_last(self, unwanted: Callable[[Row], bool], until: Callable[[Row], bool]) -> int:
-        """Rewrites the file atomically without those rows at its end that are unwanted; returns how many went.
-
-        Looks at rows from the last one back to the first that `until` accepts; what stands before it is copied unread,
-        so that a long file costs little. Lines at the very end that cannot be read go as well.
-        """
-        kept: list[bytes] = []
-        start, gone = 0, 0
-        for start, line in self._backwards():
-            try:
-                row = self._decode_at(start, line)
-            except RunError:
-                if kept:
-                    raise
-                gone += 1
-                continue
-            if unwanted(row):
-                gone += 1
-                continue
-            kept.append(line + b"\n")
-            if until(row):
-                break
-        if gone:
-            self.close()
-            with self.path.open("rb") as old, _replacing(self.path) as new:
-                _copy(old, new, start)
-                new.writelines(reversed(kept))
-                reached("rows-copied")
-            reached("rows-dropped")
-        return gone
+    def rewrite(self, parts: Iterable[tuple[int, int]]) -> None:
+        """Replaces the file atomically by parts of it: pairs of where one begins, and its length."""
+        self.close()
+        with self._reader() as old, _replacing(self.path) as new:
+            for start, length in parts:
+                assert old is not None  # or it had no parts
+                old.seek(start)
+                new.write(old.read(length))
+            reached("rows-copied")
+        reached("rows-dropped")
 
     def _backwards(self) -> Iterator[tuple[int, bytes]]:
         """Whole lines from the last to the first, each with where it begins; what follows the last newline is torn."""
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
+        with self._reader() as file:
+            if file is None:
+                return
             place = file.seek(0, os.SEEK_END)
             rest, is_torn = b"", True
             while place > 0:
@@ -153,33 +153,82 @@ class JsonLines:
             if not is_torn:
                 yield 0, rest
 
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[io.BufferedReader | None]:
+        """The file, open for reading; None where there is none."""
+        try:
+            descriptor = open_plain(self.path)
+        except FileNotFoundError:
+            yield None
+            return
+        with open(descriptor, "rb") as file:
+            yield file
+
     def _decode_at(self, start: int, line: bytes) -> Row:
         try:
-            return self._decode(line, 0)
+            return self.decode(line, 0)
         except RunError:
-            with self.path.open("rb") as file:
-                before = file.read(start).count(b"\n")
-            return self._decode(line, before + 1)
+            with self._reader() as file:
+                before = 0 if file is None else file.read(start).count(b"\n")
+            return self.decode(line, before + 1)
 
-    def _decode(self, line: bytes, number: int) -> Row:
+    def decode(self, line: bytes, number: int) -> Row:
+        """The row of a line.
+
+        Raises:
+            RunError: It is none; names the file, the line and what is wrong.
+        """
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{self.path}:{number}: not JSON ({error}); remove the line") from error
         if not isinstance(row, dict):
             got = type(row).__name__
             raise RunError(f"{self.path}:{number}: expected a JSON object, got {got}; remove the line")
+        if (problem := self._problem(cast(Row, row))) is not None:
+            raise RunError(f"{self.path}:{number}: {problem}; put the line right, or remove it")
         return cast(Row, row)
 
     def _open(self) -> int:
         if self._descriptor is None:
             is_new = not self.path.exists()
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             _cut_torn_tail(descriptor)
             self._descriptor = descriptor
             if is_new:
                 sync_directory(self.path.parent)
         return self._descriptor
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a regular file, and nothing else: a pipe would be waited for, and a link may lead to other people's files.
+
+    Raises:
+        FileNotFoundError: There is none, and `flags` make none.
+        RunError: It is something else, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        what = _what_stands_at(path)
+        raise RunError(f"{path}: {what or f'cannot be read: {error.strerror}'}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunError(f"{path}: {_what_stands_at(path) or 'is no regular file'}")
+    return descriptor
+
+
+def _what_stands_at(path: Path) -> str:
+    """What is there instead of a regular file, and what to do; empty for a file."""
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except OSError:
+        return ""
+    is_file = kind == stat.S_IFREG
+    return "" if is_file else f"is {kinds.get(kind, 'a device')} and no regular file; put the file itself in its place"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -198,10 +247,11 @@ def read_json(path: Path) -> Any:
         RunError: The file is missing, unreadable or no JSON; names it.
     """
     try:
-        return json.loads(path.read_bytes())
+        with open(open_plain(path), "rb") as file:
+            return json.loads(file.read())
     except FileNotFoundError as error:
         raise RunError(f"{path}: there is no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
 
 
@@ -232,25 +282,6 @@ def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot be written: {error}") from error
-
-
-def _copy(old: io.BufferedReader, new: io.BufferedWriter, size: int) -> None:
-    """The first bytes of a file, by the kernel where it can."""
-    done = 0
-    with contextlib.suppress(OSError, AttributeError):  # another kind of file system, or of system
-        while done < size:
-            moved = os.copy_file_range(old.fileno(), new.fileno(), size - done, done, done)
-            if moved == 0:
-                break
-            done += moved
-    old.seek(done)
-    new.seek(done)
-    while done < size:
-        block = old.read(min(1 << 20, size - done))
-        if not block:
-            raise OSError("became shorter while it was copied")
-        new.write(block)
-        done += len(block)
 
 
 def sync_directory(path: Path) -> None:

@@ -6,9 +6,12 @@ import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from nnxdsl.run.display import clean
+from nnxdsl.run.jsonl import open_plain
 from nnxdsl.run.process import redact, utc
+from nnxdsl.spec.errors import RunError
 
 MOST_BYTES = 16 * 2**20
 """Of a log; what is older is in `log.1.txt` beside it, which is as long, and what is older than that is gone."""
@@ -26,16 +29,19 @@ class Log:
         Args:
             path: Of the file.
             most_bytes: A file that would become longer is put aside, and begun anew.
+
+        Raises:
+            RunError: It cannot be opened, or is no regular file.
         """
         self._path, self._most_bytes = path, most_bytes
-        self._file = path.open("a", encoding="utf-8")
+        self._file = _appended(path)
         self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, text: str) -> None:
         """Adds a text, secrets blotted out; its further lines are indented."""
         first, *rest = redact(clean(text)).splitlines() or [""]
         lines = [f"{utc()}  {first}", *(f"    {line}" for line in rest)]
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RunError):
             written = "".join(f"{line}\n" for line in lines)
             count = len(written.encode(errors="replace"))
             if self._size and self._size + count > self._most_bytes:
@@ -46,7 +52,7 @@ class Log:
 
     def _put_aside(self) -> None:
         os.replace(self._path, self._path.with_name(f"{self._path.stem}.1{self._path.suffix}"))
-        fresh = self._path.open("a", encoding="utf-8")
+        fresh = _appended(self._path)
         self._file.close()
         self._file, self._size = fresh, 0
 
@@ -58,3 +64,7 @@ class Log:
     ) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def _appended(path: Path) -> TextIO:
+    return open(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8")

@@ -55,11 +55,11 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
     """
     directory = checked_path(home / experiment.id)
     with contextlib.ExitStack() as held:
-        lock: object = None
+        lock, doubt = None, None
         if restart:
             _require_ours(directory)
         elif found := RunDirectory.find(directory, identity=canonical(experiment)):
-            if _has_finished(found):
+            if (doubt := _doubt(found)) is None:
                 _require_same_data(experiment, home)
                 display.say(f"{directory} has finished already; its results stand there (--restart begins again)")
                 return _earlier_outcome(found)
@@ -73,6 +73,9 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
         opened = _opened(experiment, directory, display, restart=restart)
         if lock is None:
             lock = held.enter_context(_locked(directory))
+        if doubt:
+            opened.append_event({"event": doubt})
+            display.say(f"warning: {directory}: {doubt}; going on from there")
         if isinstance(lock, RunLock) and lock.recovered is not None:
             opened.append_event({"event": "stale lock recovered", "of": lock.recovered.process.pid})
         stop = held.enter_context(StopRequest(lambda: display.say(STOPPING)))
@@ -116,7 +119,7 @@ def is_finished(experiment: Experiment, home: Path) -> bool:
         RunError: its directory holds something else.
     """
     found = RunDirectory.find(home / experiment.id, identity=canonical(experiment))
-    return found is not None and _has_finished(found)
+    return found is not None and _doubt(found) is None
 
 
 def _require_same_data(experiment: Experiment, home: Path) -> None:
@@ -145,11 +148,12 @@ def _require_same_data(experiment: Experiment, home: Path) -> None:
         )
 
 
-def _has_finished(directory: RunDirectory) -> bool:
+def _doubt(directory: RunDirectory) -> str | None:
+    """Why a run has not finished, empty where it does not say so; None where it has."""
     try:
-        return directory.status().get("state") == "finished"
+        return directory.doubt() if directory.status().get("state") == "finished" else ""
     except RunError:  # damaged: the checkpoints say how far it came
-        return False
+        return ""
 
 
 def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcome | None:
@@ -248,6 +252,6 @@ def _move_away(directory: Path, display: Display) -> None:
 
 def _earlier_outcome(directory: RunDirectory) -> Outcome:
     step = directory.status().get("step") or 0
-    rows = [row for row in directory.samples() if row["step"] == step]
-    samples = [Sample(row["prompt"], row["policy"], row["reference"]) for row in rows]
+    rows = [row for row in directory.samples() if row["step"] == step and {"prompt", "policy"} <= row.keys()]
+    samples = [Sample(row["prompt"], row["policy"], row.get("reference")) for row in rows]
     return Outcome(directory.path, "finished", step, None, by_step(directory), samples)

@@ -97,9 +97,8 @@ def _answer(answers: Any, asked: Mapping[str, Any], **said: Any) -> None:
 
 def _go_where_it_was_started(directory: Path) -> None:
     """So that relative paths in the experiment mean what they meant to the run."""
-    attempts = RunDirectory(directory).attempts()
     with contextlib.suppress(OSError):
-        os.chdir(str(attempts[-1].get("cwd", ".")) if attempts else ".")
+        os.chdir(RunDirectory(directory).started_in() or ".")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,18 @@ import re
 import shutil
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import attrs
 
-from nnxdsl.run import process
+from nnxdsl.run import process, records
 from nnxdsl.run.failpoints import reached
-from nnxdsl.run.jsonl import JsonLines, Row, read_json, replace, sync_directory, write_json
+from nnxdsl.run.jsonl import JsonLines, Row, open_plain, read_json, replace, sync_directory, write_json
+from nnxdsl.run.records import problem_in
+from nnxdsl.run.repair import Key, missing, repair
 from nnxdsl.spec.errors import RunError
 
 State = Literal["queued", "starting", "compiling", "running", "stopping", "stopped", "finished", "failed"]
@@ -25,6 +29,8 @@ FORMAT = 1
 SILENT_SECONDS = 120.0  # without a heartbeat for so long, a run is "silent" ("lost" on another machine)
 ENDED = ("stopped", "finished", "failed")
 
+_STATUS = {"state": records.one_of(get_args(State)), **records.STATUS}
+_STEP_NAME = re.compile(r"[0-9]{8,18}")  # a checkpoint's directory
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,80}")
 _BEING_MADE = re.compile(r"\.creating-(?P<pid>\d+)-(?P<started>\d+)-.+")
 
@@ -81,10 +87,10 @@ class RunDirectory:
         record = _identity_record(self.path)
         self.identity: str = record["identity"]
         self.created: str = record["created"]
-        self._metrics = JsonLines(self.path / "metrics.jsonl")
-        self._events = JsonLines(self.path / "events.jsonl")
-        self._samples = JsonLines(self.path / "samples.jsonl")
-        self._attempts = JsonLines(self.path / "attempts.jsonl")
+        self._metrics = _lines_of(self.path / "metrics.jsonl", records.METRICS, "step")
+        self._events = _lines_of(self.path / "events.jsonl", records.EVENT)
+        self._samples = _lines_of(self.path / "samples.jsonl", records.SAMPLE, "step")
+        self._attempts = _lines_of(self.path / "attempts.jsonl", records.ATTEMPT)
         self._last_beat = -float("inf")
         self._writing = threading.RLock()  # a heartbeat may come from another thread than the rest of the status
 
@@ -179,8 +185,15 @@ class RunDirectory:
         return self.path / "log.txt"
 
     def experiment(self) -> dict[str, Any]:
-        """The experiment as it was when the run was made."""
-        return cast(dict[str, Any], read_json(self.path / "experiment.json"))
+        """The experiment as it was when the run was made.
+
+        Raises:
+            RunError: `experiment.json` is missing or damaged.
+        """
+        value = read_json(self.path / "experiment.json")
+        if not isinstance(value, dict):
+            raise RunError(f"{self.path / 'experiment.json'}: damaged; expected an object, got {type(value).__name__}")
+        return cast(dict[str, Any], value)
 
     def write_layout(self, layout: Any) -> None:
         """Replaces `layout.json`."""
@@ -203,7 +216,47 @@ class RunDirectory:
         if not isinstance(value, dict) or cast(dict[str, Any], value).get("state") not in get_args(State):
             states = ", ".join(get_args(State))
             raise RunError(f"{self.path / 'status.json'}: damaged; expected an object with a state ({states})")
+        if (problem := problem_in(cast(dict[str, Any], value), _STATUS)) is not None:
+            raise RunError(f"{self.path / 'status.json'}: damaged; {problem}; run it again, which writes it anew")
         return cast(Status, value)
+
+    def doubt(self) -> str | None:
+        """Why the run has not finished although `status.json` says so; None where it has, or does not say so.
+
+        What is there decides: the newest checkpoint, or the figures of the last step where no checkpoint is left.
+
+        Raises:
+            RunError: A file is damaged.
+        """
+        if self.status().get("state") != "finished":
+            return None
+        total = self.experiment().get("steps")
+        if not records.is_integer(total):
+            return None
+        saved = self._committed_steps()
+        if saved:
+            found = f"the newest checkpoint is of step {max(saved)}"
+            is_so = max(saved) == total
+        else:
+            last = self.last_metrics(1)
+            found = f"its figures end at step {last[0]['step']}" if last else "there are no figures"
+            found = f"there is no checkpoint, and {found}"
+            is_so = bool(last) and last[0]["step"] >= cast(int, total) - 1
+        if is_so:
+            return None
+        return f"status.json says that it has finished, but {found} of {total}"
+
+    def _committed_steps(self) -> list[int]:
+        """Steps with a manifest; whether they are undamaged, `checkpoint.Checkpoints` says."""
+        try:
+            entries = list(os.scandir(self.checkpoints))
+        except OSError:
+            return []
+        return [
+            int(entry.name)
+            for entry in entries
+            if _STEP_NAME.fullmatch(entry.name) and Path(entry.path, "manifest.json").is_file()
+        ]
 
     def write_status(self, **fields: Unpack[Status]) -> None:
         """Replaces the given fields, keeps the others, and renews the heartbeat; on disk when it returns.
@@ -254,9 +307,10 @@ class RunDirectory:
         """What is true of the run now, whatever its writer said last.
 
         "lost": it says that it runs, but its process is gone (or is on another machine and has been silent).
+        "lost" is also a run that says it has finished and has not, see `doubt`.
         "silent": its process lives, but has not been heard of for `SILENT_SECONDS`.
         """
-        return liveness_of(self.status())
+        return "lost" if self.doubt() else liveness_of(self.status())
 
     # what it has written
 
@@ -291,6 +345,23 @@ class RunDirectory:
         """All starts of the run."""
         return self._attempts.read()
 
+    def started_in(self) -> Path | None:
+        """Where the newest attempt was started, if that directory is still there.
+
+        Relative paths in the experiment mean what they meant there.
+
+        Raises:
+            RunError: `attempts.jsonl` is damaged.
+        """
+        attempts = self.attempts()
+        where = attempts[-1].get("cwd") if attempts else None
+        if where is None:
+            return None
+        try:
+            return Path(where) if Path(where).is_dir() and os.access(where, os.X_OK) else None
+        except (OSError, ValueError):  # a name that cannot be: too long, or with a NUL
+            return None
+
     def metrics(self) -> list[Row]:
         """The figures of all training steps."""
         return [row for row in self._metrics.rows() if row.get("kind") != _EVALUATION]
@@ -312,20 +383,45 @@ class RunDirectory:
         """All that was worth knowing."""
         return self._events.read()
 
-    def truncate_metrics(self, after_step: int) -> int:
-        """Drops metrics, evaluations and samples of steps beyond `after_step`, so that a resume doubles none.
+    def require_readable(self) -> None:
+        """Looks at all files that a resume reads or adds to, before anything is changed.
 
-        Events and attempts stay: they happened. Rows stand in the order of their steps, so files are read from their
-        end, back to an earlier step. Returns how many rows went.
+        Raises:
+            RunError: One of them is no regular file, or an attempt cannot be read; says which, and what to do.
         """
-        files = (self._metrics, self._samples)
-        return sum(
-            lines.drop_last(
-                lambda row: (step := _step_of(row)) is not None and step > after_step,
-                until=lambda row: (step := _step_of(row)) is not None and step < after_step,
-            )
-            for lines in files
-        )
+        for lines in (self._metrics, self._samples, self._events, self._attempts):
+            lines.require_plain()
+        with contextlib.suppress(FileNotFoundError):
+            os.close(open_plain(self.log))
+        if self.checkpoints.exists() and not self.checkpoints.is_dir():
+            raise RunError(f"{self.checkpoints}: is a file, expected a directory of checkpoints; put it back")
+        self.attempts()
+
+    def repair_rows(self, start: int, prompts: Sequence[str] = ()) -> list[str]:
+        """Makes the rows of metrics, evaluations and samples those of the steps before `start`, each once.
+
+        Events and attempts stay: they happened.
+
+        Args:
+            start: The step at which the run is resumed.
+            prompts: Those of its evaluations; one that is there twice, now or earlier, may have two samples.
+
+        Returns:
+            What was wrong, in words; rows of later steps are not: they are written again.
+
+        Raises:
+            RunError: A file cannot be read or written.
+        """
+        attempts = self.attempts()
+        often = Counter(prompts)
+        for attempt in attempts:
+            often |= _prompts_of(attempt)
+        starts = [row.get("start", 0) for row in attempts]
+        figures = repair(self._metrics, _key_of_figures, start, starts)
+        samples = repair(self._samples, lambda row: _key_of_sample(row, often), start, starts)
+        gone = missing((step for step, is_training in figures.rows if is_training), start)
+        problems = [*figures.problems, *samples.problems]
+        return [*problems, f"metrics.jsonl: there are no figures of {gone}"] if gone else problems
 
     def sync(self) -> None:
         """Brings all rows to the disk; call it before a checkpoint that they belong to is committed."""
@@ -341,7 +437,10 @@ class RunDirectory:
 
     def request_stop(self) -> None:
         """Asks the writer to save at the next step boundary and end."""
-        (self.path / "control").mkdir(exist_ok=True)
+        try:
+            (self.path / "control").mkdir(exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path / 'control'}: cannot be made: {error.strerror}") from error
         request = {"time": process.utc(), "pid": os.getpid(), "host": process.hostname()}
         write_json(self.path / "control" / "stop", request)
 
@@ -355,7 +454,8 @@ class RunDirectory:
         What killed writers left half written is swept.
         """
         for path in self.path.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         control = self.path / "control"
         for request in control.iterdir() if control.is_dir() else ():
             with contextlib.suppress(OSError):
@@ -373,8 +473,11 @@ def checked_path(path: Path) -> Path:
             f"'{path.name}' cannot be a run id; expected up to 81 of a-z, 0-9, '.', '_' and '-', "
             f"a letter or digit first"
         )
-    home = path.parent.resolve()
-    if (home / path.name).resolve().parent != home:
+    try:
+        home, target = path.parent.resolve(), (path.parent.resolve() / path.name).resolve()
+    except (OSError, RuntimeError) as error:
+        raise RunError(f"{path}: cannot be followed: {error}") from error
+    if target.parent != home:
         raise RunError(f"{path} is a link that leads out of {path.parent}; name the run directory itself")
     return path
 
@@ -444,9 +547,8 @@ def _summary(path: Path) -> RunSummary:
         return RunSummary(path.name, path, problem=str(error))
     try:
         status = run.status()
-        return RunSummary(
-            run.id, path, run.liveness(), status.get("step"), status.get("total"), run.created
-        )  # fmt: skip
+        step, total, doubt = status.get("step"), status.get("total"), run.doubt()
+        return RunSummary(run.id, path, run.liveness(), step, total, run.created, doubt)
     except RunError as error:
         return RunSummary(run.id, path, created=run.created, problem=str(error))
 
@@ -461,7 +563,7 @@ def _identity_record(path: Path) -> dict[str, str]:
         raise RunError(f"{path} is no run directory: it has no run.json and holds {some}; name another one")
     record = read_json(path / "run.json")
     fields = cast(dict[str, Any], record) if isinstance(record, dict) else {}
-    if not isinstance(fields.get("identity"), str) or not isinstance(fields.get("created"), str):
+    if not isinstance(fields.get("identity"), str) or not records.is_line(fields.get("created")):
         raise RunError(f"{path / 'run.json'}: damaged; expected an object with identity and created")
     if fields.get("format") != FORMAT:
         raise RunError(
@@ -489,6 +591,26 @@ def _with_step(row: Row) -> Row:
     return row
 
 
-def _step_of(row: Row) -> int | None:
-    step = row.get("step")
-    return step if isinstance(step, int) else None
+def _lines_of(path: Path, kinds: Mapping[str, records.Kind], *required: str) -> JsonLines:
+    return JsonLines(path, lambda row: problem_in(row, kinds, required=required))
+
+
+def _key_of_figures(row: Row) -> Key:
+    """An evaluation stands before the training step of the same number."""
+    is_training = row.get("kind") != _EVALUATION
+    return Key(row["step"], int(is_training))
+
+
+def _prompts_of(attempt: Row) -> Counter[str]:
+    evaluation: Any = attempt.get("experiment", {}).get("evaluation")
+    prompts: Any = cast("dict[str, Any]", evaluation).get("prompts") if isinstance(evaluation, dict) else None
+    return (
+        Counter(one for one in cast("list[Any]", prompts) if isinstance(one, str))
+        if isinstance(prompts, list)
+        else Counter()
+    )
+
+
+def _key_of_sample(row: Row, often: Mapping[str, int]) -> Key:
+    prompt = row.get("prompt", "")
+    return Key(row["step"], 0, prompt, max(1, often[prompt]))

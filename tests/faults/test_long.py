@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from nnxdsl.run import failpoints
 from nnxdsl.run.failpoints import POINTS, VARIABLE
 from nnxdsl.run.jsonl import JsonLines
 from nnxdsl.run.log import Log
+from nnxdsl.run.repair import Key, repair
 from nnxdsl.run.store import RunDirectory
 from nnxdsl.spec.errors import RunError
 
@@ -35,8 +37,9 @@ def test_rows_read_from_the_end_are_those_read_from_the_beginning(tmp_path: Path
     for count in range(len(rows) + 2):
         assert lines.last(count) == rows[len(rows) - min(count, len(rows)) :]
     kept = seeded.randint(0, 8)
-    gone = lines.drop_last(lambda row: row["step"] >= kept, until=lambda row: row["step"] < kept - 1)
-    assert gone == max(0, len(rows) - kept)
+    repaired = repair(lines, lambda row: Key(row["step"], 0), kept, [0])
+    assert repaired.problems == []
+    assert [step for step, _ in repaired.rows] == [row["step"] for row in rows[:kept]]
     assert lines.read() == rows[:kept]
     lines.append({"step": 99})
     assert lines.read() == [*rows[:kept], {"step": 99}]
@@ -48,34 +51,35 @@ def test_rows_that_stand_between_those_of_later_steps_stay(tmp_path: Path) -> No
         run.append_metrics({"step": step})
     for step in (4, 5):
         run.append_evaluation({"step": step})
-    assert run.truncate_metrics(4) == 2
+    assert run.repair_rows(5) == [
+        "metrics.jsonl: rows did not stand in the order of their steps; they do now",
+        "metrics.jsonl: there are no figures of step 0",
+    ]
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
     assert [row["step"] for row in run.evaluations()] == [4]
     assert [row["step"] for row in run.last_metrics(2)] == [4, 4]
 
 
-def test_what_stands_further_up_is_not_read(tmp_path: Path) -> None:
+def test_the_end_of_a_file_is_looked_at_alone(tmp_path: Path) -> None:
     run = make(tmp_path)
     for step in range(100):
         run.append_metrics({"step": step})
     path = run.path / "metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'{"step": 3}', b'{"step": ?}'))
-    assert run.truncate_metrics(50) == 49
-    assert run.last_metrics(1) == [{"step": 50}]
+    assert run.last_metrics(1) == [{"step": 99}]
     with pytest.raises(RunError, match=r"metrics.jsonl:4: not JSON"):
         run.metrics()
 
 
-def test_a_line_at_the_very_end_that_cannot_be_read_goes_and_one_before_is_named(tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_are_looked_at_in_seconds(tmp_path: Path) -> None:
     run = make(tmp_path)
+    row = {f"metric {number}": number / 7 for number in range(20)}
     path = run.path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n{"step": 2}\n\0\0\n{"step": 9}\n?\n')
-    assert run.truncate_metrics(2) == 3
-    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-    path.write_bytes(b'{"step": 1}\n?\n{"step": 2}\n{"step": 9}\n')
-    with pytest.raises(RunError) as raised:
-        run.truncate_metrics(2)
-    assert str(raised.value).startswith(f"{path}:2: not JSON (")
+    path.write_text("".join(json.dumps({"step": step, "attempt": 1, **row}) + "\n" for step in range(100_000)))
+    began = time.process_time()
+    assert run.repair_rows(90_000) == []
+    assert time.process_time() - began < 10
+    assert run.last_metrics(1)[0]["step"] == 89_999
 
 
 def test_half_written_files_of_killed_writers_are_swept(tmp_path: Path) -> None:
