@@ -357,7 +357,10 @@ def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
     single, listing = directory / SINGLE, directory / INDEX
     if not listing.exists():
         if not single.exists():
-            raise WeightsError(f"{directory}: expected {SINGLE} or {INDEX}, there is neither{_pickled(directory)}")
+            drawn = "; a network without weights is trained from the beginning with weights=Weights.Random()"
+            raise WeightsError(
+                f"{directory}: expected {SINGLE} or {INDEX}, there is neither{_pickled(directory) or drawn}"
+            )
         return single, {}
     names = read_json(listing).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()) or not names:

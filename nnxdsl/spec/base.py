@@ -67,6 +67,15 @@ class Spec:
             third_party[cls.tag] = cls
         cls.__init__ = _checked_init(cls)  # type: ignore[method-assign]
 
+    @classmethod
+    def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
+        """Values of fields that are not given, where those follow from others; an object holds them as if given.
+
+        Args:
+            values: those that are given, none of which has been checked; `BROKEN` for one that could not be built.
+        """
+        return {}
+
     def problems(self) -> Iterable[Problem]:
         """What is wrong between fields that are each right alone; paths relative to this object.
 
@@ -155,6 +164,7 @@ def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> 
     for name in values:
         if name not in fields:
             problems.append(Problem(name, f"{cls.__name__} has no field '{name}'{suggest(name, fields)}"))
+    values = {**cls.derived_defaults(values), **values}
     for name, field in fields.items():
         value = values.get(name, field.default)
         if value is BROKEN:

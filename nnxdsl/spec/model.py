@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from nnxdsl.spec.base import Spec
+from nnxdsl.spec.base import BROKEN, Spec
+from nnxdsl.spec.errors import SpecError
 from nnxdsl.spec.limits import Limit, filled
 from nnxdsl.spec.tokenizer import Auto, Tokenizer
 from nnxdsl.spec.weights import Random, Weights
@@ -246,8 +248,8 @@ class HF(Model):
     """Whatever a directory's `config.json` says, of any family that is known.
 
     Attributes:
-        path: A directory in the format of the Hugging Face Hub; only its `config.json` is read.
-        weights: Where the first parameters come from, such as `Weights.HF` of the same directory.
+        path: A directory in the format of the Hugging Face Hub, whose `config.json` says the network.
+        weights: Where the first parameters come from; where it is not given, `Weights.HF` of the same directory.
         tokenizer: What turns text into ids.
         router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
             is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
@@ -259,6 +261,15 @@ class HF(Model):
     later_fields: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
 
     path: str = attrs.field(kw_only=False, validator=filled)
-    weights: Weights  # pyright: ignore[reportGeneralTypeIssues] - no default: nothing else would be expected
+    if not TYPE_CHECKING:  # which sees the default of other models, so that it may be left out
+        weights: Weights  # no default of the class: it follows from `path`
     router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
+
+    @classmethod
+    def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
+        """Weights of the same directory; nothing more is said of them where the path is wrong."""
+        try:
+            return {"weights": Weights.HF(values["path"])}  # type: ignore[arg-type] # checked there
+        except (KeyError, SpecError):
+            return {"weights": BROKEN}

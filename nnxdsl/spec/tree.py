@@ -284,6 +284,14 @@ def _imported(tag: str) -> type[Spec]:
     return found
 
 
+def _derived(value: object) -> set[str]:
+    """The fields of a spec that hold what follows from its other fields: they follow those when they are changed."""
+    if not isinstance(value, Spec):
+        return set()
+    held = _children(value)
+    return {name for name, derived in type(value).derived_defaults(held).items() if held[name] == derived}
+
+
 def _children(value: object) -> dict[str, object]:
     if isinstance(value, Spec):
         return {name: getattr(value, name) for name in declared(type(value))}
@@ -314,7 +322,10 @@ def _changes(old: object, new: object, path: str) -> Iterator[tuple[str, object]
     alike = type(old) is type(new) and left.keys() == right.keys()
     if alike and (isinstance(old, Spec) or _holds_specs(old)):
         for name, child in left.items():
-            yield from _changes(child, right[name], join(path, name))
+            if name in _derived(old) and child == right[name] and name not in _derived(new):
+                yield join(path, name), child  # `evolve` would have it follow from what changes beside it
+            else:
+                yield from _changes(child, right[name], join(path, name))
     else:
         yield path, new
 
@@ -346,7 +357,7 @@ def _rebuild(old: object, changes: dict[str, Any], problems: list[Problem], held
     if not changes:
         return old
     inside = _children(old)
-    values = dict(inside)
+    values = {name: value for name, value in inside.items() if name in changes or name not in _derived(old)}
     for name, change in changes.items():
         inner: list[Problem] = []
         if isinstance(change, _Leaf):

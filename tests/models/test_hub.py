@@ -199,7 +199,8 @@ def test_damaged_files(plain: Path) -> None:
     said = "its header is not that of a safetensors file: invalid JSON in header: expected value at line 1 column 1"
     assert message() == f"{file}: damaged: {said}"
     file.unlink()
-    assert message() == f"{plain}: expected model.safetensors or model.safetensors.index.json, there is neither"
+    said = f"{plain}: expected model.safetensors or model.safetensors.index.json, there is neither; "
+    assert message() == said + "a network without weights is trained from the beginning with weights=Weights.Random()"
 
 
 def test_damaged_index_and_config(sharded: Path) -> None:
