@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 SAME = ("rank", "alpha", "targets", "scaling", "ranks", "alphas")
 """Fields in which an adapter must be like the one that it goes on with."""
+DROPOUT_OF_PACKED = (
+    "{} cannot be drawn in packed batches: masks are keyed by row and position, and the mesh decides which rows "
+    "Batching.Packed puts side by side; set batching=Batching.Padded() or batching=Batching.Bucketed(), which compute "
+    "the same objective with this dropout, or adapter.dropout=0.0, which keeps packed batches and trains without "
+    "dropout"
+)
 
 
 def adapter_problems(experiment: Experiment) -> Iterator[Problem]:
@@ -29,8 +35,7 @@ def adapter_problems(experiment: Experiment) -> Iterator[Problem]:
     if not isinstance(adapter, LowRank):
         return
     if adapter.dropout and isinstance(experiment.batching, Packed):
-        message = "where a row stands in packed blocks goes by the mesh, so what is left out would too; "
-        yield Problem("adapter.dropout", message + "use Batching.Padded() or Batching.Bucketed(), or set 0.0")
+        yield Problem("adapter.dropout", DROPOUT_OF_PACKED.format(adapter.dropout))
     if adapter.dropout and experiment.mesh.stage > 1:
         yield Problem("adapter.dropout", "has no form in the stages of a pipeline; set 0.0, or mesh.stage=1")
     if isinstance(adapter.start, From):

@@ -280,9 +280,14 @@ def test_what_does_not_go_together(experiment: Callable[..., Experiment]) -> Non
     lora = Adapter.LoRA(dropout=0.1)
     said = refusal(lambda: experiment(adapter=lora, batching=Batching.Packed(length=64), mesh=Mesh(stage=2)), SpecError)
     assert (
-        "  adapter.dropout: where a row stands in packed blocks goes by the mesh, so what is left out would too; use "
-        in said
+        "  adapter.dropout: 0.1 cannot be drawn in packed batches: masks are keyed by row and position, and the mesh "
+        "decides which rows Batching.Packed puts side by side; set batching=Batching.Padded() or "
+        "batching=Batching.Bucketed(), which compute the same objective with this dropout, or adapter.dropout=0.0, "
+        "which keeps packed batches and trains without dropout\n" in said
     )
+    for batching in (Batching.Padded(), Batching.Bucketed()):
+        assert experiment(adapter=lora, batching=batching)
+    assert experiment(adapter=Adapter.LoRA(), batching=Batching.Packed(length=64))
     assert "  adapter.dropout: has no form in the stages of a pipeline; set 0.0, or mesh.stage=1" in said
     weights = Weights.PEFT("adapter")
     assert refusal(lambda: experiment(model=Small(weights=weights)), SpecError) == (
