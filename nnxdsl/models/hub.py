@@ -65,13 +65,13 @@ def read_config(directory: str | Path) -> DecoderConfig:
 
 
 def _count_layers(directory: Path) -> int | None:
-    """How many layers the names of a directory's tensors tell of; None where there are none that can be read."""
+    """How many layers the names of a directory's tensors tell of; None where they tell of none, or cannot be read."""
     try:
         listing, where = _list_files(directory)
         names = where or safetensors.index(listing)
     except WeightsError:
         return None  # told of where weights are read, which may be others
-    return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=0)
+    return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=None)
 
 
 def read_fields(directory: str | Path) -> dict[str, Any]:
