@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from nnxdsl.spec.errors import DataError
+from nnxdsl.spec.strict_json import parse_json
 
 MAX_LINE = 16 * 2**20
 """Longest line of a JSONL file in bytes; what is longer is not a row but a broken file."""
@@ -113,12 +114,11 @@ def _parse(line: bytes) -> dict[str, Any] | RowError:
         byte = line[error.start]
         return RowError("bad UTF-8", f"bad UTF-8: byte 0x{byte:02x} at position {error.start + 1}: {error.reason}")
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         hint = "; JSONL wants one whole object on each line" if text.strip() in "[{" else ""
         return RowError("bad JSON", f"bad JSON at column {error.colno}: {error.msg}{hint}")
-    except (ValueError, RecursionError) as error:
-        # A number of thousands of digits, or nesting beyond the interpreter's stack: valid JSON, but no data.
+    except ValueError as error:  # valid for some parsers, but no data that all of them would read alike
         return RowError("bad JSON", f"bad JSON: {error}")
     if not isinstance(value, dict):
         return RowError("not an object", f"expected an object with fields, got {kind_of(value)}")

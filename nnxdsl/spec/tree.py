@@ -31,6 +31,7 @@ from nnxdsl.spec.errors import Problem, SpecError, join, suggest
 from nnxdsl.spec.identity import SCHEMA
 from nnxdsl.spec.imports import import_name, require_allowed
 from nnxdsl.spec.kinds import arms, of_each, show
+from nnxdsl.spec.strict_json import unique_keys
 
 DEEPEST = 60
 """Levels of a tree that is read; each stage of `Weights.From` takes three."""
@@ -84,7 +85,7 @@ def from_dict(tree: Mapping[str, Any], expected: type[SpecT] = Spec) -> SpecT:
 def from_json(text: str, expected: type[SpecT] = Spec) -> SpecT:
     """The object of a JSON text; arguments and errors as in `from_dict`."""
     try:
-        tree: object = json.loads(text, object_pairs_hook=_no_name_twice)
+        tree: object = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise SpecError([Problem("", f"not JSON: {error}")]) from error
     if not isinstance(tree, dict):
@@ -169,14 +170,6 @@ converter.register_unstructure_hook_func(_is_spec, _encode)
 converter.register_unstructure_hook(tuple, lambda items: [converter.unstructure(item) for item in items])
 # One reader for whole trees and for specs inside other classes: it knows tags and says all that is wrong.
 converter.register_structure_hook_func(_is_spec, lambda tree, cls: from_dict(tree, cls))
-
-
-def _no_name_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    tree = dict(pairs)
-    if len(tree) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' stands twice in one object")
-    return tree
 
 
 def _heading(tree: Mapping[str, Any], expected: type[Spec]) -> str:

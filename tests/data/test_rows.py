@@ -48,6 +48,12 @@ def test_null_fields_are_missing_fields(write) -> None:
         (b'{"a": "\\ud800"}', "bad text: half of a surrogate pair (\\ud800 to \\udfff) without its other half"),
         (b"[" * 200_000, "bad JSON: "),
         (b"9" * 5_000, "bad JSON: "),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "bad JSON: nested deeper than 64 levels"),
+        (b'{"a": 1, "b": 2, "a": 1}', "bad JSON: 'a' stands twice in one object"),
+        (b'{"a": [{"b": 1, "b": null}]}', "bad JSON: 'b' stands twice in one object"),
+        (b'{"a": NaN}', "bad JSON: NaN is not a JSON value; write null, or a finite number"),
+        (b'{"a": [-Infinity]}', "bad JSON: -Infinity is not a JSON value; write null, or a finite number"),
+        (b'{"a": 1e999}', "bad JSON: the number 1e999 is out of the range of a double"),
     ],
 )
 def test_what_cannot_be_read_is_said_and_the_next_row_is_read(write, line: bytes, message: str) -> None:
@@ -56,6 +62,11 @@ def test_what_cannot_be_read_is_said_and_the_next_row_is_read(write, line: bytes
     assert first.where == "rows.jsonl:1"
     assert first.value.what.startswith(message)
     assert tuple(second) == ("rows.jsonl:2", {"a": 1})
+
+
+def test_nesting_up_to_the_limit_is_read(write) -> None:
+    line = b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}"
+    assert [row.value for row in read_rows(write(line))] == [json.loads(line)]
 
 
 def test_a_whole_surrogate_pair_is_text(write) -> None:

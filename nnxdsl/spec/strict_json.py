@@ -1,0 +1,70 @@
+"""Reads JSON strictly: refuses what parsers would read differently from each other. Knows no spec and no file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any, cast
+
+DEEPEST = 64
+"""Levels of nesting that are read; no data needs more, and recursive functions stay within Python's stack."""
+
+
+def parse_json(text: str) -> Any:
+    """Parses one JSON value.
+
+    Raises:
+        ValueError: The text is no JSON (`json.JSONDecodeError`), an object has a key twice, a number is NaN, infinite
+            or out of range, or the value is nested deeper than `DEEPEST` levels.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant, parse_float=_finite_float)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[") + text.count("{") > DEEPEST:
+        _require_shallow(value)
+    return value
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds the object of its keys and values, as `object_pairs_hook` of the json module.
+
+    Raises:
+        ValueError: A key stands twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"'{twice[:80]}' stands twice in one object")
+    return found
+
+
+_TOO_DEEP = f"nested deeper than {DEEPEST} levels"
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value; write null, or a finite number")
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:40]} is out of the range of a double")
+    return value
+
+
+def _require_shallow(value: object) -> None:
+    level: list[object] = [value]
+    for _ in range(DEEPEST + 1):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
