@@ -56,15 +56,17 @@ def _finite_float(digits: str) -> float:
 
 
 def _require_shallow(value: object) -> None:
-    level: list[object] = [value]
-    for _ in range(DEEPEST + 1):
-        level = [child for item in level for child in _children(item)]
+    level = _containers([value])
+    for _ in range(DEEPEST):
+        level = [child for item in level for child in _containers(_children(item))]
         if not level:
             return
     raise ValueError(_TOO_DEEP)
 
 
+def _containers(values: Iterable[object]) -> list[object]:
+    return [value for value in values if isinstance(value, dict | list)]
+
+
 def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return cast("dict[str, object]", value).values()
-    return cast("list[object]", value) if isinstance(value, list) else ()
+    return cast("dict[str, object]", value).values() if isinstance(value, dict) else cast("list[object]", value)
