@@ -430,8 +430,10 @@ class Checkpoints:
 
     def _manifest(self, step: int) -> dict[str, Any]:
         body = manifest.read(self._place(step))
-        if body["step"] != step:
-            raise DamageError(f"{manifest.NAME} is of step {body['step']}")
+        if body.get("step") != step:
+            raise DamageError(f"{manifest.NAME} is of step {body.get('step')!r}")
+        if not all(isinstance(body.get(name), dict) for name in ("meta", "arrays")):
+            raise DamageError(f"{manifest.NAME} has been edited: expected the objects meta and arrays")
         return body
 
     def _trusted(self, step: int) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import attrs
 
-from nnxdsl.run import process
+from nnxdsl.run import process, records
 from nnxdsl.run.failpoints import reached
-from nnxdsl.run.jsonl import sync_directory
+from nnxdsl.run.jsonl import open_plain, sync_directory
+from nnxdsl.run.records import problem_in
 from nnxdsl.spec.errors import RunError
 
 NAME = "lock"
@@ -47,8 +48,8 @@ class RunLock:
     def _acquire(self) -> None:
         is_new = not self.path.exists()
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
+            descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError as error:
             raise RunError(f"{self.path}: the lock cannot be opened: {error.strerror}") from error
         try:
             try:
@@ -90,15 +91,14 @@ def _read(descriptor: int) -> Holder | None:
     """The record in the file; None if there is none, or it is just being written."""
     try:
         record = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
         return None
     fields = cast(dict[str, Any], record)
-    pid, started, host = fields.get("pid"), fields.get("pid_started"), fields.get("host")
-    if not isinstance(pid, int) or not isinstance(host, str) or not isinstance(started, int | None):
+    if problem_in(fields, records.HOLDER, required=("pid", "host")) is not None:
         return None
-    return Holder(process.Process(pid, started, host), str(fields.get("since")))
+    return Holder(process.Process(fields["pid"], fields.get("pid_started"), fields["host"]), str(fields.get("since")))
 
 
 def _in_use(directory: Path, holder: Holder | None) -> str:

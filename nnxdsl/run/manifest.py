@@ -12,10 +12,21 @@ from pathlib import Path
 from typing import Any, cast
 
 from nnxdsl.run.failpoints import reached
-from nnxdsl.run.jsonl import replace, sync_directory
+from nnxdsl.run.jsonl import open_plain, replace, sync_directory
+from nnxdsl.run.records import COUNT, STRING, Kind, problem_in
+from nnxdsl.spec.errors import RunError
 
 NAME = "manifest.json"
 FORMAT = 1
+
+_FILE = {"size": COUNT, "sha256": STRING}
+MANIFEST = {
+    "format": COUNT,
+    "files": Kind(
+        "an object of files with size and sha256",
+        lambda value: isinstance(value, dict) and all(_is_file_entry(entry) for entry in value.values()),
+    ),
+}
 
 
 class DamageError(Exception):
@@ -46,17 +57,21 @@ def read(place: Path) -> dict[str, Any]:
         DamageError: It is missing, damaged, or of another format.
     """
     try:
-        value = json.loads((place / NAME).read_bytes())
+        with open(open_plain(place / NAME), "rb") as file:
+            value = json.loads(file.read())
         body, digest = value["body"], value["sha256"]
     except FileNotFoundError as error:
         raise DamageError(f"{NAME} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, RunError) as error:
         raise DamageError(f"{NAME} cannot be read") from error
-    if digest != _digest_of(body):
+    if not isinstance(body, dict) or digest != _digest_of(body):
         raise DamageError(f"{NAME} is not as it was written (sha256 differs)")
-    if body["format"] != FORMAT:
-        raise DamageError(f"{NAME} has format {body['format']}, this nnxdsl reads format {FORMAT}")
-    return cast(dict[str, Any], body)
+    fields = cast(dict[str, Any], body)
+    if fields.get("format") != FORMAT:
+        raise DamageError(f"{NAME} has format {fields.get('format')!r}, this nnxdsl reads format {FORMAT}")
+    if (problem := problem_in(fields, MANIFEST, required=tuple(MANIFEST))) is not None:
+        raise DamageError(f"{NAME} has been edited: {problem}")
+    return fields
 
 
 class Verifier:
@@ -90,6 +105,8 @@ class Verifier:
             mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
             if self._seen.get(path) == mark:
                 return None
+            if not path.is_file():
+                return "is no regular file"
             if stat.st_size != entry["size"]:
                 return f"has {stat.st_size} bytes, {entry['size']} were written"
             if _sha256(path) != entry["sha256"]:
@@ -100,6 +117,10 @@ class Verifier:
             return f"cannot be read: {error}"
         self._seen[path] = mark
         return None
+
+
+def _is_file_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and problem_in(cast(dict[str, Any], entry), _FILE, required=tuple(_FILE)) is None
 
 
 def _sha256(path: Path) -> str:

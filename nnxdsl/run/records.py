@@ -91,6 +91,9 @@ STATUS: Mapping[str, Kind] = {
 }
 """Of `status.json`, beside its state."""
 
+HOLDER: Mapping[str, Kind] = {"pid": ORDINAL, "pid_started": COUNT.or_null(), "host": TEXT, "since": TEXT}
+"""Of `lock`, while a process writes the run."""
+
 METRICS: Mapping[str, Kind] = {"step": COUNT, "attempt": COUNT, "kind": STRING}
 """Of a row of `metrics.jsonl`."""
 

@@ -391,8 +391,9 @@ class RunDirectory:
         """
         for lines in (self._metrics, self._samples, self._events, self._attempts):
             lines.require_plain()
-        with contextlib.suppress(FileNotFoundError):
-            os.close(open_plain(self.log))
+        for path in (self.path / "status.json", self.path / "layout.json", self.log):
+            with contextlib.suppress(FileNotFoundError):
+                os.close(open_plain(path))
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
             raise RunError(f"{self.checkpoints}: is a file, expected a directory of checkpoints; put it back")
         self.attempts()
