@@ -1,0 +1,170 @@
+"""What a case gives, and how it is compared with what was recorded.
+
+A result is a dict with some of these parts; each is compared in its own way:
+
+- `series`: name -> numbers. Compared within a bound relative to the largest of the series (`Bounds`).
+- `exact`: name -> JSON value. Equal on every machine.
+- `here`: name -> JSON value. Equal on the machine and with the versions that recorded it; elsewhere not compared.
+- `bits`: name -> digest of arrays that were computed, in any order and without their names. A difference within the
+  bound of `series` shows here and nowhere else: it is reported, and a failure only where that is asked for.
+- `names`: name -> digest of names (paths of arrays, JSON keys, messages), apart from all values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+Result = dict[str, dict[str, Any]]
+
+RENAMED: dict[str, str] = {}
+"""Name in the recorded files -> name now, of series whose name alone has changed. `--update` makes it unnecessary."""
+
+SAME, ELSEWHERE = 1e-7, 1e-5
+"""Bounds: on the machine and with the versions that recorded a result, and on others."""
+
+
+@attrs.frozen
+class Difference:
+    """What was found for one case.
+
+    Attributes:
+        worst: The largest relative difference of a number.
+        where: The series that has it.
+        failures: What is not as recorded, in words.
+        notes: What differs and is no failure.
+    """
+
+    worst: float
+    where: str
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def environment() -> dict[str, Any]:
+    """Everything outside this package that bits of float32 results depend on."""
+    return {
+        "jax": version("jax"),
+        "jaxlib": version("jaxlib"),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def _cpu() -> str:
+    """Name of the processor, and a digest of the instruction sets that it has."""
+    fields: dict[str, str] = {}
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    sets = " ".join(sorted(fields.get("flags", fields.get("Features", "")).split()))
+    return f"{fields.get('model name', platform.processor())}, {platform.machine()}, {sha(sets)[:8]}"
+
+
+def sha(value: Any) -> str:
+    """16 hex digits of sha256 over a JSON value, text, or bytes."""
+    if not isinstance(value, bytes):
+        value = json.dumps(value, sort_keys=True).encode()
+    return hashlib.sha256(value).hexdigest()[:16]
+
+
+def of_array(array: Any) -> str:
+    """Digest of an array's dtype, shape and bits."""
+    own = np.asarray(array)
+    return sha(f"{own.dtype} {own.shape} ".encode() + np.ascontiguousarray(own).tobytes())
+
+
+def of_arrays(arrays: Iterable[Any]) -> str:
+    """Digest of a multiset of arrays: neither order nor names count."""
+    return sha(sorted(map(of_array, arrays)))
+
+
+def magnitudes(arrays: Iterable[Any]) -> list[float]:
+    """Sums of magnitudes of arrays, in float64, ascending: what is left to compare where bits cannot be."""
+    return sorted(shortened(np.abs(np.asarray(array).astype(np.float64)).sum()) for array in arrays)
+
+
+def shortened(value: Any) -> float:
+    """A float32 as the shortest decimal number that gives it back; other numbers with nine digits."""
+    number = float(value)
+    if not math.isfinite(number):
+        return number
+    narrow = np.float32(number)
+    return float(str(narrow)) if float(narrow) == number else float(f"{number:.9g}")
+
+
+def compare(found: Result, recorded: Result, *, is_same: bool, exact: bool = False) -> Difference:
+    """Compares two results of one case.
+
+    Args:
+        found: Now.
+        recorded: Before.
+        is_same: Whether both were computed on equal machines, with equal versions.
+        exact: Whether other bits are a failure as well.
+    """
+    failures: list[str] = []
+    notes: list[str] = []
+    before = {RENAMED.get(name, name): values for name, values in recorded.get("series", {}).items()}
+    now = found.get("series", {})
+    if before.keys() != now.keys():
+        failures.append(f"series: gone {sorted(before.keys() - now.keys())}, new {sorted(now.keys() - before.keys())}")
+    worst, where = 0.0, ""
+    for name in before.keys() & now.keys():
+        own = apart(name, now, before, is_same=is_same)
+        if own > worst:
+            worst, where = own, name
+    bound = SAME if is_same else ELSEWHERE
+    if worst > bound:
+        failures.append(f"{where} differs by {worst:.1e}, more than {bound:.0e}")
+    for part in ("exact", "here", "bits", "names"):
+        if not is_same and part in ("here", "bits"):
+            continue
+        for name in sorted(_changed(found.get(part, {}), recorded.get(part, {}))):
+            line = f"{part}: {name}"
+            (notes if part == "bits" and not exact else failures).append(line)
+    return Difference(worst, where, tuple(failures), tuple(notes))
+
+
+def _changed(found: Mapping[str, Any], recorded: Mapping[str, Any]) -> set[str]:
+    missing = object()
+    return {name for name in {*found, *recorded} if found.get(name, missing) != recorded.get(name, missing)}
+
+
+def apart(name: str, found: Mapping[str, Any], recorded: Mapping[str, Any], *, is_same: bool) -> float:
+    """The largest difference of a series relative to its largest value; infinite where only one has a number.
+
+    On another machine, rewards and KL estimates are judged by the largest log-probability of the case: they are
+    differences of log-probabilities, which are rounded as the larger numbers that they are. Accuracies are not judged
+    there: they count which of two numbers is larger, and these may be equal but for rounding.
+    """
+    if not is_same and "accurac" in name:
+        return 0.0
+    ours, theirs = (np.asarray(each[name], np.float64) for each in (found, recorded))
+    if ours.shape != theirs.shape:
+        return math.inf
+    finite = np.isfinite(theirs)
+    if not np.array_equal(np.nan_to_num(ours[~finite], nan=0.125), np.nan_to_num(theirs[~finite], nan=0.125)):
+        return math.inf
+    if not np.isfinite(ours[finite]).all():
+        return math.inf
+    away = np.abs(ours - theirs)[finite].max(initial=0.0)
+    scale = np.abs(theirs[finite]).max(initial=0.0)
+    if not is_same and ("rewards/" in name or name.endswith("kl")):
+        sums = [np.abs(values).max() for key, values in recorded.items() if "logps/" in key]
+        scale = max([scale, *sums])
+    if away == 0:
+        return 0.0
+    return math.inf if scale == 0 else float(away / scale)

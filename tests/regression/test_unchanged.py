@@ -1,0 +1,120 @@
+"""What is computed is what was recorded: eight cases by default, all of them under `slow`; see record.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+QUICK = (
+    "sft-packed-microbatch",
+    "dpo-lora-online",
+    "reference-uniform",
+    "mesh-fsdp4-tensor2-nf4",
+    "model-qwen3",
+    "convert-deepseek-v3",
+    "plan-deepseek-tiny-tensor",
+    "export-lora",
+)
+"""One of each kind, and what most changes of a training step would touch."""
+
+
+def record(*words: str, seconds: float) -> None:
+    """Runs record.py in a process of its own: it compiles with other flags, on eight devices."""
+    command = [sys.executable, str(HERE / "record.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+
+
+def test_a_few_cases() -> None:
+    record(*QUICK, seconds=280)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_cases() -> None:
+    record(seconds=3500)
+
+
+@pytest.fixture(scope="module")
+def results() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("regression_results", HERE / "results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # attrs looks annotations up there
+    spec.loader.exec_module(module)
+    return module
+
+
+RECORDED: dict[str, Any] = {
+    "series": {"loss": [2.0, 1.0, 0.5], "rewards/margins": [0.0, 1e-3], "logps/chosen": [-40.0, -41.0], "zero": [0.0]},
+    "exact": {"greedy": ["a b"]},
+    "here": {"memory": "1"},
+    "bits": {"checkpoint": "2"},
+    "names": {"checkpoint": "3"},
+}
+
+
+def changed(part: str, name: str, value: Any) -> dict[str, Any]:
+    return {**RECORDED, part: {**RECORDED[part], name: value}}
+
+
+@pytest.mark.parametrize(
+    ("found", "same", "elsewhere"),
+    [
+        (RECORDED, "", ""),
+        (changed("series", "loss", [2.0, 1.0, 0.5 + 1e-7]), "", ""),
+        (changed("series", "loss", [2.0, 1.0, 0.5 + 4e-7]), "loss differs by 2.0e-07, more than 1e-07", ""),
+        (changed("series", "loss", [2.0, 1.0, 0.5 + 4e-5]), "loss differs by 2.0e-05", "loss differs by 2.0e-05"),
+        (changed("series", "loss", [2.0, 1.0, float("nan")]), "loss differs by inf", "loss differs by inf"),
+        (changed("series", "loss", [2.0, 1.0]), "loss differs by inf", "loss differs by inf"),
+        (changed("series", "zero", [1e-9]), "zero differs by inf", "zero differs by inf"),
+        (changed("series", "new", [1.0]), "new ['new']", "new ['new']"),
+        (changed("series", "rewards/margins", [0.0, 1.1e-3]), "rewards/margins differs by 1.0e-01", ""),
+        (changed("exact", "greedy", ["a c"]), "exact: greedy", "exact: greedy"),
+        (changed("here", "memory", "0"), "here: memory", ""),
+        (changed("bits", "checkpoint", "0"), "", ""),
+        (changed("names", "checkpoint", "0"), "names: checkpoint", "names: checkpoint"),
+    ],
+)
+def test_what_is_a_difference(results: ModuleType, found: dict[str, Any], same: str, elsewhere: str) -> None:
+    for wanted, is_same in ((same, True), (elsewhere, False)):
+        failures = results.compare(found, RECORDED, is_same=is_same).failures
+        assert bool(failures) == bool(wanted), failures
+        assert wanted in " ".join(failures)
+
+
+def test_other_bits_are_noted_and_refused_where_that_is_asked_for(results: ModuleType) -> None:
+    found = changed("bits", "checkpoint", "0")
+    assert results.compare(found, RECORDED, is_same=True).notes == ("bits: checkpoint",)
+    assert results.compare(found, RECORDED, is_same=True, exact=True).failures == ("bits: checkpoint",)
+
+
+def test_a_renamed_metric_is_compared_under_its_new_name(results: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {**RECORDED, "series": {"cost" if name == "loss" else name: x for name, x in RECORDED["series"].items()}}
+    monkeypatch.setattr(results, "RENAMED", {"loss": "cost"})
+    assert results.compare(found, RECORDED, is_same=True).failures == ()
+
+
+def test_multisets_of_arrays_know_neither_order_nor_names(results: ModuleType) -> None:
+    digest: Callable[[Any], str] = results.of_arrays
+    assert digest([[1.0, 2.0], [3]]) == digest([[3], [1.0, 2.0]])
+    assert digest([[1.0], [1.0]]) != digest([[1.0]])
+    assert digest([[1.0, 2.0]]) != digest([[[1.0], [2.0]]])
+
+
+def test_recorded_files_are_small_and_say_where_they_come_from() -> None:
+    files = sorted(HERE.glob("*.json"))
+    assert [file.stem for file in files] == ["files", "models", "plans", "training"]
+    assert sum(file.stat().st_size for file in files) < 300_000
+    environments = [json.loads(file.read_text(encoding="utf-8"))["environment"] for file in files]
+    assert all(environment.keys() == {"jax", "jaxlib", "cpu", "cores", "xla_flags"} for environment in environments)
