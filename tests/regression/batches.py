@@ -55,7 +55,8 @@ def steps(experiment: Experiment, *, count: int = 4, is_precomputed: bool = Fals
         _note(series, "evaluated ", {name: ratio.total / ratio.count for name, ratio in ratios.items()})
     leaves = jax.device_get(jax.tree.leaves(state))
     return {
-        "series": {**series, "sizes of arrays": results.magnitudes(leaves)},
+        "series": series,
+        "sums": {"arrays": results.magnitudes(leaves)},
         "exact": {"layout": results.sha(sorted(" ".join(x.split()[1:]) for x in program.layout.dump().splitlines()))},
         "bits": {"state": results.of_arrays(leaves)},
     }

@@ -70,13 +70,13 @@ def written(directory: Path) -> dict[str, Any]:
 def _export(name: str, fields: Callable[[], dict[str, Any]], ways: tuple[tuple[str, ...], ...]) -> Callable[[], Result]:
     def case() -> Result:
         directory = run(asked(name, {"steps": 3, "optimizer": ADAMW, **fields()}))
-        found: Result = {"series": {}, "exact": {}, "bits": {}}
+        found: Result = {"sums": {}, "exact": {}, "bits": {}}
         for way in ways:
             target, title = Path(f"{name}{''.join(way)}"), " ".join(("export", *way))
             command("export", str(directory), str(target), *way)
             arrays = tensors(target)
             found["exact"][title] = results.sha(written(target))
-            found["series"][title] = results.magnitudes(arrays.values())
+            found["sums"][title] = results.magnitudes(arrays.values())
             found["bits"][title] = results.sha({key: results.of_array(array) for key, array in arrays.items()})
         return found
 
@@ -132,7 +132,7 @@ def _restored() -> Result:
     before, after = newest_checkpoint(first), newest_checkpoint(second)
     ours, theirs = ([x for key, x in each.items() if key.startswith("trainable")] for each in (before, after))
     return {
-        "series": {"weights": results.magnitudes(ours)},
+        "sums": {"weights": results.magnitudes(ours)},
         "exact": {"restored as written": results.of_arrays(ours) == results.of_arrays(theirs)},
         "bits": {"written": results.of_arrays(before.values()), "restored": results.of_arrays(after.values())},
         "names": {"written": results.sha(sorted(before)), "restored": results.sha(sorted(after))},

@@ -30,10 +30,8 @@ def _model(family: str) -> Callable[[], Result]:
             answers["greedy"] = model.generate(PROMPTS, max_new_tokens=10)
             answers["sampled"] = model.generate(PROMPTS, max_new_tokens=10, **SAMPLED)
         return {
-            "series": {
-                "logits": [results.shortened(value) for value in logits[::5, ::13].ravel()],
-                "magnitude": results.magnitudes([logits]),
-            },
+            "series": {"logits": [results.shortened(value) for value in logits[::5, ::13].ravel()]},
+            "sums": {"logits": results.magnitudes([logits])},
             "bits": {"logits": results.of_array(logits)},
             "exact": answers,
         }

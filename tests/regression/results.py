@@ -3,6 +3,7 @@
 A result is a dict with some of these parts; each is compared in its own way:
 
 - `series`: name -> numbers. Compared within a bound relative to the largest of the series (`Bounds`).
+- `sums`: name -> sums of magnitudes of arrays, ascending. Compared each relative to itself.
 - `exact`: name -> JSON value. Equal on every machine.
 - `here`: name -> JSON value. Equal on the machine and with the versions that recorded it; elsewhere not compared.
 - `bits`: name -> digest of arrays that were computed, in any order and without their names. A difference within the
@@ -117,15 +118,17 @@ def compare(found: Result, recorded: Result, *, is_same: bool, exact: bool = Fal
     """
     failures: list[str] = []
     notes: list[str] = []
-    before = {RENAMED.get(name, name): values for name, values in recorded.get("series", {}).items()}
-    now = found.get("series", {})
-    if before.keys() != now.keys():
-        failures.append(f"series: gone {sorted(before.keys() - now.keys())}, new {sorted(now.keys() - before.keys())}")
     worst, where = 0.0, ""
-    for name in before.keys() & now.keys():
-        own = apart(name, now, before, is_same=is_same)
-        if own > worst:
-            worst, where = own, name
+    for part in ("series", "sums"):
+        before = {RENAMED.get(name, name): values for name, values in recorded.get(part, {}).items()}
+        now = found.get(part, {})
+        if before.keys() != now.keys():
+            gone, new = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
+            failures.append(f"{part}: gone {gone}, new {new}")
+        for name in sorted(before.keys() & now.keys()):
+            own = apart(name, now, before, is_same=is_same) if part == "series" else each_apart(now[name], before[name])
+            if own > worst:
+                worst, where = own, name
     bound = SAME if is_same else ELSEWHERE
     if worst > bound:
         failures.append(f"{where} differs by {worst:.1e}, more than {bound:.0e}")
@@ -168,3 +171,13 @@ def apart(name: str, found: Mapping[str, Any], recorded: Mapping[str, Any], *, i
     if away == 0:
         return 0.0
     return math.inf if scale == 0 else float(away / scale)
+
+
+def each_apart(found: list[float], recorded: list[float]) -> float:
+    """The largest difference of two numbers at one place, relative to the recorded one."""
+    if len(found) != len(recorded) or not np.isfinite([*found, *recorded]).all():
+        return 0.0 if found == recorded else math.inf
+    pairs = zip(found, recorded, strict=True)
+    return max(
+        (abs(one - other) / abs(other) if other else math.inf for one, other in pairs if one != other), default=0.0
+    )

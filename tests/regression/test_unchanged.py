@@ -57,6 +57,7 @@ def results() -> ModuleType:
 
 RECORDED: dict[str, Any] = {
     "series": {"loss": [2.0, 1.0, 0.5], "rewards/margins": [0.0, 1e-3], "logps/chosen": [-40.0, -41.0], "zero": [0.0]},
+    "sums": {"trained arrays": [0.5, 900.0]},
     "exact": {"greedy": ["a b"]},
     "here": {"memory": "1"},
     "bits": {"checkpoint": "2"},
@@ -80,6 +81,8 @@ def changed(part: str, name: str, value: Any) -> dict[str, Any]:
         (changed("series", "zero", [1e-9]), "zero differs by inf", "zero differs by inf"),
         (changed("series", "new", [1.0]), "new ['new']", "new ['new']"),
         (changed("series", "rewards/margins", [0.0, 1.1e-3]), "rewards/margins differs by 1.0e-01", ""),
+        (changed("sums", "trained arrays", [0.5 + 1e-7, 900.0]), "trained arrays differs by 2.0e-07", ""),
+        (changed("sums", "trained arrays", [0.5]), "trained arrays differs by inf", "trained arrays differs by inf"),
         (changed("exact", "greedy", ["a c"]), "exact: greedy", "exact: greedy"),
         (changed("here", "memory", "0"), "here: memory", ""),
         (changed("bits", "checkpoint", "0"), "", ""),

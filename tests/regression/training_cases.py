@@ -384,7 +384,8 @@ def read(directory: Path) -> Result:
                 series.setdefault(name, []).append(results.shortened(value))
     arrays = newest_checkpoint(directory)
     found: Result = {
-        "series": {**series, "sizes of trained arrays": results.magnitudes(_of(arrays, "trainable"))},
+        "series": series,
+        "sums": {"trained arrays": results.magnitudes(_of(arrays, "trainable"))},
         "exact": {"shapes": results.sha(sorted(f"{np.asarray(x).dtype}{np.shape(x)}" for x in arrays.values()))},
         "bits": {"checkpoint": results.of_arrays(arrays.values())},
         "names": {"checkpoint": results.sha(sorted(arrays))},
