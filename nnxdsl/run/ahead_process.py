@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 
 from nnxdsl.program import hardware
+from nnxdsl.run.code_digest import code_digest, code_versions
 from nnxdsl.run.jsonl import read_json, write_json
 from nnxdsl.spec import errors
 from nnxdsl.spec.errors import NnxdslError, PlanError, Problem, RunError, SpecError
@@ -35,8 +36,6 @@ CACHE = ".plans"
 """The directory of reports under the home of runs."""
 
 _ROOT = Path(__file__).parents[2]
-_PACKAGES = ("nnxdsl", "jax", "jaxlib", "flax", "optax", "qwix")
-_SOURCES = ("models/*.py", "program/*.py", "data/batch.py")
 _NOT_COMPILED = ("name", "notes", "checkpoint", "evaluation")
 _READ_BY_COMPILERS = ("XLA_", "JAX_", "LIBTPU_")
 _LAST_LINES = 12
@@ -144,7 +143,7 @@ def compiled_report(
     device = hardware.device(device_name)
     shape = device.topology(count, topology, slices=experiment.mesh.slices)
     compiler = find_compiler(device.platform)
-    versions = {**_versions(), **compiler.versions}
+    versions = {**code_versions(), **compiler.versions}
     kept = home / CACHE / f"{_key(experiment, [device.name, count, shape, versions])}.json"
     repeatable = not any(_foreign(to_dict(experiment)))
     if repeatable and not refresh and (known := _read(kept)) is not None:
@@ -254,18 +253,8 @@ def _key(experiment: Experiment, told: Iterable[object]) -> str:
     """SHA-256 over all that the compiler's answer depends on, and some more."""
     tree = {name: value for name, value in to_dict(experiment).items() if name not in _NOT_COMPILED}
     flags = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_COMPILERS)}
-    text = json.dumps([tree, *told, flags, _source_digest(), _config_digest(experiment)], sort_keys=True)
+    text = json.dumps([tree, *told, flags, code_digest(), _config_digest(experiment)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _source_digest() -> str:
-    """SHA-256 over the files that make a program of an experiment."""
-    hashed = hashlib.sha256()
-    package = _ROOT / "nnxdsl"
-    for path in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
-        data = path.read_bytes()
-        hashed.update(f"{path.relative_to(package)} {len(data)}\n".encode() + data)
-    return hashed.hexdigest()
 
 
 def _config_digest(experiment: Experiment) -> str | None:
@@ -297,15 +286,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     except RunError:
         return None
     return report if isinstance(report, dict) and {"memory", "problem", "versions"} <= report.keys() else None
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES if _installed(name)}
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import io
 import json
 import math
 import time
 import zipfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,13 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-import nnxdsl
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.order import Batches
 from nnxdsl.program.compiler import Program, State
 from nnxdsl.program.step import Leaves
 from nnxdsl.run import processes
+from nnxdsl.run.code_digest import code_digest, code_versions
 from nnxdsl.run.display import Display
 from nnxdsl.run.jsonl import replace, write_json
 from nnxdsl.run.turn import turn
@@ -170,26 +168,14 @@ class ReferenceLogps:
         }
 
 
-def computed_by(program: Program) -> dict[str, str]:
+def computed_by(program: Program) -> dict[str, Any]:
     """What computes a program, in plain values: another one may round otherwise."""
     device = program.mesh.devices.flat[0]
     return {
         "device": f"{device.platform}:{device.device_kind}",
-        "code": _code(),
-        "jax": jax.__version__,
-        "qwix": importlib.metadata.version("qwix"),
+        "code": code_digest(),
+        "versions": code_versions(),
     }
-
-
-@cache
-def _code() -> str:
-    """Digest of the source of all that computes."""
-    digest = hashlib.sha256()
-    root = Path(nnxdsl.__file__).parent
-    for floor in ("models", "program"):
-        for file in sorted((root / floor).rglob("*.py")):
-            digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 def _load(file: Path, rows: int) -> Logps:

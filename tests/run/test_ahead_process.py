@@ -118,7 +118,7 @@ def test_what_is_compiled_is_in_the_key(compiled: Compiled, tmp_path: Path, monk
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert not is_known(EXPERIMENT)
     monkeypatch.delenv("XLA_FLAGS")
-    monkeypatch.setattr(ahead_process, "_SOURCES", ("program/*.py",))
+    monkeypatch.setattr(ahead_process, "code_digest", lambda: "of other code")
     assert not is_known(EXPERIMENT)
 
 
