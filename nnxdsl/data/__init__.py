@@ -2,10 +2,11 @@
 
 from nnxdsl.data import conversations, feedback, preferences, prompts, text
 from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
-from nnxdsl.data.chat import ChatTemplate, read_messages
+from nnxdsl.data.chat import ChatTemplate
 from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences
 from nnxdsl.data.encode import Encoder, stop_ids
 from nnxdsl.data.gather import load
+from nnxdsl.data.messages import read_messages
 from nnxdsl.data.order import Batches, permutation
 from nnxdsl.data.report import Report
 from nnxdsl.data.rows import file_digest

@@ -1,11 +1,11 @@
-"""Chats as text: jinja2 templates in a sandbox, and messages checked before they reach one. Knows no tokens."""
+"""Chats as text: jinja2 templates in a sandbox. Knows no rows and no tokens."""
 
 from __future__ import annotations
 
 import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -14,11 +14,9 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from nnxdsl.data.rows import RowError, kind_of
+from nnxdsl.data.messages import Message, Tools
+from nnxdsl.data.rows import RowError
 from nnxdsl.spec.errors import DataError
-
-Message = dict[str, Any]
-"""`{"role": ..., "content": text}`, with whatever else the row has (`name`, `tool_calls`) passed on to the template."""
 
 TURNS = """\
 {{ bos_token }}{% for message in messages %}
@@ -33,8 +31,6 @@ TURNS = """\
 
 TODAY = datetime.datetime(2024, 7, 26)
 """What `strftime_now` says in templates. Fixed: the tokens of a run must not change with the day."""
-
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 
 
 class _Generation(jinja2.ext.Extension):
@@ -68,15 +64,22 @@ class ChatTemplate:
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise DataError(f"chat template: no valid jinja2{place}: {error.message}") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = False, tools: Tools | None = None
+    ) -> str:
         """The chat as text, with the opening of the model's next turn if asked for.
+
+        Args:
+            messages: The chat.
+            add_generation_prompt: Whether to open the model's next turn.
+            tools: JSON schemas of the functions that the model may call.
 
         Raises:
             RowError: The template refuses the messages (`raise_exception`), or fails on them.
         """
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, tools=None, **self._tokens
+                messages=list(messages), add_generation_prompt=add_generation_prompt, tools=tools, **self._tokens
             )
         except Exception as error:  # templates are code of others: they raise TypeError, KeyError and more
             what = str(error) or type(error).__name__
@@ -102,52 +105,3 @@ def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, 
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def read_messages(value: object, field: str) -> list[Message]:
-    """The messages of a row, checked: each has a role and a content that is text.
-
-    Content given as parts (`[{"type": "text", "text": ...}]`) is joined; ShareGPT's `from`/`value` are understood.
-
-    Raises:
-        RowError: What is wrong, and in which message (counted from 1).
-    """
-    if not isinstance(value, list) or not value:
-        got = "an empty list" if value == [] else kind_of(value)
-        raise RowError("wrong type", f"field '{field}': expected a list of messages, got {got}")
-    return [_message(item, f"field '{field}', message {number}") for number, item in enumerate(value, start=1)]
-
-
-def _message(item: object, where: str) -> Message:
-    if not isinstance(item, Mapping):
-        raise RowError("wrong type", f"{where}: expected an object with 'role' and 'content', got {kind_of(item)}")
-    message = {str(key): part for key, part in item.items() if part is not None}
-    if "from" in message and "value" in message and "role" not in message:
-        speaker = message.pop("from")
-        if speaker not in _SHAREGPT_ROLES:
-            raise RowError("wrong type", f"{where}: 'from' is {speaker!r}; known are {', '.join(_SHAREGPT_ROLES)}")
-        message |= {"role": _SHAREGPT_ROLES[speaker], "content": message.pop("value")}
-    for name in ("role", "content"):
-        if name not in message:
-            has = ", ".join(message) or "nothing"
-            raise RowError("missing field", f"{where}: '{name}' is missing; this message has: {has}")
-    if not isinstance(message["role"], str):
-        raise RowError("wrong type", f"{where}: 'role': expected text, got {kind_of(message['role'])}")
-    message["content"] = _content(message["content"], where)
-    return message
-
-
-def _content(content: object, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RowError("wrong type", f"{where}: 'content': expected text, got {kind_of(content)}")
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None
-        if not isinstance(text, str):
-            raise RowError(
-                "wrong type", f"{where}: 'content': only text parts can be read, got {json.dumps(part)[:60]}"
-            )
-        texts.append(text)
-    return "".join(texts)

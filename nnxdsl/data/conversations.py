@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from nnxdsl.data.chat import Message, read_messages
+from typing import NamedTuple
+
 from nnxdsl.data.dataset import Sequences
 from nnxdsl.data.encode import Encoder
-from nnxdsl.data.fields import Fields, read_text_or_chat, require
+from nnxdsl.data.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.gather import Example, gather, load, require_fit
 from nnxdsl.data.markers import Markers
+from nnxdsl.data.messages import Message, is_blank, read_messages, read_tools
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.spec.data import Conversations
 from nnxdsl.spec.errors import DataError
 
+CHATS = ("messages", "conversations")
+PARTS = ("prompt", "completion")
 SCOPES = ("assistant", "completion", "all")
 COMPLETION_READS = "objective.loss_on='completion' reads prompt and completion; use 'assistant' for whole conversations"
 READS = "Data.Conversations reads messages (or conversations), or prompt/completion (text or messages)"
@@ -39,22 +43,25 @@ def load_conversations(
     encoder, markers = Encoder(tokenizer), Markers(tokenizer)
 
     def convert(row: Fields) -> Example:
-        if loss_on == "completion" and not ("prompt" in row and "completion" in row):
-            require(row, ("prompt", "completion"), COMPLETION_READS)
-        ids, said, merged, chat = _encode(row, encoder, markers)
-        targets = said if loss_on == "assistant" else [True] * len(ids)
+        if loss_on == "completion":
+            require(row, PARTS, COMPLETION_READS)
+        found = _encode(row, encoder, markers, PARTS if loss_on == "completion" else None)
+        targets = found.said if loss_on == "assistant" else [True] * len(found.ids)
         if loss_on == "completion":
             _require_answer(row["completion"])
-            first = said.index(True)
+            first = found.said.index(True)
             targets = [False] * first + targets[first:]
-        return sequence(ids, targets, data.max_length, merged=merged, chat=chat)
+        return sequence(found.ids, targets, data.max_length, odd=found.odd, chat=found.chat)
 
-    kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary)
+    reads, parts = {*CHATS, *PARTS, "tools"}, ("tokens", "target")
+    kept = gather(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
     require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
     return Sequences(kept)
 
 
-def sequence(ids: list[int], targets: list[bool], longest: int, *, merged: bool = False, chat: bool = False) -> Example:
+def sequence(
+    ids: list[int], targets: list[bool], longest: int, *, odd: tuple[str, ...] = (), chat: bool = False
+) -> Example:
     """A sequence cut on its right to `longest`; its first token is never a target, having nothing before it.
 
     Raises:
@@ -66,35 +73,53 @@ def sequence(ids: list[int], targets: list[bool], longest: int, *, merged: bool 
         raise RowError("no target", f"the row has no token to learn from{where}")
     parts = {"tokens": ids[:longest], "target": [int(target) for target in targets]}
     cut = ("tokens",) if len(ids) > longest else ()
-    return Example(parts, cut, ("merged border",) if merged else (), chat)
+    return Example(parts, cut, odd, chat)
 
 
-def _encode(row: Fields, encoder: Encoder, markers: Markers) -> tuple[list[int], list[bool], bool, bool]:
-    """Ids, which of them are the assistant's, whether a border was merged, whether the row is a chat."""
-    name = next((name for name in ("messages", "conversations") if name in row), None)
+class _Encoded(NamedTuple):
+    """A row as ids, which of them are the assistant's, what is odd about it, and whether it is a chat."""
+
+    ids: list[int]
+    said: list[bool]
+    odd: tuple[str, ...]
+    chat: bool
+
+
+def _encode(row: Fields, encoder: Encoder, markers: Markers, form: tuple[str, ...] | None) -> _Encoded:
+    """One row; `form` names the fields to read, None takes the first form that the row has."""
+    name = None if form == PARTS else next((name for name in CHATS if name in row), None)
+    forms = (*CHATS, *PARTS)
     if name is not None:
-        messages, first = read_messages(row[name], name), 0
-        markers.messages(messages, name)
+        messages, first = markers.chat(_listed(row[name], name), name, "user"), 0
+        odd = other_forms(row, name, (other for other in forms if other != name))
     else:
-        if "prompt" not in row and "completion" not in row:
+        if not any(part in row for part in PARTS):
             require(row, ("messages",), READS)
-        require(row, ("prompt", "completion"), READS)
-        prompt, completion = (read_text_or_chat(row, part) for part in ("prompt", "completion"))
+        require(row, PARTS, READS)
+        odd = other_forms(row, "/".join(PARTS), CHATS)
+        prompt, completion = (read_text_or_chat(row, part) for part in PARTS)
         if isinstance(prompt, str) and isinstance(completion, str):
-            return (*_encode_text(prompt, completion, encoder, markers), False)
-        context = _messages(prompt, "prompt", "user", markers)
-        messages, first = [*context, *_messages(completion, "completion", "assistant", markers)], len(context)
+            text = _encode_text(prompt, completion, encoder, markers)
+            return text._replace(odd=(*odd, *other_forms(row, "plain text", ("tools",)), *text.odd))
+        context = markers.chat(prompt, "prompt", "user")
+        messages, first = [*context, *markers.chat(completion, "completion", "assistant")], len(context)
     answers = [message for message in messages[first:] if message["role"] == "assistant"]
     if not answers:
         raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
-    if not all(message["content"].strip() or "tool_calls" in message for message in answers):
+    if any(is_blank(message) for message in answers):
         raise RowError("empty completion", "an assistant's message is empty")
-    return (*encoder.conversation(messages, first), True)
+    tools = markers.tools(read_tools(row))
+    ids, said, merged = encoder.conversation(messages, first, tools)
+    odd = (*odd, *encoder.check_chat(messages, tools))
+    return _Encoded(ids, said, (*odd, "merged border") if merged else odd, chat=True)
 
 
-def _encode_text(
-    prompt: str, completion: str, encoder: Encoder, markers: Markers
-) -> tuple[list[int], list[bool], bool]:
+def _listed(value: object, name: str) -> list[Message]:
+    """A field that must be a list of messages, and no text."""
+    return value if isinstance(value, list) else read_messages(value, name)
+
+
+def _encode_text(prompt: str, completion: str, encoder: Encoder, markers: Markers) -> _Encoded:
     prompt = markers.text(prompt, "prompt", opens=True)
     completion = markers.text(completion, "completion", ends=True)
     if not completion.strip():
@@ -102,7 +127,8 @@ def _encode_text(
     split = encoder.split_text(prompt, (completion,))
     said = split.completions[0]
     markers.ids(said[:-1], prompt + completion, "fields 'prompt' and 'completion' together")
-    return split.prompt + said, [False] * len(split.prompt) + [True] * len(said), split.merged
+    odd = (*(() if prompt.strip() else ("blank prompt",)), *(("merged border",) if split.merged else ()))
+    return _Encoded(split.prompt + said, [False] * len(split.prompt) + [True] * len(said), odd, chat=False)
 
 
 def _require_answer(completion: str | list[Message]) -> None:
@@ -112,11 +138,3 @@ def _require_answer(completion: str | list[Message]) -> None:
         raise RowError(
             "not an answer", f"field 'completion': begins with a message of {speaker!r}, not the assistant's"
         )
-
-
-def _messages(value: str | list[object], name: str, role: str, markers: Markers) -> list[Message]:
-    if isinstance(value, str):
-        return [{"role": role, "content": markers.text(value, name, ends=role == "assistant")}]
-    messages = read_messages(value, name)
-    markers.messages(messages, name)
-    return messages

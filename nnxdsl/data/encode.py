@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nnxdsl.data.chat import ChatTemplate, Message
+from nnxdsl.data.chat import ChatTemplate
+from nnxdsl.data.messages import Message, Tools, odd_messages
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
+from nnxdsl.data.written import check_written
 from nnxdsl.spec.errors import DataError
 
 Prompt = str | list[Message]
@@ -62,7 +64,7 @@ class Encoder:
         bos, ids = self.tokenizer.bos_id, self.tokenizer.encode(text)
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
-    def prompt(self, prompt: Prompt) -> list[int]:
+    def prompt(self, prompt: Prompt, tools: Tools | None = None) -> list[int]:
         """Ids from which a model is to answer: text as it is, or a chat with the opening of the model's turn.
 
         Raises:
@@ -70,20 +72,36 @@ class Encoder:
         """
         if isinstance(prompt, str):
             return self.text(prompt)
-        return self.rendered(self.template.render(prompt, add_generation_prompt=True))
+        return self.rendered(self.template.render(prompt, add_generation_prompt=True, tools=tools))
+
+    def check_chat(
+        self, messages: Sequence[Message], tools: Tools | None = None, *, is_prompt: bool = False
+    ) -> tuple[str, ...]:
+        """What deserves a look in a chat that the template writes as a whole.
+
+        Args:
+            messages: The chat.
+            tools: The functions that it may call.
+            is_prompt: Whether the model's turn is to follow.
+
+        Raises:
+            RowError: The template leaves out a content, a tool call or the tools.
+        """
+        written = check_written(self.template, messages, tools, add_generation_prompt=is_prompt)
+        return (*odd_messages(messages), *written)
 
     def split_text(self, prompt: str, completions: Sequence[str]) -> Split:
         """A prompt and completions of plain text, tokenised together and split in token space."""
         return self._split(self.text(prompt), [self.text(prompt + completion) for completion in completions])
 
-    def split_chat(self, prompt: list[Message], answers: Sequence[Message]) -> Split:
+    def split_chat(self, prompt: list[Message], answers: Sequence[Message], tools: Tools | None = None) -> Split:
         """A chat and answers to it; the completion begins after the template's generation prompt.
 
         Raises:
             RowError: The template refuses the chat, or does not begin an answer with its generation prompt.
         """
-        opening = self.template.render(prompt, add_generation_prompt=True)
-        texts = [self.template.render([*prompt, answer]) for answer in answers]
+        opening = self.template.render(prompt, add_generation_prompt=True, tools=tools)
+        texts = [self.template.render([*prompt, answer], tools=tools) for answer in answers]
         for text in texts:
             _require_prefix(opening, text)
         return self._split(self.rendered(opening), [self.rendered(text) for text in texts], of_template=True)
@@ -94,7 +112,9 @@ class Encoder:
         shared = common_prefix(*texts)
         return Split(texts[0][:shared], [self.ended(ids[shared:]) for ids in texts], merged=False)
 
-    def conversation(self, messages: list[Message], first_target: int = 0) -> tuple[list[int], list[bool], bool]:
+    def conversation(
+        self, messages: list[Message], first_target: int = 0, tools: Tools | None = None
+    ) -> tuple[list[int], list[bool], bool]:
         """Ids of a chat, which of them the assistant says (ends of turn included), and whether a border was merged.
 
         The template is rendered up to and after each of the assistant's turns, so its markers need not be known.
@@ -102,19 +122,20 @@ class Encoder:
         Args:
             messages: The chat.
             first_target: Assistant turns before this message are context only.
+            tools: The functions that it may call.
 
         Raises:
             RowError: The template refuses the chat, or writes earlier turns differently once later ones follow.
         """
-        whole = self.template.render(messages)
+        whole = self.template.render(messages, tools=tools)
         ids = self.rendered(whole)
         mask = [False] * len(ids)
         merged = False
         for turn, message in enumerate(messages):
             if message["role"] != "assistant" or turn < first_target:
                 continue
-            before = self.template.render(messages[:turn], add_generation_prompt=True)
-            after = self.template.render(messages[: turn + 1])
+            before = self.template.render(messages[:turn], add_generation_prompt=True, tools=tools)
+            after = self.template.render(messages[: turn + 1], tools=tools)
             for part in (before, after):
                 _require_prefix(part, whole, turn + 1)
             opening = self.rendered(before)

@@ -6,12 +6,12 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.data.chat import Message, read_messages
 from nnxdsl.data.dataset import Kept, Pairs
 from nnxdsl.data.encode import Encoder, Split
-from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
+from nnxdsl.data.fields import Fields, other_forms, read_ids, read_text_or_chat, require
 from nnxdsl.data.gather import Example, gather, load, require_fit
 from nnxdsl.data.markers import Markers
+from nnxdsl.data.messages import is_blank, read_tools
 from nnxdsl.data.preferences import answer, cut_left
 from nnxdsl.data.preferences import example as pair_of
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
@@ -26,6 +26,7 @@ READS = (
 )
 IDS = ("prompt_ids", "completion_ids")
 OF_PAIRS = ("chosen", "rejected", "chosen_ids", "rejected_ids")
+OWN = ("completion", "completion_ids", "label")
 
 
 @load.register(Feedback)
@@ -51,18 +52,21 @@ def load_feedback(
         DataError: As of `load`; or all rows have the same prompt.
     """
     encoder, markers = Encoder(tokenizer), Markers(tokenizer, cure="take it out, or give token ids")
-    known = tokenizer.vocab_size if vocabulary is None else vocabulary
 
     def convert(row: Fields) -> Example:
         if any(name in row for name in OF_PAIRS):
-            pair = pair_of(row, encoder, markers, data, known)
+            pair = pair_of(row, encoder, markers, data, vocabulary)
             prompt, chosen, rejected = pair.parts.values()
             parts = {"prompt": prompt, "completion": chosen, "rejected": rejected, "label": [1]}
-            return pair._replace(parts=parts, cut=tuple("completion" if c == "chosen" else c for c in pair.cut))
-        return _example(row, encoder, markers, data, known)
+            odd = (*pair.odd, *other_forms(row, "chosen/rejected", OWN))
+            return pair._replace(
+                parts=parts, cut=tuple("completion" if c == "chosen" else c for c in pair.cut), odd=odd
+            )
+        return _example(row, encoder, markers, data, vocabulary)
 
     names = ("prompt", "completion", "rejected", "label")
-    kept = gather(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary)
+    reads = {"prompt", "tools", *IDS, *OF_PAIRS, *OWN}
+    kept = gather(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
     shown = {name: n for name, n in kept.report.lengths.items() if n.total and name != "label"}
     kept = kept._replace(report=attrs.evolve(kept.report, lengths=shown))
     apart, desirable = _apart(kept)
@@ -124,17 +128,19 @@ def _taken(rows: Ragged, which: npt.NDArray[np.int64]) -> Ragged:
     return builder.build()
 
 
-def _example(row: Fields, encoder: Encoder, markers: Markers, data: Feedback, known: int) -> Example:
+def _example(row: Fields, encoder: Encoder, markers: Markers, data: Feedback, vocabulary: int | None) -> Example:
     is_ids = any(name in row for name in IDS)
     require(row, (*IDS, "label") if is_ids else ("prompt", "completion", "label"), READS)
     label = row["label"]
     if not isinstance(label, bool):
         raise RowError("wrong type", f"field 'label': expected true or false, got {kind_of(label)}")
     if is_ids:
+        known = encoder.tokenizer.vocab_size if vocabulary is None else vocabulary
         prompt, completion = (read_ids(row, name, known) for name in IDS)
         split, chat = Split(prompt, [completion], merged=False), False
+        odd = other_forms(row, "/".join(IDS), ("prompt", "completion", "tools"))
     else:
-        split, chat = _split(row, encoder, markers)
+        split, chat, odd = _split(row, encoder, markers)
     prompt, completion = split.prompt, split.completions[0]
     for name, ids in (("prompt", prompt), ("completion", completion)):
         if not ids:
@@ -146,33 +152,25 @@ def _example(row: Fields, encoder: Encoder, markers: Markers, data: Feedback, kn
     }
     whole = {"prompt": prompt, "completion": completion}
     cut = tuple(name for name, ids in parts.items() if len(ids) < len(whole[name]))
-    return Example(
-        {**parts, "rejected": [], "label": [int(label)]}, cut, ("merged border",) if split.merged else (), chat
-    )
+    odd = (*odd, "merged border") if split.merged else odd
+    return Example({**parts, "rejected": [], "label": [int(label)]}, cut, odd, chat)
 
 
-def _split(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool]:
-    """A row of text or chats as ids, and whether it is a chat."""
+def _split(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool, tuple[str, ...]]:
+    """A row of text or chats as ids, whether it is a chat, and what is odd about it."""
     prompt, completion = (read_text_or_chat(row, name) for name in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):
         prompt = markers.text(prompt, "prompt", opens=True)
         completion = markers.text(completion, "completion", ends=True)
-        for name, text in (("prompt", prompt), ("completion", completion.strip())):
-            if not text:
+        for name, text in (("prompt", prompt), ("completion", completion)):
+            if not text.strip():
                 raise RowError(f"empty {name}", f"the {name} is empty")
         split = encoder.split_text(prompt, (completion,))
         markers.ids(split.completions[0][:-1], prompt + completion, "fields 'prompt' and 'completion' together")
-        return split, False
-    context = _messages(prompt, "prompt", "user", markers)
-    if not any(message["content"].strip() for message in context):
+        return split, False, other_forms(row, "plain text", ("tools",))
+    context, tools = markers.chat(prompt, "prompt", "user"), markers.tools(read_tools(row))
+    if all(is_blank(message) for message in context):
         raise RowError("empty prompt", "the prompt is empty")
-    side = _messages(completion, "completion", "assistant", markers)
-    return encoder.split_chat(context, [answer("completion", side, context)]), True
-
-
-def _messages(value: str | list[object], name: str, role: str, markers: Markers) -> list[Message]:
-    if isinstance(value, str):
-        return [{"role": role, "content": markers.text(value, name, ends=role == "assistant")}]
-    messages = read_messages(value, name)
-    markers.messages(messages, name)
-    return messages
+    said = answer("completion", markers.chat(completion, "completion", "assistant"), context)
+    split = encoder.split_chat(context, [said], tools)
+    return split, True, encoder.check_chat([*context, said], tools)

@@ -22,6 +22,18 @@ def require(row: Fields, names: Iterable[str], reads: str) -> None:
             raise RowError("missing field", f"field '{name}' is missing; this row has: {has}; {reads}")
 
 
+def other_forms(row: Fields, read: str, others: Iterable[str]) -> tuple[str, ...]:
+    """What is odd about a row that also has fields of another form, which are not read.
+
+    Args:
+        row: The fields.
+        read: Names of the form that is read, for people.
+        others: Names of the fields of other forms.
+    """
+    also = ", ".join(name for name in others if name in row)
+    return (f"two forms ({read} is read, {also} is not)",) if also else ()
+
+
 def read_text(row: Fields, name: str) -> str:
     """A field that must be text.
 

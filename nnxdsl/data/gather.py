@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.dataset import Dataset, Kept
+from nnxdsl.data.messages import texts
 from nnxdsl.data.ragged import RaggedBuilder
 from nnxdsl.data.report import Length, Report
 from nnxdsl.data.rows import RowError, file_digest, read_rows
@@ -21,6 +22,8 @@ from nnxdsl.spec.errors import DataError
 
 SHOWN = 5
 """Bad rows that an error names one by one."""
+COLUMNS = 50
+"""Unread columns that a report names; a file may have any number of them."""
 
 
 class Example(NamedTuple):
@@ -78,6 +81,7 @@ def gather(
     *,
     tokenizer: TokenizerBase | None = None,
     vocabulary: int | None = None,
+    reads: Collection[str] | None = None,
 ) -> Kept:
     """All rows of the file of `data` that `convert` turns into examples; bad ones go by `data.bad_rows`.
 
@@ -87,9 +91,11 @@ def gather(
         parts: Names of the parts of every example; all are ids, but for "target".
         tokenizer: Gives the text of an id in messages; None leaves it out.
         vocabulary: Ids that the model has rows for; a row with one beyond is bad. None does not check.
+        reads: Columns that `convert` reads; the report counts the others. None says that it reads all.
 
     Raises:
-        DataError: Rows are bad and the policy does not let them pass, or no row is left.
+        DataError: Rows are bad and the policy does not let them pass, or no row is left; or `convert` raises one, to
+            which the row's place is added.
     """
     digest = file_digest(data.path)
     builders = {name: RaggedBuilder() for name in parts}
@@ -99,6 +105,7 @@ def gather(
     odd: Counter[str] = Counter()
     first: dict[str, str] = {}
     columns: list[dict[str, Any]] = []
+    unread: Counter[str] = Counter()
     for where, value in read_rows(data.path):
         rows += 1
         try:
@@ -110,12 +117,15 @@ def gather(
         except RowError as error:
             bad.add(where, error)
             continue
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
         same = hashlib.blake2b(repr(example.parts).encode(), digest_size=16).digest()
-        kinds = (*example.odd, "duplicate") if same in seen else example.odd
-        seen.add(same)
-        for kind in kinds:
+        for kind in dict.fromkeys(_odd(example, value, is_duplicate=same in seen)):
             odd[kind] += 1
             first.setdefault(kind, where)
+        seen.add(same)
+        if reads is not None:
+            unread.update(name for name in value if name not in reads and (name in unread or len(unread) < COLUMNS))
         cut.update(example.cut)
         chats += example.chat
         row_ids.append(where)
@@ -134,8 +144,17 @@ def gather(
         odd=dict(odd),
         first={**bad.first, **first},
         lengths={n: Length(total=r.total, longest=r.longest) for n, r in ragged.items() if n != "target"},
+        unread=dict(unread),
     )
     return Kept(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids), columns=columns)
+
+
+def _odd(example: Example, row: Mapping[str, Any], *, is_duplicate: bool) -> Iterator[str]:
+    yield from example.odd
+    if any("\0" in text for text in texts(row)):
+        yield "nul character"
+    if is_duplicate:
+        yield "duplicate"
 
 
 def _require_known(example: Example, tokenizer: TokenizerBase | None, vocabulary: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterable
+from typing import Any
 
-from nnxdsl.data.chat import Message
+from nnxdsl.data.messages import Message, Tools, read_messages, texts
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 
@@ -19,8 +21,11 @@ class Markers:
 
     def __init__(self, tokenizer: TokenizerBase, cure: str = "take it out") -> None:
         self._tokenizer = tokenizer
-        self._ids = tokenizer.special_ids | tokenizer.stop_ids
         self._cure = cure
+
+    @functools.cached_property
+    def _ids(self) -> frozenset[int]:
+        return self._tokenizer.special_ids | self._tokenizer.stop_ids
 
     def text(self, text: str, field: str, *, opens: bool = False, ends: bool = False) -> str:
         """The text without the BOS and EOS that exports write around it, so that the caller adds each once.
@@ -49,15 +54,31 @@ class Markers:
         self.ids(self._tokenizer.encode(text), text, f"field '{field}'")
         return opening + text
 
-    def messages(self, messages: Sequence[Message], field: str) -> None:
-        """Refuses markers in any text of a chat: only its template may write them.
+    def chat(self, value: str | list[Any], field: str, role: str) -> list[Message]:
+        """A field as messages: text is one message of `role`.
 
         Raises:
-            RowError: Names the message, counted from 1.
+            RowError: It is no list of messages, or a marker is in its text.
         """
+        if isinstance(value, str):
+            return [{"role": role, "content": self.text(value, field, ends=role == "assistant")}]
+        messages = read_messages(value, field)
         for number, message in enumerate(messages, start=1):
-            for text in (text for value in message.values() for text in _texts(value)):
-                self.ids(self._tokenizer.encode(text), text, f"field '{field}', message {number}")
+            self._refuse(list(message.values()), f"field '{field}', message {number}")
+        return messages
+
+    def tools(self, tools: Tools | None) -> Tools | None:
+        """The tools of a row, in whose text no marker is: only the template of a chat may write them.
+
+        Raises:
+            RowError: A marker is in them.
+        """
+        self._refuse(tools, "field 'tools'")
+        return tools
+
+    def _refuse(self, value: object, where: str) -> None:
+        for text in texts(value):
+            self.ids(self._tokenizer.encode(text), text, where)
 
     def ids(self, ids: Iterable[int], text: str, where: str) -> None:
         """Refuses markers among the ids of `text`.
@@ -74,16 +95,3 @@ class Markers:
                 raise RowError(
                     "marker in text", f"{where}: contains {marker!r}, which is a marker of the tokenizer; {self._cure}"
                 )
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Every text in a message, whatever its fields: templates write names and tool calls as they write content."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield str(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nnxdsl.data.chat import Message, read_messages
 from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.encode import Encoder, Split
-from nnxdsl.data.fields import Fields, read_ids, read_text_or_chat, require
+from nnxdsl.data.fields import Fields, other_forms, read_ids, read_text_or_chat, require
 from nnxdsl.data.gather import Example, gather, load, require_fit
 from nnxdsl.data.markers import Markers
+from nnxdsl.data.messages import Message, content_of, is_blank, read_tools
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
 from nnxdsl.spec.data import Feedback, Preferences
@@ -15,6 +15,7 @@ from nnxdsl.spec.data import Feedback, Preferences
 READS = "Data.Preferences reads prompt/chosen/rejected (text or messages) or prompt_ids/chosen_ids/rejected_ids"
 SIDES = ("chosen", "rejected")
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+COLUMNS = ("prompt", *SIDES, "tools")
 
 
 @load.register(Preferences)
@@ -43,29 +44,35 @@ def load_preferences(
     completion that is too long is cut on its right and then has no end token.
     """
     encoder, markers = Encoder(tokenizer), Markers(tokenizer, cure="take it out, or give token ids")
-    known = tokenizer.vocab_size if vocabulary is None else vocabulary
 
     def convert(row: Fields) -> Example:
-        return example(row, encoder, markers, data, known)
+        return example(row, encoder, markers, data, vocabulary)
 
-    kept = gather(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary)
+    reads = {*COLUMNS, *IDS}
+    kept = gather(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
     prompt, chosen, rejected = (kept.parts[name].lengths for name in ("prompt", *SIDES))
     longest = chosen.clip(min=rejected)
     require_fit(prompt + longest, kept, max_position, "lower data.max_prompt_length or data.max_response_length")
     return Pairs(kept)
 
 
-def example(row: Fields, encoder: Encoder, markers: Markers, data: Preferences | Feedback, known: int) -> Example:
-    """A preference pair as ids, cut to the longest lengths of `data`; ids are below `known`.
+def example(
+    row: Fields, encoder: Encoder, markers: Markers, data: Preferences | Feedback, vocabulary: int | None
+) -> Example:
+    """A preference pair as ids, cut to the longest lengths of `data`.
+
+    Ids are below `vocabulary`, or below that of the tokenizer where it is None.
 
     Raises:
         RowError: There is nothing to learn from it.
     """
     is_ids = any(name in row for name in IDS)
     if is_ids:
+        known = encoder.tokenizer.vocab_size if vocabulary is None else vocabulary
         split, chat = _split_ids(row, known), False
+        odd = other_forms(row, "/".join(IDS), COLUMNS)
     else:
-        split, chat = _split_row(row, encoder, markers)
+        split, chat, odd = _split_row(row, encoder, markers)
     prompt, (chosen, rejected) = split.prompt, split.completions
     if not prompt:
         raise RowError("empty prompt", "the prompt is empty")
@@ -85,7 +92,7 @@ def example(row: Fields, encoder: Encoder, markers: Markers, data: Preferences |
         )
     whole = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     cut = tuple(name for name, ids in parts.items() if len(ids) < len(whole[name]))
-    return Example(parts, cut, ("merged border",) if split.merged else (), chat)
+    return Example(parts, cut, (*odd, "merged border") if split.merged else odd, chat)
 
 
 def _split_ids(row: Fields, vocab_size: int) -> Split:
@@ -97,41 +104,47 @@ def _split_ids(row: Fields, vocab_size: int) -> Split:
     return Split(prompt, completions, merged=False)
 
 
-def _split_row(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool]:
-    """A row of text or chats as ids, and whether it is a chat."""
+def _split_row(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool, tuple[str, ...]]:
+    """A row of text or chats as ids, whether it is a chat, and what is odd about it."""
     require(row, SIDES, READS)
     sides = [read_text_or_chat(row, name) for name in SIDES]
     prompt = read_text_or_chat(row, "prompt") if "prompt" in row else None
     if any(isinstance(part, list) for part in (prompt, *sides)):
-        return _split_chat(row, prompt, encoder, markers), True
+        split, odd = _split_chat(row, prompt, encoder, markers)
+        return split, True, odd
     opens = prompt is None
     chosen, rejected = (markers.text(str(s), n, opens=opens, ends=True) for n, s in zip(SIDES, sides, strict=True))
     for name, side in zip(SIDES, (chosen, rejected), strict=True):
         if not side.strip():
             raise RowError("empty completion", f"{name} is empty")
-    if isinstance(prompt, str):
-        if not prompt:
-            raise RowError("empty prompt", "the prompt is empty")
-        prompt = markers.text(prompt, "prompt", opens=True)
-        split = encoder.split_text(prompt, (chosen, rejected))
-        for name, side, ids in zip(SIDES, (chosen, rejected), split.completions, strict=True):
-            markers.ids(ids[:-1], prompt + side, f"fields 'prompt' and '{name}' together")
-        return split, False
-    return _split_implicit_text(chosen, rejected, encoder), False
+    odd = (*_alike(chosen, rejected), *other_forms(row, "plain text", ("tools",)))
+    if not isinstance(prompt, str):
+        return _split_implicit_text(chosen, rejected, encoder), False, odd
+    prompt = markers.text(prompt, "prompt", opens=True)
+    if not prompt.strip():
+        raise RowError("empty prompt", "the prompt is empty")
+    split = encoder.split_text(prompt, (chosen, rejected))
+    for name, side, ids in zip(SIDES, (chosen, rejected), split.completions, strict=True):
+        markers.ids(ids[:-1], prompt + side, f"fields 'prompt' and '{name}' together")
+    return split, False, odd
+
+
+def _alike(chosen: str, rejected: str) -> tuple[str, ...]:
+    """Two texts of which the preference is for a line break or an indent: it may be meant."""
+    return ("differ by blanks alone",) if chosen.split() == rejected.split() else ()
 
 
 def _split_implicit_text(chosen: str, rejected: str, encoder: Encoder) -> Split:
     if chosen == rejected:
         raise RowError("identical", "chosen and rejected are the same, so there is nothing to prefer")
-    split = encoder.split_common(chosen, rejected)
-    opening = [] if encoder.tokenizer.bos_id is None else [encoder.tokenizer.bos_id]
-    if split.prompt == opening:
+    split, decode = encoder.split_common(chosen, rejected), encoder.tokenizer.decode
+    if not decode(split.prompt).strip():
         raise RowError(
             "nothing in common",
             "there is no 'prompt', and chosen and rejected share no beginning that could be one",
         )
     for name, completion, side in zip(SIDES, split.completions, (chosen, rejected), strict=True):
-        if len(completion) == 1 and completion[0] in encoder.tokenizer.stop_ids:
+        if not decode(completion).strip():
             other = SIDES[name == "chosen"]
             raise RowError(
                 "prefix of the other",
@@ -141,8 +154,10 @@ def _split_implicit_text(chosen: str, rejected: str, encoder: Encoder) -> Split:
     return split
 
 
-def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder, markers: Markers) -> Split:
-    sides = [_chat_side(row, name, markers) for name in SIDES]
+def _split_chat(
+    row: Fields, prompt: str | list[object] | None, encoder: Encoder, markers: Markers
+) -> tuple[Split, tuple[str, ...]]:
+    sides, tools = [markers.chat(row[name], name, "assistant") for name in SIDES], markers.tools(read_tools(row))
     if prompt is None:
         context = _shared_turns(*sides)
         if not context:
@@ -150,22 +165,17 @@ def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder
                 "nothing in common", "there is no 'prompt', and chosen and rejected do not share their first message"
             )
     elif isinstance(prompt, list):
-        context = read_messages(prompt, "prompt")
-        markers.messages(context, "prompt")
+        context = markers.chat(prompt, "prompt", "user")
     else:
         context = _text_prompt(markers.text(prompt, "prompt"), sides)
-    if not any(message["content"].strip() for message in context):
+    if all(is_blank(message) for message in context):
         raise RowError("empty prompt", "the prompt is empty")
-    return encoder.split_chat(context, [answer(n, s, context) for n, s in zip(SIDES, sides, strict=True)])
-
-
-def _chat_side(row: Fields, name: str, markers: Markers) -> list[Message]:
-    value = row[name]
-    if isinstance(value, str):
-        return [{"role": "assistant", "content": markers.text(value, name, ends=True)}]
-    messages = read_messages(value, name)
-    markers.messages(messages, name)
-    return messages
+    answers = [answer(name, side, context) for name, side in zip(SIDES, sides, strict=True)]
+    split = encoder.split_chat(context, answers, tools)
+    odd = [kind for one in answers for kind in encoder.check_chat([*context, one], tools)]
+    if "tool_calls" not in answers[0] and "tool_calls" not in answers[1]:
+        odd += _alike(*map(content_of, answers))
+    return split, tuple(odd)
 
 
 def _shared_turns(chosen: list[Message], rejected: list[Message]) -> list[Message]:
@@ -195,7 +205,7 @@ def _text_prompt(prompt: str, sides: list[list[Message]]) -> list[Message]:
     if all(side[0]["role"] == "assistant" for side in sides):
         return [{"role": "user", "content": prompt}]
     context = _shared_turns(*sides)
-    if not context or context[-1]["content"].strip() != prompt.strip():
+    if not context or content_of(context[-1]).strip() != prompt.strip():
         raise RowError(
             "nothing in common", "chosen and rejected are whole chats, but do not both begin with the text of 'prompt'"
         )
@@ -208,7 +218,7 @@ def answer(name: str, side: list[Message], context: list[Message]) -> Message:
     roles = ", ".join(message["role"] for message in rest) or "nothing"
     if roles != "assistant":
         raise RowError("not one answer", f"{name}: expected one assistant message after the prompt, got {roles}")
-    if not rest[0]["content"].strip():
+    if is_blank(rest[0]):
         raise RowError("empty completion", f"{name} is empty")
     return rest[0]
 

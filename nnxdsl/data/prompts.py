@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from nnxdsl.data.chat import read_messages
 from nnxdsl.data.dataset import Prompts
 from nnxdsl.data.encode import Encoder
 from nnxdsl.data.fields import Fields, read_text_or_chat, require
 from nnxdsl.data.gather import Example, gather, load
 from nnxdsl.data.markers import Markers
+from nnxdsl.data.messages import is_blank, read_tools
 from nnxdsl.data.preferences import cut_left
 from nnxdsl.data.rows import RowError
 from nnxdsl.data.tokenizer import TokenizerBase
@@ -31,24 +29,27 @@ def load_prompts(
     """Prompts of a file; see `load`. `loss_on` has no meaning here: the policy's own answers are the targets.
 
     `prompt` is text, which is BOS + prompt, or chat messages, which are rendered with the opening of the model's turn.
-    One that is too long is cut on its left, after BOS if it opens with one.
+    The field `tools` of a chat is
+    given to its template. A prompt that is too long is cut on its left, after BOS if it opens with one.
     """
     encoder, markers = Encoder(tokenizer), Markers(tokenizer)
 
     def convert(row: Fields) -> Example:
         require(row, ("prompt",), READS)
-        prompt: Any = read_text_or_chat(row, "prompt")
-        is_chat = not isinstance(prompt, str)
-        if is_chat:
-            prompt = read_messages(prompt, "prompt")
-            markers.messages(prompt, "prompt")
+        value, odd = read_text_or_chat(row, "prompt"), ()
+        if isinstance(value, str):
+            text = markers.text(value, "prompt", opens=True)
+            if not text.strip():
+                raise RowError("empty prompt", "the prompt is empty")
+            ids = encoder.prompt(text)
         else:
-            prompt = markers.text(prompt, "prompt", opens=True)
-        if not (any(message["content"].strip() for message in prompt) if is_chat else prompt):
-            raise RowError("empty prompt", "the prompt is empty")
-        ids = encoder.prompt(prompt)
+            chat, tools = markers.chat(value, "prompt", "user"), markers.tools(read_tools(row))
+            if all(is_blank(message) for message in chat):
+                raise RowError("empty prompt", "the prompt is empty")
+            ids, odd = encoder.prompt(chat, tools), encoder.check_chat(chat, tools, is_prompt=True)
         kept = cut_left(ids, data.max_prompt_length, tokenizer.bos_id)
-        return Example({"prompt": kept}, ("prompt",) if len(kept) < len(ids) else (), chat=is_chat, columns=dict(row))
+        cut = ("prompt",) if len(kept) < len(ids) else ()
+        return Example({"prompt": kept}, cut, odd, isinstance(value, list), columns=dict(row))
 
     kept = gather(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary)
     prompts = Prompts(kept, data.max_response_length)

@@ -26,9 +26,10 @@ class Report:
         kept: Rows that are learnt from.
         cut: Kept rows of which a part was cut, by part ("prompt", "chosen", "rejected", "tokens").
         dropped: Rows left out, by what is wrong with them.
-        odd: Kept rows that deserve a look ("duplicate", "merged border"), by kind.
+        odd: Kept rows that deserve a look ("duplicate", "merged border", "blank message"), by kind.
         first: Where the first row of each dropped or odd kind stands.
         lengths: Tokens of each part.
+        unread: Kept rows with a column that this kind of data does not read, by the column's name.
     """
 
     source: str
@@ -39,6 +40,7 @@ class Report:
     odd: Mapping[str, int]
     first: Mapping[str, str]
     lengths: Mapping[str, Length]
+    unread: Mapping[str, int] = attrs.field(factory=dict)
 
     def lines(self) -> list[str]:
         """The report for people: one line for the file, one for each part, one for each kind of trouble."""
@@ -49,6 +51,8 @@ class Report:
             out.append(f"{part}: {length.total:,} tokens, {mean:.1f} a row, longest {length.longest:,}{cut}")
         for word, counts in (("left out", self.dropped), ("odd, kept", self.odd)):
             out += [f"{word}: {count:,} {kind} (first: {self.first[kind]})" for kind, count in counts.items()]
+        if self.unread:
+            out.append("columns not read: " + ", ".join(f"{name} ({rows:,})" for name, rows in self.unread.items()))
         return out
 
     def to_dict(self) -> dict[str, Any]:

@@ -33,6 +33,6 @@ def load_text(
         ids = encoder.ended(encoder.text(text))
         return sequence(ids, [True] * len(ids), data.max_length)
 
-    kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary)
+    kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field})
     require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
     return Sequences(kept)

@@ -160,6 +160,8 @@ PAIR = {"chosen": "a", "rejected": "b"}
         ({"prompt": ["Hi"], **PAIR}, "wrong type",
          "field 'prompt', message 1: expected an object with 'role' and 'content', got text"),
         ({"prompt": "", **PAIR}, "empty prompt", "the prompt is empty"),
+        ({"prompt": "<bos> \n", **PAIR}, "empty prompt", "the prompt is empty"),
+        ({"prompt": [{"role": "user", "content": " "}], **PAIR}, "empty prompt", "the prompt is empty"),
         ({"prompt_ids": [], "chosen_ids": [1], "rejected_ids": [2]}, "empty prompt", "the prompt is empty"),
         ({"prompt": "q", "chosen": " ", "rejected": "b"}, "empty completion", "chosen is empty"),
         ({"prompt": [USER], "chosen": "a", "rejected": ""}, "empty completion", "rejected is empty"),
@@ -172,6 +174,11 @@ PAIR = {"chosen": "a", "rejected": "b"}
          "chosen and rejected differ only after their first 512 tokens; raise data.max_response_length"),
         ({"chosen": "yes", "rejected": "no"}, "nothing in common",
          "there is no 'prompt', and chosen and rejected share no beginning that could be one"),
+        ({"chosen": " yes", "rejected": " no"}, "nothing in common",
+         "there is no 'prompt', and chosen and rejected share no beginning that could be one"),
+        ({"chosen": "Q: ", "rejected": "Q: no"}, "prefix of the other",
+         "there is no 'prompt', and chosen (3 characters) is the beginning of rejected, so it would be an empty "
+         "completion"),
         ({"chosen": [USER, GOOD], "rejected": [RUDE]}, "nothing in common",
          "there is no 'prompt', and chosen and rejected do not share their first message"),
         ({"chosen": "Q: yes", "rejected": "Q: yes and no"}, "prefix of the other",
@@ -249,6 +256,6 @@ def test_chats_need_a_template(write, bpe_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     path = write({"prompt": [USER], "chosen": [GOOD], "rejected": [RUDE]})
     assert message(Data.Preferences(path), HFTokenizer(tmp_path / "tokenizer.json")) == (
-        "the rows are chats, but the tokenizer has no chat template; give one with "
+        "rows.jsonl:1: the rows are chats, but the tokenizer has no chat template; give one with "
         "Tokenizer.File(path, chat_template=...), or use rows of plain text"
     )

@@ -1,0 +1,212 @@
+"""What rows may hold beside plain messages: tool calls, tools, other fields, other forms; and what of it is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nnxdsl import BadRows, Data, DataError
+from nnxdsl.data import BytesTokenizer, load
+
+USER = {"role": "user", "content": "Hi"}
+GOOD = {"role": "assistant", "content": "Hello"}
+RUDE = {"role": "assistant", "content": "Go"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "days": 3}}}
+TEXT_CALL = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+TOOL = {"role": "tool", "tool_call_id": "c1", "content": "rain"}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}]
+
+CALLING = (
+    "{{ bos_token }}{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}<start_of_turn>{{ m.role }}\n{% if m.content is defined and m.content is not none %}"
+    "{{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}{% set f = call.function or call %}"
+    '\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}{% endfor %}<end_of_turn>\n'
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>assistant\n{% endif %}"
+)
+
+
+def calling(*calls: Any, **message: Any) -> dict[str, Any]:
+    return {"role": "assistant", **message, "tool_calls": list(calls)}
+
+
+def problem(data: Data, tokenizer: BytesTokenizer, **options: Any) -> str:
+    with pytest.raises(DataError) as error:
+        load(data, tokenizer, **options)
+    return str(error.value).splitlines()[1].removeprefix("  rows.jsonl:1: ")
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        calling(CALL),
+        calling(CALL, content=None),
+        calling(CALL, TEXT_CALL, content="Let me look."),
+        calling(CALL["function"]),
+    ],
+)
+def test_tool_calls_are_rendered_as_transformers_does(write, asked: dict[str, Any], tools: Any) -> None:
+    rendering = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages, tokenizer = [USER, asked, TOOL, GOOD], BytesTokenizer(CALLING)
+    dataset = load(Data.Conversations(write({"messages": messages, "tools": tools})), tokenizer)
+    expected = rendering.render_jinja_template(
+        [messages], tools=tools, chat_template=CALLING, bos_token="<bos>", eos_token="<eos>"
+    )[0][0]
+    row = dataset.row(0)
+    assert tokenizer.decode(row["tokens"].tolist(), skip_special=False) == expected.removesuffix("\n")
+    learnt = tokenizer.decode(row["tokens"][row["target"] == 1].tolist(), skip_special=False)
+    assert "weather" in learnt
+    assert "rain" not in learnt
+    assert dataset.report.odd == {}
+
+
+def test_an_answer_may_be_a_tool_call(write) -> None:
+    tokenizer = BytesTokenizer(CALLING)
+    for row in (
+        {"prompt": [USER], "chosen": [calling(CALL)], "rejected": [RUDE], "tools": TOOLS},
+        {"chosen": [USER, calling(CALL)], "rejected": [USER, RUDE], "tools": TOOLS},
+    ):
+        parts = load(Data.Preferences(write(row)), tokenizer).row(0)
+        prompt, chosen, _ = (tokenizer.decode(ids.tolist(), skip_special=False) for ids in parts.values())
+        assert prompt.startswith('<bos>{"type": "function"')
+        assert chosen == '{"name": "weather", "arguments": {"city": "Köln", "days": 3}}<end_of_turn>'
+
+
+def test_an_empty_list_of_calls_is_no_call(write, tokens: BytesTokenizer) -> None:
+    one, other = (
+        load(Data.Conversations(write({"messages": [USER, answer]})), tokens).ids_digest()
+        for answer in (GOOD, {**GOOD, "tool_calls": []})
+    )
+    assert one == other
+
+
+SHAPE = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        ({**GOOD, "tool_calls": 3}, f"'tool_calls': expected a list of {SHAPE}, got the number 3"),
+        ({**GOOD, "tool_calls": "weather()"}, f"'tool_calls': expected a list of {SHAPE}, got text"),
+        ({**GOOD, "tool_calls": {"name": "f"}}, f"'tool_calls': expected a list of {SHAPE}, got an object"),
+        (calling("weather()"), f"'tool_calls'[0]: expected {SHAPE}, got text"),
+        (calling(CALL, {"function": "f"}), f"'tool_calls'[1]: expected {SHAPE}, got text"),
+        (calling({"function": {"arguments": {}}}), f"'tool_calls'[0]: expected {SHAPE}, but its name is null"),
+        (calling({"name": "f", "arguments": [1]}),
+         "'tool_calls'[0]: 'arguments': expected an object or its JSON text, got a list"),
+        ({**USER, "tool_calls": [CALL]}, "'tool_calls' may only stand in a message of the assistant"),
+        ({"role": "assistant"}, "'content' is missing; this message has: role"),
+        ({"from": ["gpt"], "value": "a"}, "'from' is a list; known are human, gpt, system, user, assistant"),
+        ({"from": {"a": 1}, "value": "a"}, "'from' is an object; known are human, gpt, system, user, assistant"),
+        ({"from": "gpt", "value": "a", "content": "b"}, "has both from/value and role/content; keep one of them"),
+        ({"role": ["assistant"], "content": "a"}, "'role': expected text, got a list"),
+        ({"role": "assistant", "content": [{"type": "image", "url": "u"}]},
+         "'content': only text parts can be read, got {'type': 'image', 'url': 'u'}"),
+        ({"role": "assistant", "content": [{"type": "text", "text": "a", "note": "n"}]},
+         "'content': a text part has fields that are not read: note"),
+    ],
+)  # fmt: skip
+def test_messages_that_cannot_be_read(write, message: dict[str, Any], what: str) -> None:
+    path = write({"messages": [USER, message]})
+    assert problem(Data.Conversations(path), BytesTokenizer(CALLING)) == f"field 'messages', message 2: {what}"
+
+
+CURE = "give one that does with Tokenizer.File(path, chat_template=...), or take it out of the row"
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "what"),
+    [
+        (None, {"messages": [USER, calling(CALL, content="a"), TOOL, GOOD]},
+         "message 2 of the chat (assistant), 'tool_calls': the chat template does not write it; " + CURE),
+        (None, {"messages": [USER, GOOD], "tools": TOOLS},
+         "field 'tools': the chat template does not write it; " + CURE),
+        (CALLING.replace("{{ f.name }}", "f"), {"messages": [USER, calling(CALL), TOOL, GOOD]},
+         "message 2 of the chat (assistant), 'tool_calls': the chat template does not write it; " + CURE),
+        (CALLING.replace("f.arguments", "{}"), {"messages": [USER, calling(CALL), TOOL, GOOD]},
+         "message 2 of the chat (assistant), 'tool_calls': the chat template does not write it; " + CURE),
+        # A system message that is left out, though its text stands in another message.
+        (CALLING.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"),
+         {"messages": [{"role": "system", "content": "Hi"}, USER, GOOD]},
+         "message 1 of the chat (system), 'content': the chat template does not write it; " + CURE),
+    ],
+)  # fmt: skip
+def test_what_a_template_leaves_out_is_a_bad_row(write, source: str | None, row: dict[str, Any], what: str) -> None:
+    path, tokenizer = write(row, {"messages": [USER, RUDE]}), BytesTokenizer(source)
+    assert problem(Data.Conversations(path), tokenizer) == what
+    dataset = load(Data.Conversations(path, bad_rows=BadRows.Skip(at_most=1)), tokenizer)
+    assert dataset.report.dropped == {"not rendered": 1}
+
+
+def test_tools_are_a_list_of_schemas_or_its_json_text(write) -> None:
+    tokenizer, text = BytesTokenizer(CALLING), '[{"type": "function", "function": {"name": "f"}}]'
+    one, other = (
+        load(Data.Conversations(write({"messages": [USER, GOOD], "tools": tools})), tokenizer).ids_digest()
+        for tools in (text, [{"type": "function", "function": {"name": "f"}}])
+    )
+    assert one == other
+    for tools in ("f(x)", 3, ["f"], {"name": "f"}, '["f"]'):
+        path = write({"messages": [USER, GOOD], "tools": tools})
+        assert problem(Data.Conversations(path), tokenizer).startswith("field 'tools': expected "), tools
+    path = write({"messages": [USER, GOOD], "tools": [{"name": "<end_of_turn>"}]})
+    assert problem(Data.Conversations(path), tokenizer).startswith("field 'tools': contains '<end_of_turn>'")
+
+
+THINKING = "{% for m in messages %}[{{ m.content.split('</think>')[-1] }}]{% endfor %}"
+IDS = {"prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}
+PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
+
+
+@pytest.mark.parametrize(
+    ("data", "row", "odd"),
+    [
+        (Data.Preferences, PAIR, {}),
+        (Data.Preferences, {**PAIR, "rejected": "a \n"}, {"differ by blanks alone": 1}),
+        (Data.Preferences, {"prompt": [USER], "chosen": "a\n b", "rejected": "a b"}, {"differ by blanks alone": 1}),
+        (Data.Preferences, {**PAIR, **IDS},
+         {"two forms (prompt_ids/chosen_ids/rejected_ids is read, prompt, chosen, rejected is not)": 1}),
+        (Data.Preferences, {**PAIR, "tools": TOOLS}, {"two forms (plain text is read, tools is not)": 1}),
+        (Data.Preferences, {**PAIR, "prompt": "q\0"}, {"nul character": 1}),
+        (Data.Feedback, {**PAIR, "completion": "c", "label": True},
+         {"two forms (chosen/rejected is read, completion, label is not)": 1}),
+        (Data.Conversations, {"messages": [USER, GOOD], "prompt": "Hi"},
+         {"two forms (messages is read, prompt is not)": 1}),
+        (Data.Conversations, {"messages": [USER, GOOD], "conversations": [USER, RUDE]},
+         {"two forms (messages is read, conversations is not)": 1}),
+        (Data.Conversations, {"messages": [GOOD, RUDE]}, {"only assistant messages": 1}),
+        (Data.Conversations, {"messages": [{"role": "system", "content": " "}, USER, GOOD]}, {"blank message": 1}),
+        (Data.Conversations, {"messages": [{**USER, "name": "Ada"}, {**GOOD, "weight": 0}]},
+         {"message field ignored by the chat template": 1}),
+        (Data.Conversations, {"messages": [{**USER, "id": "7"}, GOOD]}, {}),
+        (Data.Conversations, {"prompt": " ", "completion": "a"}, {"blank prompt": 1}),
+        (Data.Prompts, {"prompt": [GOOD]}, {"only assistant messages": 1}),
+    ],
+)  # fmt: skip
+def test_odd_rows_are_counted_and_kept(write, tokens: BytesTokenizer, data: Any, row: Any, odd: dict[str, int]) -> None:
+    others = [{"prompt": "other", "chosen": "x", "rejected": "y"}] if data is Data.Feedback else []
+    assert load(data(write(row, *others)), tokens).report.odd == odd
+
+
+def test_text_that_a_template_cuts_is_counted(write) -> None:
+    row = {"prompt": [{"role": "user", "content": "<think>no</think>Hi"}], "chosen": "a", "rejected": "b"}
+    report = load(Data.Preferences(write(row)), BytesTokenizer(THINKING)).report
+    assert report.odd == {"text changed by the chat template": 1}
+
+
+def test_columns_that_are_not_read_are_counted(write, tokens: BytesTokenizer) -> None:
+    report = load(
+        Data.Preferences(write({**PAIR, "id": 1, "score": 2}, {**PAIR, "prompt": "r", "id": 2})), tokens
+    ).report
+    assert report.unread == {"id": 2, "score": 1}
+    assert report.lines()[-1] == "columns not read: id (2), score (1)"
+    assert load(Data.Prompts(write({"prompt": "q", "id": 1})), tokens).report.unread == {}  # rewards may read all
+    many = load(Data.Text(write({"text": "a", **{f"column {n}": n for n in range(99)}})), tokens).report.unread
+    assert len(many) == 50
+
+
+def test_loss_on_completion_reads_the_completion_beside_messages(write, tokens: BytesTokenizer) -> None:
+    row = {"messages": [USER, GOOD], "prompt": "Q: ", "completion": "yes"}
+    dataset = load(Data.Conversations(write(row)), tokens, loss_on="completion")
+    assert tokens.decode(dataset.row(0)["tokens"].tolist(), skip_special=False) == "<bos>Q: yes<eos>"
+    assert dataset.report.odd == {"two forms (prompt/completion is read, messages is not)": 1}
