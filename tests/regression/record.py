@@ -7,7 +7,7 @@
     python tests/regression/record.py --list            # names and kinds
 
 Results are in tests/regression/*.json, one file for each kind. `results.py` says how they are compared: within 1e-7 of
-the largest value of a metric where processor, jax and flags are those that recorded it, within 1e-5 elsewhere. Programs
+the largest value of a metric where processor, jax and flags are those that recorded it, else within 1e-5. Programs
 are compiled with XLA's own flags, as a user's are: bits depend on them. There are eight virtual CPU devices, whatever
 `XLA_FLAGS` says outside.
 
@@ -198,7 +198,7 @@ class Recorder:
             said = "recorded" if self.update else "nothing is recorded: --update"
             is_good = self.update
         else:
-            difference = results.compare(found, before, is_same=is_same, exact=self.exact)
+            difference = results.compare(found, before, is_same=is_same, case=name, exact=self.exact)
             worst, bits = f"{difference.worst:.1e}", "" if not is_same else "other" if difference.notes else "same"
             said = "; ".join(difference.failures) or "as recorded"
             is_good = self.update or not difference.failures

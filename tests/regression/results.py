@@ -34,6 +34,17 @@ RENAMED: dict[str, str] = {}
 SAME, ELSEWHERE = 1e-7, 1e-5
 """Bounds: on the machine and with the versions that recorded a result, and on others."""
 
+ROUGH, ROUNDING = (
+    1e-2,
+    ("training-", "grpo", "mesh-grpo", "resumed", "compute-bfloat16", "adamw-bfloat16", "guard-spikes"),
+)
+"""The bound on other machines of cases whose names begin so.
+
+They round to few bits, draw tokens, or have a loss that is a sum of advantages of mean zero: they make much of what
+sums in another order do to last bits. Compiled for SSE4.2 alone, `training-int8` differs by 2e-3 and `grpo` by 1e-4; of
+16 other cases that were tried so, none by more than 3e-6.
+"""
+
 
 @attrs.frozen
 class Difference:
@@ -107,13 +118,19 @@ def shortened(value: Any) -> float:
     return float(str(narrow)) if float(narrow) == number else float(f"{number:.9g}")
 
 
-def compare(found: Result, recorded: Result, *, is_same: bool, exact: bool = False) -> Difference:
+def bound(case: str, *, is_same: bool) -> float:
+    """The largest relative difference that is none."""
+    return SAME if is_same else ROUGH if case.startswith(ROUNDING) else ELSEWHERE
+
+
+def compare(found: Result, recorded: Result, *, is_same: bool, case: str = "", exact: bool = False) -> Difference:
     """Compares two results of one case.
 
     Args:
         found: Now.
         recorded: Before.
         is_same: Whether both were computed on equal machines, with equal versions.
+        case: Its name, by which some have another bound.
         exact: Whether other bits are a failure as well.
     """
     failures: list[str] = []
@@ -129,9 +146,9 @@ def compare(found: Result, recorded: Result, *, is_same: bool, exact: bool = Fal
             own = apart(name, now, before, is_same=is_same) if part == "series" else each_apart(now[name], before[name])
             if own > worst:
                 worst, where = own, name
-    bound = SAME if is_same else ELSEWHERE
-    if worst > bound:
-        failures.append(f"{where} differs by {worst:.1e}, more than {bound:.0e}")
+    most = bound(case, is_same=is_same)
+    if worst > most:
+        failures.append(f"{where} differs by {worst:.1e}, more than {most:.0e}")
     for part in ("exact", "here", "bits", "names"):
         if not is_same and part in ("here", "bits"):
             continue

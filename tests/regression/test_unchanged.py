@@ -96,6 +96,12 @@ def test_what_is_a_difference(results: ModuleType, found: dict[str, Any], same: 
         assert wanted in " ".join(failures)
 
 
+def test_cases_that_round_have_a_bound_of_their_own_on_other_machines(results: ModuleType) -> None:
+    found = changed("series", "loss", [2.0, 1.0, 0.5 + 1e-3])
+    for case, is_same, fails in (("grpo", False, False), ("grpo", True, True), ("sft", False, True)):
+        assert bool(results.compare(found, RECORDED, case=case, is_same=is_same).failures) == fails
+
+
 def test_other_bits_are_noted_and_refused_where_that_is_asked_for(results: ModuleType) -> None:
     found = changed("bits", "checkpoint", "0")
     assert results.compare(found, RECORDED, is_same=True).notes == ("bits: checkpoint",)
