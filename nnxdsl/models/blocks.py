@@ -215,11 +215,20 @@ class Block(nnx.Module):
     Args:
         config: the decoder's numbers.
         kind: what its attention looks at.
+        dense: it has one MLP, even where the config has experts.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
-    def __init__(self, config: DecoderConfig, *, kind: LayerKind, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        kind: LayerKind,
+        dense: bool = False,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
+    ) -> None:
         def norm(where: str) -> RMSNorm | None:
             return (
                 norm_of(config, config.embed_dim, "norm", param_dtype) if config.norms in (where, "sandwich") else None
@@ -232,7 +241,7 @@ class Block(nnx.Module):
         self.pre_mlp_norm = norm("pre")
         self.mlp = (
             MLP(config, rngs=rngs, param_dtype=param_dtype)
-            if config.experts is None
+            if dense or config.experts is None
             else ExpertMLP(config.embed_dim, config.experts, rngs=rngs, param_dtype=param_dtype)
         )
         self.post_mlp_norm = norm("post")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import attrs
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -33,14 +32,26 @@ class Period(nnx.Module):
     Args:
         config: the decoder's numbers.
         kinds: of its layers, in their order.
+        dense: whether each has one MLP, even where the config has experts; empty for none.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
     def __init__(
-        self, config: DecoderConfig, kinds: Sequence[LayerKind], *, rngs: nnx.Rngs, param_dtype: DTypeLike
+        self,
+        config: DecoderConfig,
+        kinds: Sequence[LayerKind],
+        dense: Sequence[bool] = (),
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
     ) -> None:
-        self.blocks = nnx.List([Block(config, kind=kind, rngs=rngs, param_dtype=param_dtype) for kind in kinds])
+        self.blocks = nnx.List(
+            [
+                Block(config, kind=kind, dense=is_dense, rngs=rngs, param_dtype=param_dtype)
+                for kind, is_dense in zip(kinds, dense or (False,) * len(kinds), strict=True)
+            ]
+        )
 
     def __call__(
         self, x: jax.Array, context: Context, past: Slots | None = None, *, keeps: bool = False
@@ -136,20 +147,22 @@ class Decoder(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         adapt: Callable[[Period], Period] = lambda period: period,
     ) -> None:
-        def period(kinds: Sequence[LayerKind], rngs: nnx.Rngs, config: DecoderConfig = config) -> Period:
-            return adapt(Period(config, kinds, rngs=rngs, param_dtype=param_dtype))
+        def period(kinds: Sequence[LayerKind], dense: Sequence[bool], rngs: nnx.Rngs) -> Period:
+            return adapt(Period(config, kinds, dense, rngs=rngs, param_dtype=param_dtype))
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
         self.embed = Embedding(vocab, embed, scaled=config.scale_embedding, rngs=rngs, param_dtype=param_dtype)
-        dense = attrs.evolve(config, experts=None, dense_layers=0)
-        self.lead = period(config.lead, nnx.Rngs(params=rngs.params()), dense) if config.lead else None
+        flags, tail = config.dense_pattern, config.tail
+        self.lead = (
+            period(config.lead, (True,) * config.dense_layers, nnx.Rngs(params=rngs.params())) if config.lead else None
+        )
         self.layers = (
-            _stack(lambda key: period(config.pattern, nnx.Rngs(params=key)), rngs.params(), config.periods)
+            _stack(lambda key: period(config.pattern, flags, nnx.Rngs(params=key)), rngs.params(), config.periods)
             if config.periods
             else None
         )
-        self.tail = period(config.tail, nnx.Rngs(params=rngs.params())) if config.tail else None
+        self.tail = period(tail, flags[: len(tail)], nnx.Rngs(params=rngs.params())) if tail else None
         self.norm = norm_of(config, embed, "norm", param_dtype)
         self.lm_head = None if config.tied_head else Head(vocab, embed, rngs=rngs, param_dtype=param_dtype)
         self.mtp = Predictor(config, rngs=rngs, param_dtype=param_dtype) if config.mtp_layers else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import attrs
 
@@ -11,6 +11,7 @@ from nnxdsl.models.delta_config import DeltaConfig
 from nnxdsl.models.experts_config import Experts
 from nnxdsl.models.latent_config import LatentConfig
 
+EntryT = TypeVar("EntryT")
 LayerKind = Literal["local", "global", "linear"]
 """What mixes a layer's tokens: attention to those in a sliding window, or to all tokens before; or a gated DeltaNet."""
 Norms = Literal["pre", "sandwich", "post"]
@@ -111,12 +112,39 @@ def local_then_global(layers: int) -> tuple[LayerKind, ...]:
     return (*local, "global")
 
 
-def period_of(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+def period_of(layers: Sequence[EntryT]) -> tuple[EntryT, ...]:
     """The shortest period that gives these layers when it is repeated, the last time maybe in part."""
-    for length in range(1, len(kinds)):
-        if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):
-            return tuple(kinds[:length])
-    return tuple(kinds)
+    for length in range(1, len(layers)):
+        if all(layer == layers[number % length] for number, layer in enumerate(layers)):
+            return tuple(layers[:length])
+    return tuple(layers)
+
+
+def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str, Any]:
+    """The fields of DecoderConfig for layers with experts among layers without.
+
+    Of all splits into leading dense layers and a repeated period, it is the one that compiles the fewest layers.
+
+    Args:
+        kinds: of every layer.
+        dense: whether each layer has one MLP; at least one has experts.
+
+    Returns:
+        `dense_layers`, `pattern` and `dense_pattern`.
+    """
+    layers = list(zip(kinds, dense, strict=True))
+    splits: list[tuple[int, int, tuple[tuple[LayerKind, bool], ...]]] = []
+    for lead in range(list(dense).index(False) + 1):
+        period = period_of(layers[lead:])
+        if all(kind == period[layer % len(period)][0] for layer, kind in enumerate(kinds[:lead])):
+            splits.append((lead + len(period) + (len(layers) - lead) % len(period), lead, period))
+    _, lead, period = min(splits, key=lambda split: split[:2])
+    flags = tuple(is_dense for _, is_dense in period)
+    return {
+        "dense_layers": lead,
+        "pattern": tuple(kind for kind, _ in period),
+        "dense_pattern": flags if any(flags) else (),
+    }
 
 
 @attrs.frozen(kw_only=True)
@@ -160,6 +188,7 @@ class DecoderConfig:
         experts: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
         dense_layers: so many layers at the beginning have one MLP in spite of `experts`; they are of the first kinds of
             `pattern`.
+        dense_pattern: for each layer of `pattern`, whether it has one MLP in spite of `experts`; empty where none has.
         tied_head: the embedding is the output head; else the head has weights of its own.
         logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
             where they stay as they are.
@@ -195,6 +224,7 @@ class DecoderConfig:
     latent: LatentConfig | None = None
     experts: Experts | None = None
     dense_layers: int = 0
+    dense_pattern: tuple[bool, ...] = ()
     tied_head: bool = True
     logit_soft_cap: float | None = None
     mtp_layers: int = 0
@@ -209,6 +239,15 @@ class DecoderConfig:
         if not 0 <= self.dense_layers <= (self.num_layers if self.experts else 0):
             raise ValueError(
                 f"dense_layers={self.dense_layers}: expected from 0 to num_layers, and experts beside them"
+            )
+        if self.dense_pattern and (
+            self.experts is None
+            or len(self.dense_pattern) != len(self.pattern)
+            or set(self.dense_pattern) != {True, False}
+        ):
+            raise ValueError(
+                f"dense_pattern={self.dense_pattern}: expected True or False for each layer of pattern={self.pattern}, "
+                "at least one of each, and experts beside them; or () where no layer of the pattern is dense"
             )
         if self.latent is not None and (self.num_kv_heads, self.head_dim) != (
             self.num_heads,
@@ -255,6 +294,15 @@ class DecoderConfig:
     def layers(self) -> tuple[LayerKind, ...]:
         """The kind of every layer."""
         return self.lead + self.pattern * self.periods + self.tail
+
+    @property
+    def dense(self) -> tuple[bool, ...]:
+        """Whether each layer has one MLP of `mlp_dim`, not experts."""
+        if self.experts is None:
+            return (True,) * self.num_layers
+        flags = self.dense_pattern or (False,) * self.period
+        later = range(self.num_layers - self.dense_layers)
+        return (True,) * self.dense_layers + tuple(flags[layer % self.period] for layer in later)
 
     @property
     def further(self) -> tuple[LayerKind, ...]:

@@ -190,7 +190,7 @@ def _further(config: DecoderConfig, model_type: str | None) -> dict[str, Source]
     around, block = (before.format(config.num_layers) for before in befores)
     found: dict[str, Source] = {}
     for kind in config.further:
-        for ours, own in _layer(config, kind, model_type).items():
+        for ours, own in _layer(config, kind, model_type, dense=config.experts is None).items():
             found[f"mtp.block.{ours}"] = attrs.evolve(own, names=tuple(block + name for name in own.names))
         for ours, name in zip(_AROUND, names, strict=True):
             found[f"mtp.{ours}"] = Source((f"{around}{name}.weight",), (), ours == "join.kernel")
@@ -230,31 +230,32 @@ def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, S
     found = {path: Source((name,), (), False) for path, name in _TOP.items()}
     if not config.tied_head:
         found["lm_head.kernel"] = Source((HEAD,), (), False)
-    dense = attrs.evolve(config, experts=None, dense_layers=0)
+    dense = config.dense
     first, pattern, periods = config.dense_layers, config.period, config.periods
     for block, kind in enumerate(config.lead):
-        for ours, own in _layer(dense, kind, model_type).items():
+        for ours, own in _layer(config, kind, model_type, dense=True).items():
             names = tuple(f"layers.{block}.{name}" for name in own.names)
             found[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
     for block, kind in enumerate(config.pattern if periods else ()):
-        for ours, own in _layer(config, kind, model_type).items():
+        for ours, own in _layer(config, kind, model_type, dense=dense[first + block]).items():
             layers = (first + period * pattern + block for period in range(periods))
             names = tuple(f"layers.{layer}.{name}" for layer in layers for name in own.names)
             stack = {"names": names, "leading": (periods, *own.leading)}
             found[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
     for block, kind in enumerate(config.tail):
-        for ours, own in _layer(config, kind, model_type).items():
-            names = tuple(f"layers.{first + periods * pattern + block}.{name}" for name in own.names)
+        layer = first + periods * pattern + block
+        for ours, own in _layer(config, kind, model_type, dense=dense[layer]).items():
+            names = tuple(f"layers.{layer}.{name}" for name in own.names)
             found[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
     return found | _further(config, model_type)
 
 
-def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None) -> dict[str, Source]:
-    """Within a layer of this kind."""
+def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool) -> dict[str, Source]:
+    """Within a layer of this kind, with one MLP or with experts."""
     found = _mixer(config, kind) | {
         f"{ours}.scale": Source((f"{theirs}.weight",), (), False) for ours, theirs in _NORMS[config.norms].items()
     }
-    if config.experts is None:
+    if dense or config.experts is None:
         return found | {f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in _MLP.items()}
     if model_type == "gpt_oss":
         return found | _FUSED

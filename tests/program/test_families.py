@@ -12,6 +12,8 @@ from nnxdsl.program.blueprint import draw
 from nnxdsl.program.floor import weights
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
+DENSE = ("qwen3_moe_dense_list", "qwen3_moe_dense_step")
+"""Dense layers among those with experts."""
 LARGE = [Model.Gemma2("27b"), Model.Mixtral("8x7b"), Model.Olmo3("32b"), Model.Qwen2("72b")]
 
 
@@ -46,3 +48,29 @@ def test_a_directory_of_another_family(experiment: Callable[..., Experiment]) ->
         draw(experiment(model=Model.Qwen3("tiny", weights=Weights.HF(str(REFERENCE / "qwen2")))))
     assert "model: it has query_key_norm=head, but" in str(caught.value)
     assert "model: it has attention_bias=none, but" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_parameters_of_the_plan_are_those_of_transformers(name: str, experiment: Callable[..., Experiment]) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    path = str(REFERENCE / name)
+    with torch.device("meta"):
+        peer = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(path))
+    blueprint = draw(experiment(model=Model.HF(path, weights=Weights.HF(path))))
+    assert blueprint.parameters["total"] == sum(parameter.numel() for parameter in peer.parameters())
+    # Of a layer with experts one token meets three of six; of a dense one the whole MLP.
+    config = blueprint.config
+    assert config.experts is not None
+    attention = 2 * config.embed_dim * config.head_dim * (config.num_heads + config.num_kv_heads)
+    widths = [config.mlp_dim if dense else 3 * config.experts.mlp_dim for dense in config.dense]
+    assert weights(blueprint).trunk == sum(attention + 3 * config.embed_dim * width for width in widths)
+
+
+def test_a_pipeline_is_cut_between_periods(experiment: Callable[..., Experiment]) -> None:
+    listed, stepped = (Model.HF(path, weights=Weights.HF(path)) for path in (str(REFERENCE / name) for name in DENSE))
+    assert draw(experiment(model=stepped, mesh=Mesh(stage=2))).layout.stages == 2
+    with pytest.raises(
+        PlanError, match=r"layers\.blocks\.\*\.mlp\.up\.kernel: axis 0 has 1 rows, not divisible by stage=2"
+    ):
+        draw(experiment(model=listed, mesh=Mesh(stage=2)))

@@ -65,6 +65,7 @@ LATENT = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 2,
 }
+QWEN3_MOE = {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"num_key_value_heads": 1},
     # Scores and logits are small here, so are their caps.
@@ -147,6 +148,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
     },
     "llama3_tied": {"tie_word_embeddings": True},
+    # Dense layers among those with experts: in no order that repeats, and every second one.
+    "qwen3_moe_dense_list": {**QWEN3_MOE, "mlp_only_layers": [1]},
+    "qwen3_moe_dense_step": {**QWEN3_MOE, "decoder_sparse_step": 2},
 }
 CLASSES = {
     "gpt_oss": "GptOss",

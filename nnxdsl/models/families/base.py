@@ -8,7 +8,16 @@ from typing import Any, TypeVar
 
 import attrs
 
-from nnxdsl.models.decoder_config import DecoderConfig, Experts, LayerKind, Rope, RopeRamp, Yarn, period_of
+from nnxdsl.models.decoder_config import (
+    DecoderConfig,
+    Experts,
+    LayerKind,
+    Rope,
+    RopeRamp,
+    Yarn,
+    dense_fields,
+    period_of,
+)
 from nnxdsl.models.few_bits import FIELD, problem
 from nnxdsl.spec.errors import WeightsError
 
@@ -134,7 +143,12 @@ class Family:
 
     def refusals(self, config: DecoderConfig) -> list[str]:
         """Everything in which a decoder differs from those of this family, as "field=what it is here"."""
-        wanted = {**self.choices, **self.derived(config), **({} if self.further else {"mtp_layers": 0})}
+        wanted = {
+            "dense_pattern": (),
+            **self.choices,
+            **self.derived(config),
+            **({} if self.further else {"mtp_layers": 0}),
+        }
         return [
             f"{name}={value!r} (not {getattr(config, name)!r})"
             for name, value in wanted.items()
@@ -363,6 +377,33 @@ class ConfigFile:
         found: list[LayerKind] = [kinds[name] for name in named]
         return tuple(default) if found == wanted else period_of(found)
 
+    def feed_forward(self, pattern: Sequence[LayerKind], layers: int, experts: Experts | None) -> dict[str, Any]:
+        """Which layers have experts, from `mlp_only_layers` and `decoder_sparse_step`.
+
+        As in transformers, layer i has experts if it is not in `mlp_only_layers` and i + 1 is a multiple of
+        `decoder_sparse_step`.
+
+        Args:
+            pattern: the period of the layers' kinds.
+            layers: how many there are.
+            experts: of the layers that have them; None if no layer can have any.
+
+        Returns:
+            `pattern`, `experts`, `dense_layers` and `dense_pattern`. A decoder without a layer that has experts has no
+            `experts`.
+        """
+        step, only = self.count("decoder_sparse_step", 1, least=1), self.fields.get("mlp_only_layers")
+        only = [] if only is None else only
+        if not isinstance(only, Sequence) or not all(type(layer) is int and 0 <= layer < layers for layer in only):
+            self.problems.append(f"mlp_only_layers: expected a list of layers from 0 to {layers - 1}, got {only!r}")
+            only = []
+        dense = [layer in only or (layer + 1) % step != 0 for layer in range(layers)]
+        if all(dense) or not any(dense) or experts is None:
+            kept = None if all(dense) else experts
+            return {"pattern": tuple(pattern), "experts": kept, "dense_layers": 0, "dense_pattern": ()}
+        kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
+        return {**dense_fields(kinds, dense), "experts": experts}
+
     def part(self, kind: Callable[..., PartT], **fields: Any) -> PartT | None:
         """A part of the decoder, such as its experts, of these numbers; None if there is a problem."""
         if self.problems:
@@ -433,6 +474,22 @@ def layer_types(config: DecoderConfig) -> list[str]:
     """The kind of every layer, under the Hub's names."""
     names = {ours: theirs for theirs, ours in (_KINDS | LINEAR_KINDS).items()}
     return [names[kind] for kind in config.layers]
+
+
+def dense_to_hf(config: DecoderConfig) -> dict[str, Any]:
+    """Which layers have experts: a step where the dense layers follow one, else a list of the dense layers."""
+    dense = config.dense
+    for step in range(1, config.num_layers + 1):
+        if all(is_dense == ((layer + 1) % step != 0) for layer, is_dense in enumerate(dense)):
+            return {"decoder_sparse_step": step, "mlp_only_layers": []}
+    return {"decoder_sparse_step": 1, "mlp_only_layers": [layer for layer, one in enumerate(dense) if one]}
+
+
+def dense_as_read(config: DecoderConfig) -> dict[str, object]:
+    """The fields that `ConfigFile.feed_forward` reads for these layers, where some have experts and some do not."""
+    if all(config.dense) or not any(config.dense):
+        return {"dense_layers": 0}
+    return dense_fields(config.layers, config.dense)
 
 
 def rope_to_hf(rope: Rope) -> dict[str, Any]:

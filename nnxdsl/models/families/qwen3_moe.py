@@ -12,6 +12,8 @@ from nnxdsl.models.families.base import (
     ConfigFile,
     Family,
     by_head_dim,
+    dense_as_read,
+    dense_to_hf,
     fill_heads,
     numbers_to_hf,
     rope_to_hf,
@@ -23,7 +25,6 @@ _CHOICES: dict[str, Any] = {
     **USUAL,
     "rope_local": None,
     "latent": None,
-    "dense_layers": 0,
     "query_key_norm": "head",
     "delta": None,
     "attention_soft_cap": None,
@@ -82,8 +83,6 @@ _FIXED: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
 }
 # Read below; those of the router's auxiliary loss, which an experiment says; and the number of layers without a window
 # in dense models of the family, which has no effect in these.
@@ -92,6 +91,8 @@ _OTHERS = (
     "sliding_window",
     "max_window_layers",
     "num_local_experts",
+    "decoder_sparse_step",
+    "mlp_only_layers",
     "norm_topk_prob",
     "tie_word_embeddings",
     "rope_theta",
@@ -110,17 +111,17 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
     fill_heads(file, numbers)
     window = file.window(4096) if file.flag("use_sliding_window", False) else None
+    experts = file.experts(
+        count=numbers["num_experts"],
+        per_token=numbers["num_experts_per_tok"],
+        mlp_dim=numbers["moe_intermediate_size"],
+        normalised=file.flag("norm_topk_prob", False),
+    )
     return file.decoder(
         window=window,
-        pattern=pattern_of(window),
         rope_global=file.one_rope(),
         query_scale=numbers["head_dim"] ** -0.5,
-        experts=file.experts(
-            count=numbers["num_experts"],
-            per_token=numbers["num_experts_per_tok"],
-            mlp_dim=numbers["moe_intermediate_size"],
-            normalised=file.flag("norm_topk_prob", False),
-        ),
+        **file.feed_forward(pattern_of(window), numbers["num_hidden_layers"], experts),
         tied_head=file.flag("tie_word_embeddings", False),
         **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
         **_CHOICES,
@@ -136,6 +137,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "num_experts_per_tok": config.experts.per_token,
         "moe_intermediate_size": config.experts.mlp_dim,
         "norm_topk_prob": config.experts.normalised,
+        **dense_to_hf(config),
         "use_sliding_window": config.window is not None,
         "sliding_window": config.window,
         **rope_to_hf(config.rope_global),
@@ -148,7 +150,7 @@ def _derived(config: DecoderConfig) -> dict[str, object]:
     """It has experts, scored in one way."""
     given = config.experts or Experts(count=128, per_token=8, mlp_dim=768)
     experts = Experts(count=given.count, per_token=given.per_token, mlp_dim=given.mlp_dim, normalised=given.normalised)
-    return {**by_head_dim(config), "pattern": pattern_of(config.window), "experts": experts}
+    return {**by_head_dim(config), "pattern": pattern_of(config.window), **dense_as_read(config), "experts": experts}
 
 
 FAMILY = Family(
