@@ -38,7 +38,7 @@ def opened(site: Site, ask: Ask) -> Answer:
         ("Disk", f"{size(disk.free)} free of {size(disk.total)}"),
         ("The app's own files", f"{size(mine)}{'' if whole else ' and more'} in {settings.own}"),
         ("Changes", "no: read only" if settings.read_only else "yes: runs can be started, stopped and put away"),
-        ("Password", "asked" if settings.password else "none, since it listens on this machine alone"),
+        ("Who may use it", "whoever has its password" if settings.password else "whoever has the token of its address"),
         ("Known as", ", ".join(settings.hosts)),
     ]
     bounds = [

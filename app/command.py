@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nnxdsl.cli import add_allow
 from nnxdsl.run.exit_codes import REFUSED
@@ -19,6 +21,9 @@ from nnxdsl.spec.imports import allow_imports
 from .settings import LOOPBACK, Limits, Settings
 
 PASSWORD_VARIABLE = "NNXDSL_APP_PASSWORD"
+TOKEN_VARIABLE = "NNXDSL_APP_TOKEN"
+SHORTEST_TOKEN = 16
+PROXY_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +53,9 @@ def settings_of(argv: Sequence[str] | None) -> Settings:
     parser.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="further name of this machine"
     )
+    parser.add_argument(
+        "--proxy", metavar="URL", help="address under which a reverse proxy offers the app, such as https://lab/nnxdsl"
+    )
     parser.add_argument("--slots", type=int, default=1, help="runs that the queue keeps going at once (default: 1)")
     add_allow(parser)
     given = parser.parse_args(argv)
@@ -66,10 +74,34 @@ def settings_of(argv: Sequence[str] | None) -> Settings:
         host=given.host,
         port=given.port,
         read_only=given.read_only,
+        token=_token(),
         password=password,
+        proxy=None if given.proxy is None else _proxy(given.proxy),
         allowed_hosts=tuple(given.allow_host),
         limits=Limits(slots=given.slots),
     )
+
+
+def _token() -> str | None:
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token and len(token) < SHORTEST_TOKEN:
+        raise RunError(
+            f"{TOKEN_VARIABLE} has {len(token)} characters; expected {SHORTEST_TOKEN} or more, as whoever guesses it "
+            "may start processes as you. Unset it to have a random one made"
+        )
+    return token or None
+
+
+def _proxy(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises for what is no number
+    except ValueError as error:
+        raise RunError(f"--proxy {url}: {error}") from error
+    is_plain = not (parts.query or parts.fragment or "@" in parts.netloc) and PROXY_PATH.fullmatch(parts.path)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
+        raise RunError(f"--proxy {url}: expected an address such as https://lab.example or https://lab.example/nnxdsl")
+    return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
 
 
 def _password(file: Path | None) -> str | None:
@@ -104,12 +136,13 @@ def serve(settings: Settings) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ended.set())
     try:
-        site, blocks, address = site_module.served(settings)
+        app = site_module.served(settings)
     except OSError as error:
         raise RunError(f"--port {settings.port}: {error}; take another one, or --port 0") from error
-    sys.stdout.write(f"nnxdsl app on {address} (runs in {settings.home}); Ctrl-C ends it, runs go on\n")
+    asked = "; it asks for its password" if settings.password else ""
+    asked = asked or (f"; it asks for the token of {TOKEN_VARIABLE}" if settings.token else "")
+    sys.stdout.write(f"nnxdsl app on {app.address} (runs in {settings.home}){asked}; Ctrl-C ends it, runs go on\n")
     sys.stdout.flush()
     ended.wait()
-    site.close()
-    blocks.close(verbose=False)
+    app.close()
     return 0

@@ -1,20 +1,19 @@
-"""What is refused before gradio sees it: foreign hosts and origins, wrong passwords, requests that are too large.
+"""What is refused before gradio sees it: foreign hosts and origins, whoever has no token, requests that are too large.
 
-Loopback is no boundary: any web page may send requests to it, and a name may be made to point at it. Plain ASGI.
+Loopback is no boundary: any web page may send requests to it, a name may be made to point at it, and other accounts of
+the machine reach it. Plain ASGI.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
-import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import attrs
 
+from . import sign_in
+from .access import Access, BusyError
 from .settings import Settings
 
 Scope = MutableMapping[str, Any]
@@ -31,17 +30,18 @@ HEADERS = (
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 """Sent with every answer. gradio's templates need 'unsafe-eval'; `connect-src` forbids any call to elsewhere."""
 
-CLOSED = ("/monitoring", "/docs", "/redoc", "/openapi.json", "/gradio_api/vibe", "/gradio_api/proxy", "/proxy")
-"""Paths of gradio's that the app has no use for."""
-
 SAFE = ("GET", "HEAD")
-SLOWEST = 8.0
+ICON = "/favicon.ico"
+"""Browsers ask for it by themselves, beside any page and without its cookies' path; there is none."""
+
+FORWARDED = (b"x-forwarded-", b"forwarded", b"x-gradio-server", b"x-original-")
+"""Headers in which a proxy tells of a request, and with which anybody could have the app speak of other hosts."""
 
 
 @attrs.define
@@ -50,13 +50,13 @@ class Guard:
 
     Attributes:
         app: What is guarded.
-        settings: Hosts, password and limits.
-        failures: Wrong passwords in a row; each makes the next answer slower.
+        settings: Hosts and limits.
+        access: Who may use it.
     """
 
     app: App
     settings: Settings
-    failures: int = 0
+    access: Access = attrs.field(default=attrs.Factory(lambda guard: Access.of(guard.settings), takes_self=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, or refuses it."""
@@ -66,10 +66,16 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope = self._behind_proxy(scope)
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        refused = self._refused(scope, headers) or await self._unknown(headers)
+        refused = self._refused(scope, headers)
         if refused is not None:
             await _answer(send, *refused)
+            return
+        if scope["path"] == ICON and scope["method"] in SAFE:
+            await _answer(send, 204, "")
+            return
+        if await self._is_signing_in(scope, headers, receive, send):
             return
 
         async def sent(message: MutableMapping[str, Any]) -> None:
@@ -94,34 +100,83 @@ class Guard:
         except _TooLargeError:
             await _answer(send, 413, f"at most {limit:,} bytes\n")
 
+    def _behind_proxy(self, scope: Scope) -> Scope:
+        """The request as the browser made it, if the proxy that the settings name passed it on; below the app's path.
+
+        Whatever else a request says of how it was forwarded is left out: gradio would put it into the page.
+        """
+        told = {key.lower(): value for key, value in scope["headers"]}
+        scope = {**scope, "headers": [pair for pair in scope["headers"] if not pair[0].lower().startswith(FORWARDED)]}
+        if self.settings.proxy is None:
+            return scope
+        proxy, root = urlsplit(self.settings.proxy), self.settings.root
+        name = proxy.netloc.encode()
+        if told.get(b"x-forwarded-host", b"").split(b",")[0].strip() == name:
+            others = [pair for pair in scope["headers"] if pair[0].lower() != b"host"]
+            scope["headers"] = [*others, (b"host", name)]
+        if (b"host", name) in scope["headers"]:
+            scope["scheme"] = proxy.scheme
+        if root and f"{scope['path']}/".startswith(f"{root}/"):
+            path = scope["path"][len(root) :] or "/"
+            scope |= {"path": path, "raw_path": quote(path).encode()}
+        return scope
+
     def _refused(self, scope: Scope, headers: MutableMapping[str, str]) -> tuple[int, str] | None:
         if sum(key.lower() == b"host" for key, _ in scope["headers"]) != 1:
             return 400, "one Host header is needed\n"
         host = headers["host"]
         if _name(f"//{host}") not in self.settings.hosts:
             return 400, "this name is not known to the app; start it with --allow-host NAME\n"
-        if scope["path"].startswith(CLOSED):
-            return 404, "there is no such page\n"
         if not _is_own(scope["method"], host, headers):
             return 403, "asked by a page from elsewhere\n"
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self.settings.limits.upload_bytes:
+        is_number = length.isascii() and length.isdigit() and len(length) < 20
+        if not is_number or int(length) > self.settings.limits.upload_bytes:
             return 413, f"at most {self.settings.limits.upload_bytes:,} bytes\n"
         return None
 
-    async def _unknown(self, headers: MutableMapping[str, str]) -> tuple[int, str] | None:
-        """Whoever does not know the password is asked for it, more slowly after each wrong one."""
-        password = self.settings.password
-        if password is None:
-            return None
-        given = _basic_password(headers.get("authorization", ""))
-        if given is not None and hmac.compare_digest(given.encode(), password.encode()):
-            self.failures = 0
-            return None
-        if given is not None:
-            self.failures += 1
-            await asyncio.sleep(min(SLOWEST, 0.25 * 2 ** min(self.failures, 10)))
-        return 401, "the app's password is needed (any user name)\n"
+    async def _is_signing_in(
+        self, scope: Scope, headers: MutableMapping[str, str], receive: Receive, send: Send
+    ) -> bool:
+        """Answers who has shown no token yet, or shows it now; False where a request may go on."""
+        query = scope["query_string"].decode("latin-1")
+        here = sign_in.address(scope["path"], query)
+        is_form = scope["method"] == "POST" and scope["path"] == sign_in.PATH
+        tokens = parse_qs(query).get("token", []) if scope["method"] in SAFE else []
+        try:
+            if is_form:
+                secret, here = sign_in.given(await _body(receive, sign_in.MOST_BYTES))
+                is_right, is_known = await self.access.is_secret(secret), False
+            else:
+                is_right = any(map(self.access.is_token, tokens))
+                is_known = is_right or await self.access.is_known(headers)
+                if is_known and not tokens:
+                    return False
+        except BusyError:
+            await self._ask(send, 429, headers, here)
+            return True
+        except _TooLargeError:
+            await _answer(send, 413, f"at most {sign_in.MOST_BYTES:,} bytes\n")
+            return True
+        if not (is_right or is_known):  # a wrong one is told so, whether it was sent by the form or in the address
+            await self._ask(send, 403 if is_form or tokens else 401, headers, here)
+            return True
+        to = [(b"location", f"{self.settings.root}{here}".encode()), (b"cache-control", b"no-store")]
+        cookie = [(b"set-cookie", self.access.new_cookie().encode())] if is_right else []
+        await _answer(send, 303, "", [*to, *cookie])
+        return True
+
+    async def _ask(self, send: Send, status: int, headers: MutableMapping[str, str], here: str) -> None:
+        """Says how to get in: as a page with a form to a browser that opens a page, and as JSON to programs."""
+        more = [(b"cache-control", b"no-store"), *([(b"www-authenticate", b"Bearer")] if status == 401 else [])]
+        has_password = self.access.password is not None
+        if "text/html" not in headers.get("accept", ""):
+            text = sign_in.refusal(status, has_password)
+            await _answer(send, status, text, [(b"content-type", b"application/json"), *more])
+            return
+        again = status == 401 and headers.get("sec-fetch-site") == "cross-site"
+        text = sign_in.page(status, has_password, self.settings.root, here, again=again)
+        await _answer(send, status, text, [(b"content-type", b"text/html; charset=utf-8"), *more])
 
 
 class _TooLargeError(Exception):
@@ -149,23 +204,50 @@ def _name(url: str) -> str | None:
     return parts.hostname if not parts.path and not parts.query and "@" not in parts.netloc else None
 
 
-def _basic_password(header: str) -> str | None:
-    scheme, _, coded = header.partition(" ")
-    if scheme.lower() != "basic":
-        return None
-    try:
-        return base64.b64decode(coded, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
-        return None
+async def _body(receive: Receive, limit: int) -> bytes:
+    found, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        found, more = found + message.get("body", b""), message.get("more_body", False)
+        if len(found) > limit:
+            raise _TooLargeError
+    return found
 
 
-async def _answer(send: Send, status: int, text: str) -> None:
-    body = text.encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), *HEADERS]
-    if status == 401:
-        headers.append((b"www-authenticate", b'Basic realm="nnxdsl", charset="UTF-8"'))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def _answer(send: Send, status: int, text: str | bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    body = text.encode() if isinstance(text, str) else text
+    named = headers or [(b"content-type", b"text/plain; charset=utf-8")]
+    start = [*named, (b"content-length", str(len(body)).encode()), *HEADERS]
+    await send({"type": "http.response.start", "status": status, "headers": start})
     await send({"type": "http.response.body", "body": body})
+
+
+@attrs.define
+class Needed:
+    """Passes on what the app's own pages ask for, and nothing else that gradio would answer.
+
+    gradio has routes that take files, fetch addresses, run code or tell of its work: none of them is the app's.
+    """
+
+    app: App
+    pages: frozenset[str]
+    reads: tuple[str, ...] = ("/", "/theme.css", "/gradio_api/app_id", "/download")
+    trees: tuple[str, ...] = ("/assets/", "/static/")
+    asks: tuple[str, ...] = ("/gradio_api/run/predict",)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, or refuses it."""
+        if scope["type"] == "http" and not self._is_needed(scope["method"], scope["path"]):
+            await _answer(send, 404, "there is no such page\n")
+            return
+        await self.app(scope, receive, send)
+
+    def _is_needed(self, method: str, path: str) -> bool:
+        if method in SAFE:
+            return path in self.pages or path in self.reads or path.startswith(self.trees)
+        return method == "POST" and path in self.asks
 
 
 @attrs.define

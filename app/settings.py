@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -44,7 +45,10 @@ class Settings:
         host: Address to listen on; another than loopback needs a password.
         port: Port; 0 takes a free one.
         read_only: Whether actions that write are left out.
-        password: What visitors must know; None asks nothing.
+        token: What whoever uses the app must have; None has a random one made.
+        password: What visitors may know instead of it.
+        proxy: The address under which a reverse proxy offers the app, such as `https://lab.example/nnxdsl`. Its name
+            and scheme are those of requests that come through it; the app is served below its path, there and here.
         allowed_hosts: Further names under which browsers may ask for the app.
         limits: How much it does.
     """
@@ -54,7 +58,9 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 7860
     read_only: bool = False
+    token: str | None = attrs.field(default=None, repr=False)
     password: str | None = attrs.field(default=None, repr=False)
+    proxy: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     limits: Limits = Limits()
 
@@ -62,7 +68,13 @@ class Settings:
     def hosts(self) -> tuple[str, ...]:
         """Names under which browsers may ask for the app."""
         own = () if self.host in ("0.0.0.0", "::") else (self.host,)
-        return tuple(dict.fromkeys((*LOOPBACK, *own, *self.allowed_hosts)))
+        proxy = () if self.proxy is None else (urlsplit(self.proxy).hostname or "",)
+        return tuple(dict.fromkeys((*LOOPBACK, *own, *self.allowed_hosts, *proxy)))
+
+    @property
+    def root(self) -> str:
+        """The path below which the app is served, without a slash at its end; usually empty."""
+        return "" if self.proxy is None else urlsplit(self.proxy).path.rstrip("/")
 
     @property
     def own(self) -> Path:

@@ -10,20 +10,23 @@ import hashlib
 import json
 import os
 import secrets
-import socket
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+import attrs
+
 from nnxdsl.spec.errors import NnxdslError
 
+from .access import Access, session_key
 from .downloads import Downloads
 from .html import Html, tag
 from .page import Answer, Ask, Function, Page
 from .pages import PAGES
-from .security import Guard, PageRoutes
+from .security import Guard, Needed, PageRoutes
+from .server import Server
 from .settings import Settings
 from .state import Site
 
@@ -37,8 +40,8 @@ os.environ.update(
 )
 
 import gradio as gr
+from fastapi import FastAPI
 from gradio.themes import Base
-from starlette.middleware import Middleware
 
 STATIC = Path(__file__).parent / "static"
 QUERY_CHARACTERS = 4_000
@@ -47,34 +50,71 @@ QUERY_CHARACTERS = 4_000
 def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
     """All pages of an app, not served yet."""
     with gr.Blocks(analytics_enabled=False, title="nnxdsl", fill_width=True) as blocks:
-        gr.HTML(_navigation(site, pages), **_PLAIN, elem_id="nnx-top")
+        gr.HTML(_below(site.settings.root, _navigation(site, pages)), **_PLAIN, elem_id="nnx-top")
         for page in pages:
             _draw(site, page)
     return blocks
 
 
-def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
-    """Serves the pages, and returns their address.
+@attrs.frozen
+class Served:
+    """An app that answers.
+
+    Attributes:
+        site: What its pages know.
+        address: Where it is, for people: with its token, unless they know that or have a password.
+        token: What programs send as `Authorization: Bearer TOKEN`.
+    """
+
+    site: Site
+    address: str
+    token: str = attrs.field(repr=False)
+    _blocks: gr.Blocks
+    _server: Server
+
+    def close(self) -> None:
+        """Ends it; runs go on."""
+        self.site.close()
+        self._blocks.close(verbose=False)
+        self._server.close()
+
+
+def served(settings: Settings) -> Served:
+    """Serves an app from now on; the caller ends it with `close`.
 
     Raises:
-        OSError: the port is taken.
+        OSError: The port is taken, or there is no such address here.
     """
-    settings = site.settings
-    middleware = [
-        Middleware(Guard, settings=settings),
-        Middleware(PageRoutes, paths=frozenset(page.path for page in PAGES)),
-        Middleware(Downloads, site=site),
-    ]
+    server = Server(settings.host, settings.port)
+    site = Site.of(settings)
+    blocks = build(site)
+    access = Access.of(settings, server.port, session_key(settings.own))
+    paths = frozenset(page.path for page in PAGES)
+    inner = PageRoutes(Downloads(_mounted(blocks, settings, server.port), site), paths)
+    server.serve(Guard(Needed(inner, paths), settings, access))
+    address = f"{settings.proxy or server.address}/"
+    # What the environment gave is not printed, since what is printed may be kept in a log.
+    is_told = settings.password is None and settings.token is None
+    return Served(site, f"{address}?token={access.token}" if is_told else address, access.token, blocks, server)
+
+
+def _mounted(blocks: gr.Blocks, settings: Settings, port: int) -> FastAPI:
+    """The pages as an ASGI app.
+
+    Not `blocks.launch`, which asks its own server for a page before it goes on, and puts middleware of its own in front
+    of ours.
+    """
     blocks.queue(api_open=False)
     # Nothing of ours is queued, and gradio would look a thousand times a second whether something is, and a hundred
     # times whether something has got on: together 6 % of a core.
     blocks._queue.sleep_when_free = blocks._queue.progress_update_sleep_when_free = 0.5
-    _, address, _ = blocks.launch(
+    return gr.mount_gradio_app(
+        FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
+        blocks,
+        path="/",
         server_name=settings.host,
-        server_port=settings.port or _free_port(settings.host),
-        prevent_thread_lock=not block,
-        quiet=True,
-        share=False,
+        server_port=port,
+        root_path=settings.root,
         ssr_mode=False,
         mcp_server=False,
         enable_monitoring=False,
@@ -83,25 +123,17 @@ def launch(site: Site, blocks: gr.Blocks, *, block: bool = False) -> str:
         show_error=False,
         max_file_size=settings.limits.upload_bytes,
         theme=Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-        head=_head(PAGES),
-        app_kwargs={"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None},
+        head=_head(PAGES, settings.root),
+        app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
     )
-    return address
 
 
 _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "container": False}
 
 
-def _free_port(host: str) -> int:
-    """A port that the system chooses: gradio would take the first from 7860 on, as would the next app."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
-        found.bind((host, 0))
-        return found.getsockname()[1]
-
-
-def _head(pages: tuple[Page, ...]) -> str:
+def _head(pages: tuple[Page, ...], root: str) -> str:
     known = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
-    script = _static("js").replace("/*PAGES*/{}", known)
+    script = _static("js").replace("/*PAGES*/{}", known).replace('/*ROOT*/""', json.dumps(root))
     # Not through `css=`, which rewrites selectors and loses those inside @media.
     return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
 
@@ -166,7 +198,8 @@ def _handler(site: Site, page: Page, function: Function, *, is_tick: bool) -> An
         held = held if isinstance(held, dict) else {}
         effects = {"name": given.get("name"), "goto": answer.goto, "query": answer.query, "copy": answer.copy}
         effects = {key: value for key, value in effects.items() if value is not None}
-        sent = [_region(name, answer.regions.get(name), held) for name in page.regions]
+        root = site.settings.root
+        sent = [_region(name, answer.regions.get(name), held, root) for name in page.regions]
         return [
             json.dumps({**effects, "nonce": secrets.token_hex(4)}),
             _notice(answer, is_tick),
@@ -176,15 +209,21 @@ def _handler(site: Site, page: Page, function: Function, *, is_tick: bool) -> An
     return handle
 
 
-def _region(name: str, html: Html | None, held: dict[str, Any]) -> Any:
+def _region(name: str, html: Html | None, held: dict[str, Any], root: str) -> Any:
     if html is None:
         return gr.skip()
     if not isinstance(html, Html):
         raise TypeError(f"region {name}: expected Html, got {type(html).__name__}")
+    html = _below(root, html)
     digest = hashlib.blake2b(html.encode(), digest_size=8).hexdigest()
     if held.get(name) == digest:
         return gr.skip()
     return tag("div", html, cls="region", data_region=name, data_digest=digest)
+
+
+def _below(root: str, html: Html) -> Html:
+    """The same with links to the app's own paths below its root; texts cannot hold such an attribute unescaped."""
+    return Html(html.replace(' href="/', f' href="{root}/')) if root else html
 
 
 def _notice(answer: Answer, is_tick: bool) -> Any:
@@ -205,10 +244,3 @@ def _decoded(payload: str) -> dict[str, Any]:
 
 def _client(request: gr.Request) -> str:
     return getattr(request.client, "host", "") if request is not None and request.client else ""
-
-
-def served(settings: Settings) -> tuple[Site, gr.Blocks, str]:
-    """An app that answers already; for tests and notebooks. `blocks.close()` and `site.close()` end it."""
-    site = Site.of(settings)
-    blocks = build(site)
-    return site, blocks, launch(site, blocks)

@@ -24,7 +24,7 @@ from playwright.sync_api import sync_playwright
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.app.browser import launch
-from tests.app.conftest import RunningApp, write_project
+from tests.app.conftest import RunningApp, with_token, write_project
 from tests.app.many import experiment, write_many, write_run
 
 PAGES = ("New run", "Compare", "Layout", "Outputs", "About", "Runs")
@@ -183,7 +183,7 @@ def opened(chromium: Any, url: str) -> Any:
     """A page in a context of its own."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.goto(url)
+    page.goto(with_token(url))
     return page
 
 

@@ -1,10 +1,11 @@
 /* How the pages of the app travel: the URL says which page is shown, questions go to the server through hidden buttons. */
 (() => {
-  const pages = /*PAGES*/{};
+  const pages = /*PAGES*/{}, base = /*ROOT*/"";
+  const below = (path) => (path.startsWith(base + "/") ? path.slice(base.length) : ""); // a URL's path as the app's own
   const questions = {};
   let serial = 0, timer = null, asked = 0, lastTick = 0, inFlight = {};
   const nnx = (window.nnx = {});
-  const current = () => pages[location.pathname] || pages["/"];
+  const current = () => pages[below(location.pathname)] || pages["/"];
   const root = () => document.getElementById("page-" + current().name);
   const button = (name) => document.getElementById("do-" + name.replace(".", "-"));
 
@@ -34,7 +35,7 @@
     offline(false);
     if (told.query !== undefined) history.replaceState({}, "", location.pathname + (told.query ? "?" + told.query : ""));
     if (told.copy !== undefined) navigator.clipboard?.writeText(told.copy);
-    if (told.goto) nnx.go(told.goto);
+    if (told.goto) nnx.go(base + told.goto);
     requestAnimationFrame(settle);
   };
 
@@ -168,7 +169,7 @@
     if (element.matches("a[href]")) {
       if (event.ctrlKey || event.metaKey || event.shiftKey || event.button || element.target || element.hasAttribute("download")) return;
       const to = new URL(element.getAttribute("href"), location.href);
-      if (to.origin !== location.origin || !(to.pathname in pages)) return;
+      if (to.origin !== location.origin || !(below(to.pathname) in pages)) return;
       event.preventDefault();
       if (to.hash && to.pathname + to.search === location.pathname + location.search) {
         const aim = document.getElementById(decodeURIComponent(to.hash.slice(1)));

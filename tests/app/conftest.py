@@ -21,6 +21,7 @@ import pytest
 from tests.app.browser import launch
 
 ROOT = Path(__file__).parents[2]
+TOKEN = "the-token-of-tests-of-the-app"
 
 TINY = """
 from nnxdsl import *
@@ -73,6 +74,8 @@ class RunningApp:
     environment: dict[str, str]
     words: tuple[str, ...] = ()
     port: int = 0
+    token: str | None = TOKEN
+    line: str = ""
     child: subprocess.Popen[str] | None = None
 
     @property
@@ -83,21 +86,29 @@ class RunningApp:
         return f"http://127.0.0.1:{self.port}{path}"
 
     def start(self) -> float:
-        """Starts it, on the same port as before; returns the seconds until it answered."""
+        """Starts it, on the same port as before; returns the seconds until it answered.
+
+        Its token is `token`; where that is None, it is the one of the address that it prints, and `token` from then on.
+        """
         began = time.monotonic()
+        given = {} if self.token is None else {"NNXDSL_APP_TOKEN": self.token}
         self.child = subprocess.Popen(
             [sys.executable, "-m", "nnxdsl", "app", "--port", str(self.port), *self.words],
             cwd=self.project,
-            env=self.environment,
+            env={**self.environment, **given},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         assert self.child.stdout is not None
-        line = self.child.stdout.readline()
-        assert "nnxdsl app on http://127.0.0.1:" in line, line + self.child.stdout.read()
-        self.port = int(line.split("127.0.0.1:")[1].split("/")[0])
-        with urllib.request.urlopen(self.url(), timeout=120) as answer:
+        line = self.line = self.child.stdout.readline()
+        assert "nnxdsl app on http" in line, line + self.child.stdout.read()
+        if "127.0.0.1:" in line:  # else it is the address of a proxy
+            self.port = int(line.split("127.0.0.1:")[1].split("/")[0])
+        if self.token is None:
+            self.token = line.split("?token=")[1].split()[0]
+        asked = urllib.request.Request(self.url(), headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(asked, timeout=120) as answer:
             assert answer.status == 200
         return time.monotonic() - began
 
@@ -186,9 +197,13 @@ class Watched:
     allowed: tuple[str, ...] = ()
 
     def watch(self, page: Any) -> None:
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on("console", self._told)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", self._requested)
+
+    def _told(self, message: Any) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} ({message.location.get('url')})")
 
     def _requested(self, request: Any) -> None:
         if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
@@ -207,6 +222,11 @@ def watched() -> Iterator[Watched]:
     watched.require_clean()
 
 
+def with_token(url: str, token: str = TOKEN) -> str:
+    """An address as the app prints it: it leaves a cookie and leads to the address without the token."""
+    return f"{url}{'&' if '?' in url else '?'}token={token}"
+
+
 @pytest.fixture
 def open_page(chromium: Any, watched: Watched) -> Iterator[Callable[..., Any]]:
     """`open_page(url, width=1280, dark=False)`: a watched page in a context of its own."""
@@ -220,7 +240,7 @@ def open_page(chromium: Any, watched: Watched) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
         page = context.new_page()
         watched.watch(page)
-        page.goto(url)
+        page.goto(with_token(url))
         return page
 
     yield opened

@@ -12,18 +12,22 @@ import pytest
 
 from app.command import settings_of
 from app.downloads import Downloads
-from app.security import HEADERS, Guard, PageRoutes
+from app.pages import PAGES
+from app.security import HEADERS, Guard, Needed, PageRoutes
 from app.settings import Limits, Settings
 from app.state import Site
 from nnxdsl import RunError
 from tests.app.many import experiment, write_run
 
 HOST = "127.0.0.1:7860"
+TOKEN = "a-token-of-these-tests"
+PATHS = frozenset(page.path for page in PAGES)
 
 
 def ask(app: Any, method: str = "GET", path: str = "/", body: bytes = b"", query: str = "", **headers: str) -> Any:
-    """(status, headers, body) of one request; names of headers with hyphens for underscores."""
-    given = {"host": HOST, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    """(status, headers, body) of one request, with the token; names of headers with hyphens for underscores."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    given = {"host": HOST, "authorization": f"Bearer {TOKEN}", **named}
     raw = [(name.encode(), value.encode()) for name, value in given.items() if value]
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": raw}
     sent: list[dict[str, Any]] = []
@@ -46,7 +50,7 @@ async def inner(scope: Any, receive: Any, send: Any) -> None:
 
 
 def guard(**changes: Any) -> Guard:
-    return Guard(inner, Settings(**{"home": Path("runs"), **changes}))
+    return Guard(inner, Settings(**{"home": Path("runs"), "token": TOKEN, **changes}))
 
 
 def status(app: Any, *words: Any, **headers: str) -> int:
@@ -98,7 +102,7 @@ def test_headers_are_sent_with_answers_and_refusals() -> None:
     "path", ["/monitoring", "/monitoring/x", "/docs", "/openapi.json", "/gradio_api/proxy=http://a"]
 )
 def test_what_the_app_has_no_use_for_is_closed(path: str) -> None:
-    assert status(guard(), "GET", path) == 404
+    assert status(Needed(inner, PATHS), "GET", path) == 404
 
 
 def test_large_requests_are_refused_whether_or_not_they_say_so() -> None:
@@ -113,7 +117,7 @@ def test_a_password_is_asked_for_on_every_path_and_wrong_ones_are_slow() -> None
     app = guard(password="right")
     known = "Basic " + base64.b64encode(b"anyone:right").decode()
     for path in ("/", "/run", "/gradio_api/heartbeat/x", "/gradio_api/cancel", "/config", "/download", "/app_id"):
-        assert status(app, "GET", path) == 401
+        assert status(app, "GET", path, authorization="") == 401
         assert status(app, "GET", path, authorization=known) == 200
     began = time.monotonic()
     for wrong in ("Basic " + base64.b64encode(b"a:wrong").decode(), "Bearer right", "Basic ???"):

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
+import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 
+from app.pages import PAGES
+from app.run_paths import FILES
+from tests.app.conftest import TOKEN, RunningApp
+from tests.app.forged import SECRET, Outside
+
 pytestmark = pytest.mark.browser
+PREDICT = "/gradio_api/run/predict"
+NEEDED = ("/assets/", "/static/", "/theme.css", "/download", "/gradio_api/app_id")
+Answered = tuple[int, http.client.HTTPMessage, bytes]
 
 
 def asked(app: Any, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=30)
-    data = None if body is None else json.dumps(body)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, data, {"content-type": "application/json", **named})
+    """One request of a program that has the token, unless it is given another `authorization`."""
+    status, _, found = answered(app, method, path, body, **headers)
+    return status, found
+
+
+def answered(app: Any, method: str, path: str, body: object = None, **headers: str) -> Answered:
+    connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=60)
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+    named = {"authorization": f"Bearer {app.token}", "content-type": "application/json"}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, data, {name: value for name, value in named.items() if value})
     answer = connection.getresponse()
-    found = answer.status, answer.read()
+    found = answer.status, answer.headers, answer.read()
     connection.close()
     return found
 
@@ -50,3 +71,180 @@ def test_a_question_that_is_no_json_is_answered(app: Any) -> None:
             status, body = asked(app, "POST", "/gradio_api/run/predict", question)
             assert status == 200, (index, data[0][:20], body[:300])
             assert b"The app itself failed" not in body, (index, data[0][:20], body[:2_000])
+
+
+def question_of(page: str, action: str, query: dict[str, str], payload: object) -> dict[str, object]:
+    """What a browser sends when an action is asked; every other function of gradio's runs in the browser alone."""
+    names = [(one.name, name) for one in PAGES for name in one.offered(read_only=False)]
+    index = 2 * names.index((page, action))
+    return {"fn_index": index, "data": [json.dumps(payload), "?" + urlencode(query)], "session_hash": "x"}
+
+
+ROUTES = """
+import json, gradio
+from gradio.routes import App
+
+def flat(routes):
+    for route in routes:
+        inner = getattr(route, "original_router", route)  # a router that was included
+        yield from flat(getattr(inner, "routes", None) or ())
+        for method in getattr(route, "methods", None) or ():
+            yield method, route.path
+
+with gradio.Blocks() as blocks:
+    gradio.Textbox()
+print(json.dumps(sorted(flat(App.create_app(blocks).routes))))
+"""
+
+
+@pytest.fixture(scope="module")
+def routes(environment: dict[str, str]) -> list[tuple[str, str]]:
+    """(method, path) of everything that gradio would answer."""
+    given = {**environment, "GRADIO_ANALYTICS_ENABLED": "False"}
+    run = subprocess.run([sys.executable, "-c", ROUTES], env=given, capture_output=True, check=True, text=True)
+    found = {(method, re.sub(r"{[^}]*}", "x", path)) for method, path in json.loads(run.stdout.splitlines()[-1])}
+    assert len(found) > 60
+    return sorted(found - {("GET", "/favicon.ico")})  # which is empty for everybody
+
+
+def test_every_route_needs_the_token_and_few_exist(app: RunningApp, routes: list[tuple[str, str]]) -> None:
+    cookies = ("", f"nnxdsl-app-{app.port}={TOKEN}", f"access-token-unsecure={TOKEN}; token={TOKEN}")
+    own = [("GET", path) for path in ("/run?id=x", "/download?run=x&file=log.txt", "/nothing")]
+    for method, path in [*routes, *own, ("OPTIONS", PREDICT), ("POST", PREDICT)]:
+        for given, cookie in zip(("", "Bearer x", "Basic eDp5"), cookies, strict=True):
+            status, headers, body = answered(app, method, path, None, authorization=given, cookie=cookie)
+            assert status == 401, (method, path, status)
+            assert headers.get("set-cookie") is None
+            assert b"fn_index" not in body
+        is_needed = method in ("GET", "HEAD") and (path.split("?")[0] in ("/", "/run") or path.startswith(NEEDED))
+        if not is_needed and (method, path) != ("POST", PREDICT):
+            assert asked(app, method, path)[0] == 404, (method, path)
+    launch = question_of("runs", "demo", {}, {})
+    assert asked(app, "POST", PREDICT, launch, authorization="")[0] == 401
+    assert not (app.home / ".app" / "launches").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--read-only",)])
+def test_nothing_can_be_uploaded(project: Path, environment: Any, words: tuple[str, ...]) -> None:
+    app = RunningApp(project, environment, words)
+    app.start()
+    form = b"--x\r\ncontent-disposition: form-data; name=files; filename=a\r\n\r\na\r\n--x--\r\n"
+    try:
+        for path in ("/gradio_api/upload", "/gradio_api/upload/", "/upload", "/gradio_api/upload?upload_id=x"):
+            for given, refused in (("", 401), (f"Bearer {app.token}", 404)):
+                kind = "multipart/form-data; boundary=x"
+                assert asked(app, "POST", path, form, authorization=given, content_type=kind)[0] == refused, path
+    finally:
+        app.end()
+
+
+def test_the_printed_address_opens_the_app_and_its_token_stands_nowhere(project: Path, environment: Any) -> None:
+    app = RunningApp(project, environment, token=None)
+    app.start()
+    try:
+        address = app.line.split(" on ")[1].split()[0]
+        assert re.fullmatch(rf"http://127\.0\.0\.1:{app.port}/\?token=[\w-]{{43}}", address)
+        first = app.token
+        assert first is not None
+        status, headers, _ = answered(app, "GET", f"/?token={first}", authorization="", accept="text/html")
+        assert (status, headers["location"]) == (303, "/")
+        cookie = headers["set-cookie"].split(";")[0]
+        assert cookie.startswith(f"nnxdsl-app-{app.port}=")
+        assert asked(app, "GET", "/run", authorization="", cookie=cookie)[0] == 200
+        clear = question_of("about", "clear", {}, {})
+        assert asked(app, "POST", PREDICT, clear, authorization="", cookie=cookie)[0] == 200
+        assert (app.home / ".app" / "audit.jsonl").exists()
+        files = [path for path in project.rglob("*") if path.is_file()]
+        assert [path for path in files if first.encode() in path.read_bytes()] == []
+        app.end()
+        app.token = None
+        app.start()
+        assert app.token != first
+        assert asked(app, "GET", "/", authorization=f"Bearer {first}")[0] == 401
+        assert asked(app, "GET", "/", authorization="", cookie=cookie)[0] == 200  # a page that was open goes on
+    finally:
+        app.end()
+
+
+@pytest.mark.parametrize("how", ["file", "variable"])
+def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environment: Any, how: str) -> None:
+    file = project / "password.txt"
+    file.write_text("open sesame\n")
+    words = ("--password-file", str(file)) if how == "file" else ()
+    given = {} if how == "file" else {"NNXDSL_APP_PASSWORD": "open sesame"}
+    app = RunningApp(project, {**environment, **given}, words)
+    app.start()
+    try:
+        assert "it asks for its password" in app.line
+        assert "open sesame" not in app.line
+        assert TOKEN not in app.line
+        right, wrong = (base64.b64encode(f"x:{word}".encode()).decode() for word in ("open sesame", "wrong"))
+        for path in ("/", "/run", "/theme.css", "/gradio_api/app_id"):
+            assert asked(app, "GET", path, authorization="")[0] == 401, path
+            assert asked(app, "GET", path, authorization=f"Basic {right}")[0] == 200, path
+        assert asked(app, "GET", "/", authorization=f"Basic {wrong}")[0] == 401
+        kind = "application/x-www-form-urlencoded"
+        form = b"secret=open+sesame&next=%2Frun%3Fid%3Dx"
+        status, headers, _ = answered(app, "POST", "/sign-in", form, authorization="", content_type=kind)
+        assert (status, headers["location"]) == (303, "/run?id=x")
+        cookie = headers["set-cookie"].split(";")[0]
+        opened = question_of("runs", "open", {}, {})
+        assert asked(app, "POST", PREDICT, opened, authorization="", cookie=cookie)[0] == 200
+    finally:
+        app.end()
+
+
+@pytest.mark.parametrize("root", ["", "/nnxdsl"])
+def test_an_app_speaks_of_the_proxy_that_was_named_and_of_no_other_host(
+    project: Path, environment: Any, root: str
+) -> None:
+    forged = {
+        "x_forwarded_host": "evil.example",
+        "x_forwarded_proto": "https",
+        "x_gradio_server": "http://evil.example",
+    }
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    app = RunningApp(project, environment, ("--proxy", f"https://lab.example{root}") if root else (), port)
+    app.start()
+    try:
+        for path in ("/", f"{root}/", f"{root}/run?id=x"):
+            status, body = asked(app, "GET", path, **forged)
+            assert (status, b"evil.example" in body) == (200, False), path
+        if root:
+            assert " on https://lab.example/nnxdsl/ " in app.line
+            through = {"x_forwarded_host": "lab.example", "origin": "https://lab.example"}
+            status, body = asked(app, "GET", "/nnxdsl/run", **through)
+            assert status == 200
+            assert b"https://lab.example/nnxdsl" in body
+            opened = question_of("runs", "open", {}, {})
+            status, body = asked(app, "POST", f"/nnxdsl{PREDICT}", opened, **through)
+            assert status == 200
+            assert b'href=\\"/nnxdsl/' in body
+            assert not re.search(rb'href=\\"/(?!nnxdsl/)', body)
+    finally:
+        app.end()
+
+
+def test_no_request_reaches_beyond_the_home(project: Path, environment: Any) -> None:
+    outside = Outside.under(project)
+    app = RunningApp(project, environment)
+    app.start()
+    before = outside.snapshot()
+    try:
+        for run in (one[:1_000] for one in outside.hostile()):
+            for name in sorted(FILES - {"control", "lock"} | {"metrics.csv"}):
+                for safe in ("", "/"):
+                    status, body = asked(app, "GET", f"/download?run={quote(run, safe=safe)}&file={name}")
+                    assert status == 404 or run.startswith("linked-"), (run, name)
+                    assert SECRET.encode() not in body, (run, name)
+            # The sweep of all queries is test_run_paths's; here, those that name a run in every field at once.
+            for page, action, query, payload in (one for one in outside.questions(run) if "against" in one[2]):
+                status, body = asked(app, "POST", PREDICT, question_of(page, action, query, payload))
+                assert status == 200, (page, action, query, body[:300])
+                assert SECRET.encode() not in body, (page, action, query)
+                assert b"The app itself failed" not in body, (page, action, query, body[:1_000])
+        assert outside.snapshot() == before
+        assert not list((app.home / ".app").glob("launches/*"))
+    finally:
+        app.end()
