@@ -240,7 +240,7 @@ class Launcher:
                 else:  # its group holds others, such as the shell that it was typed in
                     os.kill(pid, signal.SIGKILL)
         self.audit("kill", run, who)
-        return "Ended. What it saved last is whole; resume goes on there."
+        return "Ended. What it saved is whole, and resume goes on there; where nothing was saved, it begins again."
 
     def put_away(self, run: str, who: str = "") -> str:
         """Moves a run that is not at work to `<home>/.trash`.

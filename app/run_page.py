@@ -6,6 +6,7 @@ from nnxdsl.spec.errors import RunError
 
 from .experiments import stored
 from .html import Html, join, tag
+from .outputs_request import steps_of
 from .page import Action, Answer, Ask, Page
 from .parts import run_link, state_badge, tabs, tag_link
 from .run_before import before, is_after
@@ -51,9 +52,12 @@ def kill(site: Site, ask: Ask) -> Answer:
 
 
 def resume(site: Site, ask: Ask) -> Answer:
-    """Goes on where it was saved last."""
-    site.launcher.resume(ask.query.get("id", ""), ask.client)
-    return _done(site, ask, "Going on where it was saved last.")
+    """Goes on where it was saved last, or from the beginning where nothing was."""
+    run = ask.query.get("id", "")
+    steps = steps_of(site.run(run).path)
+    site.launcher.resume(run, ask.client)
+    from_where = f"Going on from step {steps[0]:,}, saved last." if steps else "Nothing was saved: it begins again."
+    return _done(site, ask, from_where)
 
 
 def again(site: Site, ask: Ask) -> Answer:

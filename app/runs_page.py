@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import attrs
 
+from nnxdsl.run.exit_codes import REFUSED
 from nnxdsl.spec.errors import RunError
 
 from . import demo
 from .charts import sparkline
 from .html import Html, join, link, tag
 from .index import Row
+from .launch import Launch
 from .page import Action, Answer, Ask, Page
 from .parts import action, progress, run_link, state_badge, tag_link
 from .series import sampled
@@ -23,6 +26,8 @@ SHOWN = 100
 STATES = ("running", "queued", "stopped", "finished", "failed", "lost")
 COMPARED = 6
 FEW = 200
+LAUNCHES = 20
+REFUSED_SECONDS = 24 * 3600.0
 COLUMNS = ("", "Run", "State", "Progress", "Loss", "Accuracy", "Margin", "Curve", "Model", "Started")
 NUMERIC = ("Loss", "Accuracy", "Margin")
 SMALL = "small muted nowrap"
@@ -116,6 +121,11 @@ def unqueue(site: Site, ask: Ask) -> Answer:
     return _told(opened(site, ask), site.launcher.unqueue(ask.text("id"), ask.client))
 
 
+def _is_refused(launch: Launch) -> bool:
+    """Whether a start ended lately with a refusal, so that its run has no directory that the list would show."""
+    return launch.exit_code == REFUSED and not launch.is_alive and time.time() - launch.began < REFUSED_SECONDS
+
+
 def _told(answer: Answer, notice: str) -> Answer:
     return Answer(answer.regions, notice=notice)
 
@@ -179,8 +189,10 @@ def _tagging() -> Html:
 def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
     waiting = site.launcher.waiting()
     known = {row.id for row in rows}
-    starting = [one for one in site.launcher.launches(0, 20) if one.is_alive and one.run not in known]
-    if not rows and not waiting and not starting:
+    newest = {one.run: one for one in reversed(site.launcher.launches(0, LAUNCHES)) if one.run not in known}
+    starting = [one for one in reversed(newest.values()) if one.is_alive]
+    refused = [one for one in reversed(newest.values()) if _is_refused(one)]
+    if not rows and not waiting and not starting and not refused:
         return _empty(site)
     counts = Counter("running" if row.is_live else row.state for row in rows)
     counters = [
@@ -208,7 +220,20 @@ def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
             for place, one in enumerate(waiting, start=1)
         ]
         parts.append(tag("section", tag("h2", "About to begin"), tag("ul", lines, cls="plain"), cls="panel"))
-    parts.append(_table(site, chosen, ask) if chosen else tag("p", "No run fits this search.", cls="empty"))
+    if refused:
+        lines = [
+            tag("li", state_badge("refused"), " ", tag("a", one.run, href=link("/run", id=one.run), cls="mono"))
+            for one in refused
+        ]
+        parts.append(
+            tag("section", tag("h2", "Refused today, before they began"), tag("ul", lines, cls="plain"), cls="panel")
+        )
+    if chosen:
+        parts.append(_table(site, chosen, ask))
+    elif rows:
+        parts.append(tag("p", "No run fits this search.", cls="empty"))
+    elif not waiting and not starting:
+        parts.append(_empty(site))
     idle = "4" if len(rows) <= FEW else "12"  # to look after a thousand runs takes a tenth of a second
     return tag("div", parts, data_tick="2" if any(row.is_live for row in rows) or waiting or starting else idle)
 

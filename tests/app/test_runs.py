@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
+from app import run_page, runs_page
 from app.dispatcher import Dispatcher
 from app.index import Index
 from app.launch import Launcher
+from app.page import Ask
 from app.series import Series, sampled, smoothed, thinned
 from app.settings import Limits, Settings
+from app.state import Site
 from nnxdsl import RunError
 from nnxdsl.run import process
 from nnxdsl.run.jsonl import JsonLines
@@ -70,7 +76,7 @@ def test_metrics_are_read_on_from_where_they_ended_and_anew_when_they_were_cut(t
     with file.path.open("ab") as torn:
         torn.write(b'{"step": 5, "att')
     assert list(series.of(file.path).columns["loss"].steps) == [0, 1, 2, 3, 4]
-    file.drop_last(lambda row: row["step"] >= 2, lambda row: row["step"] < 2)
+    file.rewrite([(start, len(line)) for number, start, line in list(file.lines()) if number <= 2])
     file.append({"step": 2, "attempt": 2, "loss": float("nan")})
     found = series.of(file.path)
     assert list(found.columns["loss"].steps) == [0, 1, 2]
@@ -237,3 +243,49 @@ def test_the_pages_need_neither_jax_nor_gradio() -> None:
     code = "import sys, app.pages, app.command\nprint(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"jax", "flax", "gradio", "orbax", "qwix"} & set(done.stdout.split())
+
+
+def _launch(settings: Settings, run: str, exit_code: int | None, ago: float = 60.0) -> None:
+    """A start as the app has written it down, of a process that is gone."""
+    place = settings.own / "launches" / f"{time.time_ns() - int(ago * 1e9)}-{run}"
+    place.mkdir(parents=True)
+    record = {"run": run, "pid": 2**22 + 1, "pid_started": 1, "host": process.hostname()}
+    (place / "launch.json").write_text(json.dumps(record))
+    if exit_code is not None:
+        (place / "ended.json").write_text(json.dumps({"exit_code": exit_code}))
+
+
+def test_starts_that_were_refused_stand_in_the_list_for_a_day(settings: Settings) -> None:
+    site = Site.of(attrs.evolve(settings, read_only=True))
+    shown = write_run(settings.home, experiment(0), "finished", 3)
+    for run, code, ago in (
+        ("refused-1", 2, 60.0), (shown.name, 2, 60.0), ("old", 2, 2 * 86_400.0), ("done-and-deleted", 0, 60.0),
+        ("unknown", None, 60.0), ("once-refused", 2, 60.0), ("once-refused", 0, 30.0),
+    ):  # fmt: skip
+        _launch(settings, run, code, ago)
+    text = runs_page.opened(site, Ask({})).regions["list"]
+    section = text.partition("Refused today")[2].partition("</section>")[0]
+    assert re.findall(r"/run\?id=([\w-]+)", section) == ["refused-1"]
+    shutil.rmtree(shown)
+    alone = runs_page.opened(site, Ask({})).regions["list"]
+    assert "refused-1" in alone
+    assert "No run fits" not in alone
+    site.close()
+
+
+@pytest.mark.parametrize(("steps", "words"), [((), "it begins again"), ((4, 8), "from step 8")])
+def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], words: str) -> None:
+    site = Site.of(attrs.evolve(settings, read_only=True))
+    path = write_run(settings.home, experiment(0), "stopped", 3)
+    for step in steps:
+        (path / "checkpoints" / f"{step:08d}").mkdir()
+        (path / "checkpoints" / f"{step:08d}" / "manifest.json").write_text("{}")
+    try:
+        assert words in str(run_page.resume(site, Ask({"id": path.name})).notice)
+    finally:
+        newest = site.launcher.newest(path.name)
+        assert newest is not None
+        os.killpg(newest.process.pid, signal.SIGKILL)
+        while newest.exit_code is None:
+            time.sleep(0.05)
+        site.close()
