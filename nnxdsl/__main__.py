@@ -1,6 +1,17 @@
 """`python -m nnxdsl`."""
 
-from nnxdsl.cli import main
+import sys
+
+
+def main() -> int:
+    """Runs the command line, or says in one message that there is not the memory to load it."""
+    try:
+        from nnxdsl.cli import main as command  # noqa: PLC0415 - so that it can be said
+    except (MemoryError, OSError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error or 'out of memory'}; nnxdsl could not be loaded\n")
+        return 1
+    return command()
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

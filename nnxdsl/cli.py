@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from nnxdsl.run import xla_flags
-from nnxdsl.run.exit_codes import INTERRUPTED, REFUSED
+from nnxdsl.run.exit_codes import FAILED, INTERRUPTED, REFUSED
+from nnxdsl.run.limits import exhausted, require_address_space
 from nnxdsl.run.store import RunDirectory, list_runs
 from nnxdsl.spec.base import declared
 from nnxdsl.spec.errors import NnxdslError, Problem, RunError, SpecError, nearest
@@ -43,6 +44,9 @@ _SERVES = {
     "allow": tuple(verb for verb in VERBS if verb != "runs"),
 }
 """The verbs on which a flag has an effect."""
+
+_COMPUTES = ("run", "plan", "resume", "export", "convert", "compare")
+"""The verbs that load jax."""
 
 _PRINTS = ("json", "python", "why", "draw", "dump")
 """Flags that say what is printed; one of them at a time."""
@@ -251,6 +255,11 @@ def _guarded(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        if (said := exhausted(error)) is None:
+            raise
+        sys.stderr.write(f"{said}\n")
+        return FAILED
 
 
 def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experiment | None = None) -> int:
@@ -258,6 +267,8 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
         raise UsageError(_no_verb(verb, words))
     _refuse_idle_flags(verb, options)
     allow_imports(*options.allow or ())
+    if verb in _COMPUTES:
+        require_address_space()
     if verb == "runs":
         if words:
             raise UsageError(f"{words[0]}: runs takes no words; name another directory of runs with --home")

@@ -21,8 +21,10 @@ import jax
 import orbax.checkpoint as ocp
 
 from nnxdsl.run import manifest, room
+from nnxdsl.run.event_loops import use_patient_loops
 from nnxdsl.run.failpoints import reached
 from nnxdsl.run.jsonl import sync_directory
+from nnxdsl.run.limits import descriptor_shortage
 from nnxdsl.run.manifest import DamageError
 from nnxdsl.run.processes import is_first
 from nnxdsl.spec.errors import RunError, suggest
@@ -123,7 +125,10 @@ class Checkpoints:
         self._known_bad: set[int] = set()
         self._verifier = manifest.Verifier()
         if not read_only:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointError(f"{self.directory}: cannot be made: {error.strerror}") from error
             if is_first():
                 for name in (WRITING, TRASH):
                     shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -179,6 +184,7 @@ class Checkpoints:
             },
         }
         place = self.directory / WRITING / _name(step)
+        use_patient_loops()
         checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         saving = _Saving(step, body, frozenset(protect), checkpointer)
         try:
@@ -209,6 +215,8 @@ class Checkpoints:
             CheckpointError: How much it takes, and how much is free.
         """
         needed = sum(_bytes(array) for arrays in groups.values() for array in arrays.values())
+        if why := descriptor_shortage():
+            raise self._failed(step, why)
         if is_first() and (why := room.shortage(self.directory, needed)):
             raise self._failed(step, why)
 
@@ -300,8 +308,11 @@ class Checkpoints:
             shutil.rmtree(self.directory / WRITING, ignore_errors=True)
 
     def _failed(self, step: int, error: BaseException | str) -> CheckpointError:
-        steps = self.steps()
-        last = f"step {steps[-1]} is still there" if steps else "there is no earlier one"
+        try:
+            steps = self.steps()
+            last = f"step {steps[-1]} is still there" if steps else "there is no earlier one"
+        except OSError:  # what keeps it from saving may keep it from looking
+            last = "what was saved before is still there"
         why = error if isinstance(error, str) else _first_line(error)
         return CheckpointError(
             f"checkpoint step {step} could not be saved in {self.directory}: {why}; {last}; "

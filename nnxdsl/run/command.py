@@ -14,6 +14,7 @@ from nnxdsl.run.attempt import Outcome, TrainingError
 from nnxdsl.run.compile_cache import compile_cache
 from nnxdsl.run.display import Display
 from nnxdsl.run.exit_codes import FAILED, REFUSED
+from nnxdsl.run.limits import exhausted
 from nnxdsl.run.loop import run
 from nnxdsl.run.processes import Asked
 from nnxdsl.spec.errors import NnxdslError
@@ -50,7 +51,8 @@ def run_command(
 def _leave_at_once(error: BaseException) -> NoReturn:
     """Ends a process that the others need not wait for: what jax does at an orderly end waits for all of them."""
     if not isinstance(error, TrainingError):
-        what = f"{type(error).__name__}: {error}" if isinstance(error, NnxdslError) else traceback.format_exc()
+        named = f"{type(error).__name__}: {error}" if isinstance(error, NnxdslError) else exhausted(error)
+        what = named or traceback.format_exc()
         sys.stderr.write(f"{what.rstrip()}\n")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
