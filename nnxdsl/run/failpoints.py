@@ -19,6 +19,7 @@ from nnxdsl.spec.errors import RunError, suggest
 VARIABLE = "NNXDSL_FAILPOINT"
 
 POINTS = {
+    "processes-joined": "several processes have found each other, and none has looked for its devices",
     "run-made": "a new run is whole, under its hidden name",
     "run-renamed": "a new run has its name",
     "lock-taken": "the lock is held, and does not say by whom",

@@ -7,6 +7,7 @@ process everything here does nothing and costs nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from jax._src import distributed  # the coordinator's keys and barriers have no 
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from nnxdsl.run.failpoints import reached
 from nnxdsl.run.xla_flags import platform
 from nnxdsl.spec.errors import NnxdslError, RunError
 
@@ -36,6 +38,9 @@ LINGER_SECONDS = 5.0
 
 LOST_SECONDS = 30.0
 """A process that has not been heard of for so long has ended, or its machine has."""
+
+TELL_SECONDS = 5.0
+"""The longest that telling people of a lost process may hold up the end."""
 
 FIRST_SECONDS = 24 * 3600.0
 """The longest that the first process may take over what the others wait for; a dead one is noticed long before."""
@@ -143,6 +148,7 @@ def join(asked: Asked) -> bool:
             f"the processes of this run could not find each other within {JOIN_SECONDS} s ({who}): {_line(error)}; "
             "start all of them, with the same --coordinator, reachable from each, and a --process of its own"
         ) from error
+    reached("processes-joined")
     return True
 
 
@@ -229,6 +235,10 @@ class Watch:
     A killed process cannot say so, and the others would wait for it in a transfer, over some networks for ever. So each
     counts aloud once a second, through the coordinator; whoever stops for `LOST_SECONDS`, or says that it failed, ends
     the run everywhere. What was saved last is whole, and the run goes on from it when it is started again.
+
+    It is entered as soon as the processes have found each other, and asks jax for no devices: looking for them already
+    waits for all processes. Of its two threads one talks to the coordinator, whose answer may never come; the other one
+    notices that.
     """
 
     def __init__(self, lost_seconds: float = LOST_SECONDS) -> None:
@@ -239,28 +249,32 @@ class Watch:
         """
         self._lost_seconds = lost_seconds
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="processes", daemon=True)
+        self._unanswered = 0  # seconds that this process was at work since the coordinator's last answer
+        self._heard: dict[int, tuple[str, float]] = {}
+        self._threads = [
+            threading.Thread(target=target, name="processes", daemon=True) for target in (self._talk, self._wait)
+        ]
 
     def __enter__(self) -> Watch:
-        if not is_alone():
-            self._say("0")
-            self._thread.start()
+        if not _is_alone_by_coordinator():
+            self._heard = dict.fromkeys(range(_state().num_processes), ("", time.monotonic()))
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if is_alone():
+        if _is_alone_by_coordinator():
             return
         self._over.set()
-        self._thread.join()
-        with contextlib.suppress(Exception):  # the coordinator may be gone itself
-            self._say(_ENDED if kind is None else f"{_FAILED}{kind.__name__}: {error}")
+        for thread in self._threads:
+            thread.join(_BEAT_SECONDS)  # one that waits for an answer must not be waited for
+        _within(TELL_SECONDS, lambda: self._say(_ENDED if kind is None else f"{_FAILED}{kind.__name__}: {error}"))
 
     def _say(self, state: str) -> None:
         mine = json.dumps([socket.gethostname(), os.getpid(), state])
-        _client().key_value_set(f"{_ALIVE}{jax.process_index()}", mine, allow_overwrite=True)
+        _client().key_value_set(f"{_ALIVE}{_state().process_id}", mine, allow_overwrite=True)
 
-    def _watch(self) -> None:
-        heard: dict[str, tuple[str, float]] = {}
+    def _talk(self) -> None:
         for count in itertools.count(1):
             try:
                 self._say(str(count))
@@ -268,35 +282,57 @@ class Watch:
             except Exception as error:  # of jaxlib's own type
                 self._end(f"process 0, which coordinates the others, cannot be reached: {_line(error)}")
                 return
-            for key, text in said.items():
-                if problem := self._problem(heard, key, text):
+            self._unanswered = 0
+            states = {int(key.rpartition("/")[2]): json.loads(text) for key, text in said.items()}
+            for number in self._heard:
+                if problem := self._problem(number, *states.get(number, ("", 0, ""))):
                     self._end(problem)
             if self._over.wait(_BEAT_SECONDS):
                 return
 
-    def _problem(self, heard: dict[str, tuple[str, float]], key: str, text: str) -> str | None:
-        """Why a process counts as gone, if it does; notes what it said."""
-        host, pid, state = json.loads(text)
-        number = key.rpartition("/")[2]
-        who = f"process {number} (pid {pid} on {host})"
-        if int(number) == jax.process_index() or state == _ENDED:
+    def _wait(self) -> None:
+        """Counts rather than looks at a clock: a process that was stopped for a while has not waited for an answer."""
+        while not self._over.wait(_BEAT_SECONDS):
+            self._unanswered += 1
+            if self._unanswered * _BEAT_SECONDS > self._lost_seconds:
+                self._end(f"process 0, which coordinates the others, has not answered for {self._lost_seconds:.0f} s")
+
+    def _problem(self, number: int, host: str, pid: int, state: str) -> str | None:
+        """Why a process counts as gone, if it does; notes what it said. One that never said anything has no host."""
+        who = f"process {number} (pid {pid} on {host})" if host else f"process {number}"
+        if number == _state().process_id or state == _ENDED:
             return None
         if state.startswith(_FAILED):
             return f"{who} has {state}"
         now = time.monotonic()
-        before, since = heard.get(key, ("", now))
-        heard[key] = state, since if before == state else now
+        before, since = self._heard[number]
+        self._heard[number] = state, since if before == state else now
         is_silent = before == state and now - since > self._lost_seconds
         return f"{who} has not been heard of for {self._lost_seconds:.0f} s" if is_silent else None
 
     def _end(self, why: str) -> None:
-        """Ends this process, whose main thread may be waiting for the other one for ever."""
+        """Ends this process, whose main thread may be waiting for the other one for ever.
+
+        Who is told may be as stuck as that: a terminal that takes no more, a disk that does not answer.
+        """
         if self._over.is_set():
             return
+        end = time.monotonic() + TELL_SECONDS
         for tell in reversed(_told):
-            with contextlib.suppress(Exception):  # that one of them fails must not keep it from ending
-                tell(why)
+            _within(max(0.5, end - time.monotonic()), functools.partial(tell, why))
         os._exit(1)
+
+
+def _within(seconds: float, act: Callable[[], object]) -> None:
+    """Does something in a thread of its own and waits for it, but not for longer; that it fails does not matter."""
+
+    def acted() -> None:
+        with contextlib.suppress(Exception):  # the coordinator, a disk or a terminal may be gone itself
+            act()
+
+    thread = threading.Thread(target=acted, name="processes", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 @contextlib.contextmanager
@@ -314,11 +350,13 @@ def last_to_leave(seconds: float = LINGER_SECONDS) -> None:
 
     With it goes what they talk through, and jax aborts whoever still listens, without a word, with a code of its own.
     """
-    end = time.monotonic() + (0 if is_alone() or not is_first() else seconds)
+    # Asked of the coordinator's client: to ask jax would wait for all processes where none has looked for its devices.
+    is_waited_for = not _is_alone_by_coordinator() and _state().process_id == 0
+    end = time.monotonic() + (seconds if is_waited_for else 0)
     with contextlib.suppress(Exception):
         while time.monotonic() < end:
             states = [json.loads(text)[2] for _, text in _client().key_value_dir_get(_ALIVE)]
-            if sum(state == _ENDED or state.startswith(_FAILED) for state in states) == jax.process_count():
+            if sum(state == _ENDED or state.startswith(_FAILED) for state in states) == _state().num_processes:
                 end = min(end, time.monotonic() + 0.2)  # between saying so and being gone
             time.sleep(0.05)
 
@@ -330,7 +368,16 @@ def leave() -> None:
 
 
 def _client() -> Any:
-    return cast(Any, distributed.global_state).client
+    return _state().client
+
+
+def _state() -> Any:
+    """What `jax.distributed` knows without looking for devices."""
+    return cast(Any, distributed.global_state)
+
+
+def _is_alone_by_coordinator() -> bool:
+    return _state().client is None or _state().num_processes == 1
 
 
 def _is_plain(value: object) -> bool:

@@ -38,8 +38,8 @@ VISITS = {
     "lock-recorded": (1,),
     "attempt-appended": (1,),
 }
-ELSEWHERE = ("rows-copied", "rows-dropped", "commit-replaced")
-"""Points that only a run which goes on comes to; they have tests of their own."""
+ELSEWHERE = ("rows-copied", "rows-dropped", "commit-replaced", "processes-joined")
+"""Points that only a run which goes on, or one in several processes, comes to; they have tests of their own."""
 
 KILLS = [f"{point}@{visit}" for point in POINTS if point not in ELSEWHERE for visit in VISITS.get(point, (1, 2))]
 

@@ -1,0 +1,116 @@
+"""Row 27: one of two processes is killed at any moment, on a busy machine; the other ends within the promise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fault_lab import Lab, environment, steps_done
+
+from nnxdsl.run.processes import LOST_SECONDS, TELL_SECONDS
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+PROMISE = LOST_SECONDS + 2 * TELL_SECONDS + 15
+"""With what a busy machine takes to run what has been decided."""
+
+WORDS = ("run", "mesh.data=2", "steps=100000", "evaluation=None", "checkpoint.every_steps=20")
+
+
+@contextlib.contextmanager
+def load(count: int) -> Iterator[None]:
+    """So many processes that do nothing but keep the machine busy."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def two(lab: Lab, at: dict[int, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A run in two processes; `at` says at which point of the code one of them is killed."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    children: list[subprocess.Popen[bytes]] = []
+    for number in range(2):
+        variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+        if number in at:
+            variables["NNXDSL_FAILPOINT"] = at[number]
+        flags = ["--coordinator", f"localhost:{port}", "--processes", "2", "--process", str(number)]
+        with (lab.place / f"{number}.out").open("wb") as out:
+            children.append(
+                subprocess.Popen(
+                    [sys.executable, "tiny.py", *WORDS, *flags],
+                    cwd=lab.place,
+                    env={**environment(), **variables},
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def until(is_so: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def check_other_ends(lab: Lab, other: int, child: subprocess.Popen[bytes]) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(PROMISE)
+    took = time.monotonic() - began
+    said = (lab.place / f"{other}.out").read_text(errors="replace")
+    assert child.returncode is not None, f"still there after {took:.0f} s: {said[-3000:]}"
+    assert child.returncode != 0, said[-3000:]
+    print(f"ended {took:.1f} s later, load {os.getloadavg()[0]:.0f}")
+    return took
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_killed_before_it_has_looked_for_devices(lab: Lab, killed: int) -> None:
+    """The other one waits inside of jax for the devices of all; nothing has been heard of the first."""
+    with load(2), two(lab, {killed: "processes-joined"}) as children:
+        until(lambda: children[killed].poll() is not None, 300)
+        check_other_ends(lab, 1 - killed, children[1 - killed])
+
+
+def killed_under_load(lab: Lab, number: int) -> None:
+    seeded = random.Random(number)
+    killed, steps = number % 2, seeded.randrange(40)
+    with load(4), two(lab, {}) as children:
+
+        def is_time() -> bool:
+            runs = list((lab.place / "runs").glob("tiny-*"))
+            return bool(runs) and steps_done(Path(runs[0])) > steps
+
+        until(is_time, 400)
+        time.sleep(seeded.uniform(0, 0.5))
+        children[killed].kill()
+        check_other_ends(lab, 1 - killed, children[1 - killed])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(12))
+def test_killed_at_any_step(lab: Lab, number: int) -> None:
+    killed_under_load(lab, number)
