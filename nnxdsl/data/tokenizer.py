@@ -6,12 +6,15 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from nnxdsl.data.chat import TURNS
 from nnxdsl.data.hub_tokenizers import HFTokenizer, SentencePieceTokenizer
+from nnxdsl.data.missing_tokenizer import MissingTokenizer
 from nnxdsl.spec.errors import DataError
 from nnxdsl.spec.tokenizer import Tokenizer
+
+_NAMES = ("tokenizer.json", "tokenizer.model")
 
 
 class TokenizerBase(Protocol):
@@ -100,6 +103,9 @@ def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
         spec: `Tokenizer.Auto()` takes the one beside the weights, and bytes where there are no weights.
         weights_dir: Directory of the weights, None for random ones.
 
+    Returns:
+        The tokenizer; with `Tokenizer.Auto()` and weights that come without one, a `MissingTokenizer`.
+
     Raises:
         DataError: No tokenizer is where it should be, or it cannot be read.
     """
@@ -109,19 +115,24 @@ def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
         case Tokenizer.File(path=path, chat_template=template):
             return _from_files(Path(path).expanduser(), template)
         case Tokenizer.Auto():
-            return BytesTokenizer() if weights_dir is None else _from_files(weights_dir, None)
+            return BytesTokenizer() if weights_dir is None else _beside_weights(weights_dir)
         case _:
             raise DataError(f"no way is known to open {spec!r}; use Tokenizer.Auto, Tokenizer.Bytes or Tokenizer.File")
 
 
+def _beside_weights(directory: Path) -> TokenizerBase:
+    if directory.is_dir() and not any((directory / name).is_file() for name in _NAMES):
+        return cast("TokenizerBase", MissingTokenizer(directory, _NAMES))
+    return _from_files(directory, None)
+
+
 def _from_files(path: Path, template: str | None) -> TokenizerBase:
-    names = ("tokenizer.json", "tokenizer.model")
-    file = next((path / name for name in names if (path / name).is_file()), path)
+    file = next((path / name for name in _NAMES if (path / name).is_file()), path)
     if not file.exists():
-        raise DataError(f"{path}: no such file or directory; a tokenizer is a directory with {' or '.join(names)}")
+        raise DataError(f"{path}: no such file or directory; a tokenizer is a directory with {' or '.join(_NAMES)}")
     if file.is_dir():
         raise DataError(
-            f"{path}: no tokenizer here, looked for {' and '.join(names)}; name one with Tokenizer.File(path), "
+            f"{path}: no tokenizer here, looked for {' and '.join(_NAMES)}; name one with Tokenizer.File(path), "
             f"or take the built-in Tokenizer.Bytes()"
         )
     if file.suffix == ".json":

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from nnxdsl.data.byte_files import byte_files
+from nnxdsl.data.missing_tokenizer import MissingTokenizer
 from nnxdsl.data.tokenizer import BytesTokenizer, TokenizerBase, open_tokenizer
 from nnxdsl.run import origin
 from nnxdsl.spec.errors import DataError, NnxdslError
@@ -59,6 +60,8 @@ class TokenizerFiles:
             tokenizer = open_tokenizer(owner.model.tokenizer, directory)
         except (NnxdslError, OSError) as error:
             return cls(f"none is written, since that of the run cannot be opened: {error}")
+        if isinstance(tokenizer, MissingTokenizer):
+            return cls("none is written, since the weights of the run came without one", directory)
         if isinstance(tokenizer, BytesTokenizer):
             return cls("the built-in bytes, as a tokenizer.json that gives the same ids", tokenizer=tokenizer)
         spec = owner.model.tokenizer

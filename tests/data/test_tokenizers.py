@@ -6,14 +6,15 @@ import importlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnxdsl import DataError, Tokenizer
-from nnxdsl.data import BytesTokenizer, open_tokenizer, stop_ids
+from nnxdsl import Data, DataError, Tokenizer
+from nnxdsl.data import BytesTokenizer, load, open_tokenizer, stop_ids
 from nnxdsl.data.hub_tokenizers import HFTokenizer, SentencePieceTokenizer
 
 LINES = ["the cat sat on the mat and the dog sat on the log", "what is the capital of France? it is Paris."] * 20
@@ -140,6 +141,57 @@ def test_errors_say_what_would_be_right(bpe_dir: Path, tmp_path: Path, monkeypat
     assert said["alone.json"] == (
         'alone.json: nothing says which token ends a text; add tokenizer_config.json with an "eos_token" beside it'
     )
+
+
+ROWS_OF_IDS = [
+    (Data.Preferences, [{"prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [95]}]),
+    (Data.Feedback, [{"prompt_ids": [n], "completion_ids": [95], "label": True} for n in (1, 2)]),
+    (Data.Feedback, [{"prompt_ids": [n], "chosen_ids": [95], "rejected_ids": [1]} for n in (1, 2)]),
+]
+
+
+@pytest.mark.parametrize(("data", "rows"), ROWS_OF_IDS)
+def test_rows_of_token_ids_need_no_tokenizer(write, data: Any, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    missing = open_tokenizer(Tokenizer.Auto(), tmp_path)
+    with_one, without = (load(data(write(*rows)), tokens, vocabulary=96) for tokens in (BytesTokenizer(), missing))
+    assert without.ids_digest() == with_one.ids_digest()
+    with pytest.raises(DataError, match=r"rows.jsonl:\d: field '.*'\[0\]: 95 is no token id; ids are 0 to 94"):
+        load(data(write(*rows)), missing, vocabulary=95)
+
+
+@pytest.mark.parametrize(
+    ("data", "row"),
+    [
+        (Data.Preferences, {"prompt": "q", "chosen": "a", "rejected": "b"}),
+        (Data.Preferences, {"prompt": [{"role": "user", "content": "q"}], "chosen": "a", "rejected": "b"}),
+        (Data.Preferences, {"chosen": "q: a", "rejected": "q: b"}),
+        (Data.Feedback, {"prompt": "q", "completion": "a", "label": True}),
+        (Data.Conversations, {"messages": [{"role": "assistant", "content": "a"}]}),
+        (Data.Conversations, {"prompt": "q", "completion": "a"}),
+        (Data.Text, {"text": "a"}),
+        (Data.Prompts, {"prompt": "q"}),
+    ],
+)
+def test_text_needs_a_tokenizer(write, data: Any, row: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    missing = open_tokenizer(Tokenizer.Auto(), tmp_path / "weights")
+    with pytest.raises(DataError) as error:
+        load(data(write(row)), missing, vocabulary=96)
+    assert str(error.value) == (
+        f"rows.jsonl:1: {tmp_path / 'weights'}: no tokenizer here, looked for tokenizer.json and tokenizer.model; a "
+        "tokenizer is required to turn text into tokens (rows of text or chats, evaluation.prompts, rollouts); set "
+        "model.tokenizer=Tokenizer.File(path) or Tokenizer.Bytes(), or model.weights that come with one; only rows of "
+        "token ids (prompt_ids, chosen_ids, ...) need none"
+    )
+
+
+def test_a_missing_tokenizer_says_what_it_is_required_for(tmp_path: Path) -> None:
+    missing = open_tokenizer(Tokenizer.Auto(), tmp_path)
+    with pytest.raises(DataError, match="a tokenizer is required to turn tokens into text"):
+        missing.decode([1])
+    with pytest.raises(DataError, match="a tokenizer is required to know where an answer ends"):
+        stop_ids(missing)
+    assert not hasattr(missing, "pad_id")
 
 
 @pytest.fixture(scope="module")
