@@ -105,7 +105,7 @@ class Preferences(Answered):
     """Pairs of a better and a worse answer to one prompt.
 
     In each row `prompt`, `chosen`, `rejected` as text or chat messages (an implicit prompt is found), or
-    `prompt_ids`, `chosen_ids`, `rejected_ids`.
+    `prompt_ids`, `chosen_ids`, `rejected_ids`, which need no tokenizer.
     """
 
     yields: ClassVar[str] = "pairs"
@@ -128,6 +128,8 @@ class Feedback(Answered):
 @attrs.frozen(kw_only=True)
 class Conversations(Data):
     """Chats for supervised fine-tuning: `messages` (or `prompt` and `completion`) in each row.
+
+    `tool_calls` of messages and the field `tools` of a row are written by the chat template.
 
     Attributes:
         path: File, relative to the directory in which the command runs.

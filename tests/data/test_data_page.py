@@ -1,0 +1,55 @@
+"""The page on data: its rows are read as it says, and its tables have the kinds that the code has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from nnxdsl import Data
+from nnxdsl.data import BytesTokenizer, load
+from tests.data.test_messages import CALLING
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```jsonl (\w+)( tools)?\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("kind", "tools", "rows"), BLOCKS)
+def test_the_rows_of_the_page(write, kind: str, tools: str, rows: str) -> None:
+    path = write(*(line.encode() for line in rows.splitlines()))
+    report = load(getattr(Data, kind)(path), BytesTokenizer(CALLING if tools else None)).report
+    assert (report.kept, report.unread) == (len(rows.splitlines()), {})
+    assert set(report.odd) <= {"duplicate"}  # two forms of the same row
+
+
+def test_every_kind_of_bad_row_is_described() -> None:
+    raised = set()
+    for file in (ROOT / "nnxdsl" / "data").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) == "RowError"
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                raised.add(node.args[0].value)
+    table = PAGE.partition("## Bad rows")[2].partition("## Odd rows")[0]
+    described = {kind for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for kind in row.split(", ")}
+    assert described - {"kind"} == raised
+
+
+def test_every_kind_of_odd_row_is_described(write) -> None:
+    table = PAGE.partition("## Odd rows")[2]
+    described = set(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)) - {"kind"}
+    tested = (Path(__file__).parent / "test_messages.py").read_text(encoding="utf-8")
+    for kind in described - {"duplicate", "merged border"}:
+        assert kind.partition(" (")[0] in tested, kind
+    found = set(re.findall(r'yield "([^"]+)"|"(merged border|blank prompt|differ by blanks alone)"', _sources()))
+    assert {one or other for one, other in found} == {kind for kind in described if not kind.startswith("two forms")}
+
+
+def _sources() -> str:
+    names = ("gather", "messages", "written", "preferences", "conversations")
+    return "".join((ROOT / "nnxdsl" / "data" / f"{name}.py").read_text(encoding="utf-8") for name in names)
