@@ -227,8 +227,9 @@ def _what_stands_at(path: Path) -> str:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except OSError:
         return ""
-    is_file = kind == stat.S_IFREG
-    return "" if is_file else f"is {kinds.get(kind, 'a device')} and no regular file; put the file itself in its place"
+    if kind == stat.S_IFREG:
+        return ""
+    return f"is {kinds.get(kind, 'a device')} and no regular file; put the file itself there, or remove it"
 
 
 def write_json(path: Path, value: Any) -> None:
