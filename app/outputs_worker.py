@@ -25,8 +25,8 @@ from typing import IO, Any
 
 import attrs
 
-import nnxdsl
 from nnxdsl.run import process
+from nnxdsl.run.code_digest import code_digest
 from nnxdsl.run.jsonl import read_json, replace
 from nnxdsl.spec.errors import RunError
 
@@ -159,7 +159,7 @@ class Answers:
             "held out": _stamp(self.held_out(model.run)),
             "request": request,
             "versions": {name: _version(name) for name in _VERSIONS},
-            "code": _code(),
+            "code": code_digest(),
         }
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -371,15 +371,3 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-@cache
-def _code() -> str:
-    """Digest of the sources that compute; read once, as the app's own process does with its code."""
-    digest, root = hashlib.sha256(), Path(nnxdsl.__file__).parent
-    for floor in ("data", "models", "program"):
-        for file in sorted((root / floor).rglob("*.py")):
-            digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
-    for file in sorted((root / "run").glob("outputs*.py")):
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()

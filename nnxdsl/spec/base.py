@@ -10,7 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import attrs
 
@@ -103,7 +103,7 @@ class Spec:
             fields = attrs.fields_dict(type(self))
             # A property that reads an unset field ends here as well, under its own name.
             reads = isinstance(getattr(type(self), name, None), property)
-            unset = name in fields or (reads and any(_is_unset(self, field) for field in fields))
+            unset = name in fields or (reads and _is_unfinished(self))
             kind = UnsetError if unset else AttributeError
             raise kind(f"'{type(self).__qualname__}' object has no attribute '{name}'", name=name, obj=self)
 
@@ -128,11 +128,16 @@ class Broken:
 BROKEN = Broken()
 
 
-def _is_unset(spec: Spec, field: str) -> bool:
-    try:
-        object.__getattribute__(spec, field)
-    except AttributeError:
-        return True
+def _is_unfinished(spec: Spec) -> bool:
+    """Whether a field of an object, or of one inside it, holds nothing."""
+    for field in attrs.fields_dict(type(spec)):
+        try:
+            value = object.__getattribute__(spec, field)
+        except AttributeError:
+            return True
+        held = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(item, Spec) and _is_unfinished(item) for item in held):
+            return True
     return False
 
 
