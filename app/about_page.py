@@ -9,8 +9,8 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from nnxdsl.run import process
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import process_info
 
 from .html import Html, join, tag
 from .index import Row, last_attempt
@@ -49,7 +49,7 @@ def opened(site: Site, ask: Ask) -> Answer:
         ("Log shown", size(limits.log_bytes)),
     ]
     machine = [
-        ("Machine", f"{process.hostname()}, {platform.platform()}"),
+        ("Machine", f"{process_info.hostname()}, {platform.platform()}"),
         ("Processors", os.cpu_count()),
         ("Devices of the newest run", _devices(site, rows)),
         ("Python", platform.python_version()),

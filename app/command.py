@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nnxdsl.cli import add_allow
-from nnxdsl.run.exit_codes import REFUSED
-from nnxdsl.spec.errors import NnxdslError, RunError
-from nnxdsl.spec.imports import allow_imports
+from nnxdsl.cli.dispatch import add_allow
+from nnxdsl.cli.exit_codes import REFUSED
+from nnxdsl.config.core.imports import allow_imports
+from nnxdsl.errors import NnxdslError, RunError
 
 from .settings import LOOPBACK, Limits, Settings
 

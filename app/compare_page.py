@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from nnxdsl.run.jsonl import read_json
-from nnxdsl.spec.errors import NnxdslError
+from nnxdsl.errors import NnxdslError
+from nnxdsl.storage.jsonl import read_json
 
 from .charts import COLOURS
 from .compare_config import flat, unfair

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from nnxdsl import Adapter, Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, Weights
-from nnxdsl.run.jsonl import replace
-from nnxdsl.spec.source import to_python
+from nnxdsl.config.core.codegen import to_python
+from nnxdsl.storage.jsonl import replace
 
 from . import demo_data
 from .html import Child, Html, join, link, tag

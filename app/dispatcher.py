@@ -8,8 +8,8 @@ import shutil
 import sys
 import threading
 
-from nnxdsl.run.jsonl import read_json
-from nnxdsl.spec.errors import NnxdslError
+from nnxdsl.errors import NnxdslError
+from nnxdsl.storage.jsonl import read_json
 
 from .experiments import from_tree
 from .index import Index

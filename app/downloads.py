@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 import attrs
 
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
 
 from .outputs_export import TYPES as OUTPUTS
 from .outputs_export import exported

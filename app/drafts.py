@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.run.jsonl import read_json, write_json
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.storage.jsonl import read_json, write_json
 
 KEPT = 200
 _NAME = re.compile(r"[0-9a-f]{12}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nnxdsl.run.jsonl import read_json
-from nnxdsl.spec.errors import NnxdslError, Problem, SpecError
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.imports import require_allowed
-from nnxdsl.spec.tree import from_dict, from_json
+from nnxdsl.config.core.imports import require_allowed
+from nnxdsl.config.core.serialization import from_dict, from_json
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import NnxdslError, Problem, SpecError
+from nnxdsl.storage.jsonl import read_json
 
 from .read_python import read_python
 

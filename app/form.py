@@ -12,12 +12,12 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.spec.base import Spec, declared, is_family, members
-from nnxdsl.spec.docs import field_docs, summary
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.kinds import arms
-from nnxdsl.spec.limits import Limit
-from nnxdsl.spec.source import render
+from nnxdsl.config.core.base import Spec, declared, is_family, members
+from nnxdsl.config.core.codegen import render
+from nnxdsl.config.core.docstrings import field_docs, summary
+from nnxdsl.config.core.fields import arms
+from nnxdsl.config.core.validators import Limit
+from nnxdsl.config.experiment import Experiment
 
 from .form_texts import NONE, is_optional, items_of, member_of, spec_in
 from .html import Child, Html, tag

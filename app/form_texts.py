@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import attrs
 
-from nnxdsl.spec.base import Spec, declared, is_family, members
-from nnxdsl.spec.errors import Problem, SpecError, join
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.kinds import arms, type_name
-from nnxdsl.spec.source import render
-from nnxdsl.spec.tree import from_dict
+from nnxdsl.config.core.base import Spec, declared, is_family, members
+from nnxdsl.config.core.codegen import render
+from nnxdsl.config.core.fields import arms, type_name
+from nnxdsl.config.core.serialization import from_dict
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import Problem, SpecError, join
 
 NONE = ""
 """The type's text where a field holds None."""

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import attrs
 
-from nnxdsl.run import process
-from nnxdsl.run.jsonl import read_json
-from nnxdsl.run.store import RunDirectory, Status, liveness_of
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs.run_dir import RunDirectory, Status, liveness_of
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import read_json
 
 from .experiments import facts_of
 from .run_paths import directory_path, run_path
@@ -127,7 +127,7 @@ class Index:
                 created=known.created,
                 problem=known.problem,
             )
-        quiet = process.seconds_since(status.get("heartbeat") or {})
+        quiet = process_info.seconds_since(status.get("heartbeat") or {})
         state = state_of(status)
         began = parsed(known.created)
         beat = (status.get("heartbeat") or {}).get("wall")

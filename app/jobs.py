@@ -22,7 +22,7 @@ from typing import IO, Any, Literal
 
 import attrs
 
-from nnxdsl.run import process
+from nnxdsl.storage import process_info
 
 JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
 
@@ -169,7 +169,7 @@ class Jobs:
             self._note(job, code, late, out, err)
 
     def _note(self, job: Job, code: int, late: bool, out: IO[bytes], err: IO[bytes]) -> None:
-        printed, complained = _text(out, RESULT_BYTES), process.redact(_text(err, 1_000_000))[-SHOWN:].strip()
+        printed, complained = _text(out, RESULT_BYTES), process_info.redact(_text(err, 1_000_000))[-SHOWN:].strip()
         with self._lock:
             if job.state == "cancelled":
                 return

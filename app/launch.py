@@ -20,14 +20,14 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.run import process
-from nnxdsl.run.jsonl import JsonLines, read_json, replace, write_json
-from nnxdsl.run.lock import RunLock
-from nnxdsl.run.store import RunDirectory, liveness_of, writer_of
-from nnxdsl.spec.errors import RunError
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.source import to_python
-from nnxdsl.spec.tree import to_dict
+from nnxdsl.config.core.codegen import to_python
+from nnxdsl.config.core.serialization import to_dict
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import RunError
+from nnxdsl.runs.lock import RunLock
+from nnxdsl.runs.run_dir import RunDirectory, liveness_of, writer_of
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import JsonLines, read_json, replace, write_json
 
 from .jobs import environment
 from .run_paths import run_path
@@ -50,7 +50,7 @@ class Launch:
 
     directory: Path
     run: str
-    process: process.Process
+    process: process_info.Process
     record: dict[str, Any]
 
     @property
@@ -139,10 +139,10 @@ class Launcher:
                 close_fds=True,
             )
         record = {
-            **process.environment(argv, cwd),
+            **process_info.environment(argv, cwd),
             "run": run,
             "pid": child.pid,
-            "pid_started": process.started(child.pid),
+            "pid_started": process_info.started(child.pid),
             "variables": sorted(environment()),
             "asked_by": who,
         }
@@ -223,7 +223,7 @@ class Launcher:
             RunError: nothing of it is at work on this machine.
         """
         path = run_path(self._home, run)
-        writers: list[process.Process | None] = []
+        writers: list[process_info.Process | None] = []
         if (path / "run.json").exists():
             status = RunDirectory(path).status()
             if liveness_of(status) in ("running", "silent"):
@@ -335,7 +335,7 @@ class Launcher:
         self._own.mkdir(parents=True, exist_ok=True)
         with self._lock:
             lines = JsonLines(self._own / "audit.jsonl")
-            lines.append({"time": process.utc(), "action": what, "run": run, "by": who, "app": os.getpid()})
+            lines.append({"time": process_info.utc(), "action": what, "run": run, "by": who, "app": os.getpid()})
             lines.close()
 
     def audited(self, run: str) -> list[dict[str, Any]]:
@@ -374,13 +374,13 @@ def tail(path: Path, limit: int) -> str:
         return ""
     if size > limit:
         data = data.partition(b"\n")[2]
-    return process.redact(data.decode("utf-8", errors="replace"))
+    return process_info.redact(data.decode("utf-8", errors="replace"))
 
 
 def _opened(directory: Path) -> Launch:
     record = read_json(directory / "launch.json")
     try:
-        who = process.Process(int(record["pid"]), record["pid_started"], str(record["host"]))
+        who = process_info.Process(int(record["pid"]), record["pid_started"], str(record["host"]))
         return Launch(directory, str(record["run"]), who, record)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{directory / 'launch.json'}: damaged") from error
@@ -390,7 +390,7 @@ def _wait(child: subprocess.Popen[bytes], directory: Path) -> None:
     """Notes how a child ended, if the app still lives by then; the run itself does not need it."""
     code = child.wait()
     with contextlib.suppress(RunError):
-        write_json(directory / "ended.json", {"exit_code": code, "time": process.utc()})
+        write_json(directory / "ended.json", {"exit_code": code, "time": process_info.utc()})
 
 
 def _iso(nanoseconds: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from nnxdsl.run.plan_view import entry_words, shape_words, spec_words
+from nnxdsl.terminal.plan_view import entry_words, shape_words, spec_words
 
 from .html import Child, Html, join, link, tag
 from .words import size

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnxdsl.program import hardware
-from nnxdsl.run.plan_view import mesh_words
-from nnxdsl.spec.errors import SpecError
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.placement import MESH_AXES
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.sharding import MESH_AXES
+from nnxdsl.errors import SpecError
+from nnxdsl.sharding import hardware
+from nnxdsl.terminal.plan_view import mesh_words
 
 from .html import Html, join, link, tag
 from .layout_request import (

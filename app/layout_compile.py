@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnxdsl.spec.experiment import Experiment
+from nnxdsl.config.experiment import Experiment
 
 from . import layout_views
 from .html import Child, Html, tag

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.run.plan_view import PALETTE, counted, entry_words, shape_words
+from nnxdsl.terminal.plan_view import PALETTE, counted, entry_words, shape_words
 
 from .html import Html, join, tag
 from .words import size

@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.run.plan_view import mesh_words
-from nnxdsl.spec.errors import NnxdslError, SpecError
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.tree import to_dict
+from nnxdsl.config.core.serialization import to_dict
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import NnxdslError, SpecError
+from nnxdsl.terminal.plan_view import mesh_words
 
 from . import form_texts, layout_arrays, layout_views
 from .experiments import from_text

@@ -10,13 +10,13 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.program import hardware
-from nnxdsl.run.ahead_process import find_compiler
-from nnxdsl.run.jsonl import write_json
-from nnxdsl.spec.errors import Problem, RunError, SpecError, suggest
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.placement import MESH_AXES
-from nnxdsl.spec.tree import evolve, to_dict
+from nnxdsl.config.core.serialization import evolve, to_dict
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.sharding import MESH_AXES
+from nnxdsl.errors import Problem, RunError, SpecError, suggest
+from nnxdsl.planning.aot_process import find_compiler
+from nnxdsl.sharding import hardware
+from nnxdsl.storage.jsonl import write_json
 
 from . import form_texts
 from .experiments import stored

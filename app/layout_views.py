@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.run.plan_view import facts as plan_facts
-from nnxdsl.run.plan_view import mesh_words
+from nnxdsl.terminal.plan_view import facts as plan_facts
+from nnxdsl.terminal.plan_view import mesh_words
 
 from .html import Child, Html, join, tag
 from .parts import facts, table

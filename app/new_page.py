@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from nnxdsl.spec.errors import Problem, SpecError
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.tree import to_dict
+from nnxdsl.config.core.serialization import to_dict
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import Problem, SpecError
 
 from . import demo, form, form_texts
 from .drafts import Draft

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from urllib.parse import quote
 
-from nnxdsl.spec.errors import Problem
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.source import render, to_python
-from nnxdsl.spec.tree import diff, get, to_json
+from nnxdsl.config.core.codegen import render, to_python
+from nnxdsl.config.core.serialization import diff, get, to_json
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import Problem
 
 from . import form_texts
 from .drafts import Draft

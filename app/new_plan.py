@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnxdsl.spec.experiment import Experiment
+from nnxdsl.config.experiment import Experiment
 
 from .html import Html, join, link, tag
 from .jobs import Job

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
 
 TYPES = {"jsonl": "application/jsonl", "csv": "text/csv; charset=utf-8"}
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
 
 from . import demo
 from .html import Html, join, link, tag

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 
 import attrs
 
-from nnxdsl.data.rows import RowError, read_rows
-from nnxdsl.run.jsonl import read_json
-from nnxdsl.spec.errors import DataError, NnxdslError, RunError
+from nnxdsl.data.loaders.files import RowError, read_rows
+from nnxdsl.errors import DataError, NnxdslError, RunError
+from nnxdsl.storage.jsonl import read_json
 
 from .index import Row
 from .outputs_worker import Model

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from nnxdsl.run import process
-from nnxdsl.run.jsonl import JsonLines
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import JsonLines
 
 from .outputs_worker import Asked, Model
 
@@ -41,7 +41,8 @@ class Votes:
             raise RunError("vote for a, b or tie")
         whose = "tie" if choice == "tie" else self.order(asked.key)["ab".index(choice)]
         model = asked.model
-        row = {"time": process.utc(), "key": asked.key, "run": model.run, "step": model.step, "against": model.against}
+        row = {"time": process_info.utc(), "key": asked.key, "run": model.run, "step": model.step}
+        row["against"] = model.against
         with self._lock:
             self._file.path.parent.mkdir(parents=True, exist_ok=True)
             self._file.append({**row, "for": whose}, durable=True)

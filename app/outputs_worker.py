@@ -25,16 +25,16 @@ from typing import IO, Any
 
 import attrs
 
-from nnxdsl.run import process
-from nnxdsl.run.code_digest import code_digest
-from nnxdsl.run.jsonl import read_json, replace
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs.code_digest import code_digest
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import read_json, replace
 
 from .jobs import SHOWN, JobState, environment
 from .run_paths import run_path
 from .settings import Settings
 
-COMMAND = ("-m", "nnxdsl.run.outputs_command")
+COMMAND = ("-m", "nnxdsl.generate.worker")
 
 KEPT = 400
 """Answers on disk; the oldest go first."""
@@ -124,7 +124,7 @@ class _Child:
         """The end of what it wrote to its standard error."""
         self.complaints.seek(0)
         text = self.complaints.read()[-1_000_000:].decode("utf-8", errors="replace")
-        return process.redact(text)[-SHOWN:].strip()
+        return process_info.redact(text)[-SHOWN:].strip()
 
 
 class Answers:
@@ -314,7 +314,7 @@ class Answers:
             "request": asked.request,
             "result": result,
             "seconds": asked.seconds,
-            "time": process.utc(),
+            "time": process_info.utc(),
         }
         with contextlib.suppress(RunError):  # a full disk costs the cache and not the answer
             replace(self.place / f"{asked.key}.json", json.dumps(kept).encode())

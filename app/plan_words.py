@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.run.plan_view import facts as plan_facts
+from nnxdsl.terminal.plan_view import facts as plan_facts
 
 from .html import Child, Html, join, tag
 from .parts import facts, table

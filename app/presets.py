@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from nnxdsl.spec.experiment import Experiment
+from nnxdsl.config.experiment import Experiment
 
 from .experiments import from_tree
 from .jobs import Job, Jobs, files_of

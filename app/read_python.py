@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Mapping
 
-from nnxdsl.spec.base import Spec, is_family, members_hint, registry
-from nnxdsl.spec.errors import Problem, SpecError, nearest
-from nnxdsl.spec.experiment import Experiment
+from nnxdsl.config.core.base import Spec, is_family, members_hint, registry
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import Problem, SpecError, nearest
 
 HINT = "the app reads plain constructor calls only; `nnxdsl show FILE --python` writes any experiment so"
 DEEPEST = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from nnxdsl.spec.weights import From
+from nnxdsl.config.weights import From
 
 from .experiments import stored
 from .html import Child, Html, join, link, tag

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nnxdsl.run.store import RunDirectory, Status
+from nnxdsl.runs.run_dir import RunDirectory, Status
 
 from .axes import Axis, axes, offered
 from .charts import Line, Mark, chart

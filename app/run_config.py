@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.errors import NnxdslError, SpecError
-from nnxdsl.spec.source import render, to_python
-from nnxdsl.spec.tree import diff, get
+from nnxdsl.config.core.codegen import render, to_python
+from nnxdsl.config.core.serialization import diff, get
+from nnxdsl.errors import NnxdslError, SpecError
+from nnxdsl.runs.run_dir import RunDirectory
 
 from .experiments import stored
 from .html import Html, join, link, tag

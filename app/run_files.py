@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nnxdsl.run import process
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import process_info
 
 from .html import Child, Html, join, link, tag
 from .index import Row
@@ -119,7 +119,7 @@ def _attempt(one: dict[str, Any]) -> Html:
     rows: list[tuple[str, Child]] = [
         ("Began", time_of(str(one.get("time", "")))),
         ("At step", one.get("start")),
-        ("Command", tag("code", " ".join(process.redact(str(word)) for word in one.get("argv", ())))),
+        ("Command", tag("code", " ".join(process_info.redact(str(word)) for word in one.get("argv", ())))),
         ("Directory", one.get("cwd")),
         ("Machine", f"{one.get('host')}, {one.get('platform')}"),
         ("Devices", ", ".join(map(str, one.get("devices", ())))),

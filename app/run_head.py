@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 
-from nnxdsl.run import process
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.tree import flatten
+from nnxdsl.config.core.serialization import flatten
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import process_info
 
 from .experiments import stored
 from .html import Child, Html, join, link, tag
@@ -104,7 +104,7 @@ def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | Non
 
 def _how_lost(row: Row, newest: Launch | None) -> str:
     pid, host = row.status.get("pid"), row.status.get("host")
-    if host is not None and host != process.hostname():
+    if host is not None and host != process_info.hostname():
         return f"It runs on {host}, which has been silent for {duration(row.quiet)}."
     code = newest.exit_code if newest is not None and newest.process.pid == pid else None
     if code is not None and code < 0:

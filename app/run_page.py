@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
 
 from .experiments import stored
 from .html import Html, join, tag

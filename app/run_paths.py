@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nnxdsl.run.store import checked_path
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs.run_dir import checked_path
 
 FILES = frozenset(
     {

@@ -7,8 +7,8 @@ from collections import Counter
 
 import attrs
 
-from nnxdsl.run.exit_codes import REFUSED
-from nnxdsl.spec.errors import RunError
+from nnxdsl.cli.exit_codes import REFUSED
+from nnxdsl.errors import RunError
 
 from . import demo
 from .charts import sparkline

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 import attrs
 
-from nnxdsl.spec.errors import NnxdslError
+from nnxdsl.errors import NnxdslError
 
 from .access import Access, session_key
 from .downloads import Downloads

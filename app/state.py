@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs.run_dir import RunDirectory
 
 from .dispatcher import Dispatcher
 from .drafts import Drafts

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from nnxdsl.run import process
-from nnxdsl.run.jsonl import JsonLines
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import JsonLines
 
 MOST, LONGEST = 12, 32
 _ALLOWED = re.compile(r"[\w.:/+-]+")
@@ -56,7 +56,7 @@ class Tags:
         """
         with self._lock:
             self._file.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file.append({"time": process.utc(), "run": run, "tags": list(tags), "by": who}, durable=True)
+            self._file.append({"time": process_info.utc(), "run": run, "tags": list(tags), "by": who}, durable=True)
 
     def _all(self) -> dict[str, tuple[str, ...]]:
         try:

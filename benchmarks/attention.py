@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models import row as rows
-from nnxdsl.models.attention import Places, attend, mask
-from nnxdsl.models.chunked import attend_in_blocks
+from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.models.attention.blockwise import attend_in_blocks
+from nnxdsl.models.attention.dot_product import Places, attend, mask
 from nnxdsl.program.forward import pair_places
 
 

@@ -23,7 +23,7 @@ import shaped
 
 import nnxdsl
 from nnxdsl import Model
-from nnxdsl.models.config import LLAMA3, DecoderConfig
+from nnxdsl.models.families.registry import LLAMA3, DecoderConfig
 from nnxdsl.program import blueprint
 
 DEPTHS = (8, 16, 32, 64)

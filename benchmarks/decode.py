@@ -23,16 +23,16 @@ import numpy as np
 from flax import nnx
 
 from nnxdsl import Adapter
-from nnxdsl.models import tree
-from nnxdsl.models.config import GEMMA3, DecoderConfig
+from nnxdsl.adapters import lora
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.models import params
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.program import adapters
+from nnxdsl.models.families.registry import GEMMA3, DecoderConfig
 from nnxdsl.program.step import Leaves
-from nnxdsl.run.generate import Sampler
-from nnxdsl.run.sampling import Sampling
 
 
-def drawn(template: tree.Template, dtype: Any) -> Leaves:
+def drawn(template: params.Template, dtype: Any) -> Leaves:
     """Random weights; adapters are float32 in training, and in the dtype that is computed in here."""
     draw = np.random.default_rng(0)
     return {
@@ -74,10 +74,10 @@ def main() -> None:
 
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     config: DecoderConfig = attrs.evolve(GEMMA3[options.size], vocab_size=options.vocabulary)
-    adapt = adapters.adapt(Adapter.LoRA(rank=8), None, config)
-    template = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=adapt))
+    adapt = lora.adapt(Adapter.LoRA(rank=8), None, config)
+    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=adapt))
     policy = drawn(template, dtype)
-    reference = adapters.off(policy)
+    reference = lora.off(policy)
     sampler = Sampler(template, config, dtype, stop_ids=())
     prompts = np.random.default_rng(1).integers(0, config.vocab_size, (options.rows, options.prompt)).tolist()
 

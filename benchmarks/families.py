@@ -31,15 +31,15 @@ from flax import nnx
 
 import nnxdsl
 from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Optimizer, Quantization, Schedule, Weights
+from nnxdsl.adapters import lora
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models import hub
-from nnxdsl.models.attention import Places, left_padded, right_padded
+from nnxdsl.formats import hf
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.tree import Template, abstract
-from nnxdsl.program import adapters
+from nnxdsl.models.params import Template, abstract
 from nnxdsl.program.blueprint import template as adapted
-from nnxdsl.run.generate import Sampler
-from nnxdsl.run.sampling import Sampling
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "tests" / "reference" / "families"
@@ -71,7 +71,7 @@ class Family:
 
     def __init__(self, name: str) -> None:
         self.directory = REFERENCE / name
-        self.reader = hub.HubReader(self.directory)
+        self.reader = hf.HubReader(self.directory)
         self.config = self.reader.config
         self.template = abstract(lambda: Decoder(self.config, rngs=nnx.Rngs(0)))
         assert self.reader.check(self.template) == []
@@ -141,11 +141,11 @@ class Family:
         own = {
             path: jnp.asarray(draw.standard_normal(leaf.shape) * 0.2, jnp.float32)
             for path, leaf in template.variables.items()
-            if adapters.is_adapter(path)
+            if lora.is_adapter(path)
         }
         merged = dict(self.leaves)
-        for path in [path for path in self.leaves if path + adapters.A in own]:
-            merged[path] = adapters.merge(LORA, self.leaves[path], own[path + adapters.A], own[path + adapters.B])
+        for path in [path for path in self.leaves if path + lora.A in own]:
+            merged[path] = lora.merge(LORA, self.leaves[path], own[path + lora.A], own[path + lora.B])
         places = right_padded(jnp.asarray(self.lengths), self.size)
         beside = logits_of(template)({**self.leaves, **own}, self.tokens, places)
         return relative(self.real(beside), self.real(self.logits(merged, self.tokens, places)))
@@ -158,8 +158,8 @@ class Family:
             if path in template.variables:
                 few[path] = whole[path] = leaf
             else:
-                few[path + adapters.QVALUE], few[path + adapters.SCALE] = adapters.quantise(leaf, NF4)
-                whole[path] = adapters.rounded(leaf, NF4)
+                few[path + lora.QVALUE], few[path + lora.SCALE] = lora.quantise(leaf, NF4)
+                whole[path] = lora.rounded(leaf, NF4)
         places = right_padded(jnp.asarray(self.lengths), self.size)
         found = logits_of(template)(few, self.tokens, places)
         return relative(self.real(found), self.real(self.logits(whole, self.tokens, places)))
@@ -198,8 +198,8 @@ class Family:
         """What transformers says of the directory that we write, against what it said of the first."""
         script = ROOT / "tests" / "reference" / "make_families.py"
         with tempfile.TemporaryDirectory() as place:
-            kind = hub.read_fields(self.directory)["model_type"]
-            hub.write(place, self.config, {path: np.asarray(leaf) for path, leaf in self.leaves.items()}, like=kind)
+            kind = hf.read_fields(self.directory)["model_type"]
+            hf.write(place, self.config, {path: np.asarray(leaf) for path, leaf in self.leaves.items()}, like=kind)
             words = [str(python), str(script), "check", place, self.directory.name]
             done = subprocess.run(words, capture_output=True, text=True, check=True)
         return float(done.stdout.split()[-1]) / float(np.abs(self.expected["logits"]).max())

@@ -4,7 +4,7 @@
 fails alone. `--tiny` runs everything on small models, on any device, to see that it works. `--set path=value ...`
 changes the experiments, such as `--set microbatch_size=4 memory.remat=full`, where a job's own choice does not suit.
 
-The share of the peak (MFU) is of the FLOPs that a step's mathematics takes at least (`nnxdsl/program/floor.py`), over
+The share of the peak (MFU) is of the FLOPs that a step's mathematics takes at least (`nnxdsl/planning/flops.py`), over
 the device's published peak, and over what a product of large matrices reaches here (`measured`).
 """
 
@@ -31,12 +31,13 @@ import numpy as np
 import nnxdsl
 from nnxdsl import Adapter, Data, Experiment, Memory, Model, Objective, Optimizer, Quantization, Schedule
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.program import floor, hardware
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.planning import flops
+from nnxdsl.planning.plan import plan
 from nnxdsl.program.blueprint import Blueprint
-from nnxdsl.program.compiler import Program
-from nnxdsl.program.plan import plan
-from nnxdsl.run.generate import Sampler
-from nnxdsl.run.sampling import Sampling
+from nnxdsl.program.compile import Program
+from nnxdsl.sharding import hardware
 
 GEMMA, LLAMA1, LLAMA3, LLAMA8 = (
     Model.Gemma3("1b"),
@@ -211,17 +212,17 @@ def take_steps(job: Job, experiment: Experiment, rounds: int) -> dict[str, Any]:
         jax.block_until_ready((state, metrics))
         taken.append(time.perf_counter() - start)
         loss = float(metrics["loss"])
-    flops, tokens = floor.work(program.blueprint, batch), float(metrics["num_tokens"])
+    work, tokens = flops.work(program.blueprint, batch), float(metrics["num_tokens"])
     quickest = min(taken[2:])
     return {
         "seconds": taken[2:],
         "first_step": taken[0],
         "rows_per_second": job.rows / quickest,
         "tokens_per_second": tokens / quickest,
-        "fewest_flops": flops.fewest,
-        "executed_flops": flops.executed,
-        "floor_flops_per_second": flops.fewest / quickest,
-        "executed_flops_per_second": flops.executed / quickest,
+        "fewest_flops": work.fewest,
+        "executed_flops": work.executed,
+        "floor_flops_per_second": work.fewest / quickest,
+        "executed_flops_per_second": work.executed / quickest,
         "loss": loss,
         "placed_bytes": placed,
         "peak_bytes": peak_bytes(),

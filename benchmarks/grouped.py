@@ -1,8 +1,8 @@
 """How long rows times the matrix of their group take: our products, XLA's for any platform, and simpler ones.
 
 `python benchmarks/grouped.py` prints milliseconds, the best of several calls, of a product alone and of one with the
-gradients of both sides: in `nnxdsl.models.grouped`, by `jax.lax.ragged_dot`, of all tokens with all matrices (nothing
-is sorted or skipped), and of as many rows with a single matrix, which is the least there could be.
+gradients of both sides: in `nnxdsl.models.moe.grouped_matmul`, by `jax.lax.ragged_dot`, of all tokens with all matrices
+(nothing is sorted or skipped), and of as many rows with a single matrix, which is the least there could be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.grouped import grouped_dot
+from nnxdsl.models.moe.grouped_matmul import grouped_dot
 
 SHAPES = ((4, 2, 512, 128, 256), (8, 2, 1024, 256, 512), (32, 4, 1024, 256, 256), (64, 8, 1024, 256, 128))
 """Groups, slots of a token, tokens, inputs, outputs."""

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from nnxdsl.program import hardware
-from nnxdsl.program.logprobs import Where, token_stats
-from nnxdsl.run.ahead_process import find_compiler
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.losses.lm_head.token_stats import Where, token_stats
+from nnxdsl.planning.aot_process import find_compiler
+from nnxdsl.sharding import hardware
 
 WORDS, WIDTH, LENGTHS, DTYPE = 262_144, 640, (1024, 16_384), "bfloat16"
 AT_MOST = 128 * 2**20

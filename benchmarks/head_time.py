@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.program.logprobs import token_stats
+from nnxdsl.losses.lm_head.token_stats import token_stats
 
 WORDS, WIDTH, LENGTHS = 32_768, 640, (512, 1024)
 CHUNK = 64

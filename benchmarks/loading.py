@@ -147,10 +147,10 @@ def write(directory: Path, size: str) -> int:
     import ml_dtypes  # noqa: PLC0415
     from flax import nnx  # noqa: PLC0415
 
-    from nnxdsl.models import hub  # noqa: PLC0415
-    from nnxdsl.models.config import GEMMA3  # noqa: PLC0415
+    from nnxdsl.formats import hf  # noqa: PLC0415
     from nnxdsl.models.decoder import Decoder  # noqa: PLC0415
-    from nnxdsl.models.tree import abstract  # noqa: PLC0415
+    from nnxdsl.models.families.registry import GEMMA3  # noqa: PLC0415
+    from nnxdsl.models.params import abstract  # noqa: PLC0415
 
     config, kind = GEMMA3[size], ml_dtypes.bfloat16
     leaves = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=kind)).variables
@@ -160,7 +160,7 @@ def write(directory: Path, size: str) -> int:
         bits = draw.integers(0x3C00, 0x3E00, leaves[path].shape, dtype=np.uint16)  # 0.008 to 0.125
         return bits.view(kind)
 
-    hub.write(directory, config, leaves, value=value, max_shard_bytes=2**30)  # pyright: ignore[reportArgumentType]
+    hf.write(directory, config, leaves, value=value, max_shard_bytes=2**30)  # pyright: ignore[reportArgumentType]
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nnxdsl.run.log import Log
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.log import Log
+from nnxdsl.runs.run_dir import RunDirectory
 
 FIGURES = (
     "loss", "grad_norm", "learning_rate", "logps/chosen", "logps/rejected", "rewards/chosen", "rewards/rejected",

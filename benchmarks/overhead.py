@@ -23,12 +23,12 @@ import jax
 import shaped
 
 import nnxdsl
-from nnxdsl.program.compiler import State
-from nnxdsl.program.floor import work
+from nnxdsl.planning.flops import work
+from nnxdsl.program.compile import State
 from nnxdsl.program.step import Moving
-from nnxdsl.run.jsonl import JsonLines
-from nnxdsl.run.speed import Speed
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage.jsonl import JsonLines
+from nnxdsl.trainer.throughput import Speed
 
 AIM = 0.15
 """Milliseconds that a step should cost the host."""

@@ -21,8 +21,8 @@ from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Model, Objective
 from nnxdsl.data import Batches, BytesTokenizer, Dataset, Pairs, load
 from nnxdsl.data.batch import Batch, PackedPairs, PairBatch, real_share
 from nnxdsl.data.dataset import Kept
+from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.ragged import RaggedBuilder
-from nnxdsl.data.report import Report
 
 WAYS = (Batching.Padded(), Batching.Bucketed(), Batching.Packed())
 SHIPPED = Path(__file__).parent.parent / "experiments" / "data" / "preferences.jsonl"

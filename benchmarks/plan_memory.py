@@ -20,9 +20,9 @@ from typing import Any
 import attrs
 
 from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Optimizer, Schedule, to_python
-from nnxdsl.program import hardware
-from nnxdsl.program.plan import plan
-from nnxdsl.run.ahead_process import compiled_report
+from nnxdsl.planning.aot_process import compiled_report
+from nnxdsl.planning.plan import plan
+from nnxdsl.sharding import hardware
 
 DEVICE = "h200"
 AT_MOST = 0.10

@@ -26,12 +26,12 @@ import small
 
 import nnxdsl
 from nnxdsl.data import PairBatch
-from nnxdsl.models import row
-from nnxdsl.models.attention import right_padded
+from nnxdsl.losses.base import Pairs
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.models.attention import row_layout
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.program.forward import Forward
-from nnxdsl.program.logprobs import TokenStats
-from nnxdsl.program.losses import Pairs
 from nnxdsl.program.step import Leaves, Moving
 
 SHAPES = ((8, 128), (128, 128), (192, 96), (256, 64), (320, 40))
@@ -59,7 +59,8 @@ class Twice(Forward):
         targets = jnp.concatenate([batch.chosen, batch.rejected])  # [2B, R]
         tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), targets], axis=1)
         length = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
-        hidden = self._hidden(model, tokens, right_padded(length, tokens.shape[1]), row.sequence(tokens.shape[1]))
+        positions = right_padded(length, tokens.shape[1])
+        hidden = self._hidden(model, tokens, positions, row_layout.sequence(tokens.shape[1]))
         stats = self._stats(hidden[:, -targets.shape[1] - 1 : -1], model, targets, jnp.ones(targets.shape, bool))
         chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))

@@ -21,14 +21,14 @@ import jax
 import numpy as np
 
 from nnxdsl import Experiment, Memory, Weights, compile
+from nnxdsl.config.core.serialization import evolve
 from nnxdsl.data.dataset import Pairs
-from nnxdsl.data.gather import load
-from nnxdsl.data.tokenizer import BytesTokenizer
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.run.digest import digest
-from nnxdsl.run.display import Display
-from nnxdsl.run.reference import ReferenceLogps
-from nnxdsl.spec.tree import evolve
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.program.compile import Program, State
+from nnxdsl.runs.array_digest import digest
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.reference_cache import ReferenceLogps
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))

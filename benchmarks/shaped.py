@@ -7,7 +7,7 @@ import numpy as np
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models.config import GEMMA3, DecoderConfig
+from nnxdsl.models.families.registry import GEMMA3, DecoderConfig
 from nnxdsl.program import blueprint
 
 

@@ -13,8 +13,8 @@ from side import ADAPTER, MODEL, NUMBERS, PAIRS
 
 import nnxdsl
 from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Order, Schedule, Weights
-from nnxdsl.models import hub
-from nnxdsl.models.config import GEMMA3, DecoderConfig
+from nnxdsl.formats import hf
+from nnxdsl.models.families.registry import GEMMA3, DecoderConfig
 from nnxdsl.program import blueprint
 
 CONFIG = attrs.evolve(
@@ -105,7 +105,7 @@ def write(directory: Path, numbers: dict[str, Any], *, batches: int) -> None:
             }
             file.write(json.dumps(row) + "\n")
     drawn = nnxdsl.compile(experiment(directory, {**numbers, "lora": False}, "cached", random=True))
-    hub.write(directory / MODEL, CONFIG, drawn.init().trainable)
+    hf.write(directory / MODEL, CONFIG, drawn.init().trainable)
     adapters: dict[str, np.ndarray] = {}
     if numbers["lora"]:
         adapters = _adapters(nnxdsl.compile(experiment(directory, numbers, "cached")).init().trainable)

@@ -23,7 +23,7 @@ import shaped
 
 import nnxdsl
 from nnxdsl import Experiment, Model
-from nnxdsl.run.compile_cache import compile_cache
+from nnxdsl.runtime.compile_cache import compile_cache
 
 GEMMA = shaped.Shaped(layers=18, embed_dim=160, mlp_dim=512, head_dim=64, vocab_size=32_768)
 PROGRAMS: dict[str, Experiment] = {

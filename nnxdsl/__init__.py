@@ -8,47 +8,54 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nnxdsl.spec.adapter import Adapter
-from nnxdsl.spec.base import Spec
-from nnxdsl.spec.batching import Batching
-from nnxdsl.spec.cadence import Checkpoint, Evaluation
-from nnxdsl.spec.data import BadRows, Data, Order
-from nnxdsl.spec.distill import Distance
-from nnxdsl.spec.divergence import Divergence
-from nnxdsl.spec.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.guard import Guard
-from nnxdsl.spec.imports import allow_imports
-from nnxdsl.spec.launcher import Launcher
-from nnxdsl.spec.model import Model
-from nnxdsl.spec.objective import Objective
-from nnxdsl.spec.optimizer import Optimizer
-from nnxdsl.spec.outer import Outer
-from nnxdsl.spec.placement import Memory, Mesh
-from nnxdsl.spec.precision import Precision
-from nnxdsl.spec.quantization import Quantization
-from nnxdsl.spec.reference import Reference
-from nnxdsl.spec.reward import Reward, reward
-from nnxdsl.spec.schedule import Schedule
-from nnxdsl.spec.search import Pruner, Range, Search
-from nnxdsl.spec.source import to_python
-from nnxdsl.spec.sweep import Sweep, cross, product, zipped
-from nnxdsl.spec.tokenizer import Tokenizer
-from nnxdsl.spec.tree import diff, evolve, flatten, from_dict, from_json, get, to_dict, to_json
-from nnxdsl.spec.weights import Weights
+from nnxdsl.config.adapter import Adapter
+from nnxdsl.config.batching import Batching
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.codegen import to_python
+from nnxdsl.config.core.imports import allow_imports
+from nnxdsl.config.core.serialization import diff, evolve, flatten, from_dict, from_json, get, to_dict, to_json
+from nnxdsl.config.data import BadRows, Data, Order
+from nnxdsl.config.diloco import Outer
+from nnxdsl.config.evaluation import Checkpoint, Evaluation
+from nnxdsl.config.experiment import Experiment, register_command_line
+from nnxdsl.config.launcher import Launcher
+from nnxdsl.config.model import Model
+from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.objectives.distillation import Distance
+from nnxdsl.config.objectives.divergence import Divergence
+from nnxdsl.config.objectives.reference import Reference
+from nnxdsl.config.objectives.reward import Reward, reward
+from nnxdsl.config.optimizer import Optimizer
+from nnxdsl.config.precision import Precision
+from nnxdsl.config.quantization import Quantization
+from nnxdsl.config.schedule import Schedule
+from nnxdsl.config.search import Pruner, Range, Search
+from nnxdsl.config.sharding import Memory, Mesh
+from nnxdsl.config.step_guard import Guard
+from nnxdsl.config.sweep import Sweep, cross, product, zipped
+from nnxdsl.config.tokenizer import Tokenizer
+from nnxdsl.config.weights import Weights
+from nnxdsl.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
 
 if TYPE_CHECKING:
-    from nnxdsl.program.compiler import Program as Program
-    from nnxdsl.program.compiler import compile as compile
-    from nnxdsl.run.pretrained import Pretrained as Pretrained
-    from nnxdsl.run.pretrained import load as load
+    from nnxdsl.generate.pretrained import Pretrained as Pretrained
+    from nnxdsl.generate.pretrained import load as load
+    from nnxdsl.program.compile import Program as Program
+    from nnxdsl.program.compile import compile as compile
 
 _NEEDS_JAX = {
-    "Pretrained": "nnxdsl.run.pretrained",
-    "Program": "nnxdsl.program.compiler",
-    "compile": "nnxdsl.program.compiler",
-    "load": "nnxdsl.run.pretrained",
+    "Pretrained": "nnxdsl.generate.pretrained",
+    "Program": "nnxdsl.program.compile",
+    "compile": "nnxdsl.program.compile",
+    "load": "nnxdsl.generate.pretrained",
 }
+
+
+def _command_line(experiment: Experiment) -> int:
+    return importlib.import_module("nnxdsl.cli").main_of(experiment)
+
+
+register_command_line(_command_line)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from nnxdsl import Data, Experiment, Mesh, Model, Objective, Optimizer, Schedule, SpecError, cli
-from nnxdsl.program import hardware
-from nnxdsl.program.plan import plan
-from nnxdsl.program.rules import DEFAULT_RULES
-from nnxdsl.run.ahead_process import compiled_report
-from nnxdsl.run.plan_view import entry_words
-from nnxdsl.spec.placement import MESH_AXES
+from nnxdsl.config.sharding import MESH_AXES
+from nnxdsl.planning.aot_process import compiled_report
+from nnxdsl.planning.plan import plan
+from nnxdsl.sharding import hardware
+from nnxdsl.sharding.rules import DEFAULT_RULES
+from nnxdsl.terminal.plan_view import entry_words
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "plan.md"
@@ -102,7 +102,7 @@ def test_the_page_on_optimizers() -> None:
     found = doctest.testfile(page, module_relative=False, optionflags=flags)
     assert found.attempted > 8
     assert found.failed == 0
-    refused = re.search(r"^nnxdsl.spec.errors.SpecError: (.*?)\n\n", Path(page).read_text(), re.DOTALL | re.MULTILINE)
+    refused = re.search(r"^nnxdsl.errors.SpecError: (.*?)\n\n", Path(page).read_text(), re.DOTALL | re.MULTILINE)
     assert refused is not None
     with pytest.raises(SpecError) as caught:
         Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-5), nu_dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""The house itself: which floor may know which, and which file may use which library."""
+"""The rooms of the library: their ranks, which room may know which, and which file may use which library."""
 
 from __future__ import annotations
 
@@ -10,61 +10,60 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "nnxdsl"
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 
-FLOORS = {
-    "spec": {"spec"},
-    "models": {"models", "spec"},
-    "data": {"data", "spec"},
-    "program": {"program", "models", "data", "spec"},
-    "run": {"run", "program", "models", "data", "spec"},
+RANKS = {
+    "errors": 0,
+    **dict.fromkeys(("config", "storage", "terminal"), 1),
+    **dict.fromkeys(("data", "models", "runtime"), 2),
+    **dict.fromkeys(("formats", "sharding", "optim", "runs"), 3),
+    **dict.fromkeys(("adapters", "losses", "launch"), 4),
+    "program": 5,
+    **dict.fromkeys(("planning", "weights", "sweep"), 6),
+    "generate": 7,
+    "trainer": 8,
+    "cli": 9,
 }
-"""What a file of each floor may import from the package."""
+"""A room may import rooms of lower rank."""
 
+MOST_FILES = 20
 JAX = ("jax", "flax", "optax", "orbax", "qwix", "jaxtyping")
 WITHOUT_JAX = (
-    "spec/",
+    "config/",
+    "storage/",
+    "terminal/",
     "data/",
-    "models/config.py",
-    "models/decoder_config.py",
+    "launch/",
+    "sweep/",
+    "models/config/",
     "models/families/",
-    "models/experts_config.py",
-    "models/latent_config.py",
-    "models/delta_config.py",
-    "models/hub_download.py",
-    "run/store.py",
-    "run/lock.py",
-    "run/process.py",
-    "run/jsonl.py",
-    "run/manifest.py",
-    "run/display.py",
-    "run/plan_view.py",
-    "run/drawing.py",
-    "run/tables.py",
-    "run/ahead_process.py",
-    "run/xla_flags.py",
-    "run/allocator.py",
-    "program/hardware.py",
-    "program/collectives.py",
-    "run/stop.py",
-    "run/turn.py",
-    "run/launch/",
-    "run/launch_command.py",
-    "run/sweep",
-    "cli.py",
-    "cli_launch.py",
+    "formats/hf_download.py",
+    "formats/files.py",
+    "runs/run_dir.py",
+    "runs/lock.py",
+    "runtime/xla_flags.py",
+    "runtime/allocator.py",
+    "runtime/signals.py",
+    "sharding/hardware.py",
+    "planning/collectives.py",
+    "planning/aot_process.py",
+    "cli/dispatch.py",
+    "cli/launch",
+    "cli/sweep.py",
+    "errors.py",
     "__main__.py",
     "__init__.py",
 )
 ONLY_IN = {
-    "qwix": {"program/adapters.py", "program/rounding.py"},
-    "orbax": {"run/checkpoint.py", "run/orbax_tree.py"},
-    "huggingface_hub": {"models/hub_download.py"},
-    "cattrs": {"spec/tree.py"},
-    "tokenizers": {"data/hub_tokenizers.py"},
-    "jinja2": {"data/chat.py"},
-    "submitit": {"run/launch/slurm_engine.py"},
-    "ray": {"run/launch/ray_engine.py"},
-    "optuna": {"run/sweep_search.py"},
+    "qwix": {"adapters/lora.py", "adapters/qat.py"},
+    "orbax": {"runs/checkpointer.py", "weights/orbax.py"},
+    "huggingface_hub": {"formats/hf_download.py"},
+    "cattrs": {"config/core/serialization.py"},
+    "tokenizers": {"data/tokenizers/huggingface.py"},
+    "jinja2": {"data/tokenizers/chat_template.py"},
+    "submitit": {"launch/slurm_engine.py"},
+    "ray": {"launch/ray_engine.py"},
+    "optuna": {"sweep/optuna_search.py"},
 }
 
 
@@ -79,8 +78,9 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES or name.count(".") == 0 else node.module for name in names}
+            found |= names & MODULES
     return found
 
 
@@ -88,17 +88,40 @@ def name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+def room(path: Path) -> str:
+    """The room of a file; a file that is a room by itself has its own name."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def rooms_known(path: Path) -> set[str]:
+    modules = [module for module in imports(path) if module.startswith("nnxdsl.")]
+    return {module.split(".")[1] for module in modules} - {room(path)}
+
+
+def test_every_room_has_a_rank() -> None:
+    rooms = {room(path) for path in FILES if path.parent != PACKAGE or path.name == "errors.py"}
+    assert rooms == set(RANKS)
+
+
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_arrows_go_one_way(path: Path) -> None:
-    floor = path.relative_to(PACKAGE).parts[0]
-    if floor not in FLOORS:
-        return
-    floors = {module.split(".")[1] for module in imports(path) if module.startswith("nnxdsl.")}
-    assert floors <= FLOORS[floor], f"{floor} must not know {sorted(floors - FLOORS[floor])}"
+    if room(path) in RANKS:
+        wrong = {other for other in rooms_known(path) if RANKS[other] >= RANKS[room(path)]}
+        assert not wrong, f"{room(path)} must not know {sorted(wrong)}"
+
+
+def test_no_room_is_a_heap() -> None:
+    counts = {folder: len(list(folder.glob("*.py"))) - 1 for folder in {path.parent for path in FILES}}
+    assert {name(folder): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    for folder in {path.parent for path in FILES}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), name(folder)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
-def test_jax_stays_on_its_floors(path: Path) -> None:
+def test_jax_stays_in_its_rooms(path: Path) -> None:
     if not name(path).startswith(WITHOUT_JAX):
         return
     roots = {module.split(".")[0] for module in imports(path)}
@@ -112,8 +135,8 @@ def test_a_library_is_known_to_one_file(library: str) -> None:
 
 
 def test_losses_know_no_model() -> None:
-    known = imports(PACKAGE / "program/losses.py")
-    assert not any(module.startswith(("nnxdsl.models", "nnxdsl.program.adapters", "flax")) for module in known)
+    known = imports(PACKAGE / "losses/base.py")
+    assert not any(module.startswith(("nnxdsl.models", "nnxdsl.adapters", "flax")) for module in known)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

@@ -36,10 +36,10 @@ def test_the_error_that_it_shows_is_the_error_that_comes() -> None:
 
 def test_every_file_that_it_names_is_there() -> None:
     tree = next(block for block in blocks("text") if block.startswith("nnxdsl/"))
-    floor = ""
+    room = ""
     for line in tree.splitlines()[1:]:
         if found := re.match(r"  (\w+)/ ", line):
-            floor = found[1]
+            room = found[1]
         for name in re.findall(r"\b\w+\.py\b", line):
-            places = (ROOT / "nnxdsl" / floor / name, ROOT / "nnxdsl" / name, ROOT / "experiments" / name)
+            places = [ROOT / "nnxdsl" / name, ROOT / "experiments" / name, *(ROOT / "nnxdsl" / room).rglob(name)]
             assert any(place.is_file() for place in places), name

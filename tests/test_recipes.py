@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nnxdsl import Experiment, evolve, flatten
-from nnxdsl.cli import load
+from nnxdsl.cli.dispatch import load
+from nnxdsl.config.core.codegen import render
 from nnxdsl.program.blueprint import draw
-from nnxdsl.spec.source import render
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 
 from nnxdsl import Distance, Objective, Reward
+from nnxdsl.config.core.base import declared, members
+from nnxdsl.config.core.codegen import render
+from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data.rewards import Rewards
-from nnxdsl.spec.base import declared, members
-from nnxdsl.spec.reward import functions
-from nnxdsl.spec.source import render
 
 PAGE = (Path(__file__).parent.parent / "docs" / "rl.md").read_text(encoding="utf-8")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nnxdsl import Search, Sweep
-from nnxdsl.cli import main
-from nnxdsl.spec.base import members, registry
+from nnxdsl.cli.dispatch import main
+from nnxdsl.config.core.base import members, registry
 from tests.test_docs import BLOCK, check_page
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"

@@ -1,16 +1,16 @@
 """What a run learns from: files to rows to tokens to typed batches, in numpy. Knows no jax and no model."""
 
-from nnxdsl.data import conversations, feedback, preferences, prompts, text
 from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
-from nnxdsl.data.chat import ChatTemplate
 from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences
-from nnxdsl.data.encode import Encoder, stop_ids
-from nnxdsl.data.gather import load
-from nnxdsl.data.messages import read_messages
-from nnxdsl.data.order import Batches, permutation
-from nnxdsl.data.report import Report
-from nnxdsl.data.rows import file_digest
-from nnxdsl.data.tokenizer import BytesTokenizer, TokenizerBase, open_tokenizer
+from nnxdsl.data.loaders import conversations, feedback, preferences, prompts, text
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.loaders.files import file_digest
+from nnxdsl.data.loaders.report import Report
+from nnxdsl.data.sampler import Batches, permutation
+from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase, open_tokenizer
+from nnxdsl.data.tokenizers.chat_template import ChatTemplate
+from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
+from nnxdsl.data.tokenizers.messages import read_messages
 
 __all__ = [
     "Batches",

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
+from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Layout, Size, places
 from nnxdsl.data.ragged import Ragged
-from nnxdsl.data.report import Report
-from nnxdsl.spec.errors import DataError
+from nnxdsl.errors import DataError
 
 Int32 = npt.NDArray[np.int32]
 
@@ -346,7 +346,7 @@ class Prompts(Dataset):
         Raises:
             DataError: Always.
         """
-        raise DataError(f"{self.report.source}: prompts alone are no batch; nnxdsl.run.rollouts has the policy answer")
+        raise DataError(f"{self.report.source}: prompts alone are no batch; nnxdsl.trainer.rollouts makes batches")
 
     def batch_of(
         self,

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import attrs
 
-from nnxdsl.spec.errors import DataError, PlanError, Problem, RunError, suggest
-from nnxdsl.spec.imports import import_name
-from nnxdsl.spec.reward import Function, Reward, functions, reward
+from nnxdsl.config.core.imports import import_name
+from nnxdsl.config.objectives.reward import Function, Reward, functions, reward
+from nnxdsl.errors import DataError, PlanError, Problem, RunError, suggest
 
 SHOWN = 80
 """Characters of an answer that a message shows."""

@@ -1,1 +1,1 @@
-"""The networks: nnx modules that name logical axes, and weights of the Hub in and out."""
+"""The networks: Flax NNX modules that name logical axes. Knows no losses, adapters or meshes."""

@@ -12,18 +12,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.activations import arrive, constrain
-from nnxdsl.models.attention import Places, capped, right_padded
-from nnxdsl.models.blocks import Block, Context, context, norm_of
-from nnxdsl.models.cache import KV, Cache, New, Slots
-from nnxdsl.models.decoder_config import DecoderConfig, LayerKind
+from nnxdsl.models.attention.dot_product import Places, capped, right_padded
+from nnxdsl.models.attention.kv_cache import KV, Cache, New, Slots
+from nnxdsl.models.attention.row_layout import Method
+from nnxdsl.models.block import Block, Context, context, norm_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
-from nnxdsl.models.layers import Embedding, Head
+from nnxdsl.models.layers.linear import Embedding, Head
+from nnxdsl.models.logical_axes import arrive, constrain
+from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.mtp import Predictor
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, rematerialised
-from nnxdsl.models.routing import RouterStats
-from nnxdsl.models.row import Method
 
 
 class Period(nnx.Module):

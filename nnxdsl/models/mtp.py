@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.activations import constrain
-from nnxdsl.models.blocks import Block, Context, norm_of
-from nnxdsl.models.decoder_config import DecoderConfig
-from nnxdsl.models.layers import Linear
-from nnxdsl.models.routing import RouterStats
+from nnxdsl.models.block import Block, Context, norm_of
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.layers.linear import Linear
+from nnxdsl.models.logical_axes import constrain
+from nnxdsl.models.moe.router import RouterStats
 
 
 class Predictor(nnx.Module):

@@ -1,1 +1,1 @@
-"""From a spec to one training step: layout, adapters, losses, optimizer, and the compiler that puts them together."""
+"""From an experiment to one training step: `compile` puts the parts together."""

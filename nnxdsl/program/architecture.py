@@ -9,27 +9,8 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.models import hub
-from nnxdsl.models.config import (
-    DEEPSEEK_V3,
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    GPT_OSS,
-    LLAMA3,
-    MISTRAL,
-    MIXTRAL,
-    OLMO3,
-    QWEN2,
-    QWEN3,
-    QWEN3_MOE,
-    QWEN3_NEXT,
-    DecoderConfig,
-)
-from nnxdsl.models.hub_names import may_go_further
-from nnxdsl.spec import weights
-from nnxdsl.spec.errors import NotRegisteredError, PlanError, Problem
-from nnxdsl.spec.model import (
+from nnxdsl.config import weights
+from nnxdsl.config.model import (
     GPTOSS,
     HF,
     DeepSeekV3,
@@ -45,6 +26,25 @@ from nnxdsl.spec.model import (
     Qwen3,
     Qwen3MoE,
     Qwen3Next,
+)
+from nnxdsl.errors import NotRegisteredError, PlanError, Problem
+from nnxdsl.formats import hf
+from nnxdsl.formats.hf_names import may_go_further
+from nnxdsl.models.families.registry import (
+    DEEPSEEK_V3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT_OSS,
+    LLAMA3,
+    MISTRAL,
+    MIXTRAL,
+    OLMO3,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    DecoderConfig,
 )
 
 
@@ -86,10 +86,10 @@ def _(model: HF) -> DecoderConfig:
     directory = Path(model.path).expanduser()
     if not directory.is_dir():
         raise PlanError([Problem("model.path", f"{model.path}: no such directory")], f"{type(model).__qualname__}")
-    if model.mtp_layers and not may_go_further(hub.read_fields(directory)):
+    if model.mtp_layers and not may_go_further(hf.read_fields(directory)):
         message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
-    return attrs.evolve(hub.read_config(directory), mtp_layers=model.mtp_layers)
+    return attrs.evolve(hf.read_config(directory), mtp_layers=model.mtp_layers)
 
 
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
@@ -100,7 +100,7 @@ def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     if not isinstance(place, weights.HF) or not (directory := Path(place.path).expanduser()).is_dir():
         return config
     # What the weights say of themselves must be what was asked for; the vocabulary may be padded differently.
-    stored = hub.read_config(directory)
+    stored = hf.read_config(directory)
     asked = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
     problems = config_problems(stored, asked, place.path)
     if problems:

@@ -12,27 +12,32 @@ import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.adapters import lora
+from nnxdsl.config.adapter import Adapter
+from nnxdsl.config.batching import Packed
+from nnxdsl.config.data import Conversations, Data, Feedback, Preferences, Prompts, Text
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.objectives.reference import Checkpoint, Synced
+from nnxdsl.config.quantization import Quantization
+from nnxdsl.errors import PlanError, Problem
+from nnxdsl.models.config.decoder import LayerKind
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.decoder_config import LayerKind
+from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.params import Leaf, Template, abstract, is_further
 from nnxdsl.models.remat import Remat
-from nnxdsl.models.tree import Leaf, Template, abstract, is_further
-from nnxdsl.program import adafactor, adapters, guards, optimizer, outer, patterns
-from nnxdsl.program.advice import nearest_meshes
+from nnxdsl.optim import adafactor, optimizers, param_filters, step_guard
+from nnxdsl.optim.param_roles import roles
+from nnxdsl.program import diloco
 from nnxdsl.program.architecture import architecture as architecture
-from nnxdsl.program.kernels import Kernels, kernels
-from nnxdsl.program.layout import Array, Layout
-from nnxdsl.program.roles import roles
-from nnxdsl.program.rules import Axes
+from nnxdsl.program.attention_kernel import Kernels, kernels
+from nnxdsl.program.layout_warnings import nearest_meshes
 from nnxdsl.program.teacher import teacher_of
-from nnxdsl.spec.adapter import Adapter
-from nnxdsl.spec.batching import Packed
-from nnxdsl.spec.data import Conversations, Data, Feedback, Preferences, Prompts, Text
-from nnxdsl.spec.distill import Distill
-from nnxdsl.spec.errors import PlanError, Problem
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.quantization import Quantization
-from nnxdsl.spec.reference import Checkpoint, Synced
+from nnxdsl.sharding.layout import Array, Layout
+from nnxdsl.sharding.rules import Axes
+
+_FORWARD_MICROBATCHES = 4
+"""Micro-batches that one forward pass takes where nothing is kept for a backward pass."""
 
 
 @attrs.frozen(eq=False)
@@ -126,6 +131,15 @@ class Blueprint:
         return "none" if asked == "auto" else asked
 
     @property
+    def forward_batch_size(self) -> int:
+        """Rows of one forward pass without a backward pass, over all devices.
+
+        A CPU gains nothing from more rows than a micro-batch has, and with rematerialization there is no room for more.
+        """
+        has_room = self.remat == "none" and self.platform != "cpu"
+        return self.experiment.rows_at_once * (_FORWARD_MICROBATCHES if has_room else 1)
+
+    @property
     def follows(self) -> bool:
         """Whether the reference is a copy of what is trained that follows it, and so a part of the state."""
         return self.reference is not None and isinstance(self.experiment.reference, Synced)
@@ -165,7 +179,7 @@ class Blueprint:
     def is_off(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
         adapter = self.experiment.adapter
-        is_new = adapter is not None and not any(adapters.beyond_base(adapter, path) for path in self.trainable)
+        is_new = adapter is not None and not any(lora.beyond_base(adapter, path) for path in self.trainable)
         return self.reference is not None and is_new and not self.follows and not self.is_apart
 
     @property
@@ -224,7 +238,7 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     base = template(config, kept)
     # Neither is put on a layer behind the decoder.
     own = {path: leaf for path, leaf in base.variables.items() if not is_further(path)}
-    problems = adapters.problems(adapter, quantization, own) + _length_problems(experiment, config)
+    problems = lora.problems(adapter, quantization, own) + _length_problems(experiment, config)
     if experiment.router_loss and config.experts is None:
         problems.append(Problem("model.router_loss", "has no effect: this network has no experts"))
     if experiment.mtp_weight and not config.mtp_layers:
@@ -232,12 +246,12 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, kept, adapter, quantization) if adapter or quantization else base
-    problems = adapters.missed(adapter, quantization, policy, own)
-    trained = {path for path in policy.variables if adapter is None or adapters.is_adapter(path)}
+    problems = lora.missed(adapter, quantization, policy, own)
+    trained = {path for path in policy.variables if adapter is None or lora.is_adapter(path)}
     if not experiment.mtp_weight:  # no gradient reaches it
         trained = {path for path in trained if not is_further(path)}
-    problems += patterns.idle("frozen", experiment.frozen, trained)
-    trained = {path for path in trained if not patterns.named(experiment.frozen, path)}
+    problems += param_filters.idle("frozen", experiment.frozen, trained)
+    trained = {path for path in trained if not param_filters.named(experiment.frozen, path)}
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }
@@ -256,10 +270,10 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
         reference = base
         copied = base.variables if experiment.reference_mode == "online" else {}
     elif experiment.reference_mode == "online" and adapter is not None:
-        copied = {p: leaf for p, leaf in trainable.items() if adapters.beyond_base(adapter, p)}
+        copied = {p: leaf for p, leaf in trainable.items() if lora.beyond_base(adapter, p)}
     elif experiment.reference_mode == "online":
         copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in trainable.items()}
-    problems += optimizer.problems(experiment.optimizer, roles(trainable))
+    problems += optimizers.problems(experiment.optimizer, roles(trainable))
     update = _update(experiment, trainable)
     teacher = _teacher(experiment, config, kept, problems)
     is_asked_once = isinstance(experiment.objective, Distill) and experiment.objective.top_k is not None
@@ -310,7 +324,7 @@ def template(
     config: DecoderConfig, dtype: DTypeLike, adapter: Adapter | None = None, quantization: Quantization | None = None
 ) -> Template:
     """A decoder without its arrays: adapted, quantised, or as it is published."""
-    change = adapters.adapt(adapter, quantization, config)
+    change = lora.adapt(adapter, quantization, config)
     return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=change))
 
 
@@ -324,11 +338,11 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
 
 
 def _update(experiment: Experiment, trainable: Mapping[str, Leaf]) -> optax.GradientTransformation:
-    curve = optimizer.learning_rate(experiment.optimizer.schedule, experiment.steps)
-    update = optimizer.build(experiment.optimizer, curve, roles(trainable))
+    curve = optimizers.learning_rate(experiment.optimizer.schedule, experiment.steps)
+    update = optimizers.build(experiment.optimizer, curve, roles(trainable))
     if experiment.outer is not None:
-        update = outer.wrapped(update, experiment.outer)
-    return guards.build(experiment.guard).wrapped(update)
+        update = diloco.wrapped(update, experiment.outer)
+    return step_guard.build(experiment.guard).wrapped(update)
 
 
 def _arrays(
@@ -359,7 +373,7 @@ def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[st
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
         owner = getattr(keys[-1], "key", None)
         own = trainable.get(owner) if isinstance(owner, str) else None
-        front = outer.is_of_workers(keys)
+        front = diloco.is_of_workers(keys)
         axes = None if own is None else _axes_kept(own, getattr(keys[-2], "name", ""), leaf.shape[front:])
         if axes is None:
             found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape), of_workers=front)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from nnxdsl.errors import PlanError, Problem
+from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import memory
-from nnxdsl.program.shapes import lengths
-from nnxdsl.spec.errors import PlanError, Problem
 
 MARGIN = 1.1
 """Estimates are within a tenth of what XLA takes (docs/plan.md): what is not more than that beyond is tried."""

@@ -15,23 +15,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
-from nnxdsl.models import row as rows
-from nnxdsl.models.activations import Apart, Arrival, Constraint, constrained_by
-from nnxdsl.models.attention import Places, right_padded
+from nnxdsl.losses.base import Pairs
+from nnxdsl.losses.distillation import Distilled, Taught, distance, feature_distance
+from nnxdsl.losses.grpo import Answers
+from nnxdsl.losses.lm_head.teacher_top_k import Top, top_distance, top_words
+from nnxdsl.losses.lm_head.token_stats import Cuts, TokenStats, Where, token_stats
+from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.models.attention.dot_product import Places, right_padded
+from nnxdsl.models.attention.row_layout import Row
 from nnxdsl.models.decoder import Decoder, added
+from nnxdsl.models.logical_axes import Apart, Arrival, Constraint, constrained_by
+from nnxdsl.models.moe.router import RouterStats
+from nnxdsl.models.params import Template
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
-from nnxdsl.models.routing import RouterStats
-from nnxdsl.models.row import Row
-from nnxdsl.models.tree import Template
-from nnxdsl.program.distill import Distilled, Taught, distance, feature_distance
-from nnxdsl.program.kernels import Kernels
-from nnxdsl.program.logprobs import Cuts, TokenStats, Where, token_stats
-from nnxdsl.program.losses import Pairs
-from nnxdsl.program.policy import Answers
-from nnxdsl.program.top_words import Top, top_distance, top_words
-from nnxdsl.spec.distill import Distill
+from nnxdsl.program.attention_kernel import Kernels
 
 
 class Read(NamedTuple):

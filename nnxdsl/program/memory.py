@@ -17,23 +17,23 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models import row as rows
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.config.adapter import Adapter
+from nnxdsl.config.data import Data
+from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.losses.lm_head.token_stats import Where, tiles
+from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.models.attention.row_layout import Kernel
+from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.params import Leaf, Template
 from nnxdsl.models.remat import Remat
-from nnxdsl.models.row import Kernel
-from nnxdsl.models.tree import Leaf, Template
+from nnxdsl.program.attention_kernel import Kernels
+from nnxdsl.program.batch_shapes import Lengths, abstract_batch, lengths
 from nnxdsl.program.blueprint import Blueprint, template
 from nnxdsl.program.forward import Forward, parts_in_stages
-from nnxdsl.program.kernels import Kernels
-from nnxdsl.program.layout import bits
-from nnxdsl.program.logprobs import Where, tiles
 from nnxdsl.program.rollout_memory import drawn
-from nnxdsl.program.rules import pieces
-from nnxdsl.program.shapes import Lengths, abstract_batch, lengths
-from nnxdsl.spec.adapter import Adapter
-from nnxdsl.spec.data import Data
-from nnxdsl.spec.distill import Distill
-from nnxdsl.spec.policy import GRPO
+from nnxdsl.sharding.layout import bits
+from nnxdsl.sharding.rules import pieces
 
 
 @attrs.frozen

@@ -7,10 +7,10 @@ import math
 import attrs
 import jax
 
-from nnxdsl.models.cache import init_cache
+from nnxdsl.models.attention.kv_cache import init_cache
+from nnxdsl.program.batch_shapes import Lengths
 from nnxdsl.program.blueprint import Blueprint
-from nnxdsl.program.layout import bits
-from nnxdsl.program.shapes import Lengths
+from nnxdsl.sharding.layout import bits
 
 
 @attrs.frozen

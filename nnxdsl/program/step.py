@@ -13,20 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from nnxdsl.adapters import lora
+from nnxdsl.config.objectives.reference import Synced
 from nnxdsl.data.batch import Batch, PackedSequences, SequenceBatch, token_count
+from nnxdsl.losses.base import Loss, Pairs, Ratio, Terms, finished, row_mean
+from nnxdsl.losses.distillation import Distilled, Taught
+from nnxdsl.losses.grpo import Answers
+from nnxdsl.losses.lm_head.teacher_top_k import Top, carried
+from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.dropout import dropping
-from nnxdsl.models.routing import load_balance
-from nnxdsl.models.tree import Template
-from nnxdsl.program import adapters, whole
-from nnxdsl.program.distill import Distilled, Taught
+from nnxdsl.models.moe.router import load_balance
+from nnxdsl.models.params import Template
+from nnxdsl.optim.step_guard import Halting, Skipping
+from nnxdsl.program import gradcache
+from nnxdsl.program.diloco import Apart
 from nnxdsl.program.forward import Forward, Read, further_mask, kept, target_mask
-from nnxdsl.program.guards import Halting, Skipping
-from nnxdsl.program.logprobs import TokenStats
-from nnxdsl.program.losses import Loss, Pairs, Ratio, Terms, finished, row_mean
-from nnxdsl.program.outer import Apart
-from nnxdsl.program.policy import Answers
-from nnxdsl.program.top_words import Top, carried
-from nnxdsl.spec.reference import Synced
 
 Leaves = dict[str, jax.Array]
 Scored = Pairs | TokenStats | Answers | Distilled
@@ -187,7 +188,7 @@ class Computation:
             self = attrs.evolve(self, mtp_scale=_mtp_scale(batch))
         parts = jax.tree.map(self._split, (batch, keys))
         if self.is_whole:
-            gradients, terms = whole.gradients(self, trainable, frozen, reference, *parts)
+            gradients, terms = gradcache.gradients(self, trainable, frozen, reference, *parts)
         elif self.microbatches == 1:
             gradients, terms = self.accumulate(None, trainable, frozen, reference, batch, keys)
         else:
@@ -319,7 +320,7 @@ class Computation:
         Magnitudes stay float32: rounded, they would not be the norms that they are divided by.
         """
         dtype = self.forward.dtype
-        return {path: leaf if path.endswith(adapters.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
+        return {path: leaf if path.endswith(lora.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
 
     def reader(
         self, frozen: Leaves, batch: Batch, reference: Leaves | None = None, keys: jax.Array | None = None
@@ -383,7 +384,7 @@ class Computation:
         """Leaves that make the policy's graph the reference: its own copy of them, or the adapter as it began."""
         if not reference and not self.is_off:
             raise ValueError(_NOT_THERE)
-        return adapters.off(leaves, self._fetch("reference", reference))
+        return lora.off(leaves, self._fetch("reference", reference))
 
     def _row_keys(self, step: jax.Array, rows: int) -> jax.Array | None:
         """A key for each row of a step's batch `[B]`; None for no dropout."""

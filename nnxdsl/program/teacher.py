@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nnxdsl.spec.distill import Distill
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.objective import SFT
-from nnxdsl.spec.optimizer import SGD
-from nnxdsl.spec.precision import Precision
-from nnxdsl.spec.schedule import Constant
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.objectives.base import SFT
+from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.optimizer import SGD
+from nnxdsl.config.precision import Precision
+from nnxdsl.config.schedule import Constant
 
 
 def teacher_of(experiment: Experiment) -> Experiment | None:

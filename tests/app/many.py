@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule
-from nnxdsl.run import process
-from nnxdsl.run.store import FORMAT
-from nnxdsl.spec.identity import canonical
-from nnxdsl.spec.source import to_python
-from nnxdsl.spec.tree import to_dict
+from nnxdsl.config.core.codegen import to_python
+from nnxdsl.config.core.run_id import canonical
+from nnxdsl.config.core.serialization import to_dict
+from nnxdsl.runs.run_dir import FORMAT
+from nnxdsl.storage import process_info
 
 STATES = ("finished", "finished", "finished", "stopped", "failed")
 
@@ -62,9 +62,9 @@ def write_run(home: Path, made: Experiment, state: str, steps: int, **status: ob
         (path / name).mkdir(parents=True)
     (path / "experiment.json").write_text(json.dumps(to_dict(made)))
     (path / "experiment.py").write_text(to_python(made))
-    record = {"format": FORMAT, "identity": canonical(made), "created": process.utc()}
+    record = {"format": FORMAT, "identity": canonical(made), "created": process_info.utc()}
     (path / "run.json").write_text(json.dumps(record))
-    said = {"state": state, "step": steps, "total": made.steps, "heartbeat": process.clock(), **status}
+    said = {"state": state, "step": steps, "total": made.steps, "heartbeat": process_info.clock(), **status}
     (path / "status.json").write_text(json.dumps(said))
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(steps, made.seed)))
     return path

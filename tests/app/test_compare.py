@@ -17,7 +17,7 @@ from app.page import Ask
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Data, Objective
-from nnxdsl.run.jsonl import JsonLines
+from nnxdsl.storage.jsonl import JsonLines
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
 

@@ -20,8 +20,8 @@ from nnxdsl import (
     Schedule,
     Weights,
 )
-from nnxdsl.spec.base import declared, members
-from nnxdsl.spec.docs import field_docs
+from nnxdsl.config.core.base import declared, members
+from nnxdsl.config.core.docstrings import field_docs
 from tests.app.many import experiment
 
 MADE = {

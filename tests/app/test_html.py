@@ -15,7 +15,7 @@ from app.run_page import opened as run_opened
 from app.runs_page import opened as runs_opened
 from app.settings import Settings
 from app.state import Site
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 from tests.app.many import experiment, write_run
 
 EVIL = '<img src=x onerror="alert(1)">${alert(2)}{{alert(3)}}'

@@ -14,8 +14,8 @@ import pytest
 from app import form_texts
 from app.experiments import from_text, from_tree, stored
 from nnxdsl import Data, Experiment, Objective, Reward, SpecError, to_dict, to_python
-from nnxdsl.spec.base import declared
-from nnxdsl.spec.imports import VARIABLE
+from nnxdsl.config.core.base import declared
+from nnxdsl.config.core.imports import VARIABLE
 from tests.app.many import experiment
 
 PACKAGES = Path(__file__).parents[1] / "spec" / "packages"

@@ -20,10 +20,10 @@ from app.page import Ask
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Mesh, SpecError
+from nnxdsl.config.core.serialization import evolve
+from nnxdsl.planning.plan import describe
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.plan import describe
-from nnxdsl.run.drawing import blocks
-from nnxdsl.spec.tree import evolve
+from nnxdsl.terminal.array_view import blocks
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 from tests.app.on_pages import EVIL, dim_texts, overflow
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]

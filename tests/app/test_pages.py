@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.pages import PAGES
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 from tests.app.many import experiment, write_many, write_run
 from tests.app.on_pages import EVIL, dim_texts, overflow
 

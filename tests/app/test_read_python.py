@@ -31,7 +31,7 @@ def test_what_is_written_is_read_back(made) -> None:
     [
         ("import os", "import os is not understood"),
         ("from os import *", "is not understood"),
-        ("from nnxdsl.spec import tree", "is not understood"),
+        ("from nnxdsl.config.core import serialization", "is not understood"),
         ("experiment = open('/etc/passwd')", "there is no 'open'"),
         ("experiment = __import__('os').system('true')", "there is no"),
         ("experiment = (lambda: 1)()", "there is no"),

@@ -26,8 +26,8 @@ from app.series import Series, sampled, smoothed, thinned
 from app.settings import Limits, Settings
 from app.state import Site
 from nnxdsl import RunError
-from nnxdsl.run import process
-from nnxdsl.run.jsonl import JsonLines
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import JsonLines
 from tests.app.many import experiment, rows, write_many, write_run
 
 
@@ -49,7 +49,7 @@ def test_a_thousand_runs_are_listed_in_less_than_two_seconds(tmp_path: Path) -> 
 
 def test_a_run_whose_process_is_gone_is_lost_at_once(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    who = {"pid": child.pid, "pid_started": process.started(child.pid), "host": process.hostname()}
+    who = {"pid": child.pid, "pid_started": process_info.started(child.pid), "host": process_info.hostname()}
     write_run(tmp_path, experiment(0), "running", 3, **who)
     write_run(tmp_path, experiment(1), "running", 3, **{**who, "pid_started": 1})
     index = Index(tmp_path)
@@ -139,7 +139,7 @@ def test_only_runs_of_the_home_can_be_put_away(settings: Settings, tmp_path: Pat
 
 
 def test_only_processes_that_a_run_recorded_are_ended(settings: Settings) -> None:
-    me = {"pid": os.getpid(), "pid_started": 1, "host": process.hostname()}  # another process had this pid once
+    me = {"pid": os.getpid(), "pid_started": 1, "host": process_info.hostname()}  # another process had this pid once
     path = write_run(settings.home, experiment(0), "running", 3, **me)
     launcher = Launcher(settings)
     for act in (launcher.kill, launcher.stop):
@@ -150,7 +150,7 @@ def test_only_processes_that_a_run_recorded_are_ended(settings: Settings) -> Non
 def test_a_run_is_ended_with_its_group(settings: Settings) -> None:
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'input()']); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdin=subprocess.PIPE)
-    who = {"pid": child.pid, "pid_started": process.started(child.pid), "host": process.hostname()}
+    who = {"pid": child.pid, "pid_started": process_info.started(child.pid), "host": process_info.hostname()}
     path = write_run(settings.home, experiment(0), "running", 3, **who)
     launcher = Launcher(settings)
     with pytest.raises(RunError, match="at work already"):
@@ -232,7 +232,7 @@ def test_what_waits_begins_only_when_a_slot_is_free(settings: Settings) -> None:
     keeper = Dispatcher(settings, launcher, index)
     keeper.close()
     assert not keeper.start_next()
-    me = process.current()
+    me = process_info.current()
     write_run(settings.home, experiment(9), "running", 3, pid=me.pid, pid_started=me.started, host=me.host)
     launcher.enqueue(experiment(0))
     assert not keeper.start_next()
@@ -249,7 +249,7 @@ def _launch(settings: Settings, run: str, exit_code: int | None, ago: float = 60
     """A start as the app has written it down, of a process that is gone."""
     place = settings.own / "launches" / f"{time.time_ns() - int(ago * 1e9)}-{run}"
     place.mkdir(parents=True)
-    record = {"run": run, "pid": 2**22 + 1, "pid_started": 1, "host": process.hostname()}
+    record = {"run": run, "pid": 2**22 + 1, "pid_started": 1, "host": process_info.hostname()}
     (place / "launch.json").write_text(json.dumps(record))
     if exit_code is not None:
         (place / "ended.json").write_text(json.dumps({"exit_code": exit_code}))

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from nnxdsl.data import BytesTokenizer
-from nnxdsl.data.hub_tokenizers import HFTokenizer
+from nnxdsl.data.tokenizers.huggingface import HFTokenizer
 
 Write = Callable[..., str]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Order
 from nnxdsl.data import Batches, BytesTokenizer, Dataset, Sequences, load, permutation
-from nnxdsl.data.gather import Example, gather
+from nnxdsl.data.loaders.build import Example, gather
 from nnxdsl.data.ragged import RaggedBuilder
 
 ORDERS = st.sampled_from([Order.Shuffled(), Order.AsInFile()])
@@ -158,7 +158,7 @@ def test_a_source_and_an_order_of_another_package(write, tokens: BytesTokenizer)
         permutation(Backwards(), 1, 0, 0)
     assert str(error.value) == (
         "Backwards: no order is registered for it; register a function with "
-        "@nnxdsl.data.order.permutation.register(Backwards)"
+        "@nnxdsl.data.sampler.permutation.register(Backwards)"
     )
 
     def convert(row: Mapping[str, Any]) -> Example:

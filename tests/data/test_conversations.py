@@ -8,8 +8,8 @@ import pytest
 
 from nnxdsl import BadRows, Data, DataError
 from nnxdsl.data import BytesTokenizer, ChatTemplate, Encoder, load, stop_ids
-from nnxdsl.data.hub_tokenizers import HFTokenizer
-from nnxdsl.data.rows import RowError
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.tokenizers.huggingface import HFTokenizer
 
 CHAT = [
     {"role": "system", "content": "Be kind."},

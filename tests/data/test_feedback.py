@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nnxdsl import BadRows, Data, DataError, Order
+from nnxdsl.config.batching import Packed
 from nnxdsl.data import Batches, BytesTokenizer, Pairs, load
 from nnxdsl.data.batch import token_count
-from nnxdsl.spec.batching import Packed
 
 USER = {"role": "user", "content": "Hi"}
 GOOD = {"role": "assistant", "content": "Hello"}

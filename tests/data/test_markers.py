@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers
 
 from nnxdsl import BadRows, Data, DataError
 from nnxdsl.data import BytesTokenizer, Encoder, load
-from nnxdsl.data.hub_tokenizers import HFTokenizer
+from nnxdsl.data.tokenizers.huggingface import HFTokenizer
 
 USER = {"role": "user", "content": "Hi"}
 SAID = {"role": "assistant", "content": "the cat"}

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from nnxdsl import Batching, Data, DataError, Order
 from nnxdsl.data import Batches, BytesTokenizer, Dataset, Pairs, Sequences, load
 from nnxdsl.data.batch import PackedPairs, PackedSequences, PairBatch, SequenceBatch, real_share, token_count
-from nnxdsl.data.batching import buckets, maker
+from nnxdsl.data.collate import buckets, maker
 from nnxdsl.data.dataset import Kept
+from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Packer, Size, fit, levels, quantum, rounded
 from nnxdsl.data.ragged import RaggedBuilder
-from nnxdsl.data.report import Report
 
 PARTS = ("prompt", "chosen", "rejected")
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=20)
@@ -269,7 +269,7 @@ def test_a_way_of_another_package() -> None:
     with pytest.raises(DataError) as error:
         batches(dataset, Halved(), 2)
     assert str(error.value) == (
-        "batching: nothing is registered for Halved; add @nnxdsl.data.batching.maker.register(Halved)"
+        "batching: nothing is registered for Halved; add @nnxdsl.data.collate.maker.register(Halved)"
     )
     maker.register(Halved, cast("Any", maker.dispatch(Batching.Padded)))
     assert batches(dataset, Halved(), 2).at(0).weight.tolist() == [1, 1]

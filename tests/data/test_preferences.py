@@ -9,7 +9,7 @@ import pytest
 
 from nnxdsl import BadRows, Data, DataError
 from nnxdsl.data import BytesTokenizer, Pairs, load
-from nnxdsl.data.hub_tokenizers import HFTokenizer
+from nnxdsl.data.tokenizers.huggingface import HFTokenizer
 
 USER = {"role": "user", "content": "Hi"}
 GOOD = {"role": "assistant", "content": "Hello"}

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from nnxdsl import DataError, PlanError, Reward, RunError, reward
+from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data.rewards import Rewards
-from nnxdsl.spec.reward import functions
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nnxdsl import DataError
-from nnxdsl.data import rows
-from nnxdsl.data.rows import RowError, file_digest, read_rows
+from nnxdsl.data.loaders import files
+from nnxdsl.data.loaders.files import RowError, file_digest, read_rows
 
 ROWS = [
     {"prompt": "a", "chosen": [{"role": "assistant", "content": "ü"}], "n": [1, 2]},
@@ -74,7 +74,7 @@ def test_a_whole_surrogate_pair_is_text(write) -> None:
 
 
 def test_a_line_over_the_limit_is_passed_over(write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MAX_LINE", 2**20)
+    monkeypatch.setattr(files, "MAX_LINE", 2**20)
     path = write({"a": "x" * 3 * 2**20}, {"a": "x" * 2**19})
     first, second = read_rows(path)
     assert isinstance(first.value, RowError)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Tokenizer
 from nnxdsl.data import BytesTokenizer, load, open_tokenizer, stop_ids
-from nnxdsl.data.hub_tokenizers import HFTokenizer, SentencePieceTokenizer
+from nnxdsl.data.tokenizers.huggingface import HFTokenizer, SentencePieceTokenizer
 
 LINES = ["the cat sat on the mat and the dog sat on the log", "what is the capital of France? it is Paris."] * 20
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -17,9 +17,9 @@ from typing import Any
 import attrs
 import jax
 
-from nnxdsl.run import process
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import process_info
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -103,7 +103,7 @@ class Child:
 
     def is_there(self) -> bool:
         """Whether it has not ended."""
-        return process.is_alive(self.pid, None)
+        return process_info.is_alive(self.pid, None)
 
     def is_stopped(self) -> bool:
         """Whether it waits for SIGCONT, at a failpoint."""

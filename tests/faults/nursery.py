@@ -19,7 +19,7 @@ import time
 import traceback
 from typing import Any
 
-LOADED = ("nnxdsl.run.command", "nnxdsl.run.plan_command", "nnxdsl.cli", "small_lab.model", "rich.console", "rich.live")
+LOADED = ("nnxdsl.cli.run", "nnxdsl.cli.plan", "nnxdsl.cli.dispatch", "small_lab.model", "rich.console", "rich.live")
 
 
 def main() -> None:

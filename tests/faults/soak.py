@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fault_lab import STEPS, Lab, Nursery, Whole, environment, make, steps_done
 
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 
 EVERY = ("checkpoint.every_steps=1", "checkpoint.keep=2")  # a save at every step, so that most kills come in one
 

@@ -16,11 +16,11 @@ from fault_lab import Lab, Whole, digests, rows, without_times
 from small_lab.model import Small
 
 from nnxdsl import Batching, Data, Order, Tokenizer, compile, from_json
-from nnxdsl.data.gather import load
-from nnxdsl.data.order import Batches
-from nnxdsl.data.tokenizer import open_tokenizer
-from nnxdsl.run.checkpoint import CheckpointError, Checkpoints
-from nnxdsl.spec.experiment import Experiment
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.sampler import Batches
+from nnxdsl.data.tokenizers.base import open_tokenizer
+from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints
 
 pytestmark = pytest.mark.faults
 

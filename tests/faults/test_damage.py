@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fault_lab import Lab, Whole, digests, rows, without_times
 
-from nnxdsl.run.checkpoint import CheckpointError, Checkpoints
-from nnxdsl.run.store import list_runs
+from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints
+from nnxdsl.runs.run_dir import list_runs
 
 pytestmark = pytest.mark.faults
 

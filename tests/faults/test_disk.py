@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fault_lab import Lab, Nursery, Whole, make
 
-from nnxdsl.run.checkpoint import Checkpoints, Good
+from nnxdsl.runs.checkpointer import Checkpoints, Good
 
 pytestmark = pytest.mark.faults
 

@@ -9,8 +9,8 @@ import pytest
 from fault_lab import Lab, Nursery, Whole
 from soak import soak
 
-from nnxdsl.run.failpoints import POINTS
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage.failpoints import POINTS
 
 pytestmark = pytest.mark.faults
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nnxdsl.run import failpoints
-from nnxdsl.run.failpoints import POINTS, VARIABLE
-from nnxdsl.run.jsonl import JsonLines
-from nnxdsl.run.log import Log
-from nnxdsl.run.repair import Key, repair
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs.log import Log
+from nnxdsl.runs.repair import Key, repair
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import failpoints
+from nnxdsl.storage.failpoints import POINTS, VARIABLE
+from nnxdsl.storage.jsonl import JsonLines
 
 NNXDSL = Path(__file__).parents[2] / "nnxdsl"
 
@@ -105,7 +105,7 @@ def test_a_log_has_an_end(tmp_path: Path) -> None:
 
 
 def test_points_are_those_that_the_code_comes_to() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in (NNXDSL / "run").glob("*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in NNXDSL.rglob("*.py"))
     assert [point for point in POINTS if text.count(f'reached("{point}")') != 1] == []
     assert text.count('reached("') == len(POINTS)
 
@@ -121,7 +121,7 @@ def test_points_are_those_that_the_code_comes_to() -> None:
 def test_a_point_that_is_none_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, message: str
 ) -> None:
-    monkeypatch.setattr("nnxdsl.run.failpoints._asked", failpoints._asked.__wrapped__)
+    monkeypatch.setattr("nnxdsl.storage.failpoints._asked", failpoints._asked.__wrapped__)
     monkeypatch.setenv(VARIABLE, told)
     with pytest.raises(RunError) as raised:
         make(tmp_path)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fault_lab import Lab, environment, steps_done
 
-from nnxdsl.run.processes import LOST_SECONDS, TELL_SECONDS
+from nnxdsl.runtime.distributed import LOST_SECONDS, TELL_SECONDS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 

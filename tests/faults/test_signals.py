@@ -8,7 +8,7 @@ import time
 import pytest
 from fault_lab import EVERY, STEPS, Lab, Whole, steps_done
 
-from nnxdsl.run.checkpoint import Checkpoints, Good
+from nnxdsl.runs.checkpointer import Checkpoints, Good
 
 pytestmark = pytest.mark.faults
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from fault_lab import Child, Lab, Whole, digests, rows
 
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.store import RunDirectory, liveness_of
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory, liveness_of
 
 pytestmark = pytest.mark.faults
 
@@ -99,7 +99,7 @@ def test_a_live_run_elsewhere_is_not_lost_because_clocks_differ(killed: Lab, jum
 POISONED = """
 import tiny
 from nnxdsl import Guard
-from nnxdsl.data.order import Batches
+from nnxdsl.data.sampler import Batches
 real = Batches.at
 def poisoned(self, step):
     batch = real(self, step)

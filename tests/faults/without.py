@@ -50,7 +50,7 @@ PROCESSES, SWEEPS = "tests/run/test_processes.py::", "tests/launchers/test_local
 
 GUARDS = [
     Guard(
-        "1, 3", "a step has its name when all of it is there", "run/checkpoint.py",
+        "1, 3", "a step has its name when all of it is there", "runs/checkpointer.py",
         '        manifest.write(place, saving.body)\n        reached("commit-unnamed")\n',
         "        os.rename(place, target)\n"
         '        reached("commit-unnamed")\n'
@@ -59,147 +59,147 @@ GUARDS = [
         f"{KILL}[commit-unnamed@2]",
     ),
     Guard(
-        "1, 3", "what a killed save left is not listed without its manifest", "run/manifest.py",
+        "1, 3", "what a killed save left is not listed without its manifest", "storage/manifest.py",
         'raise DamageError(f"{NAME} is missing") from error',
         'return {"format": 1, "step": int(place.name), "files": {}, "meta": {}, "arrays": {}}',
         f"{DAMAGE}test_if_all_steps_are_damaged_it_stops_and_touches_nothing",
     ),
     Guard(
-        "2", "a step is retired by a rename before its files are deleted", "run/checkpoint.py",
+        "2", "a step is retired by a rename before its files are deleted", "runs/checkpointer.py",
         'os.rename(place, trash / f"{place.name}-{os.getpid()}-{taken}")',
         'shutil.rmtree(place / "arrays"), (trash / "x").mkdir()',
         f"{KILL}[trash-renamed@1]",
     ),
     Guard(
-        "4", "rows beyond the step of a resume are dropped", "run/attempt.py",
+        "4", "rows beyond the step of a resume are dropped", "trainer/trainer.py",
         "directory.repair_rows(start, prompts)", "directory.repair_rows(10**9, prompts)",
         f"{KILL}[metrics-appended@9]",
     ),
     Guard(
-        "4", "batches go on where they were", "run/attempt.py",
+        "4", "batches go on where they were", "trainer/trainer.py",
         "batch = self.batches.at(step)\n        return",
         "batch = self.batches.at(max(0, step - self.number + 1))\n        return",
         f"{KILL}[save-begun@2]",
     ),
     Guard(
-        "4", "half written files are swept", "run/store.py",
+        "4", "half written files are swept", "runs/run_dir.py",
         "                path.unlink(missing_ok=True)\n        control", "                pass\n        control",
         f"{KILL}[file-written@9]",
     ),
     Guard(
-        "5", "a signal waits for the step boundary", "run/stop.py",
+        "5", "a signal waits for the step boundary", "runtime/signals.py",
         "            self.signal = number\n", "            _leave(number)\n",
         f"{SIGNALS}test_a_signal_saves_at_the_step_boundary",
     ),
     Guard(
-        "6", "processes stop when one of them has been told to, not each by itself", "run/processes.py",
+        "6", "processes stop when one of them has been told to, not each by itself", "runtime/distributed.py",
         "        if is_alone():\n            return value\n        before = ",
         "        if is_alone() or True:\n            return value\n        before = ",
         f"{PROCESSES}test_a_signal_to_one_stops_all_at_one_step",
     ),
     Guard(
-        "7", "a second signal ends the process", "run/stop.py",
+        "7", "a second signal ends the process", "runtime/signals.py",
         "            if self.signal is not None:\n                _leave(number)\n", "",
         f"{SIGNALS}test_two_signals_in_the_middle_of_a_save_end_at_once",
     ),
     Guard(
-        "8", "the disk is asked before a save", "run/checkpoint.py",
+        "8", "the disk is asked before a save", "runs/checkpointer.py",
         "if is_first() and (why := room.shortage(self.directory, needed)):", "if why := None:",
         f"{DISK}test_a_save_that_has_no_room_is_refused_before_it_is_written",
     ),
     Guard(
-        "8", "a save that failed is said", "run/checkpoint.py",
+        "8", "a save that failed is said", "runs/checkpointer.py",
         "saving.error = error\n        finally", "pass\n        finally",
         f"{DISK}test_a_write_that_fails_is_said_and_the_last_step_stays",
     ),
     Guard(
-        "9", "sizes are compared", "run/manifest.py",
+        "9", "sizes are compared", "storage/manifest.py",
         'if stat.st_size != entry["size"]:', "if False:",
         "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
     ),
     Guard(
-        "9, 10", "digests are compared", "run/manifest.py",
+        "9, 10", "digests are compared", "storage/manifest.py",
         'if _sha256(path) != entry["sha256"]:', "if False:",
         f"{DAMAGE}test_any_damage_to_any_file_of_a_step_is_seen",
     ),
     Guard(
-        "11", "a step without its manifest is no step", "run/checkpoint.py",
+        "11", "a step without its manifest is no step", "runs/checkpointer.py",
         "self._manifest(step)\n                found.append(step)", "found.append(step)",
         "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
     ),
     Guard(
-        "12", "the manifest has a digest of its own", "run/manifest.py",
+        "12", "the manifest has a digest of its own", "storage/manifest.py",
         "if digest != _digest_of(body):", "if False:",
         f"{DAMAGE}test_any_damage_to_any_file_of_a_step_is_seen",
     ),
     Guard(
-        "13", "damaged steps alone are no reason to begin at 0", "run/checkpoint.py",
+        "13", "damaged steps alone are no reason to begin at 0", "runs/checkpointer.py",
         "        if damaged:\n            lines", "        if not damaged:\n            lines",
         f"{DAMAGE}test_if_all_steps_are_damaged_it_stops_and_touches_nothing",
     ),
     Guard(
-        "13", "nor is a step that is gone", "run/going_on.py",
+        "13", "nor is a step that is gone", "trainer/resume.py",
         "if good.step is None and saved:", "if False:",
         f"{DAMAGE}test_if_all_steps_are_gone_it_stops_and_touches_nothing",
     ),
     Guard(
-        "14", "arrays are restored onto the mesh that is asked for", "run/checkpoint.py",
+        "14", "arrays are restored onto the mesh that is asked for", "runs/checkpointer.py",
         "    if target.sharding is not None:\n        return target\n", "",
         f"{CHANGES}test_on_another_mesh_it_begins_bit_exact_and_stays_near",
     ),
     Guard(
-        "15", "shapes and dtypes are compared before anything is read", "run/checkpoint.py",
+        "15", "shapes and dtypes are compared before anything is read", "runs/checkpointer.py",
         "        self._check_targets(step, targets)\n", "",
         f"{CHANGES}test_another_dtype_is_refused_and_never_cast",
     ),
     Guard(
-        "15", "a run directory knows what it computes", "run/store.py",
+        "15", "a run directory knows what it computes", "runs/run_dir.py",
         "if run.identity != identity:", "if False:",
         f"{CHANGES}test_a_run_directory_of_another_shape_is_refused",
     ),
     Guard(
-        "16", "the data's digest is compared", "data/order.py",
+        "16", "the data's digest is compared", "data/sampler.py",
         '            "digest": "the data file has changed (sha256)",\n', "",
         f"{CHANGES}test_data_that_have_changed_are_refused_by_name",
     ),
     Guard(
-        "17", "an order goes by the step alone", "data/order.py",
+        "17", "an order goes by the step alone", "data/sampler.py",
         '"position": position,', '"position": position + position // 7,',
         f"{CHANGES}test_batches_are_the_same_from_every_position",
     ),
     Guard(
-        "19", "the lock", "run/lock.py",
+        "19", "the lock", "runs/lock.py",
         "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
         "tests/faults/test_two.py::test_of_two_that_start_together_one_is_refused",
     ),
     Guard(
-        "20", "the newest step is that of the largest number", "run/checkpoint.py",
+        "20", "the newest step is that of the largest number", "runs/checkpointer.py",
         "        for step in reversed(self._on_disk()):\n",
         "        for step in sorted(self._on_disk(), key=lambda step: -self._place(step).stat().st_mtime):\n",
         f"{STEPS}test_steps_are_ordered_by_number_and_never_by_time",
     ),
     Guard(
-        "20", "on one machine heartbeats go by the clock that does not jump", "run/process.py",
+        "20", "on one machine heartbeats go by the clock that does not jump", "storage/process_info.py",
         'name = "monotonic" if same_boot else "wall"', 'name = "wall"',
         "tests/run/test_store.py::test_a_jump_of_the_wall_clock_changes_nothing",
     ),
     Guard(
-        "20", "a heartbeat elsewhere counts when it goes on", "run/store.py",
+        "20", "a heartbeat elsewhere counts when it goes on", "runs/run_dir.py",
         "return now - since <= SILENT_SECONDS if has_changed else fresh", "return fresh",
         f"{STEPS}test_a_live_run_elsewhere_is_not_lost_because_clocks_differ",
     ),
     Guard(
-        "21", "a step that is not finite changes nothing", "program/guards.py",
+        "21", "a step that is not finite changes nothing", "optim/step_guard.py",
         "is_good = _is_finite(loss, norm) & (before.step >= 0)", "is_good = before.step >= 0",
         f"{STEPS}test_a_nan_stops_with_the_step_its_rows_and_the_weights_from_before",
     ),
     Guard(
-        "21", "skipped steps are capped", "run/attempt.py",
+        "21", "skipped steps are capped", "trainer/trainer.py",
         "if count > getattr(guard, name, count):", "if False:",
         f"{STEPS}test_skipped_steps_are_counted_capped_and_change_nothing",
     ),
     Guard(
-        "22", "a loss far above the median is a spike", "program/guards.py",
+        "22", "a loss far above the median is a spike", "optim/step_guard.py",
         "(found[name] > ratio * usual)", "(found[name] < 0)",
         f"{STEPS}test_a_spike_is_skipped_and_written_down",
     ),
@@ -209,12 +209,12 @@ GUARDS = [
         f"{CHANGES}test_a_program_that_does_not_fit_is_refused_before_it_is_compiled",
     ),
     Guard(
-        "24", "bad rows are refused", "data/gather.py",
+        "24", "bad rows are refused", "data/loaders/build.py",
         "if count and self._most is None:", "if False:",
         f"{CHANGES}test_bad_rows_of_each_kind_are_named_or_counted",
     ),
     Guard(
-        "29", "a run that is a link is refused", "run/store.py",
+        "29", "a run that is a link is refused", "runs/run_dir.py",
         "if target.parent != home:", "if False:",
         f"{CHANGES}test_hostile_files_are_refused",
     ),
@@ -230,12 +230,12 @@ GUARDS = [
         "tests/app/test_runs.py::test_a_run_is_ended_with_its_group",
     ),
     Guard(
-        "27", "silence ends a run", "run/processes.py",
+        "27", "silence ends a run", "runtime/distributed.py",
         "is_silent = before == state and now - since > self._lost_seconds", "is_silent = False",
         f"{PROCESSES}test_one_that_hangs_ends_the_others",
     ),
     Guard(
-        "28", "a run that failed is but a row of its sweep", "run/launch/driver.py",
+        "28", "a run that failed is but a row of its sweep", "launch/driver.py",
         "        state: State = \"pruned\" if",
         "        if how.became == \"failed\":\n"
         "            raise NnxdslError(str(how.error))\n"
@@ -243,12 +243,12 @@ GUARDS = [
         f"{SWEEPS}test_a_crash_ends_one_point_and_failed_ones_are_retried_on_request",
     ),
     Guard(
-        "28", "runs that failed before are started again on request alone", "run/launch/driver.py",
+        "28", "runs that failed before are started again on request alone", "launch/driver.py",
         "elif not self._retry_failed and (before", "elif self._retry_failed and (before",
         f"{SWEEPS}test_a_crash_ends_one_point_and_failed_ones_are_retried_on_request",
     ),
     Guard(
-        "29", "templates are rendered in a sandbox", "data/chat.py",
+        "29", "templates are rendered in a sandbox", "data/tokenizers/chat_template.py",
         "environment = jinja2.sandbox.ImmutableSandboxedEnvironment(", "environment = jinja2.Environment(",
         "tests/data/test_conversations.py::test_the_sandbox_refuses",
     ),

@@ -17,9 +17,9 @@ from typing import Any
 import attrs
 import pytest
 
-from nnxdsl.run import process
-from nnxdsl.run.jsonl import JsonLines
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import JsonLines
 
 ROOT = Path(__file__).parents[2]
 AWKWARD = 'it\'s a "place" $(touch hacked); ü'
@@ -104,7 +104,7 @@ class Lab:
         writer = RunDirectory(run).status()
         pid = writer.get("pid")
         assert pid is not None
-        assert process.is_alive(pid, writer.get("pid_started"))
+        assert process_info.is_alive(pid, writer.get("pid_started"))
         os.kill(pid, signal.SIGKILL)
 
     def assert_each_once(self, count: int, steps: int = 2) -> None:
@@ -131,7 +131,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     for path in made.runs():  # nothing is to outlive a test that failed
         status = RunDirectory(path).status()
         pid = status.get("pid")
-        if pid and status.get("host") == process.hostname() and process.is_alive(pid, status.get("pid_started")):
+        is_here = status.get("host") == process_info.hostname()
+        if pid and is_here and process_info.is_alive(pid, status.get("pid_started")):
             os.kill(pid, signal.SIGKILL)
     assert not list(place.glob("**/hacked"))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import attrs
 
-from nnxdsl.cli import main
-from nnxdsl.run.launch import driver, job
-from nnxdsl.spec.experiment import Experiment
+from nnxdsl.cli.dispatch import main
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.launch import driver, job
 
 STAND_IN = str(Path(__file__).parent / "stand_in.py")
 prepare = job.prepare

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nnxdsl.run.lock import RunLock
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.experiment import Experiment
-from nnxdsl.spec.identity import canonical
-from nnxdsl.spec.source import to_python
-from nnxdsl.spec.tree import from_json, get
+from nnxdsl.config.core.codegen import to_python
+from nnxdsl.config.core.run_id import canonical
+from nnxdsl.config.core.serialization import from_json, get
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.runs.lock import RunLock
+from nnxdsl.runs.run_dir import RunDirectory
 
 STEP_SECONDS = 0.1
 

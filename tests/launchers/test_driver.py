@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 
 pytestmark = [pytest.mark.launchers, pytest.mark.timeout(900)]
 TWENTY = "sweep = Sweep(experiment, product({'seed': range(20)}), metric='eval/loss')\n"

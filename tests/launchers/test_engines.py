@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nnxdsl import Launcher
-from nnxdsl.run.launch.engines import open_engine
-from nnxdsl.run.launch.job import Job
+from nnxdsl.launch.engines import open_engine
+from nnxdsl.launch.job import Job
 
 pytestmark = [pytest.mark.launchers, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -50,8 +50,8 @@ STARTER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from test_engines import job_in
-from nnxdsl.run.launch.engines import open_engine
-from nnxdsl.spec.source import parse_value
+from nnxdsl.launch.engines import open_engine
+from nnxdsl.config.core.codegen import parse_value
 from pathlib import Path
 engine = open_engine(parse_value(sys.argv[2]))
 job = job_in(Path(sys.argv[3]), "9")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 
 pytestmark = [pytest.mark.launchers, pytest.mark.timeout(1800)]  # under load each run takes its time
 

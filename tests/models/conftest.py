@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import tree
-from nnxdsl.models.config import DecoderConfig, Rope, local_then_global
+from nnxdsl.models import params
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.registry import DecoderConfig, Rope, local_then_global
 
 
 @pytest.fixture(scope="session")
@@ -34,12 +34,12 @@ def config() -> DecoderConfig:
 
 
 @pytest.fixture(scope="session")
-def template(config: DecoderConfig) -> tree.Template:
-    return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+def template(config: DecoderConfig) -> params.Template:
+    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture(scope="session")
-def leaves(template: tree.Template) -> dict[str, jax.Array]:
+def leaves(template: params.Template) -> dict[str, jax.Array]:
     """Values for `template`; norm scales are not zero, so that a norm in the wrong place shows."""
     rng = np.random.default_rng(0)
     values = {}
@@ -50,6 +50,6 @@ def leaves(template: tree.Template) -> dict[str, jax.Array]:
 
 
 @pytest.fixture(scope="session")
-def forward(template: tree.Template) -> Callable[..., jax.Array]:
+def forward(template: params.Template) -> Callable[..., jax.Array]:
     """The jitted hidden states of `template`, from (leaves, tokens, places)."""
     return jax.jit(lambda leaves, tokens, places: template.merge(leaves)(tokens, places, dtype=jnp.float32)[0])

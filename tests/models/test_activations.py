@@ -12,12 +12,12 @@ import pytest
 import qwix
 from flax import nnx
 
-from nnxdsl.models import tree
-from nnxdsl.models.activations import Axes, constrain, constrained_by
-from nnxdsl.models.attention import left_padded, right_padded
-from nnxdsl.models.cache import init_cache
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig, local_then_global
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import left_padded, right_padded
+from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.decoder import Decoder, Period, example_inputs
+from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig, local_then_global
+from nnxdsl.models.logical_axes import Axes, constrain, constrained_by
 
 SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp_dim": 64, "head_dim": 8}
 CONFIGS = {
@@ -44,8 +44,8 @@ class Recorder:
         return x
 
 
-def template_of(config: DecoderConfig) -> tree.Template:
-    return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+def template_of(config: DecoderConfig) -> params.Template:
+    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -76,7 +76,7 @@ def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
 def test_what_the_constraint_returns_is_what_goes_on() -> None:
     config = CONFIGS["llama3"]
     template = template_of(config)
-    leaves = jax.jit(lambda: tree.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
+    leaves = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), left_padded(jnp.array([6, 4]), 6)
 
     def run() -> jax.Array:  # traced anew each time
@@ -93,7 +93,7 @@ def test_what_the_constraint_returns_is_what_goes_on() -> None:
 def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> None:
     config = CONFIGS["gemma3"]
     template = template_of(config)
-    leaves = jax.jit(lambda: tree.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
+    leaves = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), right_padded(jnp.array([6, 4]), 6)
     cache = init_cache(config, 2, 8, jnp.float32)
@@ -125,8 +125,8 @@ def test_adapters_find_all_layers_under_a_constraint(name: str) -> None:
         provider = qwix.LoraProvider([qwix.LoraRule(module_path=".*", rank=2, alpha=2.0)])
         return qwix.apply_lora_to_model(period, provider, *example_inputs(config), rngs=nnx.Rngs(1))
 
-    def variables() -> dict[str, tree.Leaf]:
-        return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt)).variables
+    def variables() -> dict[str, params.Leaf]:
+        return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt)).variables
 
     plain = variables()
     with constrained_by(seen):

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnxdsl.models import row as rows
-from nnxdsl.models.attention import Places, attend, mask, right_padded
-from nnxdsl.models.chunked import attend_in_blocks
+from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.models.attention.blockwise import attend_in_blocks
+from nnxdsl.models.attention.dot_product import Places, attend, mask, right_padded
+from nnxdsl.models.attention.fused import attend_cudnn, attend_splash
+from nnxdsl.models.attention.row_layout import Method, Row
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.fused import attend_cudnn, attend_splash
+from nnxdsl.models.params import Template
 from nnxdsl.models.pipeline import Stages
-from nnxdsl.models.row import Method, Row
-from nnxdsl.models.tree import Template
 
 Lengths = Sequence[tuple[int, ...]]
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.models import tree
-from nnxdsl.models.attention import Places, left_padded
-from nnxdsl.models.cache import Cache, New, init_cache, ring_places, stored
-from nnxdsl.models.config import DecoderConfig
-from nnxdsl.models.row import Method, sequence
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import Places, left_padded
+from nnxdsl.models.attention.kv_cache import Cache, New, init_cache, ring_places, stored
+from nnxdsl.models.attention.row_layout import Method, sequence
+from nnxdsl.models.families.registry import DecoderConfig
 
 Leaves = Mapping[str, jax.Array]
 Step = Callable[[Leaves, jax.Array, Places, Cache | None], tuple[jax.Array, Cache]]
@@ -21,7 +21,7 @@ SIZE, ROOM = 15, 17  # tokens of a row, and of the cache: two slots stay empty
 
 
 @pytest.fixture(scope="module")
-def step(config: DecoderConfig, template: tree.Template) -> Step:
+def step(config: DecoderConfig, template: params.Template) -> Step:
     @jax.jit
     def run(leaves: Leaves, tokens: jax.Array, places: Places, cache: Cache | None) -> tuple[jax.Array, Cache]:
         method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()

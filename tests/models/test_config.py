@@ -11,10 +11,10 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnxdsl.models import tree
-from nnxdsl.models.config import FAMILIES, GEMMA3, DecoderConfig, Rope, from_hf, local_then_global, to_hf
+from nnxdsl.errors import WeightsError
+from nnxdsl.models import params
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.models.families.registry import FAMILIES, GEMMA3, DecoderConfig, Rope, from_hf, local_then_global, to_hf
 
 # config.json of google/gemma-3-1b-it, as transformers 4.50 wrote it.
 ONE_BILLION: dict[str, Any] = {
@@ -79,7 +79,7 @@ FOUR_BILLION: dict[str, Any] = {
     ],
 )
 def test_published_parameter_counts(size: str, parameters: int) -> None:
-    template = tree.abstract(lambda: Decoder(GEMMA3[size], rngs=nnx.Rngs(0)))
+    template = params.abstract(lambda: Decoder(GEMMA3[size], rngs=nnx.Rngs(0)))
     assert sum(math.prod(leaf.shape) for leaf in template.variables.values()) == parameters
 
 

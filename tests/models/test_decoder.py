@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import tree
-from nnxdsl.models.attention import Places, left_padded, right_padded
-from nnxdsl.models.cache import init_cache
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
+from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.layers import Embedding
+from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.layers.linear import Embedding
 
 Leaves = Mapping[str, jax.Array]
 TOLERANCE = 1e-5  # hidden states have size 1
@@ -30,7 +30,7 @@ def draw(seed: int, *shape: int) -> jax.Array:
     return jax.random.randint(jax.random.key(seed), shape, 0, 50, jnp.int32)
 
 
-def test_paths_shapes_and_axes(template: tree.Template) -> None:
+def test_paths_shapes_and_axes(template: params.Template) -> None:
     block = {
         "attention.key.kernel": ((32, 16), ("embed", "kv_heads")),
         "attention.key_norm.scale": ((8,), ("head_dim",)),
@@ -54,9 +54,9 @@ def test_paths_shapes_and_axes(template: tree.Template) -> None:
     assert {(leaf.dtype, leaf.kind) for leaf in template.variables.values()} == {(np.dtype("float32"), nnx.Param)}
 
 
-def test_flatten_and_merge_are_inverse(config: DecoderConfig, template: tree.Template) -> None:
-    leaves = tree.flatten(Decoder(config, rngs=nnx.Rngs(3)))
-    again = tree.flatten(template.merge(leaves))
+def test_flatten_and_merge_are_inverse(config: DecoderConfig, template: params.Template) -> None:
+    leaves = params.flatten(Decoder(config, rngs=nnx.Rngs(3)))
+    again = params.flatten(template.merge(leaves))
     assert list(again) == list(template.variables)
     assert all(again[path] is leaf or bool((again[path] == leaf).all()) for path, leaf in leaves.items())
     stack = leaves["layers.blocks.1.mlp.up.kernel"]
@@ -130,7 +130,7 @@ def test_shared_prefix_equals_two_rows(leaves: Leaves, forward: Callable[..., ja
     "policies", [("products", "full"), pytest.param(("attention", "inputs", "offload"), marks=pytest.mark.slow)]
 )
 @pytest.mark.slow
-def test_remat_changes_no_gradient(template: tree.Template, leaves: Leaves, policies: tuple[str, ...]) -> None:
+def test_remat_changes_no_gradient(template: params.Template, leaves: Leaves, policies: tuple[str, ...]) -> None:
     tokens, places = draw(6, 2, 8), right_padded(jnp.array([8, 5]), 8)
 
     def loss(leaves: Leaves, remat: str) -> jax.Array:
@@ -152,7 +152,7 @@ def test_remat_changes_no_gradient(template: tree.Template, leaves: Leaves, poli
 def test_program_does_not_grow_with_depth(config: DecoderConfig) -> None:
     def lines(layers: int) -> int:
         deep = attrs.evolve(config, num_layers=layers)
-        template = tree.abstract(lambda: Decoder(deep, rngs=nnx.Rngs(0)))
+        template = params.abstract(lambda: Decoder(deep, rngs=nnx.Rngs(0)))
         values = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
 
         def run(values: Leaves) -> jax.Array:
@@ -181,7 +181,7 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
 
 
 def test_low_precision_keeps_its_dtype(
-    template: tree.Template, leaves: Leaves, forward: Callable[..., jax.Array]
+    template: params.Template, leaves: Leaves, forward: Callable[..., jax.Array]
 ) -> None:
     tokens, places = draw(8, 2, 8), right_padded(jnp.array([8, 5]), 8)
     low = jax.jit(lambda leaves: template.merge(leaves)(tokens, places, dtype=jnp.bfloat16)[0])(leaves)

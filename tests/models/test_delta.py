@@ -16,14 +16,14 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnxdsl.models import row as rows
-from nnxdsl.models import tree
-from nnxdsl.models.attention import Places, left_padded, right_padded
-from nnxdsl.models.blocks import View
-from nnxdsl.models.delta import DeltaNet, DeltaState, no_tokens
-from nnxdsl.models.delta_config import DeltaConfig
-from nnxdsl.models.delta_rule import Order, Tokens, in_chunks, step
-from nnxdsl.models.row import Method, Row
+from nnxdsl.models import params
+from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
+from nnxdsl.models.attention.row_layout import Method, Row
+from nnxdsl.models.block import View
+from nnxdsl.models.config.deltanet import DeltaConfig
+from nnxdsl.models.deltanet.layer import DeltaNet, DeltaState, no_tokens
+from nnxdsl.models.deltanet.recurrence import Order, Tokens, in_chunks, step
 
 FIGURES = Path(__file__).parent.parent / "reference/mixers"
 WEIGHTS = {
@@ -45,7 +45,7 @@ def view(places: Places, row: Row | None) -> View:
 
 class Layer(NamedTuple):
     config: DeltaConfig
-    template: tree.Template
+    template: params.Template
     leaves: Leaves
     figures: dict[str, np.ndarray]
 
@@ -71,7 +71,7 @@ def load(name: str, chunk: int = 16) -> Layer:
     def build() -> DeltaNet:
         return DeltaNet(embed, config, norm_eps=0.05, rngs=nnx.Rngs(0), param_dtype=jnp.float32, chunk=chunk)
 
-    return Layer(config, tree.abstract(build), ours(figures, "weight."), figures)
+    return Layer(config, params.abstract(build), ours(figures, "weight."), figures)
 
 
 @pytest.fixture(scope="module")
@@ -383,14 +383,14 @@ def test_adapters_and_few_bits_from_outside() -> None:
     def base() -> Any:
         return qwix.quantize_model(plain(), qwix.PtqProvider([qwix.QuantizationRule(**rule)]), *given)
 
-    policy, frozen = tree.abstract(tuned), tree.abstract(base)
+    policy, frozen = params.abstract(tuned), params.abstract(base)
     found = [re.fullmatch(r"(\w+)\.kernel_lora_[ab]", path) for path in policy.variables]
     assert {match[1] for match in found if match} == set(names)
     assert sum(path.endswith("qvalue") for path in policy.variables) == len(names)
 
     @jax.jit
     def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        leaves = tree.flatten(base())
+        leaves = params.flatten(base())
         adapters = {
             path: jnp.full(leaf.shape, float(path.endswith("_a")), leaf.dtype)
             for path, leaf in policy.variables.items()

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nnxdsl.models import hub
-from nnxdsl.models.config import QWEN3_MOE, DecoderConfig, from_hf, to_hf
-from nnxdsl.models.hub_names import sources
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import hf
+from nnxdsl.formats.hf_names import sources
+from nnxdsl.models.families.registry import QWEN3_MOE, DecoderConfig, from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 DENSE = ("qwen3_moe_dense_list", "qwen3_moe_dense_step")
@@ -95,9 +95,9 @@ def test_a_step_is_written_as_a_step_and_a_list_as_a_list() -> None:
 @pytest.mark.parametrize("name", DENSE)
 def test_what_is_written_transformers_loads_to_the_same_logits(name: str, tmp_path: Path) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    reader = hub.HubReader(REFERENCE / name)
+    reader = hf.HubReader(REFERENCE / name)
     leaves = {path: reader.leaf(path) for path in sources(reader.config, "qwen3_moe")}
-    hub.write(tmp_path, reader.config, leaves, like="qwen3_moe")
+    hf.write(tmp_path, reader.config, leaves, like="qwen3_moe")
     model, about = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import tree
-from nnxdsl.models.activations import constrained_by
-from nnxdsl.models.experts import ExpertLinear, ExpertMLP
-from nnxdsl.models.experts_config import Experts
-from nnxdsl.models.grouped import grouped_dot
+from nnxdsl.models import params
+from nnxdsl.models.config.moe import Experts
+from nnxdsl.models.logical_axes import constrained_by
+from nnxdsl.models.moe.grouped_matmul import grouped_dot
+from nnxdsl.models.moe.layer import ExpertLinear, ExpertMLP
+from nnxdsl.models.moe.router import RouterStats, load_balance, route, router_stats
 from nnxdsl.models.remat import rematerialised
-from nnxdsl.models.routing import RouterStats, load_balance, route, router_stats
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "experts"
 _SIZES = {"count": 8, "per_token": 3, "mlp_dim": 12}
@@ -71,11 +71,11 @@ def stored(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
     return beside, ours({key: value for key, value in everything.items() if ":" not in key}), ours(gradients)
 
 
-def template_of(experts: Experts, embed: int = EMBED) -> tree.Template:
-    return tree.abstract(lambda: ExpertMLP(embed, experts, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
+def template_of(experts: Experts, embed: int = EMBED) -> params.Template:
+    return params.abstract(lambda: ExpertMLP(embed, experts, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
 
 
-def drawn(template: tree.Template, seed: int = 0) -> dict[str, jax.Array]:
+def drawn(template: params.Template, seed: int = 0) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
     return {
         path: jnp.asarray(rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5, leaf.dtype)

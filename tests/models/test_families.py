@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import hub, tree
-from nnxdsl.models.attention import Places, left_padded, right_padded
-from nnxdsl.models.cache import init_cache, stored
-from nnxdsl.models.config import DecoderConfig, from_hf, to_hf
+from nnxdsl.formats import hf
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
+from nnxdsl.models.attention.kv_cache import init_cache, stored
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.registry import DecoderConfig, from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 NAMES = sorted(path.name for path in REFERENCE.iterdir())
@@ -37,15 +38,15 @@ class Loaded(NamedTuple):
     leaves: dict[str, jax.Array]
     expected: dict[str, np.ndarray]
     logits: Callable[..., jax.Array]
-    template: tree.Template
+    template: params.Template
 
 
 @pytest.fixture(
     scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
 )
 def loaded(request: pytest.FixtureRequest) -> Loaded:
-    reader = hub.HubReader(REFERENCE / request.param)
-    template = tree.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
+    reader = hf.HubReader(REFERENCE / request.param)
+    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
     assert reader.check(template) == []
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
     expected = dict(np.load(REFERENCE / request.param / "expected.npz"))
@@ -129,7 +130,7 @@ def test_greedy_answers_through_the_cache(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_is_written_as_it_is_read(name: str) -> None:
-    config = hub.read_config(REFERENCE / name)
+    config = hf.read_config(REFERENCE / name)
     kind = json.loads((REFERENCE / name / "config.json").read_text())["model_type"]
     written = to_hf(config, like=kind)
     assert written["model_type"] == kind

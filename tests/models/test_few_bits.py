@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import hub, safetensors, tree
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import hf, safetensors
+from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, unpacked
+from nnxdsl.models import params
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.models.families.gpt_oss import GPT_OSS
-from nnxdsl.models.few_bits import BlockFloat8, Mxfp4, unpacked
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.models.families.registry import DecoderConfig
 
 FIGURES = np.load(Path(__file__).parent.parent / "reference" / "few_bits.npz")
 NAMES = {np.dtype(np.uint8): "U8", np.dtype(np.float32): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}
@@ -64,12 +65,12 @@ def test_the_last_block_of_a_matrix_may_be_cut(tmp_path: Path) -> None:
 
 def directory(place: Path, config: DecoderConfig) -> tuple[dict[str, np.ndarray], Path]:
     """A checkpoint of random bfloat16 weights: its tensors, and its only file."""
-    template = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     draw = np.random.default_rng(1)
     leaves = {
         path: draw.standard_normal(leaf.shape).astype(ml_dtypes.bfloat16) for path, leaf in template.variables.items()
     }
-    hub.write(place, config, leaves)
+    hf.write(place, config, leaves)
     file = place / "model.safetensors"
     return {name: np.array(tensor.read()) for name, tensor in safetensors.index(file).items()}, file
 
@@ -81,8 +82,8 @@ def say(place: Path, **stored: object) -> None:
 
 
 def check(place: Path) -> list[str]:
-    reader = hub.HubReader(place)
-    template = tree.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
+    reader = hf.HubReader(place)
+    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
     return [str(problem) for problem in reader.check(template)]
 
 
@@ -96,7 +97,7 @@ def test_a_published_gpt_oss_is_read(tmp_path: Path) -> None:
     write(file, tensors)
     say(tmp_path, quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn"])
     assert check(tmp_path) == []
-    reader = hub.HubReader(tmp_path)
+    reader = hf.HubReader(tmp_path)
     path = "layers.blocks.0.mlp.up.kernel"  # [periods, experts, in, out]: every second column of what is stored
     stored = dict(unpacked(safetensors.index(file)))["model.layers.2.mlp.experts.gate_up_proj"].read()
     np.testing.assert_array_equal(bits(reader.leaf(path)[1]), bits(stored[..., 1::2]))
@@ -118,7 +119,7 @@ def test_a_published_deepseek_is_read(tmp_path: Path) -> None:
     write(file, few)
     say(tmp_path, quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
     assert check(tmp_path) == []
-    reader, name = hub.HubReader(tmp_path), "model.layers.0.mlp.down_proj.weight"
+    reader, name = hf.HubReader(tmp_path), "model.layers.0.mlp.down_proj.weight"
     halved = few[name].astype(np.float32).T * 0.5
     np.testing.assert_array_equal(reader.leaf("lead.blocks.0.mlp.down.kernel").astype(np.float32), halved)
 
@@ -128,7 +129,7 @@ def test_other_forms_are_refused_by_name(tmp_path: Path) -> None:
     say(tmp_path, quant_method="gptq", bits=4)
     message = "quantization_config: only quant_method 'mxfp4' and 'fp8' are read, got 'gptq'; convert the weights"
     with pytest.raises(WeightsError, match=message):
-        hub.HubReader(tmp_path)
+        hf.HubReader(tmp_path)
 
 
 def test_scales_that_do_not_fit_are_told_of(tmp_path: Path) -> None:

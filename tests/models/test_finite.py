@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnxdsl
-from nnxdsl.models import finite, hub, safetensors
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import finite, hf, safetensors
 
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
@@ -64,7 +64,7 @@ def damaged(directory: Path, values: dict[str, dict[int, float]], dtype: type = 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_a_tensor_that_is_read_is_checked(dtype: type, tmp_path: Path) -> None:
     place = damaged(tmp_path / "bad", {NAME: {5: np.nan, 9: -np.inf}, "model.norm.weight": {0: np.inf}}, dtype)
-    reader = hub.HubReader(place)
+    reader = hf.HubReader(place)
     stack = reader.pieces("layers.blocks.0.mlp.up.kernel")
     with pytest.raises(WeightsError) as caught:
         stack.read()
@@ -80,7 +80,7 @@ def test_a_tensor_that_is_read_is_checked(dtype: type, tmp_path: Path) -> None:
         stack.layers(3, 4).read()
     everything = slice(None)
     assert np.isfinite(stack.read((everything, slice(10, 24), everything)).astype(np.float64)).all()
-    allowed = hub.HubReader(place, allow_non_finite=True).leaf("layers.blocks.0.mlp.up.kernel").astype(np.float64)
+    allowed = hf.HubReader(place, allow_non_finite=True).leaf("layers.blocks.0.mlp.up.kernel").astype(np.float64)
     assert np.isnan(allowed).sum() == 1
     assert np.isinf(allowed).sum() == 1
 
@@ -88,7 +88,7 @@ def test_a_tensor_that_is_read_is_checked(dtype: type, tmp_path: Path) -> None:
 def test_a_number_that_is_rounded_to_infinity_was_finite(tmp_path: Path) -> None:
     place = damaged(tmp_path / "large", {NAME: {5: 1e30}})
     with np.errstate(over="ignore"):
-        rounded = hub.HubReader(place).pieces("layers.blocks.0.mlp.up.kernel").read(dtype=np.float16)
+        rounded = hf.HubReader(place).pieces("layers.blocks.0.mlp.up.kernel").read(dtype=np.float16)
     assert np.isinf(rounded).sum() == 1
 
 

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import hub, safetensors, tree
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import DecoderConfig
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import hf, safetensors
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.models.families.registry import DecoderConfig
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "gemma3"
 
 
-def template_of(config: DecoderConfig) -> tree.Template:
-    return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+def template_of(config: DecoderConfig) -> params.Template:
+    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture
@@ -46,13 +47,13 @@ def edit(file: Path, change) -> None:
 
 
 def problems(directory: Path) -> list[str]:
-    reader = hub.HubReader(directory)
+    reader = hf.HubReader(directory)
     return [str(problem) for problem in reader.check(template_of(reader.config))]
 
 
 @pytest.mark.parametrize("name", ["plain", "scaled"])
 def test_logits_equal_those_of_transformers(name: str) -> None:
-    reader = hub.HubReader(REFERENCE / name)
+    reader = hf.HubReader(REFERENCE / name)
     template = template_of(reader.config)
     assert reader.check(template) == []
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
@@ -73,11 +74,11 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "scaled"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_written_and_read_again_bit_for_bit(name: str, dtype: type, tmp_path: Path) -> None:
-    reader = hub.HubReader(REFERENCE / name)
+    reader = hf.HubReader(REFERENCE / name)
     template = template_of(reader.config)
     leaves = {path: jnp.asarray(reader.leaf(path).astype(dtype)) for path in template.variables}
-    hub.write(tmp_path / "new" / "copy", reader.config, leaves)
-    again = hub.HubReader(tmp_path / "new" / "copy")
+    hf.write(tmp_path / "new" / "copy", reader.config, leaves)
+    again = hf.HubReader(tmp_path / "new" / "copy")
     assert again.config == reader.config
     assert again.check(template) == []
     for path, leaf in leaves.items():
@@ -100,12 +101,12 @@ def test_multimodal_layouts(prefix: str, plain: Path) -> None:
         vision = "vision_tower.x" if prefix.startswith("language") else "model.vision_tower.x"
         arrays[vision] = np.zeros((2, 2), np.float32)
 
-    wanted = hub.HubReader(plain).leaf("layers.blocks.2.mlp.up.kernel").copy()
+    wanted = hf.HubReader(plain).leaf("layers.blocks.2.mlp.up.kernel").copy()
     edit(plain / "model.safetensors", rename)
     text = json.loads((plain / "config.json").read_text())
     (plain / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
     assert problems(plain) == []
-    assert np.array_equal(hub.HubReader(plain).leaf("layers.blocks.2.mlp.up.kernel"), wanted)
+    assert np.array_equal(hf.HubReader(plain).leaf("layers.blocks.2.mlp.up.kernel"), wanted)
 
 
 def test_a_stored_head_must_be_the_embedding(plain: Path) -> None:
@@ -137,7 +138,7 @@ def test_everything_wrong_is_said_at_once(plain: Path) -> None:
         f"model.layers.0.self_attn.q_proj.bias: {file}: no part of a text decoder of 8 layers",
     ]
     with pytest.raises(WeightsError) as caught:
-        hub.HubReader(plain).leaf("tail.blocks.1.mlp.up.kernel")
+        hf.HubReader(plain).leaf("tail.blocks.1.mlp.up.kernel")
     assert str(caught.value) == (
         f"tail.blocks.1.mlp.up.kernel: {file}: expected a tensor model.layers.7.mlp.up_proj.weight, there is none"
     )
@@ -153,8 +154,8 @@ def test_a_tensor_missing_from_its_shard_names_the_shard(sharded: Path) -> None:
 
 
 def test_another_decoder_than_the_template(plain: Path) -> None:
-    reader = hub.HubReader(plain)
-    other = template_of(hub.read_config(REFERENCE / "scaled"))
+    reader = hf.HubReader(plain)
+    other = template_of(hf.read_config(REFERENCE / "scaled"))
     assert f"layers.blocks.0.mlp.up.kernel: {plain / 'config.json'}: 1 periods, expected 2" in [
         str(problem) for problem in reader.check(other)
     ]
@@ -171,7 +172,7 @@ def test_dtype_that_is_not_understood(plain: Path) -> None:
     message = f"norm.scale: {file}: model.norm.weight: expected dtype F64, F32, F16 or BF16, got I32"
     assert problems(plain) == [message]
     with pytest.raises(WeightsError) as caught:
-        hub.HubReader(plain).leaf("norm.scale")
+        hf.HubReader(plain).leaf("norm.scale")
     assert str(caught.value) == message
 
 
@@ -182,7 +183,7 @@ def test_damaged_files(plain: Path) -> None:
 
     def message() -> str:
         with pytest.raises(WeightsError) as caught:
-            hub.HubReader(plain)
+            hf.HubReader(plain)
         return str(caught.value)
 
     file.write_bytes(raw[:-100])
@@ -206,7 +207,7 @@ def test_damaged_files(plain: Path) -> None:
 def test_damaged_index_and_config(sharded: Path) -> None:
     def message() -> str:
         with pytest.raises(WeightsError) as caught:
-            hub.HubReader(sharded)
+            hf.HubReader(sharded)
         return str(caught.value)
 
     listing, config = sharded / "model.safetensors.index.json", sharded / "config.json"
@@ -225,11 +226,11 @@ def test_damaged_index_and_config(sharded: Path) -> None:
 
 
 def test_only_plain_leaves_can_be_written(tmp_path: Path) -> None:
-    reader = hub.HubReader(REFERENCE / "plain")
+    reader = hf.HubReader(REFERENCE / "plain")
     leaves = {path: reader.leaf(path) for path in template_of(reader.config).variables}
     leaves["tail.blocks.0.mlp.up.kernel_lora_a"] = leaves.pop("norm.scale")
     with pytest.raises(WeightsError) as caught:
-        hub.write(tmp_path / "out", reader.config, leaves)
+        hf.write(tmp_path / "out", reader.config, leaves)
     assert str(caught.value) == "\n  ".join(
         [
             f"{tmp_path / 'out'}: cannot be written:",

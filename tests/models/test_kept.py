@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.blocks import context
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.row_layout import Method, sequence
+from nnxdsl.models.block import context
 from nnxdsl.models.decoder import Period
-from nnxdsl.models.layers import rope_tables, rotate
+from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.layers.linear import rope_tables, rotate
 from nnxdsl.models.remat import from_inputs
-from nnxdsl.models.row import Method, sequence
 
 ROWS, LENGTH = 2, 24
 MLP = 80

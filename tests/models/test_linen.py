@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nnxdsl.models import linen
-from nnxdsl.models.config import DecoderConfig
-from nnxdsl.models.tree import Template
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import linen
+from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.params import Template
 
 
 class Block(nn.Module):

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import hub, safetensors, tree
-from nnxdsl.models.attention import Places, left_padded, right_padded
-from nnxdsl.models.blocks import context
-from nnxdsl.models.cache import init_cache, stored
-from nnxdsl.models.config import DecoderConfig, Rope
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import hf, safetensors
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
+from nnxdsl.models.attention.kv_cache import init_cache, stored
+from nnxdsl.models.block import context
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.layers import RMSNorm
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.models.families.registry import DecoderConfig, Rope
+from nnxdsl.models.layers.linear import RMSNorm
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "llama3"
 TOLERANCE = 1e-5  # of the largest logit, which is about 4; 2.4e-6 was seen
@@ -33,17 +34,17 @@ class Loaded(NamedTuple):
     """A checkpoint of the reference, and what transformers makes of it."""
 
     config: DecoderConfig
-    template: tree.Template
+    template: params.Template
     leaves: dict[str, jax.Array]
     expected: dict[str, np.ndarray]
     logits: Callable[..., jax.Array]
 
 
-def template_of(config: DecoderConfig) -> tree.Template:
-    return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+def template_of(config: DecoderConfig) -> params.Template:
+    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
-def logits_of(template: tree.Template) -> Callable[..., jax.Array]:
+def logits_of(template: params.Template) -> Callable[..., jax.Array]:
     @jax.jit
     def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
         decoder = template.merge(leaves)
@@ -54,7 +55,7 @@ def logits_of(template: tree.Template) -> Callable[..., jax.Array]:
 
 @pytest.fixture(scope="module", params=NAMES)
 def loaded(request: pytest.FixtureRequest) -> Loaded:
-    reader = hub.HubReader(REFERENCE / request.param)
+    reader = hf.HubReader(REFERENCE / request.param)
     template = template_of(reader.config)
     assert reader.check(template) == []
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
@@ -80,7 +81,7 @@ def test_logits_equal_those_of_transformers_with_padding_on_either_side(loaded: 
 
 
 def test_the_reference_knows_scaled_frequencies_from_others() -> None:
-    reader = hub.HubReader(REFERENCE / "tied")
+    reader = hf.HubReader(REFERENCE / "tied")
     expected = np.load(REFERENCE / "tied" / "expected.npz")
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template_of(reader.config).variables}
     places = right_padded(jnp.asarray(expected["lengths"]), expected["tokens"].shape[1])
@@ -153,7 +154,7 @@ def test_paths_shapes_and_axes(loaded: Loaded) -> None:
     if not config.tied_head:
         wanted["lm_head.kernel"] = ((96, 24), ("vocab", "embed"))
     assert {path: (leaf.shape, leaf.axes) for path, leaf in loaded.template.variables.items()} == wanted
-    fresh = tree.flatten(Decoder(config, rngs=nnx.Rngs(0)))
+    fresh = params.flatten(Decoder(config, rngs=nnx.Rngs(0)))
     assert all(bool((value == 1).all()) for path, value in fresh.items() if path.endswith("norm.scale"))
 
 
@@ -175,8 +176,8 @@ def test_norm_rounds_before_the_scale() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_written_and_read_again_bit_for_bit(loaded: Loaded, dtype: type, tmp_path: Path) -> None:
     leaves = {path: leaf.astype(dtype) for path, leaf in loaded.leaves.items()}
-    hub.write(tmp_path, loaded.config, leaves)
-    again = hub.HubReader(tmp_path)
+    hf.write(tmp_path, loaded.config, leaves)
+    again = hf.HubReader(tmp_path)
     assert again.config == loaded.config
     assert again.check(loaded.template) == []
     assert all(np.array_equal(again.leaf(path), leaf) for path, leaf in leaves.items())
@@ -194,7 +195,7 @@ def edit(directory: Path, change: Callable[[dict[str, np.ndarray]], object]) -> 
     arrays = {name: np.array(tensor.read()) for name, tensor in safetensors.index(file).items()}
     change(arrays)
     safetensors.write(file, {name: (array.shape, array.dtype) for name, array in arrays.items()}, arrays.__getitem__)
-    reader = hub.HubReader(directory)
+    reader = hf.HubReader(directory)
     return [str(problem) for problem in reader.check(template_of(reader.config))]
 
 
@@ -221,7 +222,7 @@ def test_heads_and_buffers_that_files_may_hold(tmp_path: Path) -> None:
 def test_a_decoder_of_no_family_is_not_written(loaded: Loaded, tmp_path: Path) -> None:
     odd = attrs.evolve(loaded.config, query_scale=0.125, activation="gelu_tanh")
     with pytest.raises(WeightsError) as caught:
-        hub.write(tmp_path / "out", odd, loaded.leaves)
+        hf.write(tmp_path / "out", odd, loaded.leaves)
     usual = loaded.config.head_dim**-0.5
     lines = str(caught.value).splitlines()
     assert lines[0] == "no family of the Hub has a decoder like this:"

@@ -12,12 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnxdsl import Model
-from nnxdsl.models import tree
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig, Rope, RopeRamp, Yarn, from_hf, local_then_global, to_hf
+from nnxdsl.config import model as members
+from nnxdsl.config.core.fields import resolve
+from nnxdsl.errors import WeightsError
+from nnxdsl.models import params
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.spec import model as members
-from nnxdsl.spec.errors import WeightsError
-from nnxdsl.spec.kinds import resolve
+from nnxdsl.models.families.registry import (
+    GEMMA3,
+    LLAMA3,
+    DecoderConfig,
+    Rope,
+    RopeRamp,
+    Yarn,
+    from_hf,
+    local_then_global,
+    to_hf,
+)
 
 # config.json of meta-llama/Llama-3.1-8B, and what other published files have in its place.
 EIGHT_BILLION: dict[str, Any] = {
@@ -104,7 +114,7 @@ def test_published_files(size: str) -> None:
     ],
 )
 def test_published_parameter_counts(size: str, parameters: int) -> None:
-    template = tree.abstract(lambda: Decoder(LLAMA3[size], rngs=nnx.Rngs(0)))
+    template = params.abstract(lambda: Decoder(LLAMA3[size], rngs=nnx.Rngs(0)))
     assert sum(math.prod(leaf.shape) for leaf in template.variables.values()) == parameters
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import hub, safetensors, tree
-from nnxdsl.models.attention import Places, right_padded
+from nnxdsl.formats import hf, safetensors
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import Places, right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.decoder_config import DecoderConfig
 
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp"
@@ -26,8 +27,8 @@ TOLERANCE = 1e-5
 """Of the largest logit."""
 
 
-def template_of(config: DecoderConfig) -> tree.Template:
-    return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+def template_of(config: DecoderConfig) -> params.Template:
+    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 def edit(file: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
@@ -48,18 +49,18 @@ def test_tensors_of_further_layers_are_understood(family: str, name: str, beyond
     directory = Path(shutil.copytree(FAMILIES / family, tmp_path / family))
     file = directory / "model.safetensors"
     edit(file, lambda arrays: arrays.update({name: np.zeros((24, 48), np.float32)}))
-    reader = hub.HubReader(directory)
+    reader = hf.HubReader(directory)
     template = template_of(attrs.evolve(reader.config, mtp_layers=0))
     assert reader.check(template) == []
     edit(file, lambda arrays: arrays.update({beyond: arrays.pop(name)}))
-    assert [str(problem) for problem in hub.HubReader(directory).check(template)] == [
+    assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
         f"{beyond}: {file}: no part of a text decoder of {reader.config.num_layers} layers"
     ]
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> None:
-    reader = hub.HubReader(FIGURES / name)
+    reader = hf.HubReader(FIGURES / name)
     template = template_of(reader.config)
     assert reader.config.mtp_layers == 1
     assert reader.check(template) == []
@@ -95,30 +96,30 @@ def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_written_as_it_was_read(name: str, tmp_path: Path) -> None:
-    reader = hub.HubReader(FIGURES / name)
+    reader = hf.HubReader(FIGURES / name)
     leaves = {path: np.array(reader.leaf(path)) for path in template_of(reader.config).variables}
-    hub.write(tmp_path, reader.config, leaves)
+    hf.write(tmp_path, reader.config, leaves)
     before, after = (safetensors.index(path / "model.safetensors") for path in (FIGURES / name, tmp_path))
     assert after.keys() == before.keys()
     assert all(np.array_equal(tensor.read(), after[key].read()) for key, tensor in before.items())
-    assert hub.HubReader(tmp_path).config == reader.config
+    assert hf.HubReader(tmp_path).config == reader.config
     without = attrs.evolve(reader.config, mtp_layers=0)
     plain = {path: leaf for path, leaf in leaves.items() if not path.startswith("mtp.")}
-    hub.write(tmp_path, without, plain)
-    assert hub.HubReader(tmp_path).config == without
+    hf.write(tmp_path, without, plain)
+    assert hf.HubReader(tmp_path).config == without
 
 
 def test_a_layer_that_does_not_fit_says_so(tmp_path: Path) -> None:
     directory = Path(shutil.copytree(FIGURES / "deepseek_v3", tmp_path / "deepseek_v3"))
     file, config = directory / "model.safetensors", directory / "config.json"
-    template = template_of(hub.HubReader(directory).config)
+    template = template_of(hf.HubReader(directory).config)
 
     def damage(arrays: dict[str, np.ndarray]) -> None:
         del arrays["model.layers.3.enorm.weight"]
         arrays["model.layers.3.shared_head.head.weight"] += 1
 
     edit(file, damage)
-    assert [str(problem) for problem in hub.HubReader(directory).check(template)] == [
+    assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
         f"mtp.token_norm.scale: {file}: expected a tensor model.layers.3.enorm.weight of shape (24,), there is none",
         f"model.layers.3.shared_head.head.weight: {file}: differs from lm_head.weight, which a layer that predicts "
         "further ahead shares",
@@ -130,6 +131,6 @@ def test_a_layer_that_does_not_fit_says_so(tmp_path: Path) -> None:
 
     edit(file, take_out)
     config.write_text(config.read_text().replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0'))
-    assert [str(problem) for problem in hub.HubReader(directory).check(template)] == [
+    assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
         f"mtp.join.kernel: {config}: num_nextn_predict_layers says that no layer predicts further ahead"
     ]

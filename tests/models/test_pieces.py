@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnxdsl.models import pieces
-from nnxdsl.models.pieces import Pieces
-from nnxdsl.program.initial import place
+from nnxdsl.formats import mapped_arrays
+from nnxdsl.formats.mapped_arrays import Pieces
+from nnxdsl.program.init import place
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -52,7 +52,7 @@ def test_any_part_is_numpys(data: st.DataObject) -> None:
 
 
 def test_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "BAND_BYTES", 1000)
+    monkeypatch.setattr(mapped_arrays, "BAND_BYTES", 1000)
     for leading in ((), (5,), (2, 3)):
         found, whole = stack(leading, (70, 90))
         assert np.array_equal(np.asarray(found), whole)
@@ -64,7 +64,7 @@ def test_an_error_of_a_piece_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def torn() -> np.ndarray:
         raise OSError("torn")
 
-    monkeypatch.setattr(pieces, "BAND_BYTES", 1)
+    monkeypatch.setattr(mapped_arrays, "BAND_BYTES", 1)
     good, _ = stack((1,), (4, 4))
     with pytest.raises(OSError, match="torn"):
         Pieces((3, 4, 4), BFLOAT16, (*good.parts, torn, *good.parts), 1).read()

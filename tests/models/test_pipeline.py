@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.params import abstract, flatten
 from nnxdsl.models.pipeline import Stages, idle_share, run_stages
-from nnxdsl.models.tree import abstract, flatten
 
 
 def affine(weights: jax.Array, x: jax.Array, context: jax.Array) -> jax.Array:

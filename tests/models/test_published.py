@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nnxdsl.models.config import GEMMA, GEMMA2, MISTRAL, OLMO3, QWEN2, QWEN3, DecoderConfig, from_hf, to_hf
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.errors import WeightsError
+from nnxdsl.models.families.registry import GEMMA, GEMMA2, MISTRAL, OLMO3, QWEN2, QWEN3, DecoderConfig, from_hf, to_hf
 
 ABOUT = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "transformers_version": "4.42.4", "use_cache": True}
 GEMMA_2B = {

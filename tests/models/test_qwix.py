@@ -14,10 +14,10 @@ import pytest
 import qwix
 from flax import nnx
 
-from nnxdsl.models import tree
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import LLAMA3, DecoderConfig, local_then_global
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder, Period, example_inputs
+from nnxdsl.models.families.registry import LLAMA3, DecoderConfig, local_then_global
 
 # qwix 0.1.8 calls what flax deprecated; nothing of ours does.
 pytestmark = [
@@ -82,8 +82,8 @@ def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period],
 def test_adapters_on_every_period(family: str, name: str) -> None:
     config = CONFIGS[family]
 
-    def template(adapt: Callable[[Period], Period]) -> tree.Template:
-        return tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt))
+    def template(adapt: Callable[[Period], Period]) -> params.Template:
+        return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt))
 
     policy, base = template(with_lora(config, BASES[name])), template(with_base(config, BASES[name]))
 
@@ -109,7 +109,7 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
     assert any(path.endswith("kernel.array.qvalue") for path in frozen) == bool(BASES[name])
 
     # A base with values, quantised as qwix does it: the tail's and each period's kernels.
-    values = jax.jit(lambda: tree.flatten(Decoder(config, rngs=nnx.Rngs(2), adapt=with_base(config, BASES[name]))))()
+    values = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(2), adapt=with_base(config, BASES[name]))))()
     rng = np.random.default_rng(0)
     for path in (path for path in values if path.endswith("norm.scale")):
         values[path] += jnp.asarray(rng.normal(size=values[path].shape) * 0.3, jnp.float32)
@@ -121,7 +121,7 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
     }
     tokens, places = jax.random.randint(jax.random.key(0), (2, 9), 0, 50), right_padded(jnp.array([9, 6]), 9)
 
-    def run(template: tree.Template, dtype: Any) -> Callable[..., jax.Array]:
+    def run(template: params.Template, dtype: Any) -> Callable[..., jax.Array]:
         return jax.jit(lambda values: template.merge(values)(tokens, places, dtype=dtype)[0])
 
     reference = run(base, jnp.float32)(values)
@@ -161,7 +161,7 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["nf4", "int8"])
 def test_the_backward_pass_keeps_no_unpacked_weight(name: str) -> None:
     """What is kept has the size of the few bits: an unpacked copy would be as large as the weight was before."""
-    template = tree.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0), adapt=with_lora(CONFIG, BASES[name])))
+    template = params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0), adapt=with_lora(CONFIG, BASES[name])))
     leaves = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
     trained = {path for path in leaves if path.endswith(("_lora_a", "_lora_b"))}
     kept: list[tuple[int, ...]] = []

@@ -16,9 +16,9 @@ import safetensors as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnxdsl.models import safetensors
-from nnxdsl.models.files import read_json
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import safetensors
+from nnxdsl.formats.files import read_json
 
 
 def write(file: Path, header: Any, data: bytes = b"\0" * 32) -> Path:

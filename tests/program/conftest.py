@@ -21,7 +21,7 @@ from small_lab.model import Small  # noqa: E402
 
 from nnxdsl import Data, Experiment, Memory, Objective, Optimizer, Reference, Schedule  # noqa: E402
 from nnxdsl.data.batch import PairBatch, SequenceBatch  # noqa: E402
-from nnxdsl.program.compiler import State  # noqa: E402
+from nnxdsl.program.compile import State  # noqa: E402
 
 
 @pytest.fixture(scope="session")

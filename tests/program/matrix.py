@@ -51,10 +51,10 @@ from nnxdsl import (  # noqa: E402
     SpecError,
     compile,
 )
+from nnxdsl.config.core.base import members  # noqa: E402
 from nnxdsl.data.batch import Batch, PairBatch, RolloutBatch, SequenceBatch  # noqa: E402
-from nnxdsl.models.attention import right_padded  # noqa: E402
-from nnxdsl.program.compiler import Program, State  # noqa: E402
-from nnxdsl.spec.base import members  # noqa: E402
+from nnxdsl.models.attention.dot_product import right_padded  # noqa: E402
+from nnxdsl.program.compile import Program, State  # noqa: E402
 
 STORE = HERE / "matrix.json"
 PAGE = HERE.parents[1] / "docs" / "matrix.md"

@@ -12,11 +12,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxdsl import Mesh
-from nnxdsl.program import logprobs
-from nnxdsl.program.collectives import collectives
-from nnxdsl.program.devices import device_mesh
-from nnxdsl.program.layout import Layout
-from nnxdsl.program.logprobs import Where, token_stats
+from nnxdsl.losses.lm_head import token_stats as logprobs
+from nnxdsl.losses.lm_head.token_stats import Where, token_stats
+from nnxdsl.planning.collectives import collectives
+from nnxdsl.sharding.layout import Layout
+from nnxdsl.sharding.mesh import device_mesh
 
 ROWS, LENGTH, WIDTH, WORDS = 8, 15, 32, 1280
 

@@ -11,13 +11,13 @@ import numpy as np
 from flax import nnx
 
 from nnxdsl import Mesh
-from nnxdsl.models import tree
-from nnxdsl.models.activations import constrained_by
-from nnxdsl.models.experts import ExpertMLP
-from nnxdsl.models.experts_config import Experts
-from nnxdsl.models.routing import load_balance
-from nnxdsl.program.devices import device_mesh
-from nnxdsl.program.layout import Array, Layout
+from nnxdsl.models import params
+from nnxdsl.models.config.moe import Experts
+from nnxdsl.models.logical_axes import constrained_by
+from nnxdsl.models.moe.layer import ExpertMLP
+from nnxdsl.models.moe.router import load_balance
+from nnxdsl.sharding.layout import Array, Layout
+from nnxdsl.sharding.mesh import device_mesh
 
 EMBED, ROWS, TOKENS = 16, 8, 12
 EXPERTS = Experts(count=8, per_token=3, mlp_dim=12, shared_dim=8, shared_gate=True, expert_bias=True)
@@ -30,7 +30,7 @@ MESHES = {
 
 def main() -> None:
     """Prints, for each mesh, how far values and gradients are from those of one device, and how they lie."""
-    template = tree.abstract(lambda: ExpertMLP(EMBED, EXPERTS, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
+    template = params.abstract(lambda: ExpertMLP(EMBED, EXPERTS, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
     rng = np.random.default_rng(0)
     values = {
         path: jnp.asarray(rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5, leaf.dtype)

@@ -25,7 +25,7 @@ from nnxdsl import (
     Schedule,
     compile,
 )
-from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.compile import Program, State
 
 MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2)}
 RATE, ONLINE = Schedule.Constant(lr=1e-3), Memory(reference="online")

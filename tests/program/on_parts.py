@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.pieces import Pieces
-from nnxdsl.program.initial import place
+from nnxdsl.formats.mapped_arrays import Pieces
+from nnxdsl.program.init import place
 
 reads: list[int] = []
 array = np.arange(24, dtype=np.float32).reshape(4, 6)

@@ -25,8 +25,8 @@ from nnxdsl import (
     Schedule,
     compile,
 )
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.program.layout import bits, dims
+from nnxdsl.program.compile import Program, State
+from nnxdsl.sharding.layout import bits, dims
 
 QLORA = {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}
 ODD = {"model": Small(layers=3, pattern=2, heads=4, mlp_dim=30)}

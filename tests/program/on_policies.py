@@ -11,8 +11,8 @@ from small_lab import samples
 from small_lab.model import Small
 
 from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Optimizer, Reward, Schedule, compile
-from nnxdsl.run.generate import Sampler
-from nnxdsl.run.sampling import Sampling
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
 
 MESHES = {"one": Mesh(), "fsdp2-tensor2-context2": Mesh(fsdp=2, tensor=2, context=2)}
 TEACHER = Small(layers=1, pattern=1, embed_dim=32, heads=4)

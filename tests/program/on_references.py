@@ -24,7 +24,7 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.program import initial
+from nnxdsl.program import init
 
 LORA = {"adapter": Adapter.LoRA(rank=2)}
 SYNCED = Reference.Synced(every_steps=2, mixup=0.4)
@@ -68,7 +68,7 @@ def steps(fields: dict[str, Any], mesh: Mesh) -> list[dict[str, float]]:
             **fields,
         )
     )
-    state = program.init(initial.Beside(samples.Trained(program, 0), samples.Trained(program, 1)))
+    state = program.init(init.Beside(samples.Trained(program, 0), samples.Trained(program, 1)))
     found = []
     for _ in range(3):
         state, metrics = program.step(state, batch_of(8, desirable=kind is Data.Feedback))

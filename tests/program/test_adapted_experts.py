@@ -14,13 +14,13 @@ import pytest
 from flax import nnx
 
 from nnxdsl import Adapter, Quantization
-from nnxdsl.models import tree
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import MIXTRAL
+from nnxdsl.adapters import lora as adapters
+from nnxdsl.adapters.lora import AdaptedExperts
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.experts import ExpertLinear
-from nnxdsl.program import adapters
-from nnxdsl.program.adapters import AdaptedExperts
+from nnxdsl.models.families.registry import MIXTRAL
+from nnxdsl.models.moe.layer import ExpertLinear
 
 COUNT, IN, OUT = 4, 16, 24
 LORA = Adapter.LoRA(rank=2, alpha=6.0, targets=("mlp",))
@@ -39,9 +39,9 @@ def plain() -> ExpertLinear:
     return linear
 
 
-def leaves(module: nnx.Module) -> tuple[tree.Template, dict[str, jax.Array]]:
+def leaves(module: nnx.Module) -> tuple[params.Template, dict[str, jax.Array]]:
     graphdef, state = nnx.split(module)
-    return tree.Template(graphdef, nnx.to_flat_state(state)), tree.flatten(module)
+    return params.Template(graphdef, nnx.to_flat_state(state)), params.flatten(module)
 
 
 def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
@@ -52,7 +52,7 @@ def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
     assert set(values) - set(own) == {"kernel_lora_a", "kernel_lora_b"}
 
     @partial(jax.jit, static_argnums=0)
-    def run(template: tree.Template, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    def run(template: params.Template, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         module: Any = template.merge(values)
         return module(x, expert)
 
@@ -92,7 +92,7 @@ def test_each_expert_has_a_magnitude_of_its_own(few: Quantization | None) -> Non
     np.testing.assert_allclose(jnp.linalg.norm(merged, axis=1), values["kernel_lora_m"], rtol=1e-5)
 
     @partial(jax.jit, static_argnums=0)
-    def run(template: tree.Template, values: dict[str, jax.Array]) -> jax.Array:
+    def run(template: params.Template, values: dict[str, jax.Array]) -> jax.Array:
         module: Any = template.merge(values)
         return jnp.where((expert < COUNT)[..., None], module(x, expert), 0)
 
@@ -112,7 +112,7 @@ def test_few_bits_compute_what_they_stand_for(name: str) -> None:
     restored = {**own, "kernel": adapters.rounded(own["kernel"], FEW[name])}
     assert float(jnp.abs(restored["kernel"] - own["kernel"]).max()) > 1e-3
 
-    def loss(template: tree.Template, values: dict[str, jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    def loss(template: params.Template, values: dict[str, jax.Array]) -> Callable[[jax.Array], jax.Array]:
         module: Any = template.merge(values)
         return lambda x: jnp.sum(jnp.sin(module(x, expert)))
 
@@ -152,9 +152,9 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
         experts=attrs.evolve(MIXTRAL["tiny"].experts, mlp_dim=16, shared_dim=8),
     )
     lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention.query", "mlp"))
-    base = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    base = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     change = adapters.adapt(lora, quantization, config)
-    policy = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=change))
+    policy = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=change))
     assert adapters.problems(lora, quantization, base.variables) == []
     assert adapters.missed(lora, quantization, policy, base.variables) == []
     layers = ["attention.query", *(f"mlp.{own}{name}" for own in ("", "shared.") for name in ("gate", "up", "down"))]

@@ -15,13 +15,13 @@ from flax import nnx
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, PlanError, Quantization, compile
-from nnxdsl.models.attention import right_padded
+from nnxdsl.adapters import lora as adapters
+from nnxdsl.errors import NotRegisteredError
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Period, example_inputs
-from nnxdsl.models.tree import flatten
-from nnxdsl.program import adapters
+from nnxdsl.models.params import flatten
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.spec.errors import NotRegisteredError
+from nnxdsl.program.compile import Program, State
 
 ATTENTION = {"attention.query", "attention.key", "attention.value", "attention.output"}
 MLP = {"mlp.gate", "mlp.up", "mlp.down"}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from nnxdsl import Experiment, Mesh, Objective
-from nnxdsl.program import ahead, hardware
-from nnxdsl.spec.errors import PlanError
-from nnxdsl.spec.tree import to_dict
+from nnxdsl.config.core.serialization import to_dict
+from nnxdsl.errors import PlanError
+from nnxdsl.planning import aot
+from nnxdsl.sharding import hardware
 
 
 def analysis(**fields: int) -> Any:
@@ -25,13 +26,13 @@ def test_memory_in_the_reports_words() -> None:
     host = {"host_argument_size_in_bytes": 8, "host_temp_size_in_bytes": 3}
     said = analysis(**device, temp_size_in_bytes=40, peak_memory_in_bytes=130, **host)
     parts = {"arguments": 100, "outputs": 60, "aliased": 50, "temporaries": 40, "allocated": 150, "host": 11}
-    assert ahead.memory(said, "gpu") == {**parts, "peak": 130}
-    assert tuple(ahead.memory(said, "gpu")) == hardware.FIGURES
+    assert aot.memory(said, "gpu") == {**parts, "peak": 130}
+    assert tuple(aot.memory(said, "gpu")) == hardware.FIGURES
 
 
 def test_the_peak_of_a_cpu_counts_temporaries() -> None:
     said = analysis(argument_size_in_bytes=100, temp_size_in_bytes=40, peak_memory_in_bytes=100)
-    assert ahead.memory(said, "cpu")["peak"] == 140
+    assert aot.memory(said, "cpu")["peak"] == 140
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,11 @@ def test_the_peak_of_a_cpu_counts_temporaries() -> None:
     ],
 )
 def test_a_compilers_refusal_is_one_line(message: str, problem: str, peak: int | None) -> None:
-    assert ahead._refusal(message) == (problem, peak)
+    assert aot._refusal(message) == (problem, peak)
 
 
 def test_one_cpu_in_this_process(experiment: Callable[..., Experiment]) -> None:
-    report = ahead.compile_ahead(experiment(objective=Objective.SFT(loss_on="all")), "cpu", 1)
+    report = aot.compile_ahead(experiment(objective=Objective.SFT(loss_on="all")), "cpu", 1)
     assert report["problem"] is None
     assert report["collectives"] == []
     assert report["memory"]["arguments"] > report["memory"]["aliased"] > 0
@@ -71,9 +72,9 @@ def test_one_cpu_in_this_process(experiment: Callable[..., Experiment]) -> None:
 def test_an_experiment_that_does_not_fit_is_an_answer(experiment: Callable[..., Experiment]) -> None:
     asked = experiment(mesh=Mesh(data=4))
     with pytest.raises(PlanError, match=r"data=4 takes 4 devices, there are 1"):
-        ahead.compile_ahead(asked, "cpu", 1)
-    said = ahead.answer({"experiment": to_dict(asked), "device": "cpu", "count": 1})["error"]
+        aot.compile_ahead(asked, "cpu", 1)
+    said = aot.answer({"experiment": to_dict(asked), "device": "cpu", "count": 1})["error"]
     assert said["type"] == "PlanError"
     assert said["problems"] == [["mesh", "data=4 takes 4 devices, there are 1 (cpu)"]]
     tree = {**to_dict(asked), "stepz": 3}
-    assert ahead.answer({"experiment": tree, "device": "cpu", "count": 1})["error"]["type"] == "SpecError"
+    assert aot.answer({"experiment": tree, "device": "cpu", "count": 1})["error"]["type"] == "SpecError"

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from nnxdsl.program.collectives import Traffic, collectives
-from nnxdsl.run.ahead_process import find_compiler
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.planning.aot_process import find_compiler
+from nnxdsl.planning.collectives import Traffic, collectives
 
 PROGRAMS = """
 import json, sys

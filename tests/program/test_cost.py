@@ -11,10 +11,10 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Objective, compile
-from nnxdsl.program import hardware
+from nnxdsl.planning.step_time import EFFICIENCY, HIDDEN, Work, cost, work
+from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.cost import EFFICIENCY, HIDDEN, Work, cost, work
-from nnxdsl.program.shapes import lengths
+from nnxdsl.sharding import hardware
 
 H200 = hardware.device("h200")
 MODEL = Small(layers=2, pattern=2, embed_dim=64, mlp_dim=192, heads=4, head_dim=16, vocab_size=256)

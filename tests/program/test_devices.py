@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nnxdsl import Mesh, PlanError
-from nnxdsl.program.devices import device_mesh
-from nnxdsl.spec.placement import MESH_AXES, SLOW_AXES
+from nnxdsl.config.sharding import MESH_AXES, SLOW_AXES
+from nnxdsl.sharding.mesh import device_mesh
 
 
 @attrs.frozen

@@ -12,8 +12,9 @@ import pytest
 from scipy.special import log_softmax
 
 from nnxdsl import Distance, Model, Objective
-from nnxdsl.program import distill, logprobs
-from nnxdsl.program.distill import Taught, distance
+from nnxdsl.losses import distillation
+from nnxdsl.losses.distillation import Taught, distance
+from nnxdsl.losses.lm_head import token_stats
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "jsd.npz"
 DISTANCES: dict[str, Any] = {
@@ -77,8 +78,8 @@ def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
-    monkeypatch.setattr(logprobs, "CPU", logprobs.Sizes(4 * 10 * 10, 7))
-    chunks = logprobs.Chunks.of(jnp.asarray(mask), (words, 10), None, logprobs.Where())
+    monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 10 * 10, 7))
+    chunks = token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.Where())
     assert (chunks.count, chunks.words) == (3, 10)
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
     for (_, found), _ in (whole, tiled):
@@ -117,10 +118,10 @@ def test_equal_models_are_no_distance_apart() -> None:
 
 
 def test_the_loss_mixes_hard_labels_and_scales_with_the_square_of_the_temperature() -> None:
-    stats = logprobs.TokenStats(*jnp.array([[[-2.0, -3.0]], [[0, 0]], [[0, 0]], [[0, 0]], [[1.0, 1.0]]]))
-    read = distill.Distilled(stats, jnp.array([[0.5, 0.25]]))
+    stats = token_stats.TokenStats(*jnp.array([[[-2.0, -3.0]], [[0, 0]], [[0, 0]], [[0, 0]], [[1.0, 1.0]]]))
+    read = distillation.Distilled(stats, jnp.array([[0.5, 0.25]]))
     objective = Objective.Distill(teacher=Model.Gemma3("tiny"), temperature=2.0, hard_weight=0.25)
-    terms = distill.build(objective)(read, None, jnp.ones(1))
+    terms = distillation.build(objective)(read, None, jnp.ones(1))
     assert float(terms.loss.total / terms.loss.count) == pytest.approx(0.75 * 4 * 0.375 + 0.25 * 2.5)
     assert float(terms.metrics["distance"].total / 2) == pytest.approx(0.375)
     assert float(terms.metrics["nll_loss"].total / 2) == pytest.approx(2.5)

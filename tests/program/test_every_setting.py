@@ -36,11 +36,11 @@ from nnxdsl import (
     compile,
     evolve,
 )
+from nnxdsl.config.core.base import Spec, declared, is_family, registry
+from nnxdsl.config.objectives.base import Objective as Family
+from nnxdsl.config.objectives.distillation import ReverseKL as ReverseDistance
+from nnxdsl.config.objectives.divergence import Alpha, JensenShannon
 from nnxdsl.program.blueprint import draw
-from nnxdsl.spec.base import Spec, declared, is_family, registry
-from nnxdsl.spec.distill import ReverseKL as ReverseDistance
-from nnxdsl.spec.divergence import Alpha, JensenShannon
-from nnxdsl.spec.objective import Objective as Family
 
 TESTS = Path(__file__).parents[1]
 LORA = {"adapter": Adapter.LoRA(rank=2)}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nnxdsl import Adapter, Experiment, Mesh, Model, PlanError, Quantization, Weights
+from nnxdsl.planning.flops import weights
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.floor import weights
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 DENSE = ("qwen3_moe_dense_list", "qwen3_moe_dense_step")

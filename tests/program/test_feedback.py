@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Data, Experiment, Objective, compile, from_dict
+from nnxdsl import Adapter, Data, Experiment, Objective, compile, from_dict, losses
+from nnxdsl.config.core.base import declared
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.batch import PackedPairs, PairBatch
 from nnxdsl.data.packing import Size, fit
-from nnxdsl.program import losses
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.program.losses import Pairs, Terms, finished
-from nnxdsl.spec.base import declared
+from nnxdsl.losses.base import Pairs, Terms, finished
+from nnxdsl.program.compile import Program, State
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "feedback.json").read_text())
 PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")

@@ -11,11 +11,11 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Objective
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.models.attention import mask, right_padded
+from nnxdsl.models.attention.dot_product import mask, right_padded
+from nnxdsl.planning.flops import content, executed, fewest, weights, work
+from nnxdsl.program.batch_shapes import Lengths
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.floor import content, executed, fewest, weights, work
 from nnxdsl.program.forward import pair_places
-from nnxdsl.program.shapes import Lengths
 
 MODEL = Small(layers=5, pattern=2, embed_dim=16, mlp_dim=32, heads=4, head_dim=8, window=5)
 LOCAL, GLOBAL = 3, 2

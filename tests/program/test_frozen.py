@@ -27,9 +27,9 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.program.blueprint import draw
-from nnxdsl.run.display import Display
-from nnxdsl.run.loop import run
-from nnxdsl.run.saved import SavedModel
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from nnxdsl.weights.run_weights import SavedModel
 
 REPLAY = Path(__file__).parents[1] / "reference" / "replay"
 FROZEN = ("embed", "*norm", "blocks.0.mlp.up")

@@ -16,12 +16,12 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Data, Experiment, Guard, Objective, Optimizer, Order, Schedule, Tokenizer, compile
-from nnxdsl.program import guards
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.run.attempt import TrainingError
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.display import Display
-from nnxdsl.run.loop import run
+from nnxdsl.optim import step_guard
+from nnxdsl.program.compile import Program, State
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from nnxdsl.trainer.trainer import TrainingError
 
 ADAMW = Optimizer.AdamW(schedule=Schedule.WSD(peak_lr=1e-2, warmup_ratio=0.5))
 REPLAY = Path(__file__).parents[1] / "reference" / "replay"
@@ -80,9 +80,9 @@ def test_a_skipped_step_is_no_step(program: Callable[[Guard], Program], sequence
         before = copied(state)
         state, metrics = skipping.step(state, batch)
         is_same = same((state.trainable, state.optimizer.inner), (before.trainable, before.optimizer.inner))
-        assert is_same == bool(metrics[guards.SKIPPED])
+        assert is_same == bool(metrics[step_guard.SKIPPED])
         rates.append(float(metrics["learning_rate"]))
-        told.append(tuple(int(metrics[name]) for name in (guards.SKIPPED, guards.IN_A_ROW, guards.TOTAL)))
+        told.append(tuple(int(metrics[name]) for name in (step_guard.SKIPPED, step_guard.IN_A_ROW, step_guard.TOTAL)))
         # What was counted is saved with the state, and goes on from there.
         saved = {
             part: {path: jnp.copy(x) for path, x in group.items()} for part, group in skipping.saved(state).items()
@@ -108,8 +108,8 @@ class Watched(NamedTuple):
 
 @pytest.mark.parametrize("loss_ratio", [None, 3.0])
 def test_spikes_are_told_by_the_median_of_a_window(loss_ratio: float | None) -> None:
-    guard = guards.build(Guard.SkipSpikes(window=3, max_norm_ratio=4.0, max_loss_ratio=loss_ratio))
-    update = guard.wrapped(guards.optax.identity())
+    guard = step_guard.build(Guard.SkipSpikes(window=3, max_norm_ratio=4.0, max_loss_ratio=loss_ratio))
+    update = guard.wrapped(step_guard.optax.identity())
     norms = [1.0, 50.0, 1.2, 4.7, 4.9, math.nan, 30.0, 30.0, 30.0, 30.0, 1.0, math.inf, 2.0]
     losses = [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 7.0, 2.0, -1.0]
     before = Watched(jnp.int32(0), update.init(jnp.zeros(())), jnp.zeros(()))
@@ -118,7 +118,7 @@ def test_spikes_are_told_by_the_median_of_a_window(loss_ratio: float | None) -> 
         moved = before._replace(step=before.step + 1, weight=before.weight + 1)
         after, told = settle(before, moved, jnp.float32(loss), jnp.float32(norm))
         taken.append(float(after.weight - before.weight) == 1)
-        assert int(told[guards.SKIPPED]) == (not taken[-1])
+        assert int(told[step_guard.SKIPPED]) == (not taken[-1])
         assert int(after.step) == step + 1
         is_usual = math.isfinite(norm)
         if len(window) >= 3:
@@ -132,7 +132,7 @@ def test_spikes_are_told_by_the_median_of_a_window(loss_ratio: float | None) -> 
     assert taken == expected
     assert taken[:10] == [True, True, True, True, True, False, False, False, True, True]  # what stays becomes usual
     assert taken[10] == (loss_ratio is None)
-    assert int(before.optimizer.watch[guards.TOTAL]) == expected.count(False)
+    assert int(before.optimizer.watch[step_guard.TOTAL]) == expected.count(False)
 
 
 def diverging(guard: Guard) -> Experiment:

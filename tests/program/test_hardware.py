@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from nnxdsl.program.hardware import DEVICES, Device, device, of_kind
-from nnxdsl.spec.errors import PlanError
+from nnxdsl.errors import PlanError
+from nnxdsl.sharding.hardware import DEVICES, Device, device, of_kind
 
 GPUS = ("h200", "h100", "a100", "a100-40", "b200", "l40s", "rtx4090")
 TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
@@ -141,7 +141,7 @@ def test_a_target_says_what_the_catalogue_says(name: str) -> None:
 
 
 def test_the_catalogue_loads_no_jax() -> None:
-    code = "import sys, nnxdsl.program.hardware; sys.exit('jax' in sys.modules)"
+    code = "import sys, nnxdsl.sharding.hardware; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

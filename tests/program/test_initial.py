@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from nnxdsl import Adapter, Experiment, Memory, Model, Quantization, Weights, compile
-from nnxdsl.program import adapters, initial
+from nnxdsl.adapters import lora
+from nnxdsl.program import init
 
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 
@@ -27,21 +28,21 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
     model = Model.HF(path, weights=Weights.HF(path))
     program = compile(experiment(model=model, quantization=quantization, adapter=Adapter.LoRA(rank=2), memory=memory))
     placed: list[tuple[int, ...]] = []
-    place = initial.place
+    place = init.place
 
     def recorded(weight: Any, *args: Any, **named: Any) -> jax.Array:
         placed.append(tuple(weight.shape))
         return place(weight, *args, **named)
 
-    monkeypatch.setattr(initial, "place", recorded)
+    monkeypatch.setattr(init, "place", recorded)
     found: dict[int, Mapping[str, jax.Array]] = {}
     single: dict[int, int] = {}
     for at_once in (2**28, 1):
-        monkeypatch.setattr(initial, "AT_ONCE_BYTES", at_once)
+        monkeypatch.setattr(init, "AT_ONCE_BYTES", at_once)
         found[at_once] = program.init().frozen
         single[at_once] = sum(shape[0] == 1 for shape in placed if len(shape) > 2)
         placed.clear()
-    few = {path.removesuffix(adapters.QVALUE) for path in found[1] if path.endswith(adapters.QVALUE)}
+    few = {path.removesuffix(lora.QVALUE) for path in found[1] if path.endswith(lora.QVALUE)}
     assert few == {path for path in program.blueprint.base if path.endswith(("mlp.up.kernel", "output.kernel"))}
     for name, array in found[1].items():
         np.testing.assert_array_equal(np.asarray(array), np.asarray(found[2**28][name]), err_msg=name)

@@ -11,10 +11,10 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Data, Experiment, Memory, Mesh, Precision, compile
-from nnxdsl.models import row as rows
+from nnxdsl.errors import PlanError
+from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.program.attention_kernel import SHORT, Kernels
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.kernels import SHORT, Kernels
-from nnxdsl.spec.errors import PlanError
 
 LONG, BRIEF = rows.pair(SHORT, SHORT), rows.sequence(SHORT - 1)
 GPU = Kernels(platform="gpu", dtype="bfloat16", head_dim=256)

@@ -13,14 +13,15 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Optimizer, PlanError, Quantization, Schedule, compile
-from nnxdsl.models.config import GEMMA3, LLAMA3, DecoderConfig
-from nnxdsl.models.tree import Leaf
-from nnxdsl.program import adapters, optimizer
+from nnxdsl.adapters import lora
+from nnxdsl.config.sharding import MESH_AXES
+from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.params import Leaf
+from nnxdsl.optim import optimizers
+from nnxdsl.optim.param_roles import roles
 from nnxdsl.program.blueprint import draw, optimizer_arrays, template
-from nnxdsl.program.layout import ACTIVATION_AXES, DEFAULT_RULES, HOST, Array, Layout, Placed, bits, dims, starred
-from nnxdsl.program.roles import roles
-from nnxdsl.program.rules import mesh_axes
-from nnxdsl.spec.placement import MESH_AXES
+from nnxdsl.sharding.layout import ACTIVATION_AXES, DEFAULT_RULES, HOST, Array, Layout, Placed, bits, dims, starred
+from nnxdsl.sharding.rules import mesh_axes
 
 ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.1))
 MESHES = (
@@ -44,13 +45,13 @@ UP = "layers.blocks.0.mlp.up.kernel"
 def parts_of(config: DecoderConfig, adapter: Adapter | None, quantization: Quantization | None) -> Any:
     """The arrays of a program, from its templates: so that dimensions which do not divide stop nothing."""
     leaves = template(config, jnp.bfloat16, adapter, quantization).variables
-    trained = {path: leaf for path, leaf in leaves.items() if adapter is None or adapters.is_adapter(path)}
+    trained = {path: leaf for path, leaf in leaves.items() if adapter is None or lora.is_adapter(path)}
     frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
 
     def arrays(leaves: Mapping[str, Leaf]) -> dict[str, Array]:
         return {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in leaves.items()}
 
-    update = optimizer.build(ADAMW, lambda step: 0.1, roles(trained))
+    update = optimizers.build(ADAMW, lambda step: 0.1, roles(trained))
     return {
         "frozen": arrays(frozen),
         "trainable": arrays(trained),
@@ -100,7 +101,7 @@ def test_every_array_of_every_model_on_every_mesh(name: str) -> None:
 def with_adapters(name: str) -> None:
     parts = parts_of(MODELS[name], Adapter.LoRA(rank=16), Quantization.NF4(block_size=32))
     assert any(path.endswith(".qvalue") for path in parts["frozen"])
-    assert all(adapters.is_adapter(path) for path in parts["trainable"])
+    assert all(lora.is_adapter(path) for path in parts["trainable"])
     check_everywhere(parts)
 
 

@@ -17,12 +17,12 @@ from small_lab.model import Small
 
 from nnxdsl import Experiment, Objective, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.models.attention import right_padded
+from nnxdsl.losses.lm_head import token_stats as logprobs
+from nnxdsl.losses.lm_head.token_stats import token_stats
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.program import logprobs
-from nnxdsl.program.compiler import State
+from nnxdsl.program.compile import State
 from nnxdsl.program.forward import Forward
-from nnxdsl.program.logprobs import token_stats
 
 B, N, D, V = 3, 7, 5, 11
 

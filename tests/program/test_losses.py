@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl import Objective
-from nnxdsl.program import losses
-from nnxdsl.program.logprobs import TokenStats
-from nnxdsl.program.losses import Pairs, Ratio
+from nnxdsl import Objective, losses
+from nnxdsl.losses.base import Pairs, Ratio
+from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 
 def pairs(chosen: list[float], rejected: list[float]) -> Pairs:

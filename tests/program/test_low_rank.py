@@ -14,15 +14,15 @@ from flax import nnx
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Batching, Experiment, Memory, Mesh, PlanError, Quantization, SpecError, Weights, compile
+from nnxdsl.adapters import lora_math
+from nnxdsl.adapters.lora import AdaptedLinear
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models.attention import Places, right_padded
+from nnxdsl.models.attention.dot_product import Places, right_padded
 from nnxdsl.models.dropout import at_layer, dropped, dropping, stamp
-from nnxdsl.models.layers import Linear
-from nnxdsl.models.tree import Template, within
-from nnxdsl.program import low_rank
-from nnxdsl.program.adapters import AdaptedLinear
+from nnxdsl.models.layers.linear import Linear
+from nnxdsl.models.params import Template, within
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.compile import Program, State
 
 PATTERNS: dict[str, Any] = {"rank": 2, "alpha": 6.0, "ranks": (("mlp.down", 3),), "alphas": (("attention", 2.0),)}
 
@@ -33,7 +33,7 @@ def moved(program: Program, state: State) -> State:
     leaves = {
         path: jax.device_put(
             leaf * jnp.asarray(draw.uniform(0.5, 2.0, leaf.shape), leaf.dtype)
-            if path.endswith(low_rank.M)
+            if path.endswith(lora_math.M)
             else jnp.asarray(draw.standard_normal(leaf.shape) * 0.2, leaf.dtype),
             leaf.sharding,
         )
@@ -70,8 +70,8 @@ def test_the_merged_weights_are_the_adapted_model(
     np.testing.assert_allclose(start, base, rtol=0, atol=5e-6)
     state = moved(program, fresh)
     merged = {
-        path: low_rank.merged(adapter, path, leaf, state.trainable.__getitem__)
-        if path + low_rank.A in state.trainable
+        path: lora_math.merged(adapter, path, leaf, state.trainable.__getitem__)
+        if path + lora_math.A in state.trainable
         else leaf
         for path, leaf in state.frozen.items()
     }
@@ -89,7 +89,7 @@ def test_patterns_give_ranks_and_scales(experiment: Callable[..., Experiment]) -
         sizes = {path: leaf for path, leaf in blueprint.trainable.items() if path.endswith("_lora_m")}
         assert len(sizes) == (len(ranks) * 0 if cls is Adapter.LoRA else len(blueprint.trainable) // 3)
         for path, leaf in sizes.items():
-            kernel = blueprint.base[low_rank.kernel_of(path)]
+            kernel = blueprint.base[lora_math.kernel_of(path)]
             assert (leaf.shape, leaf.axes) == (
                 (*kernel.shape[:-2], kernel.shape[-1]),
                 (*kernel.axes[:-2], kernel.axes[-1]),
@@ -106,8 +106,8 @@ def test_scales() -> None:
         ("blocks.0.mlp.down", 16, 1.0),
         ("blocks.1.mlp.up", 2, 8.0),
     ):
-        assert low_rank.scale_at(lora, path) == alpha / rank
-        assert low_rank.scale_at(stable, path) == alpha / rank**0.5
+        assert lora_math.scale_at(lora, path) == alpha / rank
+        assert lora_math.scale_at(stable, path) == alpha / rank**0.5
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -150,7 +150,7 @@ def test_dora_starts_at_its_few_bits_and_keeps_its_copy(
         experiment(adapter=Adapter.DoRA(rank=2), quantization=Quantization.NF4(block_size=8), model=Small(layers=2))
     )
     state = trained(program)
-    sizes = {path for path in state.trainable if path.endswith(low_rank.M)}
+    sizes = {path for path in state.trainable if path.endswith(lora_math.M)}
     assert set(state.reference) == sizes
     reference = program.blueprint.reference
     assert reference is not None

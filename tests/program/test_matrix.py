@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nnxdsl import Objective
-from nnxdsl.spec.base import members
+from nnxdsl.config.core.base import members
 
 HERE = Path(__file__).parent
 

@@ -11,12 +11,12 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Optimizer, Quantization, Schedule, compile
+from nnxdsl.config.core.serialization import evolve
+from nnxdsl.errors import RunError
+from nnxdsl.planning.aot_process import compiled_report, find_compiler
+from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import draw
 from nnxdsl.program.memory import Part, Share, Trace, activations, memory, rows_of, share_of
-from nnxdsl.program.shapes import lengths
-from nnxdsl.run.ahead_process import compiled_report, find_compiler
-from nnxdsl.spec.errors import RunError
-from nnxdsl.spec.tree import evolve
 
 ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3))
 BROAD = Small(layers=4, pattern=2, embed_dim=64, mlp_dim=256, heads=4, head_dim=16, vocab_size=320)

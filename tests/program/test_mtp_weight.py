@@ -25,11 +25,11 @@ from nnxdsl import (
     compile,
     evolve,
 )
+from nnxdsl.config.core.run_id import canonical
 from nnxdsl.data.batch import PackedSequences, SequenceBatch
-from nnxdsl.program import initial
+from nnxdsl.program import init
 from nnxdsl.program.blueprint import draw
 from nnxdsl.program.forward import further_mask, target_mask
-from nnxdsl.spec.identity import canonical
 
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 WEIGHTS = Weights.HF(str(FIGURES))
@@ -162,7 +162,7 @@ def test_weights_without_the_layer_are_refused_by_its_arrays(
         model=Model.HF(str(directory), weights=Weights.HF(str(directory)), mtp_layers=1), objective=LEARNT
     )
     with pytest.raises(PlanError) as raised:
-        initial.open_source(draw(asked))
+        init.open_source(draw(asked))
     file = directory / "model.safetensors"
     missing = f"{file}: expected a tensor model.layers.5.eh_proj.weight of shape (24, 48), there is none"
     assert f"mtp.join.kernel: {missing}" in [str(problem) for problem in raised.value.problems]

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Divergence, Experiment, Objective, compile
+from nnxdsl import Adapter, Divergence, Experiment, Objective, compile, losses
+from nnxdsl.config.core.base import members
 from nnxdsl.data import Pairs
 from nnxdsl.data.dataset import Kept
+from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Size, fit
 from nnxdsl.data.ragged import RaggedBuilder
-from nnxdsl.data.report import Report
-from nnxdsl.program import losses
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.program.losses import Ratio
-from nnxdsl.spec.base import members
+from nnxdsl.losses.base import Ratio
+from nnxdsl.program.compile import Program, State
 
 RPO = Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.2))
 ALL: dict[str, Any] = {

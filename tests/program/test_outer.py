@@ -31,12 +31,12 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.data.batch import Batch
-from nnxdsl.program import guards
+from nnxdsl.optim import step_guard
+from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compiler import Program, State
+from nnxdsl.program.compile import Program, State
+from nnxdsl.program.diloco import Together
 from nnxdsl.program.memory import memory
-from nnxdsl.program.outer import Together
-from nnxdsl.program.shapes import lengths
 
 RATE, DECAY, EPS, CLIP = 1e-2, 0.1, 1e-3, 0.5
 ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=RATE), weight_decay=DECAY, eps=EPS, max_grad_norm=CLIP)
@@ -113,7 +113,7 @@ class ByHand:
 
 
 def agree(state: State, expected: ByHand) -> None:
-    together = guards.inner(state.optimizer)
+    together = step_guard.inner(state.optimizer)
     assert isinstance(together, Together)
     for path, leaf in expected.outer.items():
         np.testing.assert_allclose(state.trainable[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
@@ -135,7 +135,7 @@ def test_the_algorithm_by_hand(
         before = copied(state)
         state, metrics = program.step(state, poisoned(batch) if step == 3 else batch)
         if step == 3:  # one worker's gradient is no number: none of them has moved, and they do not meet
-            assert int(metrics[guards.SKIPPED]) == 1
+            assert int(metrics[step_guard.SKIPPED]) == 1
             assert same((state.trainable, state.optimizer.inner), (before.trainable, before.optimizer.inner))
             continue
         loss, norm = expected.step(batch)
@@ -175,7 +175,7 @@ def test_a_resume_between_two_meetings_is_bit_equal(program: Program, sequences:
     assert {part: set(group) for part, group in saved.items()} == {
         part: set(group) for part, group in program.targets().items()
     }
-    leaves = guards.inner(state.optimizer).workers.leaves
+    leaves = step_guard.inner(state.optimizer).workers.leaves
     assert any(not np.array_equal(leaf[0], leaf[1]) for leaf in leaves.values())
     resumed = program.restored(program.init(), int(state.step), saved)
     straight, _ = program.step(state, batches[3])

@@ -17,12 +17,12 @@ from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Objective, SpecE
 from nnxdsl.data import Batches, Pairs, Sequences
 from nnxdsl.data.batch import PackedPairs, PackedSequences, token_count
 from nnxdsl.data.dataset import Dataset, Kept
+from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Size, fit
 from nnxdsl.data.ragged import RaggedBuilder
-from nnxdsl.data.report import Report
-from nnxdsl.program.compiler import Program
-from nnxdsl.program.floor import work
-from nnxdsl.program.shapes import abstract_batch
+from nnxdsl.planning.flops import work
+from nnxdsl.program.batch_shapes import abstract_batch
+from nnxdsl.program.compile import Program
 
 VOCAB = 48
 BATCHINGS = (Batching.Padded(), Batching.Bucketed(buckets=2), Batching.Packed(), Batching.Packed(length=56))

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from nnxdsl import Adapter
-from nnxdsl.models import peft, safetensors
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.hub import HubReader
-from nnxdsl.models.tree import Leaf
-from nnxdsl.program import adapters
+from nnxdsl.adapters import lora as adapters
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import peft, safetensors
+from nnxdsl.formats.hf import HubReader
+from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.params import Leaf
 from nnxdsl.program.blueprint import template
-from nnxdsl.spec.errors import WeightsError
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 BASES = {"gemma3": "gemma3/plain", "llama3": "llama3/untied", "dora": "llama3/untied"}

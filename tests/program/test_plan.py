@@ -11,11 +11,11 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Optimizer, Quantization, Schedule
-from nnxdsl.program import hardware
+from nnxdsl.planning.plan import describe, plan
+from nnxdsl.planning.step_time import cost
+from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.cost import cost
-from nnxdsl.program.plan import describe, plan
-from nnxdsl.program.shapes import lengths
+from nnxdsl.sharding import hardware
 
 H200 = hardware.device("h200")
 MODEL = Small(embed_dim=32, mlp_dim=64, heads=4, vocab_size=96)

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl import Objective, Reward
-from nnxdsl.program import losses
-from nnxdsl.program.logprobs import TokenStats
-from nnxdsl.program.losses import Ratio, Terms
-from nnxdsl.program.policy import Answers, advantages, kl
+from nnxdsl import Objective, Reward, losses
+from nnxdsl.losses.base import Ratio, Terms
+from nnxdsl.losses.grpo import Answers, advantages, kl
+from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "grpo.npz"
 REWARDS = (Reward("exact_answer"),)

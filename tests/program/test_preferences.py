@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl import Divergence, Experiment, Memory, Objective, SpecError, evolve, from_dict
-from nnxdsl.program import losses, preferences
-from nnxdsl.program.logprobs import TokenStats
-from nnxdsl.program.losses import Pairs, Ratio, Terms
-from nnxdsl.spec.base import declared, members
-from nnxdsl.spec.errors import NotRegisteredError
-from nnxdsl.spec.source import render
+from nnxdsl import Divergence, Experiment, Memory, Objective, SpecError, evolve, from_dict, losses
+from nnxdsl.config.core.base import declared, members
+from nnxdsl.config.core.codegen import render
+from nnxdsl.errors import NotRegisteredError
+from nnxdsl.losses import preference
+from nnxdsl.losses.base import Pairs, Ratio, Terms
+from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "figures.json").read_text())
 PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
@@ -235,8 +235,8 @@ def test_every_field_of_sft_acts() -> None:
 def test_alpha_goes_from_reverse_to_forward_kl() -> None:
     x = jnp.array([-3.0, -0.2, 0.0, 0.5, 4.0])
     for alpha, limit in ((1e-5, Divergence.ReverseKL()), (1 - 1e-6, Divergence.ForwardKL())):
-        near = preferences.score(Divergence.Alpha(alpha=alpha), x)
-        np.testing.assert_allclose(near, preferences.score(limit, x), rtol=1e-4)
+        near = preference.score(Divergence.Alpha(alpha=alpha), x)
+        np.testing.assert_allclose(near, preference.score(limit, x), rtol=1e-4)
 
 
 def test_a_divergence_without_a_score() -> None:

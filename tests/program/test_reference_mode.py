@@ -12,7 +12,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Objective, Quantization, SpecError, compile
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.program.compiler import State
+from nnxdsl.program.compile import State
 
 LORA = {"adapter": Adapter.LoRA(rank=2, alpha=4.0), "model": Small(layers=2, pattern=1)}
 QUANTISED = {**LORA, "quantization": Quantization.NF4(block_size=8)}

@@ -29,16 +29,17 @@ from nnxdsl import (
     Tokenizer,
     Weights,
     compile,
+    losses,
 )
+from nnxdsl.config.core.base import members
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.program import initial, losses
-from nnxdsl.program.compiler import Program, State
+from nnxdsl.losses.base import Pairs
+from nnxdsl.planning.plan import plan
+from nnxdsl.program import init
+from nnxdsl.program.compile import Program, State
 from nnxdsl.program.forward import with_reference
-from nnxdsl.program.losses import Pairs
-from nnxdsl.program.plan import plan
-from nnxdsl.run.display import Display
-from nnxdsl.run.loop import run
-from nnxdsl.spec.base import members
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
 
 WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": Adapter.LoRA(rank=2, alpha=4.0)}}
 SMALL = {"model": Small(layers=1, pattern=1)}
@@ -135,7 +136,7 @@ def test_other_weights_are_asked_beside_the_policy(
 ) -> None:
     asked = experiment(**SMALL, **WAYS[way], reference=OTHER)
     program = compile(asked)
-    source = initial.Beside(Trained(program, 0), Trained(program, 1))
+    source = init.Beside(Trained(program, 0), Trained(program, 1))
     state, batch = program.init(source), pairs(4, fill=1)
     assert state.reference.keys() == program.blueprint.base.keys()
     # A policy with those weights says what the reference must say.
@@ -159,7 +160,7 @@ def test_other_weights_may_be_asked_once(
 ) -> None:
     program = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER, memory=Memory(reference="cached")))
     assert "reference" not in program.layout.arrays
-    source = initial.Beside(Trained(program, 0), Trained(program, 1))
+    source = init.Beside(Trained(program, 0), Trained(program, 1))
     state, apart, batch = program.init(source), program.apart(source), pairs(4, fill=1)
     assert state.reference == {}
     asked = with_reference(batch, program.compare(apart, batch))

@@ -24,8 +24,8 @@ from nnxdsl import (
     Tokenizer,
     Weights,
 )
-from nnxdsl.run.display import Display
-from nnxdsl.run.loop import run
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
 
 REPLAY = Path(__file__).parents[1] / "reference" / "replay"
 EXPECTED: dict[str, list[dict[str, float]]] = json.loads((REPLAY / "expected.json").read_text())

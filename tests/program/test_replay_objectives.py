@@ -10,7 +10,7 @@ import pytest
 from small_lab.replays import REPLAY, steps
 
 from nnxdsl import Objective
-from nnxdsl.spec.base import members
+from nnxdsl.config.core.base import members
 
 STORED: dict[str, Any] = json.loads((REPLAY / "objectives.json").read_text())
 LOSS, NORM = 2e-5, 1e-4

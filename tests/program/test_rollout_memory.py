@@ -8,11 +8,11 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Reward
+from nnxdsl.planning.plan import plan
+from nnxdsl.program.batch_shapes import Lengths, lengths
 from nnxdsl.program.blueprint import draw
 from nnxdsl.program.memory import memory
-from nnxdsl.program.plan import plan
 from nnxdsl.program.rollout_memory import drawn
-from nnxdsl.program.shapes import Lengths, lengths
 
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_response_length=48)
 

@@ -14,11 +14,11 @@ import pytest
 
 from nnxdsl import Experiment, Mesh, Model, Objective, Weights, compile
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models.config import LLAMA3, to_hf
-from nnxdsl.models.routing import load_balance
+from nnxdsl.errors import PlanError, SpecError
+from nnxdsl.models.families.registry import LLAMA3, to_hf
+from nnxdsl.models.moe.router import load_balance
 from nnxdsl.program.blueprint import draw
 from nnxdsl.program.forward import pair_places
-from nnxdsl.spec.errors import PlanError, SpecError
 
 STRENGTH = 0.5
 

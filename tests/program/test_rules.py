@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from nnxdsl.program.rules import DEFAULT_RULES, Resolved, Tried, mesh_axes, resolve, sizes, with_user_rules
-from nnxdsl.spec.placement import MESH_AXES
+from nnxdsl.config.sharding import MESH_AXES
+from nnxdsl.sharding.rules import DEFAULT_RULES, Resolved, Tried, mesh_axes, resolve, sizes, with_user_rules
 
 CASES = 10_000
 LOGICAL = ("batch", "embed", "mlp", "heads", "vocab", "layers")

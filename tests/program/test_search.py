@@ -12,16 +12,16 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Mesh, Optimizer, Schedule, cli, evolve
-from nnxdsl.program import hardware
+from nnxdsl.cli.plan import _words
+from nnxdsl.errors import PlanError, SpecError
+from nnxdsl.planning.plan import plan
+from nnxdsl.planning.search import ALIKE, search
+from nnxdsl.planning.step_time import cost
+from nnxdsl.program.auto_remat import LADDER
+from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import draw, outline
-from nnxdsl.program.cost import cost
 from nnxdsl.program.memory import memory
-from nnxdsl.program.plan import plan
-from nnxdsl.program.remat import LADDER
-from nnxdsl.program.search import ALIKE, search
-from nnxdsl.program.shapes import lengths
-from nnxdsl.run.plan_command import _words
-from nnxdsl.spec.errors import PlanError, SpecError
+from nnxdsl.sharding import hardware
 
 H200 = hardware.device("h200")
 MODEL = Small(layers=4, pattern=2, embed_dim=32, mlp_dim=64, heads=4, head_dim=8, vocab_size=96)

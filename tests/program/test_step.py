@@ -16,7 +16,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Objective, Precision, Quantization, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.program.compiler import State
+from nnxdsl.program.compile import State
 
 LORA = Adapter.LoRA(rank=2, alpha=4.0)
 FULL = Memory(remat="full")

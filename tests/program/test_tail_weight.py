@@ -10,10 +10,10 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Objective, SpecError, compile
+from nnxdsl.config.core.base import declared, members
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.program.losses import Pairs
-from nnxdsl.spec.base import declared, members
+from nnxdsl.losses.base import Pairs
+from nnxdsl.program.compile import Program, State
 
 TAILED = ("DPO", "RobustDPO", "Hinge", "EXO", "DiscoPOP")
 SHARE = 0.25

@@ -12,11 +12,11 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Data, Distance, Experiment, Objective, PlanError, SpecError, compile
 from nnxdsl.data.batch import SequenceBatch
+from nnxdsl.planning.flops import work
+from nnxdsl.planning.plan import plan
+from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.floor import work
 from nnxdsl.program.memory import memory
-from nnxdsl.program.plan import plan
-from nnxdsl.program.shapes import lengths
 
 STUDENT, TEACHER = Small(layers=1, pattern=1), Small(layers=2, pattern=1, embed_dim=24, heads=4)
 WORDS = 48

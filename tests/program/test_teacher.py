@@ -28,11 +28,11 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.data.batch import SequenceBatch
-from nnxdsl.models.attention import right_padded
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.planning.flops import work
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.program.floor import work
+from nnxdsl.program.compile import Program, State
 
 STUDENT, TEACHER = Small(layers=1, pattern=1), Small(layers=2, pattern=1, embed_dim=24, heads=4)
 

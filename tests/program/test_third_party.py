@@ -14,9 +14,9 @@ from small_lab.simpo import SimPO
 
 from nnxdsl import Experiment, Memory, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.data.batch import PairBatch
+from nnxdsl.planning.plan import Lengths, memory, plan
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compiler import State
-from nnxdsl.program.plan import Lengths, memory, plan
+from nnxdsl.program.compile import State
 
 SHALLOW = Small(layers=2, pattern=1)
 
@@ -76,7 +76,7 @@ FORGOTTEN = {
     "objective": (
         {"objective": Forgotten()},
         "no loss is registered for Forgotten; write\n"
-        "  from nnxdsl.program import losses\n"
+        "  from nnxdsl import losses\n"
         "  @losses.build.register(Forgotten)\n"
         "  def _(objective): return lambda policy, reference, weight: losses.Terms(...)",
     ),
@@ -90,14 +90,14 @@ FORGOTTEN = {
     "optimizer": (
         {"optimizer": Odd(schedule=CONSTANT)},
         "no update rule is registered for Odd; write\n"
-        "  from nnxdsl.program import optimizer\n"
+        "  from nnxdsl.optim import optimizers\n"
         "  @optimizer.build.register(Odd)\n"
         "  def _(spec, curve, roles): return optax.GradientTransformation(...)",
     ),
     "schedule": (
         {"optimizer": Optimizer.SGD(schedule=Strange())},
         "no learning rate is registered for Strange; write\n"
-        "  from nnxdsl.program import optimizer\n"
+        "  from nnxdsl.optim import optimizers\n"
         "  @optimizer.learning_rate.register(Strange)\n"
         "  def _(schedule, steps): return lambda step: ...",
     ),

@@ -12,9 +12,9 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 from nnxdsl import Distance, Model, Objective
-from nnxdsl.program import logprobs
-from nnxdsl.program.distill import Taught, distance
-from nnxdsl.program.top_words import Top, top_distance, top_words
+from nnxdsl.losses.distillation import Taught, distance
+from nnxdsl.losses.lm_head import token_stats
+from nnxdsl.losses.lm_head.teacher_top_k import Top, top_distance, top_words
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "top_words.npz"
 DISTANCES: dict[str, Any] = {
@@ -39,11 +39,11 @@ SHORT = [("0.0", 2.5, 4), ("0.5", 1.0, 1)]
 )
 def test_it_is_what_trl_computes(beta: str, temperature: float, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # With the identity for a head, hidden states are logits. 3 chunks by 3 tiles of 5 words, which overlap.
-    monkeypatch.setattr(logprobs, "CPU", logprobs.Sizes(4 * 13 * 5, 2))
+    monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 13 * 5, 2))
     figures = np.load(FIGURES)
     student, teacher = (jnp.asarray(figures[name], jnp.float32)[None] for name in ("student", "teacher"))
     head, mask = jnp.eye(student.shape[-1]), jnp.ones(student.shape[:2], bool)
-    chunks = logprobs.Chunks.of(mask, head.shape, None, logprobs.Where())
+    chunks = token_stats.Chunks.of(mask, head.shape, None, token_stats.Where())
     assert (chunks.count, chunks.words) == (3, 5)
     objective = asked(DISTANCES[beta], top_k, temperature)
 
@@ -99,8 +99,8 @@ def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyP
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
-    monkeypatch.setattr(logprobs, "CPU", logprobs.Sizes(4 * 10 * 10, 7))
-    assert logprobs.Chunks.of(jnp.asarray(mask), (words, 10), None, logprobs.Where()).count == 3
+    monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 10 * 10, 7))
+    assert token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.Where()).count == 3
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
     order = np.argsort(-theirs, axis=-1, kind="stable")[..., :top_k]
     for (_, (found, top)), _ in (whole, tiled):

@@ -20,8 +20,8 @@ import pytest
 
 from nnxdsl import Data, Experiment, Memory, Model, Objective, Optimizer, Schedule, Weights, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.models.routing import RouterStats, load_balance
-from nnxdsl.program.compiler import Program, State
+from nnxdsl.models.moe.router import RouterStats, load_balance
+from nnxdsl.program.compile import Program, State
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 RECORD: dict[str, Any] = json.loads((REFERENCE / "trl_metrics" / "expected.json").read_text())

@@ -9,28 +9,28 @@ import pytest
 
 from nnxdsl import Experiment, compile
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.program import xla
-from nnxdsl.program.compiler import State
+from nnxdsl.program import xla_options
+from nnxdsl.program.compile import State
 
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Nothing is known of options before and after."""
-    xla.options.cache_clear()
+    xla_options.options.cache_clear()
     yield
-    xla.options.cache_clear()
+    xla_options.options.cache_clear()
 
 
 def test_a_step_takes_less_memory_with_them_than_without(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
 ) -> None:
-    assert xla.options("cpu") == xla.OPTIONS["cpu"]
+    assert xla_options.options("cpu") == xla_options.OPTIONS["cpu"]
     program = compile(experiment())
     state, batch = trained(program), program.put(pairs(4))
     given = state.trainable, state.frozen, state.reference, batch
     without, told = (
         jax.jit(program.computation.gradients, compiler_options=options).lower(*given).compile().memory_analysis()
-        for options in (None, xla.options("cpu"))
+        for options in (None, xla_options.options("cpu"))
     )
     assert without is not None
     assert told is not None
@@ -44,11 +44,11 @@ def test_one_that_xla_does_not_know_is_left_out(
     pairs: Callable[..., PairBatch],
     trained: Callable[..., State],
 ) -> None:
-    monkeypatch.setitem(xla.OPTIONS, "cpu", {"xla_cpu_no_such_option": "1"})
-    assert xla.options("cpu") is None
+    monkeypatch.setitem(xla_options.OPTIONS, "cpu", {"xla_cpu_no_such_option": "1"})
+    assert xla_options.options("cpu") is None
     program = compile(experiment())
     program.step(trained(program), pairs(4))
 
 
 def test_other_platforms_are_told_nothing() -> None:
-    assert xla.options("gpu") is None
+    assert xla_options.options("gpu") is None

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, Weights
-from nnxdsl.data.tokenizer import BytesTokenizer
-from nnxdsl.run.display import Display
-from nnxdsl.run.export import export, logits
-from nnxdsl.run.loop import run
-from nnxdsl.run.saved import SavedModel
+from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from nnxdsl.weights.export import export, logits
+from nnxdsl.weights.run_weights import SavedModel
 
 TEXTS = ["Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n", "".join(map(chr, range(1, 300)))]
 

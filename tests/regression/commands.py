@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-import nnxdsl.cli
+import nnxdsl.cli.dispatch
 from nnxdsl import Experiment, to_json
 
 
@@ -23,7 +23,7 @@ def command(*words: str) -> str:
     """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = nnxdsl.cli.main(list(words))
+        code = nnxdsl.cli.dispatch.main(list(words))
     if code:
         raise RuntimeError(f"nnxdsl {' '.join(words)}: exit code {code}\n{out.getvalue()}{err.getvalue()}")
     return out.getvalue()

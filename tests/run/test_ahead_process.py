@@ -15,12 +15,13 @@ import attrs
 import pytest
 
 from nnxdsl import Adapter, Data, Experiment, Mesh, Model, Objective, Optimizer, Schedule
-from nnxdsl.program import hardware
+from nnxdsl.errors import PlanError, RunError
+from nnxdsl.planning import aot_process
+from nnxdsl.planning.aot_process import PLUGINS, compiled_report, find_compiler
 from nnxdsl.program.blueprint import draw
-from nnxdsl.run import ahead_process, process
-from nnxdsl.run.ahead_process import PLUGINS, compiled_report, find_compiler
-from nnxdsl.run.store import list_runs
-from nnxdsl.spec.errors import PlanError, RunError
+from nnxdsl.runs.run_dir import list_runs
+from nnxdsl.sharding import hardware
+from nnxdsl.storage import process_info
 
 EXPERIMENT = Experiment(
     name="small",
@@ -49,13 +50,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 
 
 def kept(home: Path) -> list[Path]:
-    return sorted((home / ahead_process.CACHE).iterdir())
+    return sorted((home / aot_process.CACHE).iterdir())
 
 
 def put_aside(compiled: Compiled, home: Path) -> Path:
     """A home of its own with the report that was compiled."""
     (source,) = kept(compiled.home)
-    place = home / ahead_process.CACHE
+    place = home / aot_process.CACHE
     place.mkdir(parents=True)
     (place / source.name).write_bytes(source.read_bytes())
     return place / source.name
@@ -80,7 +81,7 @@ def test_a_step_on_eight_devices(compiled: Compiled) -> None:
     assert {"all-gather", "all-reduce"} & kinds
     assert all(one["group"] in (0, 8) and one["count"] > 0 for one in report["collectives"])
     assert len(compiled.pids) == 1
-    assert not process.is_alive(compiled.pids[0], None)
+    assert not process_info.is_alive(compiled.pids[0], None)
 
 
 def test_it_is_not_compiled_twice(compiled: Compiled) -> None:
@@ -118,7 +119,7 @@ def test_what_is_compiled_is_in_the_key(compiled: Compiled, tmp_path: Path, monk
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert not is_known(EXPERIMENT)
     monkeypatch.delenv("XLA_FLAGS")
-    monkeypatch.setattr(ahead_process, "code_digest", lambda: "of other code")
+    monkeypatch.setattr(aot_process, "code_digest", lambda: "of other code")
     assert not is_known(EXPERIMENT)
 
 
@@ -130,7 +131,7 @@ def test_a_time_limit_ends_all_that_was_started(tmp_path: Path) -> None:
     assert report["problem"] == "exceeded its time limit of 0.7 s"
     assert report["memory"] == dict.fromkeys(hardware.FIGURES)
     assert (report["collectives"], report["lower_seconds"], report["compile_seconds"]) == (None, None, None)
-    assert not (tmp_path / ahead_process.CACHE).exists()  # the next one may have more time
+    assert not (tmp_path / aot_process.CACHE).exists()  # the next one may have more time
     (pid,) = started
     with pytest.raises(ProcessLookupError):
         os.killpg(pid, 0)
@@ -168,7 +169,7 @@ def test_an_absent_compiler_says_what_to_install(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv(PLUGINS, raising=False)
     monkeypatch.setattr(sys, "path", [str(Path(importlib.metadata.distribution("jaxlib").locate_file("")))])
     jaxlib = importlib.metadata.version("jaxlib")
-    monkeypatch.setattr(ahead_process, "_versions_in", lambda place: {})
+    monkeypatch.setattr(aot_process, "_versions_in", lambda place: {})
     with pytest.raises(RunError) as caught:
         compiled_report(EXPERIMENT, "h200", 8, home=tmp_path)
     assert str(caught.value) == (
@@ -211,7 +212,7 @@ def test_a_compiler_of_another_version_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_nothing_of_it_loads_jax() -> None:
-    code = "import sys, nnxdsl.run.ahead_process; sys.exit('jax' in sys.modules)"
+    code = "import sys, nnxdsl.planning.aot_process; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

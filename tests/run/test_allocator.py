@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FAULTS = """
 import ctypes, resource, sys, threading
-from nnxdsl.run.allocator import keep_memory, one_arena
+from nnxdsl.runtime.allocator import keep_memory, one_arena
 print(one_arena(), keep_memory(int(sys.argv[1])))
 c = ctypes.CDLL(None)
 c.malloc.restype = ctypes.c_void_p

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from nnxdsl import Objective, cli
-from nnxdsl.models.config import GEMMA3
-from nnxdsl.spec.base import members_hint
+from nnxdsl.config.core.base import members_hint
+from nnxdsl.models.families.registry import GEMMA3
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.run.checkpoint import ArrayInfo, CheckpointError, Checkpoints, Good, find
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs.checkpointer import ArrayInfo, CheckpointError, Checkpoints, Good, find
 
 ROOT = Path(__file__).parents[2]
 
@@ -395,8 +395,8 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 import jax.numpy as jnp
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.spec.errors import RunError
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
 small, large = ({"trainable": {"x": jnp.arange(n, dtype=jnp.float32) ** 0.5}} for n in (8, 500_000))
@@ -439,7 +439,7 @@ SAVER = """
 import sys
 from pathlib import Path
 import jax.numpy as jnp
-from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.runs.checkpointer import Checkpoints
 sys.path.insert(0, sys.argv[3])
 from test_checkpoint import groups
 step = int(sys.argv[2])
@@ -479,7 +479,7 @@ def test_a_kill_at_any_moment_loses_no_committed_step(tmp_path: Path) -> None:
 KILL_AT = """
 import os, signal, sys
 from pathlib import Path
-from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.runs.checkpointer import Checkpoints
 sys.path.insert(0, sys.argv[3])
 from test_checkpoint import groups
 left = int(sys.argv[2])
@@ -526,7 +526,7 @@ import sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.runs.checkpointer import Checkpoints
 def mesh(*shape):
     return jax.sharding.Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), ("fsdp", "tensor"))
 def place(shape):
@@ -564,7 +564,7 @@ import sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from nnxdsl.run.checkpoint import Checkpoints
+from nnxdsl.runs.checkpointer import Checkpoints
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))

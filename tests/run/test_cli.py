@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nnxdsl import cli, from_json
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 
 
 @pytest.fixture

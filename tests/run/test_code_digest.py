@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nnxdsl.run.code_digest import code_digest, code_versions
+from nnxdsl.runs.code_digest import code_digest, code_versions
 
 PACKAGE = Path(__file__).parents[2] / "nnxdsl"
 
@@ -19,9 +19,9 @@ PACKAGE = Path(__file__).parents[2] / "nnxdsl"
 COMPUTING = {
     "a plan that is compiled": """
 import json, sys
-from nnxdsl.program import ahead
+from nnxdsl.planning import aot
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule
-from nnxdsl.spec.tree import to_dict
+from nnxdsl.config.core.serialization import to_dict
 experiment = Experiment(
     name="small", model=Model.Gemma3("tiny"), objective=Objective.SFT(loss_on="all"),
     data=Data.Text("none.jsonl", max_length=16), optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
@@ -39,7 +39,7 @@ experiment = Experiment(
     optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)), memory=Memory(reference="cached"),
     batch_size=2, steps=1,
 )
-from nnxdsl.cli import main_of
+from nnxdsl.cli.dispatch import main_of
 assert main_of(experiment, ["run", "--quiet"]) == 0
 """,
 }
@@ -58,7 +58,7 @@ def test_a_change_of_any_file_that_a_computing_process_imports_is_seen(what: str
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     imported = [Path(name).relative_to(PACKAGE) for name in json.loads(done.stdout.splitlines()[-1])]
-    assert {"models/families/gemma3.py", "program/step.py", "spec/experiment.py"} <= {p.as_posix() for p in imported}
+    assert {"models/families/gemma3.py", "program/step.py", "config/experiment.py"} <= {p.as_posix() for p in imported}
     copy = tmp_path / "copy"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     digest = code_digest.__wrapped__

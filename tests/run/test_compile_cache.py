@@ -12,17 +12,17 @@ from pathlib import Path
 import jax
 import pytest
 
-from nnxdsl.run.compile_cache import compile_cache
-from nnxdsl.run.store import list_runs
+from nnxdsl.runs.run_dir import list_runs
+from nnxdsl.runtime.compile_cache import compile_cache
 
 ROOT = Path(__file__).parents[2]
 WORK = """
 import json, sys
 from pathlib import Path
-from nnxdsl.run import xla_flags
+from nnxdsl.runtime import xla_flags
 xla_flags.prepare(Path(sys.argv[1]), 1)
 import jax, jax.numpy as jnp
-from nnxdsl.run.compile_cache import compile_cache
+from nnxdsl.runtime.compile_cache import compile_cache
 counts = {"hits": 0, "misses": 0}
 def count(event, **_):
     name = event.rpartition("_")[2]

@@ -14,14 +14,14 @@ import orbax.checkpoint as ocp
 import pytest
 
 from nnxdsl import NnxdslError, Weights, cli, evolve
-from nnxdsl.models import linen, safetensors
-from nnxdsl.models.hub import INDEX, HubReader
+from nnxdsl.formats import linen, safetensors
+from nnxdsl.formats.hf import INDEX, HubReader
 from nnxdsl.program.blueprint import draw
-from nnxdsl.run import origin
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.compare import compare
-from nnxdsl.run.convert import convert
-from nnxdsl.run.weights_in import open_weights
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.weights import sources
+from nnxdsl.weights.compare import compare
+from nnxdsl.weights.convert import convert
+from nnxdsl.weights.open import open_weights
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 GEMMA, LLAMA = REFERENCE / "gemma3" / "scaled", REFERENCE / "llama3" / "untied"
@@ -95,8 +95,8 @@ def test_a_run_without_its_optimizer_starts_another(finished: Any, tmp_path: Pat
     with Checkpoints.open(done.directory / "checkpoints") as checkpoints:
         assert list(checkpoints.contents(60)) == ["trainable"]
     assert differing(run, done.directory) == []
-    asked = evolve(origin.saved_experiment(run), {"model.weights": Weights.Checkpoint(str(done.directory))})
-    source = origin.open_source(draw(asked), tmp_path)
+    asked = evolve(sources.saved_experiment(run), {"model.weights": Weights.Checkpoint(str(done.directory))})
+    source = sources.open_source(draw(asked), tmp_path)
     assert np.array_equal(source.leaf("embed.embedding"), open_weights(run).read("embed.embedding"))
     convert(run, tmp_path / "hub", "hub")
     convert(tmp_path / "hub", tmp_path / "linen", "linen")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nnxdsl.run.display import Display, clean, duration, number, thousands
+from nnxdsl.terminal.display import Display, clean, duration, number, thousands
 
 ROOT = Path(__file__).parents[2]
 
@@ -190,7 +190,7 @@ def test_numbers() -> None:
 
 def test_stdout_stays_free() -> None:
     code = """
-from nnxdsl.run.display import Display
+from nnxdsl.terminal.display import Display
 with Display() as display:
     display.stage("training", 1)
     display.step(1, 1, {"loss": 1.0}, {})

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from nnxdsl.run.drawing import Grid, blocks, draw, slices_of
-from nnxdsl.spec.errors import RunError, SpecError
-from nnxdsl.spec.placement import MESH_AXES, Mesh
+from nnxdsl.config.sharding import MESH_AXES, Mesh
+from nnxdsl.errors import RunError, SpecError
+from nnxdsl.terminal.array_view import Grid, blocks, draw, slices_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from nnxdsl import Evaluation, Experiment, Order, PlanError, Program, Weights, compile, evolve, from_json
-from nnxdsl.data.gather import load
-from nnxdsl.data.order import permutation
-from nnxdsl.data.tokenizer import BytesTokenizer
-from nnxdsl.run.evaluation import Evaluator
-from nnxdsl.run.generate import Sampler
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.sampler import permutation
+from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.trainer.evaluation import Evaluator
 
 
 @pytest.fixture(scope="module")

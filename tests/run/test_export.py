@@ -18,16 +18,16 @@ import pytest
 
 import nnxdsl
 from nnxdsl import Adapter, Tokenizer, Weights, cli
-from nnxdsl.data.tokenizer import BytesTokenizer, open_tokenizer
-from nnxdsl.models import peft
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.hub import INDEX, SINGLE, HubReader
-from nnxdsl.program.compiler import compile as compile_experiment
-from nnxdsl.run import origin
-from nnxdsl.run.appear import appearing
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.export import Exported, export
-from nnxdsl.spec.errors import RunError, WeightsError
+from nnxdsl.data.tokenizers.base import BytesTokenizer, open_tokenizer
+from nnxdsl.errors import RunError, WeightsError
+from nnxdsl.formats import peft
+from nnxdsl.formats.hf import INDEX, SINGLE, HubReader
+from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.program.compile import compile as compile_experiment
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.storage.atomic_dir import appearing
+from nnxdsl.weights import sources
+from nnxdsl.weights.export import Exported, export
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24)).astype(np.int32)
 TEXTS = ("Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n<eos", "".join(map(chr, range(1, 300))))
@@ -35,8 +35,8 @@ TEXTS = ("Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n<eos", "".join(
 
 def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
     """Of the model that a run ended with, an adapter beside its base, as training has it."""
-    program = compile_experiment(origin.saved_experiment(run))
-    state = program.init(origin.open_source(program.blueprint, run.parent))
+    program = compile_experiment(sources.saved_experiment(run))
+    state = program.init(sources.open_source(program.blueprint, run.parent))
     with Checkpoints.open(run / "checkpoints") as checkpoints:
         step = checkpoints.steps()[-1]
         state = program.restored(state, step, checkpoints.restore(step, program.targets()))
@@ -115,7 +115,7 @@ def test_an_adapter_merged_and_alone(finished: Any, base: Exported, tmp_path: Pa
         f"{finished.run('sft').name} ended with: nnxdsl export {finished.run('sft').name} BASE",
     )
     reader = HubReader(base.directory)
-    template = compile_experiment(origin.saved_experiment(run)).blueprint.base
+    template = compile_experiment(sources.saved_experiment(run)).blueprint.base
     found = peft.read(alone.directory, reader.config, template)
     assert found.adapter == Adapter.LoRA(rank=4, alpha=8.0)
     arrays = saved_arrays(run)
@@ -240,8 +240,8 @@ def test_few_bits_are_exported_as_they_were_before(lab: Any, tmp_path: Path) -> 
     assert done.notes[0].startswith("the run kept its base in few bits (NF4); what is exported")
     assert done.difference < 1e-5 * done.largest
     # The frozen weights without an adapter are the first ones, not what four bits left of them.
-    experiment = nnxdsl.evolve(origin.saved_experiment(run), {"adapter": None, "quantization": None})
-    source = origin.open_source(compile_experiment(experiment).blueprint, tmp_path)
+    experiment = nnxdsl.evolve(sources.saved_experiment(run), {"adapter": None, "quantization": None})
+    source = sources.open_source(compile_experiment(experiment).blueprint, tmp_path)
     reader = HubReader(tmp_path / "out")
     assert np.array_equal(reader.leaf("embed.embedding"), source.leaf("embed.embedding"))
     arrays, path = saved_arrays(run), "layers.blocks.0.mlp.up.kernel"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnxdsl.models import safetensors
-from nnxdsl.models.hub import HubReader
-from nnxdsl.run.convert import convert
-from nnxdsl.run.export import export
-from nnxdsl.run.pretrained import load
+from nnxdsl.formats import safetensors
+from nnxdsl.formats.hf import HubReader
+from nnxdsl.generate.pretrained import load
+from nnxdsl.weights.convert import convert
+from nnxdsl.weights.export import export
 
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp"
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models import tree
-from nnxdsl.models.attention import right_padded
-from nnxdsl.models.config import DecoderConfig, Rope, local_then_global
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.models import params
+from nnxdsl.models.attention.dot_product import right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.run.generate import Sampler
-from nnxdsl.run.sampling import Sampling
+from nnxdsl.models.families.registry import DecoderConfig, Rope, local_then_global
 
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(
@@ -30,12 +30,12 @@ Leaves = dict[str, jax.Array]
 
 
 @pytest.fixture(scope="module")
-def template() -> tree.Template:
-    return tree.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
+def template() -> params.Template:
+    return params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture(scope="module")
-def leaves(template: tree.Template) -> Leaves:
+def leaves(template: params.Template) -> Leaves:
     """Values with which answers go by all tokens before: token vectors are small, or each would only say itself."""
     rng, spread = np.random.default_rng(1), {"scale": 0.3, "embedding": 0.03}
     return {
@@ -45,7 +45,7 @@ def leaves(template: tree.Template) -> Leaves:
 
 
 @pytest.fixture(scope="module")
-def last_logits(template: tree.Template, leaves: Leaves) -> Callable[[Sequence[int]], np.ndarray]:
+def last_logits(template: params.Template, leaves: Leaves) -> Callable[[Sequence[int]], np.ndarray]:
     """Logits after the last of some tokens, by one whole forward pass without a cache."""
 
     @jax.jit
@@ -63,7 +63,7 @@ def last_logits(template: tree.Template, leaves: Leaves) -> Callable[[Sequence[i
 
 
 @pytest.fixture(scope="module")
-def sampler(template: tree.Template) -> Sampler:
+def sampler(template: params.Template) -> Sampler:
     return Sampler(template, CONFIG, jnp.float32, stop_ids=())
 
 
@@ -88,7 +88,7 @@ def test_a_greedy_answer_does_not_depend_on_the_rest_of_the_batch(sampler: Sampl
 
 
 def test_an_answer_ends_before_the_stop_token(
-    template: tree.Template, sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]
+    template: params.Template, sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]
 ) -> None:
     whole = sampler(leaves, PROMPTS, Sampling(NEW))
     stops = {whole[0][3], whole[1][0]}
@@ -118,7 +118,7 @@ def test_draws_are_reproducible_by_seed(sampler: Sampler, leaves: Leaves) -> Non
 
 def test_capped_logits_are_drawn_from(sampler: Sampler, leaves: Leaves) -> None:
     config = attrs.evolve(CONFIG, logit_soft_cap=1e-4)
-    template = tree.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     capped = Sampler(template, config, jnp.float32, stop_ids=())
     found = capped(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
     # All words are about as likely then, as they are at a high temperature.
@@ -136,7 +136,7 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leave
 
 
 def test_models_answer_together_as_each_alone(
-    template: tree.Template, sampler: Sampler, leaves: Leaves, monkeypatch: pytest.MonkeyPatch
+    template: params.Template, sampler: Sampler, leaves: Leaves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
     greedy = Sampling(NEW)

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, RunError, Schedule, Weights
-from nnxdsl.run import process
-from nnxdsl.run.display import Display
-from nnxdsl.run.launch.driver import Driver, Task, earlier_of, last_events
-from nnxdsl.run.launch.engines import open_engine
-from nnxdsl.run.launch.job import Job, prepare
-from nnxdsl.run.launch.local import LocalEngine
-from nnxdsl.run.launch.outcome import Ended, complaint_in, ended, is_alive, standing
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.identity import canonical
+from nnxdsl.config.core.run_id import canonical
+from nnxdsl.launch.driver import Driver, Task, earlier_of, last_events
+from nnxdsl.launch.engines import open_engine
+from nnxdsl.launch.job import Job, prepare
+from nnxdsl.launch.local import LocalEngine
+from nnxdsl.launch.outcome import Ended, complaint_in, ended, is_alive, standing
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import process_info
+from nnxdsl.terminal.display import Display
 
 
 def experiment(name: str = "tiny", **changes: object) -> Experiment:
@@ -59,7 +59,7 @@ def test_a_run_that_was_begun_says_itself_how_it_ended(
     tmp_path: Path, status: dict[str, object], became: str, error: str | None
 ) -> None:
     if "pid" in status:
-        status = {**status, "host": process.hostname()}
+        status = {**status, "host": process_info.hostname()}
     run = begun(tmp_path, experiment(), **status)
     said = standing(run)
     assert said is not None
@@ -92,9 +92,7 @@ def test_one_that_never_began_is_judged_by_its_process(
 
 def test_only_errors_are_complaints() -> None:
     assert complaint_in("step 1\nErrors are rare\nvalue: Error-free\n") == ""
-    assert (
-        complaint_in("a\nValueError: x\nnnxdsl.spec.errors.RunError: y\n  z\n") == "nnxdsl.spec.errors.RunError: y\n  z"
-    )
+    assert complaint_in("a\nValueError: x\nnnxdsl.errors.RunError: y\n  z\n") == "nnxdsl.errors.RunError: y\n  z"
 
 
 def job_of(place: Path, *words: str) -> Job:
@@ -107,8 +105,8 @@ STARTER = """
 import sys, os, signal
 from pathlib import Path
 from nnxdsl import Launcher
-from nnxdsl.run.launch.job import Job
-from nnxdsl.run.launch.local import LocalEngine
+from nnxdsl.launch.job import Job
+from nnxdsl.launch.local import LocalEngine
 
 class Sleeping(Job):
     def command(self, *_):
@@ -130,7 +128,7 @@ def test_a_process_outlives_its_killed_starter_and_is_not_started_twice(tmp_path
     assert engine.start(job) is False
     noted = job.noted("process.json")
     try:
-        assert process.is_alive(noted["pid"], noted["pid_started"])
+        assert process_info.is_alive(noted["pid"], noted["pid_started"])
         assert engine.where(job) == f"process {noted['pid']}"
         engine.terminate(job)
         end = time.monotonic() + 20
@@ -138,7 +136,7 @@ def test_a_process_outlives_its_killed_starter_and_is_not_started_twice(tmp_path
             assert time.monotonic() < end
             time.sleep(0.02)
     finally:
-        if process.is_alive(noted["pid"], noted["pid_started"]):
+        if process_info.is_alive(noted["pid"], noted["pid_started"]):
             os.kill(noted["pid"], signal.SIGKILL)
     assert engine.exit_code(job) is None  # nobody saw it
     assert engine.start(job)  # free again, and this one says how it ended
@@ -257,7 +255,8 @@ def test_points_wait_for_the_one_run_that_they_start_from(tmp_path: Path) -> Non
 
 def test_a_run_elsewhere_is_waited_for(tmp_path: Path) -> None:
     one = experiment()
-    path = begun(tmp_path, one, state="running", step=1, pid=os.getpid(), pid_started=None, host=process.hostname())
+    here = {"pid": os.getpid(), "pid_started": None, "host": process_info.hostname()}
+    path = begun(tmp_path, one, state="running", step=1, **here)
     engine, source = Engine({}), Listed(one)
 
     class Finishing(Display):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, RunError, Schedule, evolve, from_json
-from nnxdsl.run.launch.files import LONGEST_NAME, dns_name, generated
-from nnxdsl.run.launch.yaml import to_yaml
+from nnxdsl.launch.cluster_files import LONGEST_NAME, dns_name, generated
+from nnxdsl.launch.yaml import to_yaml
 
 SCHEMAS = Path(__file__).parents[1] / "reference" / "launchers"
 HOSTILE = "a'b\"c $(touch hacked) `x` \\ : # - {} \t ü 🙂"

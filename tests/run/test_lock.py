@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from nnxdsl.run import process
-from nnxdsl.run.lock import RunLock
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs.lock import RunLock
+from nnxdsl.storage import process_info
 
 ROOT = Path(__file__).parents[2]
 
 HOLD = """
 import sys
 from pathlib import Path
-from nnxdsl.run.lock import RunLock
+from nnxdsl.runs.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
@@ -30,7 +30,7 @@ with RunLock(Path(sys.argv[1])):
 FORK = """
 import os, sys, time
 from pathlib import Path
-from nnxdsl.run.lock import RunLock
+from nnxdsl.runs.lock import RunLock
 lock = RunLock(Path(sys.argv[1]))
 child = os.fork()
 if child == 0:
@@ -57,7 +57,7 @@ def test_two_processes_cannot_hold_one_lock(tmp_path: Path) -> None:
         RunLock(tmp_path)
     since = json.loads((tmp_path / "lock").read_text())["since"]
     assert str(raised.value) == (
-        f"{tmp_path} is in use by process {holder.pid} on {process.hostname()} since {since}; "
+        f"{tmp_path} is in use by process {holder.pid} on {process_info.hostname()} since {since}; "
         f"wait until it ends, or stop it with `kill -TERM {holder.pid}` (it saves first)"
     )
     holder.communicate("\n")

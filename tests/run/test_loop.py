@@ -15,8 +15,8 @@ import jax
 import pytest
 
 from nnxdsl import Experiment, Mesh, from_json, to_dict
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def test_a_run_in_use_is_refused(lab: Any, finished: Any) -> None:
     shutil.copytree(finished.run("sft"), run)
     RunDirectory(run).write_status(state="running")
     hold = (
-        "import sys, pathlib; from nnxdsl.run.lock import RunLock; lock = RunLock(pathlib.Path(sys.argv[1])); input()"
+        "import sys, pathlib; from nnxdsl.runs.lock import RunLock; lock = RunLock(pathlib.Path(sys.argv[1])); input()"
     )
     command = [sys.executable, "-c", hold, str(run)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=lab.environment) as holder:

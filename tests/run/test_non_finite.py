@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, Weights, evolve
-from nnxdsl.models import hub, safetensors
-from nnxdsl.program.compiler import compile as compile_experiment
-from nnxdsl.run import origin
-from nnxdsl.run.convert import convert
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import hf, safetensors
+from nnxdsl.program.compile import compile as compile_experiment
+from nnxdsl.weights import sources
+from nnxdsl.weights.convert import convert
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 BASE = REFERENCE / "llama3" / "untied"
@@ -71,10 +71,10 @@ def merged_adapter(place: Path, allow: bool) -> Experiment:
 def test_refused_unless_asked(make: Callable[[Path, bool], Experiment], tmp_path: Path) -> None:
     refused = compile_experiment(make(tmp_path / "refused", False))
     with pytest.raises(WeightsError, match=r": 1 of [\d,]+ values are NaN or infinite") as caught:
-        refused.init(origin.open_source(refused.blueprint, tmp_path))
+        refused.init(sources.open_source(refused.blueprint, tmp_path))
     assert "set allow_non_finite=True" in str(caught.value)
     allowed = compile_experiment(make(tmp_path / "allowed", True))
-    state = allowed.init(origin.open_source(allowed.blueprint, tmp_path))
+    state = allowed.init(sources.open_source(allowed.blueprint, tmp_path))
     leaves = {**state.trainable, **state.frozen, **state.reference}
     assert any(np.isnan(np.asarray(leaf, np.float64)).any() for leaf in leaves.values())
 
@@ -83,4 +83,4 @@ def test_tools_that_look_at_weights_read_them_as_they_are(tmp_path: Path) -> Non
     bad = with_nan(BASE, tmp_path / "hub", "model.safetensors")
     convert(bad, tmp_path / "again", "hub")
     with pytest.raises(WeightsError, match="NaN or infinite"):
-        [hub.HubReader(tmp_path / "again").leaf(path) for path in ("norm.scale", "lm_head.kernel")]
+        [hf.HubReader(tmp_path / "again").leaf(path) for path in ("norm.scale", "lm_head.kernel")]

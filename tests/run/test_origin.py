@@ -17,17 +17,17 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from nnxdsl import Adapter, Experiment, PlanError, Quantization, Tokenizer, Weights, evolve, from_json, to_dict
-from nnxdsl.data.tokenizer import open_tokenizer
-from nnxdsl.models import hub
-from nnxdsl.models.attention import right_padded
-from nnxdsl.program import initial
+from nnxdsl.data.tokenizers.base import open_tokenizer
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import hf
+from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.program import init
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compiler import Program
-from nnxdsl.program.compiler import compile as compile_experiment
-from nnxdsl.run import origin
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.program.compile import Program
+from nnxdsl.program.compile import compile as compile_experiment
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.weights import sources
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24)).astype(np.int32)
 
@@ -51,7 +51,7 @@ def logits(program: Program, state: Any) -> np.ndarray:
 def adapted_logits(experiment: Experiment, home: Path, run: Path, step: int) -> np.ndarray:
     """Of the model that a run ended with, its adapter beside its base."""
     program = compile_experiment(experiment)
-    state = program.init(origin.open_source(program.blueprint, home))
+    state = program.init(sources.open_source(program.blueprint, home))
     with Checkpoints.open(run / "checkpoints") as checkpoints:
         groups = checkpoints.restore(step, program.targets())
     return logits(program, program.restored(state, step, groups))
@@ -61,7 +61,7 @@ def merged_logits(experiment: Experiment, path: Path, home: Path) -> np.ndarray:
     program = compile_experiment(
         evolve(experiment, {"model.weights": Weights.Checkpoint(str(path)), "adapter": None, "quantization": None})
     )
-    return logits(program, program.init(origin.open_source(program.blueprint, home)))
+    return logits(program, program.init(sources.open_source(program.blueprint, home)))
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_another_network_is_refused(finished: Any) -> None:
         saved_experiment(finished.run("sft")), {"model.weights": Weights.Checkpoint(str(run)), "model.size": "270m"}
     )
     with pytest.raises(WeightsError) as raised:
-        origin.open_source(draw(experiment), run.parent)
+        sources.open_source(draw(experiment), run.parent)
     assert str(raised.value) == f"{run} holds weights of another network than Model.Gemma3"
 
 
@@ -114,7 +114,7 @@ def test_a_run_without_a_checkpoint(finished: Any, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "new", identity="", experiment_json=to_dict(experiment), experiment_py="")
     blueprint = draw(evolve(experiment, {"model.weights": Weights.Checkpoint(str(run.path))}))
     with pytest.raises(WeightsError) as raised:
-        origin.open_source(blueprint, tmp_path)
+        sources.open_source(blueprint, tmp_path)
     assert str(raised.value) == f"{run.path} has no checkpoint yet; run its experiment first"
 
 
@@ -133,10 +133,10 @@ def test_a_run_that_saved_infinity_is_refused_unless_asked(finished: Any, tmp_pa
         asked = evolve(saved, {"model.weights": Weights.Checkpoint(str(run), allow_non_finite=allow)})
         program = compile_experiment(asked)
         if allow:
-            assert np.isinf(program.init(origin.open_source(program.blueprint, tmp_path)).trainable["norm.scale"][0])
+            assert np.isinf(program.init(sources.open_source(program.blueprint, tmp_path)).trainable["norm.scale"][0])
         else:
             with pytest.raises(WeightsError, match=r"1 array holds NaN or infinity.*\n  norm.scale: 1 of 128 values"):
-                origin.open_source(program.blueprint, tmp_path)
+                sources.open_source(program.blueprint, tmp_path)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def hub_directory(finished: Any, tmp_path: Path) -> Path:
     with Checkpoints.open(finished.run("sft") / "checkpoints") as checkpoints:
         leaves = checkpoints.restore(60, {"trainable": program.targets()["trainable"]})["trainable"]
     directory = tmp_path / "hub"
-    hub.write(directory, program.blueprint.config, {path: np.asarray(leaf) for path, leaf in leaves.items()})
+    hf.write(directory, program.blueprint.config, {path: np.asarray(leaf) for path, leaf in leaves.items()})
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -192,9 +192,9 @@ def test_a_hub_directory_of_another_network_is_refused(
         draw(asked)
     # A name is looked at when it has been downloaded; here the download is what is already there.
     named = draw(evolve(asked, {"model.weights": Weights.HF("somebody/hub")}))
-    monkeypatch.setattr(initial, "locate", lambda path: hub_directory)
+    monkeypatch.setattr(init, "locate", lambda path: hub_directory)
     with pytest.raises(PlanError, match=re.escape("model: it has window=64, but somebody/hub/config.json says 32")):
-        origin.open_source(named, Path("runs"))
+        sources.open_source(named, Path("runs"))
 
 
 def test_a_name_of_the_hub_without_a_network_is_refused_soon(lab: Any) -> None:

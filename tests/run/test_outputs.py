@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from nnxdsl import RunError
-from nnxdsl.run.outputs import TwoModels
-from nnxdsl.run.outputs_answers import generate, pairs, pieces, tokens
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.generate.answers import generate, pairs, pieces, tokens
+from nnxdsl.generate.model_pair import TwoModels
+from nnxdsl.runs.run_dir import RunDirectory
 from tests.run.conftest import DPO_STEPS, SFT_STEPS
 
 ROW = "pairs_held_out.jsonl:3"
@@ -182,7 +182,7 @@ def test_the_process_answers_line_by_line_and_ends_with_its_input(finished: Any,
         {"id": 2, "do": "nothing"},
         {"id": 3, "do": "generate", "prompt": "x", "max_new_tokens": 0},
     ]
-    words = [sys.executable, "-m", "nnxdsl.run.outputs_command", str(run), "--step", str(DPO_STEPS)]
+    words = [sys.executable, "-m", "nnxdsl.generate.worker", str(run), "--step", str(DPO_STEPS)]
     done = subprocess.run(
         words,
         input="".join(json.dumps(one) + "\n" for one in requests),

@@ -11,12 +11,13 @@ import jax
 import pytest
 
 from nnxdsl import cli, compile, evolve
-from nnxdsl.cli import load
-from nnxdsl.program import hardware
+from nnxdsl.cli.dispatch import load
+from nnxdsl.cli.exit_codes import REFUSED
+from nnxdsl.planning.plan import plan
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.plan import plan
-from nnxdsl.program.rules import DEFAULT_RULES
-from nnxdsl.run.plan_view import size
+from nnxdsl.sharding import hardware
+from nnxdsl.sharding.rules import DEFAULT_RULES
+from nnxdsl.terminal.plan_view import size
 
 HERE = Path("runs")
 QUICK = "model=Model.Llama3('tiny')"
@@ -45,7 +46,7 @@ class Terminal:
     def refused(self, *words: str) -> str:
         code = cli.main(words)
         out, said = self._capsys.readouterr()
-        assert (code, out) == (cli.REFUSED, "")
+        assert (code, out) == (REFUSED, "")
         return said
 
 

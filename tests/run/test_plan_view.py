@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from nnxdsl.run.plan_view import (
+from nnxdsl.errors import RunError
+from nnxdsl.terminal.plan_view import (
     facts,
     letters,
     memory_bar,
@@ -25,8 +26,7 @@ from nnxdsl.run.plan_view import (
     show_why,
     size,
 )
-from nnxdsl.run.tables import Column, fit, fold
-from nnxdsl.spec.errors import RunError
+from nnxdsl.terminal.tables import Column, fit, fold
 
 GIB = 2**30
 MESH = {"stage": 1, "data": 2, "fsdp": 4, "expert": 1, "context": 1, "tensor": 2}

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from nnxdsl.run.prefetch import Prefetch
-from nnxdsl.spec.errors import DataError
+from nnxdsl.errors import DataError
+from nnxdsl.runtime.prefetch import Prefetch
 
 
 def threads() -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 import nnxdsl
 from nnxdsl import DataError, Tokenizer, WeightsError
-from nnxdsl.models import hub
+from nnxdsl.formats import hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families" / "gemma2"
 
@@ -64,7 +64,7 @@ def test_text(tmp_path: Path) -> None:
         )
     )
     state = program.init()
-    hub.write(tmp_path / "hub", program.blueprint.config, program.policy(state)[1], like="qwen3")
+    hf.write(tmp_path / "hub", program.blueprint.config, program.policy(state)[1], like="qwen3")
     model = nnxdsl.load(tmp_path / "hub", tokenizer=Tokenizer.Bytes())
     chat = [{"role": "user", "content": "Hello"}]
     greedy = model.generate(["abc", chat], max_new_tokens=4)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnxdsl.run.processes import LOST_SECONDS, Asked, ProcessError, asked_of
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runtime.distributed import LOST_SECONDS, Asked, ProcessError, asked_of
 
 MESH = ("mesh.data=2", "mesh.fsdp=2")
 """Four devices: in one process, or two in each of two."""

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.run.digest import digest
-from nnxdsl.run.heartbeat import beating
-from nnxdsl.run.log import Log
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.array_digest import digest
+from nnxdsl.runs.heartbeat import beating
+from nnxdsl.runs.log import Log
+from nnxdsl.runs.run_dir import RunDirectory
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, compile
+from nnxdsl.config.core.serialization import evolve
 from nnxdsl.data.dataset import Pairs
-from nnxdsl.data.gather import load
-from nnxdsl.data.order import Batches
-from nnxdsl.data.tokenizer import BytesTokenizer
-from nnxdsl.program.compiler import Program, State
-from nnxdsl.run.digest import digest
-from nnxdsl.run.display import Display
-from nnxdsl.run.reference import DIRECTORY, ReferenceLogps, rows_of
-from nnxdsl.spec.tree import evolve
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.sampler import Batches
+from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.program.compile import Program, State
+from nnxdsl.runs.array_digest import digest
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.reference_cache import DIRECTORY, ReferenceLogps, rows_of
 
 ROWS = 10
 

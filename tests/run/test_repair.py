@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nnxdsl.run.repair import missing
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.repair import missing
+from nnxdsl.runs.run_dir import RunDirectory
 
 STEPS = 20
 RESUMED = 12

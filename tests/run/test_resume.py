@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory
 
 TIMES = {"attempt", "tokens/s", "rows/s", "pairs/s", "floor_tflops/s", "memory_gib"}
 
@@ -218,7 +218,7 @@ def test_a_changed_tokenizer_is_refused(stopped: tuple[Any, Path]) -> None:
     lab, run = stopped
     with Checkpoints.open(run / "checkpoints") as checkpoints:
         fingerprint = checkpoints.meta(36)["identity"]["tokenizer"]
-    code = "import nnxdsl.data.tokenizer as t; t.TURNS += ' '; import sft, dpo; dpo.experiment.main()"
+    code = "import nnxdsl.data.tokenizers.base as t; t.TURNS += ' '; import sft, dpo; dpo.experiment.main()"
     status, _, err = lab.python("-c", code)
     assert status == 2
     assert (

@@ -21,10 +21,10 @@ from nnxdsl import (
     compile,
     reward,
 )
+from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data import BytesTokenizer, Prompts, load
-from nnxdsl.program.compiler import Program
-from nnxdsl.run.rollouts import Rollouts
-from nnxdsl.spec.reward import functions
+from nnxdsl.program.compile import Program
+from nnxdsl.trainer.rollouts import Rollouts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "program" / "packages"))
 

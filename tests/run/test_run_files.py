@@ -15,8 +15,8 @@ import attrs
 import pytest
 
 from nnxdsl import cli
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory
 
 STEPS, SAVED = 4, 2
 CASES, TRAINED = 300, 24

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.run.sampling import Sampling, draw, likeliest, numbers_of, streams
+from nnxdsl.generate.sampling import Sampling, draw, likeliest, numbers_of, streams
 
 ROWS = 20_000
 

@@ -8,8 +8,8 @@ import attrs
 import jax
 
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule, compile
-from nnxdsl.program.floor import Flops
-from nnxdsl.run.speed import Speed, memory_gib
+from nnxdsl.planning.flops import Flops
+from nnxdsl.trainer.throughput import Speed, memory_gib
 
 TEXT = Experiment(
     name="speed",

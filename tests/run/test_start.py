@@ -33,14 +33,14 @@ from nnxdsl import (
     evolve,
 )
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models import safetensors
-from nnxdsl.models.hub import HubReader
+from nnxdsl.errors import WeightsError
+from nnxdsl.formats import safetensors
+from nnxdsl.formats.hf import HubReader
 from nnxdsl.program.blueprint import draw
-from nnxdsl.run import origin
-from nnxdsl.run.convert import convert
-from nnxdsl.run.display import Display
-from nnxdsl.run.loop import run
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from nnxdsl.weights import sources
+from nnxdsl.weights.convert import convert
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 REPLAY = REFERENCE / "replay"
@@ -153,13 +153,13 @@ def test_an_adapter_that_is_not_the_one_asked_for() -> None:
 @pytest.mark.slow
 def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
     dpo = finished.run("dpo")
-    earlier = origin.saved_experiment(dpo)
+    earlier = sources.saved_experiment(dpo)
     fields = {"name": "more", "evaluation": None}
     for start in (Weights.Checkpoint(str(dpo)), Weights.From(earlier)):
         asked = evolve(earlier, {**fields, "adapter.start": start})
         assert asked.id.rpartition("-")[2] != earlier.id.rpartition("-")[2]
-        source = origin.open_source(draw(asked), dpo.parent)
-        saved = origin.open_source(
+        source = sources.open_source(draw(asked), dpo.parent)
+        saved = sources.open_source(
             draw(evolve(earlier, {**fields, "model.weights": Weights.Checkpoint(str(dpo))})), dpo
         )
         path = "layers.blocks.0.mlp.up.kernel"
@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
         np.testing.assert_allclose(merged, saved.leaf(path), rtol=1e-5, atol=1e-6)
     other = evolve(earlier, {**fields, "adapter.start": Weights.Checkpoint(str(dpo)), "adapter.rank": 2})
     with pytest.raises(PlanError, match=r"adapter.rank: expected 4, which adapter.start was trained with, got 2"):
-        origin.open_source(draw(other), dpo.parent)
+        sources.open_source(draw(other), dpo.parent)
     with pytest.raises(SpecError) as raised:
         evolve(
             earlier, {"adapter.start": Weights.From(earlier), "adapter.alpha": 1.0, "model.weights": Weights.Random()}
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
     with pytest.raises(
         WeightsError, match=r"trained all weights and has no adapter; start from it with model\.weights"
     ):
-        origin.open_source(draw(trained), dpo.parent)
+        sources.open_source(draw(trained), dpo.parent)
 
 
 def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
 
     def source(weights: Weights) -> Any:
         experiment = continued(adapter=None)
-        return origin.open_source(draw(evolve(experiment, {"model.weights": weights})), tmp_path)
+        return sources.open_source(draw(evolve(experiment, {"model.weights": weights})), tmp_path)
 
     path = "tail.blocks.0.attention.query.kernel"
     plain = np.asarray(source(model).leaf(path), np.float64)
@@ -208,14 +208,14 @@ def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(both.leaf("norm.scale"), source(model).leaf("norm.scale"))
 
     dpo = finished.run("dpo")
-    earlier = origin.saved_experiment(dpo)
+    earlier = sources.saved_experiment(dpo)
     merged = Weights.Merged(earlier.model.weights, adapters=(Weights.From(earlier),), coefficients=(1.0,))
     asked = draw(evolve(earlier, {"name": "more", "adapter": None, "memory.offload": (), "model.weights": merged}))
     whole = draw(evolve(asked.experiment, {"model.weights": Weights.Checkpoint(str(dpo))}))
-    found, wanted = (origin.open_source(blueprint, dpo.parent) for blueprint in (asked, whole))
+    found, wanted = (sources.open_source(blueprint, dpo.parent) for blueprint in (asked, whole))
     path = "layers.blocks.0.mlp.up.kernel"
     np.testing.assert_allclose(found.leaf(path), wanted.leaf(path), atol=1e-6)
-    assert origin.tokenizer_owner(asked.experiment) == origin.tokenizer_owner(whole.experiment)
+    assert sources.tokenizer_owner(asked.experiment) == sources.tokenizer_owner(whole.experiment)
     with pytest.raises(PlanError, match=r"model.weights.adapters: its adapter belongs to Weights.From"):
         source(Weights.Merged(model, adapters=(Weights.Checkpoint(str(dpo)),), coefficients=(1.0,)))
 
@@ -228,14 +228,14 @@ def test_a_checkpoint_of_weights_alone(tmp_path: Path) -> None:
         {"model": Model.HF(str(hub), weights=Weights.Checkpoint(str(tmp_path / "alone")), tokenizer=Tokenizer.Bytes())},
     )
     blueprint, reader = draw(experiment), HubReader(hub)
-    source = origin.open_source(blueprint, tmp_path / "runs")
+    source = sources.open_source(blueprint, tmp_path / "runs")
     for path in blueprint.base:
         np.testing.assert_array_equal(np.asarray(source.leaf(path)), reader.leaf(path))
-    assert origin.tokenizer_directory(evolve(experiment, {"model.tokenizer": Tokenizer.Auto()}), tmp_path) == (
+    assert sources.tokenizer_directory(evolve(experiment, {"model.tokenizer": Tokenizer.Auto()}), tmp_path) == (
         tmp_path / "alone"
     )
     other = evolve(experiment, {"model.path": str(REPLAY / "model")})
     with pytest.raises(WeightsError) as raised:
-        origin.open_source(draw(other), tmp_path / "runs")
+        sources.open_source(draw(other), tmp_path / "runs")
     assert str(raised.value).splitlines()[0].endswith("arrays do not fit:")
     assert any("expected an array of shape" in line for line in str(raised.value).splitlines())

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from nnxdsl.run import process, store
-from nnxdsl.run.jsonl import JsonLines, read_json, write_json
-from nnxdsl.run.store import RunDirectory, list_runs
-from nnxdsl.spec.errors import RunError
+from nnxdsl.errors import RunError
+from nnxdsl.runs import run_dir
+from nnxdsl.runs.run_dir import RunDirectory, list_runs
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import JsonLines, read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def python(code: str, *words: str) -> subprocess.Popen[str]:
 
 
 def test_the_store_and_the_lock_leave_jax_unloaded() -> None:
-    code = "import sys, nnxdsl.run.store, nnxdsl.run.lock; print('jax' in sys.modules, 'orbax' in sys.modules)"
+    code = "import sys, nnxdsl.runs.run_dir, nnxdsl.runs.lock; print('jax' in sys.modules, 'orbax' in sys.modules)"
     child = python(code)
     assert child.communicate()[0] == "False False\n"
     assert child.returncode == 0
@@ -133,7 +134,7 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
 CREATE = """
 import os, signal, sys
 from pathlib import Path
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 left = int(sys.argv[2])
 def counted(real):
     def call(*args, **kwargs):
@@ -209,7 +210,7 @@ def test_a_damaged_status_is_named_and_started_afresh(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from nnxdsl.run.store import RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 run = RunDirectory(Path(sys.argv[1]))
 run.take_over(state="running", step=0)
 print("ready", flush=True)
@@ -247,7 +248,7 @@ def test_liveness_is_what_is_true(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.take_over(state="compiling")
     assert run.liveness() == "running"
-    me = process.current()
+    me = process_info.current()
     assert me.started is not None
     run.write_status(pid_started=me.started - 1)  # the pid is used again by another process
     assert run.liveness() == "lost"
@@ -262,11 +263,11 @@ def test_silence_is_told_from_death(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.take_over(state="running")
     status = dict(run.status())
-    heartbeat = process.clock()
-    heartbeat["monotonic"] -= store.SILENT_SECONDS + 1
+    heartbeat = process_info.clock()
+    heartbeat["monotonic"] -= run_dir.SILENT_SECONDS + 1
     write_json(run.path / "status.json", {**status, "heartbeat": heartbeat})
     assert run.liveness() == "silent"
-    heartbeat = {"wall": time.time() - store.SILENT_SECONDS - 1, "boot": "another", "monotonic": 0.0}
+    heartbeat = {"wall": time.time() - run_dir.SILENT_SECONDS - 1, "boot": "another", "monotonic": 0.0}
     write_json(run.path / "status.json", {**status, "heartbeat": heartbeat, "host": "elsewhere"})
     assert run.liveness() == "lost"
 
@@ -278,7 +279,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing(tmp_path: Path, monkeypatch: p
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + jump)
     assert run.liveness() == "running"
-    assert process.seconds_since(run.status().get("heartbeat") or {}) < 60
+    assert process_info.seconds_since(run.status().get("heartbeat") or {}) < 60
 
 
 def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path: Path) -> None:
@@ -361,8 +362,8 @@ def test_evaluations_are_told_from_steps(tmp_path: Path) -> None:
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.spec.errors import RunError
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run = RunDirectory(Path(sys.argv[1]))
 run.append_metrics({"step": 1})
@@ -391,7 +392,8 @@ def test_a_full_disk_tears_nothing(tmp_path: Path) -> None:
 
 def test_attempts_are_numbered_and_say_where_they_ran(tmp_path: Path) -> None:
     run = make(tmp_path)
-    record = process.environment(argv=["run", "token=abc", "--api-key=xyz", "hf_abcdefghijkl", "steps=3"], cwd=ROOT)
+    argv = ["run", "token=abc", "--api-key=xyz", "hf_abcdefghijkl", "steps=3"]
+    record = process_info.environment(argv=argv, cwd=ROOT)
     assert run.append_attempt(record) == 1
     assert run.append_attempt(record) == 2
     first, second = run.attempts()
@@ -404,17 +406,17 @@ def test_attempts_are_numbered_and_say_where_they_ran(tmp_path: Path) -> None:
 
 
 def test_git_is_recorded_where_there_is_a_repository(tmp_path: Path) -> None:
-    assert process.git_state(tmp_path) is None
+    assert process_info.git_state(tmp_path) is None
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     (tmp_path / "a").write_text("1")
     for words in (["init", "-q"], ["add", "a"], ["commit", "-q", "-m", "a"]):
         subprocess.run([*git, *words], check=True)
-    state = process.git_state(tmp_path)
+    state = process_info.git_state(tmp_path)
     assert state is not None
     assert len(state["commit"]) == 40
     assert state["dirty"] is False
     (tmp_path / "a").write_text("2")
-    assert (process.git_state(tmp_path) or {})["dirty"] is True
+    assert (process_info.git_state(tmp_path) or {})["dirty"] is True
 
 
 def test_requests_are_made_heeded_and_forgotten(tmp_path: Path) -> None:
@@ -454,17 +456,17 @@ def test_json_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_a_process_is_known_by_more_than_its_pid() -> None:
-    me = process.current()
+    me = process_info.current()
     assert me.is_alive()
-    assert not process.Process(me.pid, (me.started or 0) + 1, me.host).is_alive()
-    assert not process.Process(me.pid, me.started, "elsewhere").is_alive()
+    assert not process_info.Process(me.pid, (me.started or 0) + 1, me.host).is_alive()
+    assert not process_info.Process(me.pid, me.started, "elsewhere").is_alive()
     child = subprocess.Popen([sys.executable, "-c", ""])
-    start = process.started(child.pid)
+    start = process_info.started(child.pid)
     deadline = time.monotonic() + 10
-    while process.is_alive(child.pid, start) and time.monotonic() < deadline:
+    while process_info.is_alive(child.pid, start) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(child.pid, 0)  # the zombie still answers
-    assert not process.is_alive(child.pid, start)
+    assert not process_info.is_alive(child.pid, start)
     child.wait()
-    assert process.started(child.pid) is None
-    assert not process.is_alive(0, None)
+    assert process_info.started(child.pid) is None
+    assert not process_info.is_alive(0, None)

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, RunError, Schedule, Sweep, product
-from nnxdsl.run.store import RunDirectory
-from nnxdsl.run.sweep import SweepDirectory, sorted_by
-from nnxdsl.run.sweep_plot import plot
-from nnxdsl.run.sweep_results import Row, differing, figures, held_out, ranked, show_rows, usual_direction
-from nnxdsl.spec.identity import canonical
+from nnxdsl.config.core.run_id import canonical
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.sweep.plot import plot
+from nnxdsl.sweep.results import Row, differing, figures, held_out, ranked, show_rows, usual_direction
+from nnxdsl.sweep.sweep import SweepDirectory, sorted_by
 
 HOSTILE = "</text><script>alert(1)</script>\x1b[31m&\u202e"
 

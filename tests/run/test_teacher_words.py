@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, compile
-from nnxdsl.data.batching import maker
+from nnxdsl.config.batching import Packed, Padded
+from nnxdsl.config.core.serialization import evolve
+from nnxdsl.config.evaluation import Checkpoint
+from nnxdsl.data.collate import maker
 from nnxdsl.data.dataset import Sequences
-from nnxdsl.data.gather import load
-from nnxdsl.data.tokenizer import BytesTokenizer
-from nnxdsl.program.compiler import Program
-from nnxdsl.program.top_words import carried
-from nnxdsl.run import teacher_words
-from nnxdsl.run.attempt import Attempt
-from nnxdsl.run.checkpoint import Checkpoints
-from nnxdsl.run.display import Display
-from nnxdsl.run.loop import run
-from nnxdsl.run.teacher_words import DIRECTORY, TeacherWords
-from nnxdsl.spec.batching import Packed, Padded
-from nnxdsl.spec.cadence import Checkpoint
-from nnxdsl.spec.errors import RunError
-from nnxdsl.spec.tree import evolve
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.errors import RunError
+from nnxdsl.losses.lm_head.teacher_top_k import carried
+from nnxdsl.program.compile import Program
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer import teacher_cache
+from nnxdsl.trainer.run import run
+from nnxdsl.trainer.teacher_cache import DIRECTORY, TeacherWords
+from nnxdsl.trainer.trainer import Attempt
 
 ROWS = 10
 
@@ -153,7 +153,7 @@ def test_it_is_asked_once_for_all_that_ask_the_same(ask: Ask, experiment: Experi
 def test_what_is_cut_short_or_damaged_is_asked_again_and_no_more(
     ask: Ask, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher_words, "FILE_BYTES", 800)
+    monkeypatch.setattr(teacher_cache, "FILE_BYTES", 800)
     assert ask(until=1) is None
     whole = ask().batch(range(ROWS), ROWS)
     assert len(files(tmp_path)) > 2

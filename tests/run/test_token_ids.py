@@ -11,9 +11,9 @@ import pytest
 
 import nnxdsl
 from nnxdsl import Adapter, Data, Evaluation, Experiment, Model, Objective, Optimizer, PlanError, Schedule
-from nnxdsl.run.display import Display
-from nnxdsl.run.export import export
-from nnxdsl.run.loop import run
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from nnxdsl.weights.export import export
 
 WEIGHTS = Path(__file__).parent.parent / "reference" / "families" / "gemma2"  # 96 ids
 NEEDED = f"{WEIGHTS}: no tokenizer here, looked for tokenizer.json and tokenizer.model; a tokenizer is required to "

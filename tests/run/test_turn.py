@@ -9,12 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
-from nnxdsl.run.turn import turn
+from nnxdsl.storage.file_mutex import turn
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from nnxdsl.run.turn import turn
+from nnxdsl.storage.file_mutex import turn
 with turn(Path(sys.argv[1]), print, lambda: False) as is_ours:
     print(is_ours, flush=True)
     time.sleep(60)

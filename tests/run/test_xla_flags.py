@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nnxdsl.run import xla_flags
-from nnxdsl.run.xla_flags import known, platform, prepare
+from nnxdsl.runtime import xla_flags
+from nnxdsl.runtime.xla_flags import known, platform, prepare
 
 KNOWN, UNKNOWN = "--xla_cpu_enable_fast_math=false", "--xla_cpu_enable_time_travel=true"
 

@@ -37,10 +37,10 @@ from nnxdsl import (
     Spec,
     Weights,
 )
-from nnxdsl.spec.base import Field, declared, is_family, members, registry
-from nnxdsl.spec.limits import Limit, positive
-from nnxdsl.spec.optimizer import SLOWEST
-from nnxdsl.spec.placement import MESH_AXES, OFFLOADED
+from nnxdsl.config.core.base import Field, declared, is_family, members, registry
+from nnxdsl.config.core.validators import Limit, positive
+from nnxdsl.config.optimizer import SLOWEST
+from nnxdsl.config.sharding import MESH_AXES, OFFLOADED
 
 PACKAGES = Path(__file__).parent / "packages"
 sys.path.insert(0, str(PACKAGES))

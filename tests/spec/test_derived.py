@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnxdsl import Experiment, Model, SpecError, Weights, WeightsError, diff, evolve, from_dict, load, to_dict
-from nnxdsl.spec.source import to_python
-from nnxdsl.spec.tree import flatten
+from nnxdsl.config.core.codegen import to_python
+from nnxdsl.config.core.serialization import flatten
 
 LLAMA = Path(__file__).parent.parent / "reference" / "families" / "llama3"
 

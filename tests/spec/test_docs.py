@@ -10,13 +10,13 @@ import pkgutil
 import attrs
 import pytest
 
-import nnxdsl.spec
+import nnxdsl.config
 from nnxdsl import Objective, Spec
-from nnxdsl.spec.base import declared, registry
-from nnxdsl.spec.docs import field_docs, summary
+from nnxdsl.config.core.base import declared, registry
+from nnxdsl.config.core.docstrings import field_docs, summary
 
-MODULES = [f"nnxdsl.spec.{module.name}" for module in pkgutil.iter_modules(nnxdsl.spec.__path__)]
-SHOWN = {"nnxdsl.spec.docs", "nnxdsl.spec.reward", "nnxdsl.spec.sweep"}
+MODULES = [module.name for module in pkgutil.walk_packages(nnxdsl.config.__path__, "nnxdsl.config.")]
+SHOWN = {"nnxdsl.config.core.docstrings", "nnxdsl.config.objectives.reward", "nnxdsl.config.sweep"}
 
 
 @pytest.mark.parametrize("name", registry)

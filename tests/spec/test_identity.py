@@ -41,8 +41,8 @@ from nnxdsl import (
     get,
     to_json,
 )
-from nnxdsl.spec.base import declared, is_family, members, registry
-from nnxdsl.spec.identity import canonical, fingerprint
+from nnxdsl.config.core.base import declared, is_family, members, registry
+from nnxdsl.config.core.run_id import canonical, fingerprint
 
 OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
 

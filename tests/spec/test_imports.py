@@ -29,10 +29,10 @@ from nnxdsl import (
     to_json,
     to_python,
 )
+from nnxdsl.config.core.base import Spec, declared, is_family, registry, third_party
+from nnxdsl.config.core.imports import VARIABLE, allow_names_in, refusal
 from nnxdsl.data.rewards import Rewards
-from nnxdsl.spec.base import Spec, declared, is_family, registry, third_party
-from nnxdsl.spec.errors import SpecError
-from nnxdsl.spec.imports import VARIABLE, allow_names_in, refusal
+from nnxdsl.errors import SpecError
 
 PACKAGES = Path(__file__).parent / "packages"
 CLASS = {"type": "her_lab:Hers"}
@@ -109,13 +109,13 @@ def test_one_file_imports_what_data_names() -> None:
                 if not isinstance(first, ast.Constant):
                     found.add(f"{path.relative_to(root.parent).as_posix()}: {ast.unparse(first)}")
     assert found == {
-        "nnxdsl/spec/imports.py: module",
-        "nnxdsl/spec/kinds.py: annotation",  # of a class that is being declared
+        "nnxdsl/config/core/imports.py: module",
+        "nnxdsl/config/core/fields.py: annotation",  # of a class that is being declared
         "nnxdsl/__init__.py: _NEEDS_JAX[name]",
-        "nnxdsl/cli.py: f'{name}.command'",  # nnxdsl._app
-        "nnxdsl/run/compile_cache.py: module",
-        "nnxdsl/run/launch/engines.py: library",
-        "nnxdsl/run/launch/engines.py: f'nnxdsl.run.launch.{extra}_engine'",
+        "nnxdsl/cli/dispatch.py: f'{name}.command'",  # nnxdsl._app
+        "nnxdsl/runtime/compile_cache.py: module",
+        "nnxdsl/launch/engines.py: library",
+        "nnxdsl/launch/engines.py: f'nnxdsl.launch.{extra}_engine'",
         "app/command.py: f'{__package__}.site'",
     }
 

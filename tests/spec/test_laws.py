@@ -24,9 +24,9 @@ from nnxdsl import (
     to_json,
     to_python,
 )
-from nnxdsl.spec.base import registry
-from nnxdsl.spec.identity import canonical, fingerprint
-from nnxdsl.spec.source import parse_value, render
+from nnxdsl.config.core.base import registry
+from nnxdsl.config.core.codegen import parse_value, render
+from nnxdsl.config.core.run_id import canonical, fingerprint
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]  # most combinations of objective and data are refused
 LAW = settings(deadline=None, max_examples=25, derandomize=True, suppress_health_check=SLOW)

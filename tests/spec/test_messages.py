@@ -338,8 +338,8 @@ IN_JSON: dict[str, tuple[dict[str, Any], str]] = {
         "objective: expected Objective, got Mixture",
     ),
     "built-in as third party": (
-        {"objective": {"type": "nnxdsl.spec.preference:DPO"}},
-        "objective: type 'nnxdsl.spec.preference:DPO' is written 'DPO'",
+        {"objective": {"type": "nnxdsl.config.objectives.preference:DPO"}},
+        "objective: type 'nnxdsl.config.objectives.preference:DPO' is written 'DPO'",
     ),
     "object for a number": ({"steps": {"type": "DPO"}}, "steps: expected int, got {'type': 'DPO'}"),
     "list for a number": ({"steps": [3]}, "steps: expected int, got [3]"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnxdsl import Adapter, Data, Memory, Mesh, Objective, SpecError
-from nnxdsl.spec.placement import BATCH_AXES, MESH_AXES, SLOW_AXES
+from nnxdsl.config.sharding import BATCH_AXES, MESH_AXES, SLOW_AXES
 
 Text = Data.Text("texts.jsonl")
 AXES = "there are: context, data, expert, fsdp, stage, tensor"

@@ -24,8 +24,8 @@ from nnxdsl import (
     evolve,
     to_python,
 )
-from nnxdsl.spec.base import members_hint
-from nnxdsl.spec.source import LONGEST_LITERAL, parse_value, render
+from nnxdsl.config.core.base import members_hint
+from nnxdsl.config.core.codegen import LONGEST_LITERAL, parse_value, render
 
 RUFF = Path(sys.executable).with_name("ruff")
 

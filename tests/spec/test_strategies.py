@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from my_lab import simpo
 
 from nnxdsl import Experiment, Spec, to_json
-from nnxdsl.spec.base import is_family, registry
+from nnxdsl.config.core.base import is_family, registry
 
 QUICK = settings(max_examples=2000, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 CLASSES = {cls.tag: cls for cls in (*registry.values(), simpo.SimPO, simpo.Mixture) if not is_family(cls)}

@@ -28,7 +28,7 @@ from nnxdsl import (
     to_json,
     to_python,
 )
-from nnxdsl.spec.docs import field_docs
+from nnxdsl.config.core.docstrings import field_docs
 
 
 def test_it_is_a_member_like_any_other(design: Any) -> None:

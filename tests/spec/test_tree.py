@@ -7,7 +7,7 @@ import json
 import attrs
 
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule
-from nnxdsl.spec.tree import converter
+from nnxdsl.config.core.serialization import converter
 
 
 @attrs.frozen

@@ -80,6 +80,6 @@ def test_pyright_accepts_the_right_and_marks_the_wrong(tmp_path: Path) -> None:
 @pytest.mark.skipif(not PYRIGHT.exists(), reason="pyright is not installed")
 def test_the_language_itself_is_strictly_typed() -> None:
     root = Path(__file__).parents[2]
-    command = [str(PYRIGHT), "--pythonpath", sys.executable, "nnxdsl/spec"]
+    command = [str(PYRIGHT), "--pythonpath", sys.executable, "nnxdsl/config"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

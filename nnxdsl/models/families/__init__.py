@@ -1,1 +1,1 @@
-"""The published families, one file each: their sizes, and their spelling of the Hub's `config.json`."""
+"""The published families, one file each: sizes, and how they spell the `config.json` of the Hugging Face Hub."""

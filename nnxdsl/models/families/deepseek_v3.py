@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, Experts, LatentConfig, Rope, Yarn
-from nnxdsl.models.families.base import NUMBERS, USUAL, ConfigFile, Family, numbers_to_hf, rope_to_hf
+from nnxdsl.models.config.decoder import DecoderConfig, Experts, LatentConfig, Rope, Yarn
+from nnxdsl.models.families.hf_config import NUMBERS, USUAL, ConfigFile, Family, numbers_to_hf, rope_to_hf
 
 # What tells a DeepSeek-V3 from other decoders.
 _CHOICES: dict[str, Any] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, Rope, local_then_global
-from nnxdsl.models.families.base import NUMBERS, USUAL, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
+from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
+from nnxdsl.models.families.hf_config import NUMBERS, USUAL, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
 
 # What tells a Gemma 2 from other decoders.
 _CHOICES: dict[str, Any] = {

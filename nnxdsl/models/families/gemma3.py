@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Rope, local_then_global
-from nnxdsl.models.families.base import NUMBERS, USUAL, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
-from nnxdsl.spec.errors import WeightsError
+from nnxdsl.errors import WeightsError
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, local_then_global
+from nnxdsl.models.families.hf_config import NUMBERS, USUAL, ConfigFile, Family, layer_types, numbers_to_hf, rope_to_hf
 
 # What tells a Gemma 3 from other decoders.
 _CHOICES: dict[str, Any] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.decoder_config import DecoderConfig, LayerKind, Rope
-from nnxdsl.models.families.base import (
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope
+from nnxdsl.models.families.hf_config import (
     NUMBERS,
     USUAL,
     ConfigFile,

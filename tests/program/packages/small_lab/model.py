@@ -7,8 +7,8 @@ from pathlib import Path
 import attrs
 
 from nnxdsl import Model, Weights
-from nnxdsl.models import hub
-from nnxdsl.models.config import DecoderConfig, local_then_global
+from nnxdsl.formats import hf
+from nnxdsl.models.families.registry import DecoderConfig, local_then_global
 from nnxdsl.program import blueprint
 
 
@@ -40,7 +40,7 @@ class Small(Model):
 @blueprint.architecture.register
 def _(model: Small) -> DecoderConfig:
     if isinstance(model.weights, Weights.HF) and Path(model.weights.path).is_dir():
-        return hub.read_config(model.weights.path)
+        return hf.read_config(model.weights.path)
     return DecoderConfig(
         vocab_size=model.vocab_size,
         embed_dim=model.embed_dim,

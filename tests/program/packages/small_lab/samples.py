@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
-from nnxdsl.program import initial
-from nnxdsl.program.compiler import Program, State
+from nnxdsl.program import init
+from nnxdsl.program.compile import Program, State
 
 VOCAB = 48
 
@@ -88,7 +88,7 @@ def trained(program: Program, seed: int = 0) -> State:
     source = Trained(program, seed)
     if program.blueprint.teacher is None:
         return program.init(source)
-    return program.init(initial.Taught(source, Trained(program, seed + 1, teacher=True)))
+    return program.init(init.Taught(source, Trained(program, seed + 1, teacher=True)))
 
 
 def with_b(state: State) -> State:

@@ -7,8 +7,7 @@ from typing import ClassVar
 import attrs
 import jax
 
-from nnxdsl import Objective
-from nnxdsl.program import losses
+from nnxdsl import Objective, losses
 
 
 @attrs.frozen(kw_only=True)

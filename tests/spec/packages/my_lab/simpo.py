@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from nnxdsl import Data, Objective
-from nnxdsl.spec.limits import positive
+from nnxdsl.config.core.validators import positive
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,107 @@
+"""What the command `run` does and prints; the words themselves are parsed in `nnxdsl/cli/dispatch.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nnxdsl.cli.exit_codes import FAILED, REFUSED
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import NnxdslError
+from nnxdsl.runtime import distributed
+from nnxdsl.runtime.compile_cache import compile_cache
+from nnxdsl.runtime.distributed import Asked
+from nnxdsl.runtime.limits import exhausted
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from nnxdsl.trainer.trainer import Outcome, TrainingError
+
+FIRST_ROWS = ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected")
+
+
+def run_command(
+    experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_json: bool, asked: Asked | None = None
+) -> int:
+    """Run an experiment, show how it ended, and return the process's exit code.
+
+    0: finished, or stopped on request through the run directory. 1: training failed. 130 and 143: stopped by SIGINT and
+    SIGTERM, all saved. Of several processes, all return the same code, and the first one alone prints how it ended.
+    """
+    if not distributed.join(asked or Asked()):
+        return _run(experiment, home, quiet=quiet, restart=restart, as_json=as_json)
+    with distributed.told_of_loss(lambda why: sys.stderr.write(f"ProcessError: {why}\n")):
+        try:
+            with distributed.Watch():
+                is_first = distributed.is_first()
+                code = _run(
+                    experiment, home, quiet=quiet or not is_first, restart=restart, as_json=as_json and is_first
+                )
+                if code == FAILED:
+                    raise TrainingError("see the log")
+        except BaseException as error:
+            _leave_at_once(error)
+        distributed.leave()
+        return code
+
+
+def _leave_at_once(error: BaseException) -> NoReturn:
+    """Ends a process that the others need not wait for: what jax does at an orderly end waits for all of them."""
+    if not isinstance(error, TrainingError):
+        named = f"{type(error).__name__}: {error}" if isinstance(error, NnxdslError) else exhausted(error)
+        what = named or traceback.format_exc()
+        sys.stderr.write(f"{what.rstrip()}\n")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    distributed.last_to_leave()
+    os._exit(REFUSED if isinstance(error, NnxdslError) and not isinstance(error, TrainingError) else FAILED)
+
+
+def _run(experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_json: bool) -> int:
+    display = Display(quiet=quiet)
+    try:
+        with display, compile_cache(home, display.say):
+            outcome = run(experiment, home, display, restart=restart)
+    except TrainingError as error:
+        sys.stderr.write(f"TrainingError: {error}\n")
+        return FAILED
+    show_outcome(outcome, display)
+    if as_json:
+        json.dump({**_plain(outcome), "id": experiment.id}, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    return 0 if outcome.signal is None else 128 + outcome.signal
+
+
+def show_outcome(outcome: Outcome, display: Display) -> None:
+    """The table at the end, and the answers side by side."""
+    for sample in outcome.samples:
+        if sample.reference is None:
+            display.say(f"{sample.prompt}\n    {sample.policy}")
+        else:
+            display.side_by_side(sample.prompt, sample.policy, sample.reference)
+    if outcome.evaluations:
+        first, last = min(outcome.evaluations), max(outcome.evaluations)
+        names = [f"eval/{name}" for name in FIRST_ROWS if f"eval/{name}" in outcome.evaluations[last]]
+        names += sorted(set(outcome.evaluations[last]) - set(names))
+        rows = [
+            {
+                "held out": name,
+                **{f"step {step}": outcome.evaluations[step].get(name) for step in dict.fromkeys((first, last))},
+            }
+            for name in names
+        ]
+        display.final_table(rows)
+    display.say(f"{outcome.state} at step {outcome.step}: {outcome.directory}")
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "directory": str(outcome.directory),
+        "state": outcome.state,
+        "step": outcome.step,
+        "evaluations": {str(step): metrics for step, metrics in outcome.evaluations.items()},
+        "samples": [sample._asdict() for sample in outcome.samples],
+    }

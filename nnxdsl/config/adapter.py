@@ -1,0 +1,148 @@
+"""Small trainable additions to a frozen model. `nnxdsl/adapters/lora.py` puts them in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import attrs
+
+from nnxdsl.config.core.base import Spec, gather
+from nnxdsl.config.core.validators import positive, probability
+from nnxdsl.config.weights import ADAPTERS, ARE_ADAPTERS, Weights
+from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config import adapter as members
+
+Scaling = Literal["rank", "sqrt_rank"]
+
+
+@attrs.frozen(kw_only=True)
+class Adapter(Spec):
+    """What is trained in place of the model's own weights."""
+
+    LoRA: ClassVar[type[members.LoRA]]
+    DoRA: ClassVar[type[members.DoRA]]
+
+
+@attrs.frozen(kw_only=True)
+class LowRank(Adapter):
+    """What adds the product of two thin matrices A and B to a weight.
+
+    Attributes:
+        rank: Inner dimension of A and B.
+        alpha: Scale; the update is multiplied by alpha / rank.
+        targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up").
+        scaling: What alpha is divided by: "rank", or "sqrt_rank" so that updates keep their size at high ranks (rsLoRA,
+            Kalajdzievski 2023, arXiv:2312.03732).
+        dropout: Probability with which an input of `x A B` is left out in a training step; the rest is scaled up.
+        ranks: Other ranks for some of the targets, such as `(("mlp.down", 32),)`; the first that names a layer counts.
+        alphas: Other values of alpha for some of the targets, in the same way.
+        start: Where A and B come from, to go on with an adapter: a directory of PEFT's, or one of our runs. The
+            reference is then that adapter as it was. None for a new one.
+    """
+
+    is_base: ClassVar[bool] = True
+
+    rank: int = attrs.field(default=16, validator=positive)
+    alpha: float = attrs.field(default=32.0, validator=positive)
+    targets: tuple[str, ...] = ("attention", "mlp")
+    scaling: Scaling = "rank"
+    dropout: float = attrs.field(default=0.0, validator=probability)
+    ranks: tuple[tuple[str, int], ...] = ()
+    alphas: tuple[tuple[str, float], ...] = ()
+    start: Weights | None = None
+
+    def problems(self) -> Iterable[Problem]:
+        """Targets must be there, each once; other ranks above 0; a start must be an adapter's."""
+        return low_rank_problems(self)
+
+
+@attrs.frozen(kw_only=True)
+class LoRA(LowRank):
+    """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685).
+
+    `y = x W + (alpha / rank) x A B`, with A drawn He-uniform and B zero, so that training starts at the model itself.
+    A and B are float32.
+
+    Its fields are those of `LowRank`.
+    """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"scaling", "dropout", "ranks", "alphas", "start"})
+
+
+@attrs.frozen(kw_only=True)
+class DoRA(LowRank):
+    """Weight-decomposed low-rank adaptation (Liu et al. 2024, arXiv:2402.09353): direction and magnitude apart.
+
+    `y = (m / |V|) x V` with `V = W + (alpha / rank) A B`, where `|V|` is the norm of V's weights for each output, taken
+    as a constant in gradients (section 4.3 of the paper, and PEFT). The magnitude m, one number for each output, starts
+    at `|W|`, so that training starts at the model itself. A, B and m are float32.
+
+    Its fields are those of `LowRank`.
+
+    Attributes:
+        start: Where A, B and m come from, to go on with an adapter: a directory of PEFT's, or one of our runs. The
+            reference is then that adapter as it was. None for a new one.
+    """
+
+
+def named(target: str, path: str) -> bool:
+    """Whether a target such as "attention" or "mlp.up" names the module at a dotted path, or a module around it."""
+    return f".{target}." in f".{path}."
+
+
+def rank_at(adapter: LowRank, path: str) -> int:
+    """The rank at the linear layer of a dotted path."""
+    return next((rank for target, rank in adapter.ranks if named(target, path)), adapter.rank)
+
+
+def alpha_at(adapter: LowRank, path: str) -> float:
+    """Alpha at the linear layer of a dotted path."""
+    return next((alpha for target, alpha in adapter.alphas if named(target, path)), adapter.alpha)
+
+
+def scale_at(adapter: LowRank, path: str) -> float:
+    """What the product A B is multiplied by at the linear layer of a dotted path."""
+    rank = rank_at(adapter, path)
+    return alpha_at(adapter, path) / (rank if adapter.scaling == "rank" else math.sqrt(rank))
+
+
+def target_problems(targets: tuple[str, ...]) -> Iterable[Problem]:
+    """What is wrong with a tuple of module names before any model is known."""
+    if not targets:
+        yield Problem("targets", "names no module; the usual choice is ('attention', 'mlp')")
+    for index, target in enumerate(targets):
+        if not target.strip():
+            yield Problem(f"targets.{index}", "is empty")
+        elif target in targets[:index]:
+            yield Problem(f"targets.{index}", f"'{target}' is named twice")
+
+
+def low_rank_problems(adapter: LowRank) -> Iterable[Problem]:
+    """What is wrong with an adapter's fields before any model is known."""
+    return gather(
+        lambda: target_problems(adapter.targets),
+        lambda: _pattern_problems("ranks", adapter.ranks),
+        lambda: _pattern_problems("alphas", adapter.alphas),
+        lambda: _start_problems(adapter.start),
+    )
+
+
+def _pattern_problems(field: str, pattern: tuple[tuple[str, float], ...]) -> Iterator[Problem]:
+    names = [target for target, _ in pattern]
+    for index, (target, value) in enumerate(pattern):
+        if not target.strip():
+            yield Problem(f"{field}.{index}.0", "is empty")
+        elif target in names[:index]:
+            yield Problem(f"{field}.{index}.0", f"'{target}' is named twice, and the first counts")
+        if value <= 0:
+            yield Problem(f"{field}.{index}.1", f"expected {positive.describe()}, got {value!r}")
+
+
+def _start_problems(start: Weights | None) -> Iterator[Problem]:
+    if start is not None and not isinstance(start, ADAPTERS):
+        kind = type(start).__qualname__
+        yield Problem("start", f"{kind} gives a model's weights; an adapter's are given by {ARE_ADAPTERS}")

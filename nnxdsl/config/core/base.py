@@ -1,0 +1,330 @@
+"""What every spec object is: a frozen attrs class that checks all its fields and says all that is wrong at once.
+
+Knows nothing of what the objects mean. A class below `Spec` is a family (`Objective`) or a single noun (`Mesh`); a
+class below a family is a member, reachable as `Objective.DPO`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+
+import attrs
+
+from nnxdsl.config.core.fields import check_annotation, check_value, resolve, show
+from nnxdsl.errors import Problem, SpecError, suggest
+
+_HOME = "nnxdsl.config."
+
+registry: dict[str, type[Spec]] = {}
+"""Every noun, family and built-in member by the name that Python code uses for it: `Mesh`, `Objective.DPO`."""
+
+third_party: dict[str, type[Spec]] = {}
+"""Every class of other packages that this process has defined, by its tag `module:name`; the last of each tag."""
+
+
+class UnsetError(AttributeError):
+    """A field was read that holds nothing, since what was given for it is wrong."""
+
+
+@attrs.frozen(kw_only=True)
+class Spec:
+    """Base of every object that an experiment is made of.
+
+    Subclasses are decorated with `@attrs.frozen(kw_only=True)`; one that is not, or that declares a field which could
+    not go through JSON and back, is a TypeError. A class may override `problems` to check fields against each other.
+    Fields are strictly typed (only int widens to float), and hold numbers, text, tuples, None and other specs.
+
+    A class that says `is_base` of itself has what some members of a family share, and is no member.
+
+    A field that a class gets after experiments with it have run is named in `later_fields`, and its default is what the
+    class did before: where it holds that, the identity leaves it out, so that those runs keep their ids.
+    """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset()
+    is_base: ClassVar[bool] = False
+    family: ClassVar[type[Spec]]
+    tag: ClassVar[str]
+
+    @classmethod
+    def __attrs_init_subclass__(cls) -> None:
+        _check_declaration(cls)
+        parent = next(base for base in cls.__mro__[1:] if issubclass(base, Spec))
+        cls.family = cls if parent is Spec else parent.family
+        if "is_base" in vars(cls):
+            cls.tag = cls.__name__
+        elif cls.__module__.startswith(_HOME):
+            if cls.family is not cls:
+                setattr(cls.family, cls.__name__, cls)
+                cls.__qualname__ = f"{cls.family.__name__}.{cls.__name__}"
+            cls.tag = cls.__name__
+            registry[cls.__qualname__] = cls
+        else:
+            cls.tag = f"{cls.__module__}:{cls.__qualname__}"
+            third_party[cls.tag] = cls
+        cls.__init__ = _checked_init(cls)  # type: ignore[method-assign]
+
+    @classmethod
+    def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
+        """Values of fields that are not given, where those follow from others; an object holds them as if given.
+
+        Args:
+            values: those that are given, none of which has been checked; `BROKEN` for one that could not be built.
+        """
+        return {}
+
+    def problems(self) -> Iterable[Problem]:
+        """What is wrong between fields that are each right alone; paths relative to this object.
+
+        It may be called while some fields are wrong: reading one of those raises UnsetError, which ends the check.
+        Checks that read different fields belong in functions of their own, joined by `gather`.
+        """
+        return ()
+
+    def import_names(self) -> Mapping[str, str]:
+        """Fields whose value is the `module:name` of code that this object will import, and that name."""
+        return {}
+
+    @classmethod
+    def instead_of(cls, value: object) -> str:
+        """What to write where `value` was given for this class, to end a message; empty where that is not known."""
+        if isinstance(value, type) and issubclass(value, cls) and not is_family(value):
+            return f"; write {value.__qualname__}(...)"
+        if is_family(cls) and not isinstance(value, Spec):
+            return f"; use one of its members: {members_hint(cls)}"
+        return ""
+
+    if not TYPE_CHECKING:  # a type checker is to complain of every name that is not declared
+
+        def __getattr__(self, name: str) -> Any:
+            fields = attrs.fields_dict(type(self))
+            # A property that reads an unset field ends here as well, under its own name.
+            reads = isinstance(getattr(type(self), name, None), property)
+            unset = name in fields or (reads and _is_unfinished(self))
+            kind = UnsetError if unset else AttributeError
+            raise kind(f"'{type(self).__qualname__}' object has no attribute '{name}'", name=name, obj=self)
+
+
+Spec.family = Spec
+SpecT = TypeVar("SpecT", bound=Spec)
+
+
+class Field(NamedTuple):
+    """One declared field, its annotation resolved and its default as an object holds it."""
+
+    type: Any
+    default: object
+    check: Callable[..., Any] | None
+    positional: bool
+
+
+class Broken:
+    """Stands for a value that could not be built and whose problem is already known: its field stays unset."""
+
+
+BROKEN = Broken()
+
+
+def _is_unfinished(spec: Spec) -> bool:
+    """Whether a field of an object, or of one inside it, holds nothing."""
+    for field in attrs.fields_dict(type(spec)):
+        try:
+            value = object.__getattribute__(spec, field)
+        except AttributeError:
+            return True
+        held = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(item, Spec) and _is_unfinished(item) for item in held):
+            return True
+    return False
+
+
+def gather(*checks: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
+    """The problems of several checks, each ended (alone) by a field that is itself wrong."""
+    for check in checks:
+        try:
+            yield from check()
+        except UnsetError:
+            continue
+
+
+def assemble(cls: type[SpecT], values: Mapping[str, object], problems: list[Problem]) -> SpecT:
+    """Build `cls` as far as its values allow, adding what is wrong to `problems`.
+
+    Fields that are wrong or missing stay unset, so that the checks which do not read them still run and a caller can
+    show every problem of a tree at once. The object must be used only if `problems` stayed empty.
+    """
+    built = object.__new__(cls)
+    _fill(built, values, problems)
+    return built
+
+
+def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> None:
+    cls = type(spec)
+    fields = declared(cls)
+    if is_family(cls) or "is_base" in vars(cls):
+        problems.append(Problem("", f"{cls.__name__} is a family; use one of its members: {members_hint(cls.family)}"))
+    for name in values:
+        if name not in fields:
+            problems.append(Problem(name, f"{cls.__name__} has no field '{name}'{suggest(name, fields)}"))
+    values = {**cls.derived_defaults(values), **values}
+    for name, field in fields.items():
+        value = values.get(name, field.default)
+        if value is BROKEN:
+            continue
+        if value is attrs.NOTHING:
+            problems.append(Problem(name, f"{cls.__qualname__} needs it"))
+            continue
+        if value is not field.default:
+            value, found = _check_field(field, value)
+            problems += [problem.under(name) for problem in found]
+            if found:
+                continue
+        object.__setattr__(spec, name, value)
+    problems += gather(spec.problems)
+
+
+def _check_field(field: Field, value: object) -> tuple[object, list[Problem]]:
+    held, found = check_value(value, field.type)
+    if not found and field.check is not None:
+        try:
+            field.check(None, None, held)
+        except (ValueError, TypeError) as error:
+            found = [Problem("", str(error.args[0] if error.args else error))]
+    return held, found
+
+
+def _checked_init(cls: type[Spec]) -> Callable[..., None]:
+    """An `__init__` with the signature of the one that attrs wrote, which reports everything together."""
+
+    @functools.wraps(cls.__init__)
+    def init(self: Spec, *args: object, **values: object) -> None:
+        if type(self) is not cls:
+            raise TypeError(_declare_it(type(self)))
+        problems: list[Problem] = []
+        given = _bind(cls, args, values, problems)
+        _fill(self, given, problems)
+        if problems:
+            raise SpecError(problems, describe(cls, given))
+
+    return init
+
+
+def _bind(
+    cls: type[Spec], args: tuple[object, ...], values: Mapping[str, object], problems: list[Problem]
+) -> dict[str, object]:
+    if not args:
+        return dict(values)
+    positional = [name for name, field in declared(cls).items() if field.positional]
+    if len(args) > len(positional):
+        allowed = f"only {', '.join(positional)}" if positional else "no value"
+        extra = ", ".join(show(arg) for arg in args[len(positional) :])
+        message = f"takes {allowed} without a name, got {extra}; write name=value"
+        problems.append(Problem("", message))
+    bound = dict(zip(positional, args, strict=False))
+    problems += [Problem(name, "is given twice, without its name and with it") for name in bound if name in values]
+    return {**bound, **values}
+
+
+def _declare_it(cls: type[Spec]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__} must be declared with @attrs.frozen(kw_only=True)"
+
+
+def _check_declaration(cls: type[Spec]) -> None:
+    """What can be known while a class is being defined, before its annotations can be resolved."""
+    props = attrs.inspect(cls)
+    made = props.added_init and props.added_eq and props.added_repr and not hasattr(cls, "__attrs_post_init__")
+    if not (props.is_frozen and props.kw_only is attrs.ClassProps.KeywordOnly.YES and made):
+        detail = "" if made else ", with __init__, __eq__ and __repr__ left to attrs"
+        raise TypeError(_declare_it(cls) + detail)
+    for field in attrs.fields(cls):
+        where = f"{cls.__module__}.{cls.__qualname__}.{field.name}"
+        if field.name in ("type", "schema") or field.name.startswith("_"):
+            raise TypeError(f"{where}: a spec's field cannot have this name")
+        if not field.init or not field.eq or field.converter is not None or field.alias != field.name:
+            raise TypeError(f"{where}: of the options of attrs.field, a spec's field takes default and validator alone")
+        if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
+            raise TypeError(f"{where}: write the default itself; specs cannot change, so all may share it")
+
+
+@functools.cache
+def declared(cls: type[Spec]) -> dict[str, Field]:
+    """Every field of `cls` by name, in the order of the class.
+
+    Raises:
+        TypeError: if an annotation cannot be resolved or cannot go through JSON, or if a default is not of its type.
+    """
+    types: dict[str, Any] = {}
+    nouns = {name: noun for name, noun in registry.items() if "." not in name}
+    for base in reversed(cls.__mro__):
+        space = {**nouns, **vars(sys.modules.get(base.__module__, sys))}
+        types |= resolve(base, space, wanted=attrs.fields_dict(cls))
+    fields: dict[str, Field] = {}
+    for attribute in attrs.fields(cls):
+        where = f"{cls.__module__}.{cls.__qualname__}.{attribute.name}"
+        if attribute.name not in types:
+            raise TypeError(f"{where}: a spec's field needs an annotation")
+        check_annotation(types[attribute.name], where, Spec)
+        field = Field(types[attribute.name], attribute.default, attribute.validator, not attribute.kw_only)
+        if field.default is not attrs.NOTHING:
+            held, found = _check_field(field, field.default)
+            if found:
+                raise TypeError(f"{where}: wrong default: {found[0].message}")
+            field = field._replace(default=held)
+        fields[attribute.name] = field
+    return fields
+
+
+def field_types(cls: type[Spec]) -> dict[str, Any]:
+    """The resolved annotation of every field of `cls`."""
+    return {name: field.type for name, field in declared(cls).items()}
+
+
+def is_family(cls: type[Spec]) -> bool:
+    """Whether `cls` is a family whose members are used in its place."""
+    return cls.family is cls and (cls is Spec or bool(members(cls)))
+
+
+def members(family: type[Spec]) -> dict[str, type[Spec]]:
+    """The built-in members of a family by short name, in the order in which the family declares them."""
+    prefix = f"{family.__name__}."
+    if registry.get(family.__name__) is not family:
+        return {}
+    found = {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
+    order = {name: index for index, name in enumerate(family.__annotations__)}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def members_hint(family: type[Spec]) -> str:
+    """`Objective.SFT, Objective.DPO`, for messages."""
+    return ", ".join(cls.__qualname__ for cls in members(family).values())
+
+
+def is_builtin(cls: type[Spec]) -> bool:
+    """Whether `cls` is one of nnxdsl's own."""
+    return registry.get(cls.__qualname__) is cls
+
+
+def require_importable(cls: type[Spec]) -> None:
+    """Refuse a class that another process could not import by its module and name.
+
+    Raises:
+        SpecError: saying where the class belongs.
+    """
+    if is_builtin(cls):
+        return
+    try:
+        found: object = operator.attrgetter(cls.__qualname__)(sys.modules[cls.__module__])
+    except (KeyError, AttributeError):
+        found = None
+    if found is not cls or cls.__module__ == "__main__":
+        where = f"{cls.__module__}.{cls.__qualname__}"
+        raise SpecError([Problem("", f"{where} cannot be imported again; put the class in a module of its own")])
+
+
+def describe(cls: type[Spec], values: Mapping[str, object]) -> str:
+    """`Experiment 'dpo-gemma3-1b'`: the class, and the name if it has one."""
+    called = values.get("name")
+    return f"{cls.__qualname__} {called!r}" if isinstance(called, str) else cls.__qualname__

@@ -1,0 +1,50 @@
+"""What the docstrings say about fields, for forms and `--help`: the Attributes sections, inherited ones too."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from nnxdsl.config.core.base import Spec, declared
+
+_ITEM = re.compile(r"(?P<name>\w+): (?P<text>.*)")
+
+
+def field_docs(cls: type[Spec]) -> dict[str, str]:
+    """The description of every documented field of `cls`, in the order of its fields; the nearest class wins.
+
+    >>> from nnxdsl import Checkpoint
+    >>> field_docs(Checkpoint)["keep"]
+    'How many of the newest are kept.'
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _attributes(base.__dict__.get("__doc__") or "")
+    return {name: found[name] for name in declared(cls) if name in found}
+
+
+def summary(cls: type[Spec]) -> str:
+    """The first paragraph of the class's docstring, in one line.
+
+    >>> from nnxdsl import Mesh
+    >>> summary(Mesh)
+    'How many devices share which work: their product is the number of devices.'
+    """
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """The items of a Google docstring's Attributes section; lines indented deeper continue an item."""
+    found: dict[str, str] = {}
+    inside, name = False, ""
+    for line in inspect.cleandoc(docstring).splitlines():
+        if not line.startswith(" "):
+            inside = line == "Attributes:" or (inside and not line)
+            continue
+        item = _ITEM.fullmatch(line.strip())
+        if inside and item is not None and len(line) - len(line.lstrip()) == 4:
+            name = item["name"]
+            found[name] = item["text"]
+        elif inside and name:
+            found[name] += f" {line.strip()}"
+    return found

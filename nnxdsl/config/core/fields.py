@@ -1,0 +1,203 @@
+"""Which annotations a spec's field may have, and how a value fits one; knows no spec class by name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Container, Mapping
+from typing import Any, cast
+
+import attrs
+
+from nnxdsl.errors import Problem, nearest
+
+NUMBERS = (int, float, bool)
+ALLOWED = (
+    "a field holds int, float, str, bool, Literal, a spec class or family, tuple[...] of these, or one of these or None"
+)
+
+
+def arms(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; the annotation alone where it is none."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def resolve(cls: type, space: Mapping[str, Any], wanted: Container[str]) -> dict[str, Any]:
+    """The wanted annotations of one class body as types, names looked up in `space`.
+
+    Raises:
+        TypeError: if one names something that is not there.
+    """
+    found: dict[str, Any] = {}
+    for name, annotation in inspect.get_annotations(cls).items():
+        if name in wanted:
+            try:
+                found[name] = eval(annotation, dict(space)) if isinstance(annotation, str) else annotation
+            except (NameError, AttributeError, SyntaxError, TypeError) as error:
+                where = f"{cls.__module__}.{cls.__qualname__}.{name}"
+                raise TypeError(f"{where}: annotation {annotation}: {error}") from error
+    return found
+
+
+def check_annotation(annotation: Any, where: str, spec: type) -> None:
+    """Refuse an annotation whose values could not be told apart in JSON and checked strictly; `spec` is the base class.
+
+    Raises:
+        TypeError: saying what may be written.
+    """
+    problem = _annotation_problem(annotation, spec)
+    if problem:
+        raise TypeError(f"{where}: {problem}; {ALLOWED}")
+
+
+def _annotation_problem(annotation: Any, spec: type) -> str:
+    alternatives = arms(annotation)
+    if len(alternatives) > 1:
+        numbers = [arm for arm in alternatives if arm in NUMBERS]
+        tuples = [arm for arm in alternatives if typing.get_origin(arm) is tuple]
+        specs = [arm for arm in alternatives if attrs.has(arm)]
+        for group in (numbers, tuples, specs):
+            if len(group) > 1:
+                return f"{type_name(annotation)} leaves open which of {' and '.join(map(type_name, group))} is meant"
+        return next(filter(None, (_annotation_problem(arm, spec) for arm in alternatives)), "")
+    if typing.get_origin(annotation) is tuple:
+        items = [item for item in typing.get_args(annotation) if item is not Ellipsis]
+        return next(filter(None, (_annotation_problem(item, spec) for item in items)), "")
+    if typing.get_origin(annotation) is typing.Literal:
+        choices = typing.get_args(annotation)
+        return "" if all(type(choice) in (str, int, bool) for choice in choices) else f"{annotation} is not plain"
+    if annotation in (*NUMBERS, str, types.NoneType) or (inspect.isclass(annotation) and issubclass(annotation, spec)):
+        return ""
+    return f"{type_name(annotation)} is not understood"
+
+
+def check_value(value: object, annotation: Any) -> tuple[object, list[Problem]]:
+    """`value` as a field of this type holds it (an int becomes a float where one is asked for), or what is wrong."""
+    if value.__class__ is annotation and annotation in (int, bool):
+        return value, []
+    if annotation is float:
+        return _check_float(value)
+    if annotation is str:
+        return _check_text(value)
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return _check_union(value, typing.get_args(annotation))
+    if origin is typing.Literal:
+        return value, _check_choice(value, typing.get_args(annotation))
+    if origin is tuple:
+        return _check_tuple(value, typing.get_args(annotation))
+    if attrs.has(annotation):
+        if isinstance(value, annotation):
+            return value, []
+        return value, _expected(type_name(annotation), value, cast("Any", annotation).instead_of(value))
+    return value, _expected(type_name(annotation), value, _plain(value, annotation))
+
+
+def _expected(what: str, value: object, cure: str = "") -> list[Problem]:
+    return [Problem("", f"expected {what}, got {show(value)}{cure}")]
+
+
+def _plain(value: object, annotation: type) -> str:
+    """The cure for a number that is of a subclass, such as numpy's, and therefore not what JSON would give back."""
+    subclass = isinstance(value, annotation) and not isinstance(value, bool)
+    return f"; write {annotation.__name__}({value})" if subclass else ""
+
+
+def _check_float(value: object) -> tuple[object, list[Problem]]:
+    if type(value) not in (int, float):
+        return value, _expected("float", value, _plain(value, float))
+    try:
+        held = float(cast("float", value))
+    except OverflowError:
+        held = math.inf
+    if not math.isfinite(held):
+        return value, [Problem("", f"expected a finite number, got {show(value)}")]
+    return held + 0.0, []  # -0.0 becomes 0.0: the two are equal, so they have to be the same text too
+
+
+def _check_text(value: object) -> tuple[object, list[Problem]]:
+    if type(value) is not str:
+        return value, _expected("str", value, f"; write {str(value)!r}" if isinstance(value, str) else "")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value, _expected("text that UTF-8 can hold", value)
+    return value, []
+
+
+def _check_choice(value: object, choices: tuple[Any, ...]) -> list[Problem]:
+    if any(value == choice and type(value) is type(choice) for choice in choices):
+        return []
+    hint = nearest(value, [str(choice) for choice in choices]) if isinstance(value, str) else ""
+    return _expected("one of " + ", ".join(repr(choice) for choice in choices), value, hint)
+
+
+def _check_union(value: object, alternatives: tuple[Any, ...]) -> tuple[object, list[Problem]]:
+    if value is None and types.NoneType in alternatives:
+        return None, []
+    real = tuple(arm for arm in alternatives if arm is not types.NoneType)
+    tried = [check_value(value, arm) for arm in real]
+    for held, found in tried:
+        if not found:
+            return held, []
+    if len(real) == 1:
+        return tried[0]
+    inner = next((found for _, found in tried if all(problem.path for problem in found)), None)
+    return value, inner or _expected(" or ".join(type_name(arm) for arm in alternatives), value)
+
+
+def _check_tuple(value: object, item_types: tuple[Any, ...]) -> tuple[object, list[Problem]]:
+    expected = type_name(tuple.__class_getitem__(item_types))
+    items = cast("tuple[object, ...]", value)
+    wanted = of_each(item_types, len(items)) if isinstance(value, tuple) else None
+    if wanted is None:
+        return items, _expected(expected, items, _as_tuple(items))
+    held: list[object] = []
+    problems: list[Problem] = []
+    for index, (item, item_type) in enumerate(zip(items, wanted, strict=True)):
+        kept, found = check_value(item, item_type)
+        held.append(kept)
+        problems += [problem.under(str(index)) for problem in found]
+    return tuple(held), problems
+
+
+def of_each(item_types: tuple[Any, ...], count: int) -> list[Any] | None:
+    """The type of each of `count` items of a tuple; None if it cannot have so many."""
+    if len(item_types) == 2 and item_types[1] is Ellipsis:
+        return [item_types[0]] * count
+    return list(item_types) if len(item_types) == count else None
+
+
+def _as_tuple(value: object) -> str:
+    if isinstance(value, list):
+        return f"; write {show(tuple(cast('list[object]', value)))}"
+    return f"; write ({value!r},)" if isinstance(value, str) else ""
+
+
+def show(value: object) -> str:
+    """A value as messages show it: short, specs by their name alone."""
+    if attrs.has(type(value)):
+        return type(value).__qualname__
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    text = repr(value)
+    if type(value) is tuple:
+        items = [show(item) for item in cast("tuple[object, ...]", value)]
+        text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def type_name(annotation: Any) -> str:
+    """An annotation as a person writes it: `int`, `tuple[str, ...]`, `Weights or None`."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_name(arm) for arm in typing.get_args(annotation))
+    if origin is tuple:
+        return f"tuple[{', '.join('...' if a is Ellipsis else type_name(a) for a in typing.get_args(annotation))}]"
+    if annotation is types.NoneType:
+        return "None"
+    return annotation.__qualname__ if inspect.isclass(annotation) else str(annotation).removeprefix("typing.")

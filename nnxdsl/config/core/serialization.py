@@ -1,0 +1,398 @@
+"""Specs as trees of plain values: the one mechanism behind JSON, `evolve`, `diff`, sweeps and the command line.
+
+A path is dotted: `objective.beta`, `evaluation.prompts.0`.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+import attrs
+import cattrs
+
+from nnxdsl.config.core.base import (
+    BROKEN,
+    Spec,
+    assemble,
+    declared,
+    describe,
+    field_types,
+    is_family,
+    members,
+    members_hint,
+    registry,
+    require_importable,
+    third_party,
+)
+from nnxdsl.config.core.fields import arms, of_each, show
+from nnxdsl.config.core.imports import import_name, require_allowed
+from nnxdsl.config.core.run_id import SCHEMA
+from nnxdsl.config.core.strict_json import unique_keys
+from nnxdsl.errors import Problem, SpecError, join, suggest
+
+DEEPEST = 60
+"""Levels of a tree that is read; each stage of `Weights.From` takes three."""
+
+SpecT = TypeVar("SpecT", bound=Spec)
+converter = cattrs.Converter()
+"""For attrs classes of other packages that hold specs: `converter.unstructure(x)`, `converter.structure(tree, X)`."""
+
+
+def to_dict(spec: Spec) -> dict[str, Any]:
+    """The tree as JSON values, every node with its `type`; an experiment carries the schema's number on top.
+
+    Raises:
+        SpecError: if the class of a node could not be imported again by whoever reads the tree.
+    """
+    tree = cast("dict[str, Any]", converter.unstructure(spec))
+    return {"schema": SCHEMA, **tree} if tree["type"] == "Experiment" else tree
+
+
+def to_json(spec: Spec) -> str:
+    """`to_dict` as indented JSON text."""
+    return json.dumps(to_dict(spec), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def from_dict(tree: Mapping[str, Any], expected: type[SpecT] = Spec) -> SpecT:
+    """The object of a tree.
+
+    A tree is data: classes and functions of other packages that it names are imported only where that is allowed; see
+    `nnxdsl.allow_imports`. Classes that are defined already need no import.
+
+    Args:
+        tree: What `to_dict` gave, or the same read from JSON.
+        expected: The class or family that it must be of; needed where two families have a member of the same name.
+
+    Raises:
+        SpecError: with every problem of the whole tree, each with its path.
+    """
+    problems: list[Problem] = []
+    nodes = dict(tree)
+    schema = nodes.pop("schema", SCHEMA)
+    if type(schema) is not int or schema != SCHEMA:
+        problems.append(Problem("schema", f"this nnxdsl reads schema {SCHEMA}, got {show(schema)}"))
+    _check_depth(nodes)
+    built = _decode_node(nodes, expected, problems)
+    if problems:
+        raise SpecError(problems, _heading(nodes, expected))
+    require_allowed(built, _heading(nodes, expected))
+    return cast("SpecT", built)
+
+
+def from_json(text: str, expected: type[SpecT] = Spec) -> SpecT:
+    """The object of a JSON text; arguments and errors as in `from_dict`."""
+    try:
+        tree: object = json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise SpecError([Problem("", f"not JSON: {error}")]) from error
+    if not isinstance(tree, dict):
+        raise SpecError([Problem("", f"expected a JSON object, got {show(tree)}")])
+    return from_dict(cast("dict[str, Any]", tree), expected)
+
+
+def flatten(spec: Spec) -> dict[str, object]:
+    """Every leaf of the tree by its path; the node types stand under `<path>.type`."""
+    return dict(_leaves(spec, ""))
+
+
+def get(spec: Spec, path: str) -> object:
+    """The value at a dotted path.
+
+    Raises:
+        SpecError: if there is none, with the nearest name.
+    """
+    value: object = spec
+    for part in path.split("."):
+        inside = _children(value)
+        if part not in inside:
+            raise SpecError([Problem(path, f"{_no_such(value, part)}{suggest(part, inside)}")], _called(spec))
+        value = inside[part]
+    return value
+
+
+def evolve(spec: SpecT, changes: Mapping[str, object]) -> SpecT:
+    """A copy with the values at some paths replaced; everything else is shared with the original.
+
+    Raises:
+        SpecError: with every problem of all changes together.
+    """
+    problems: list[Problem] = []
+    built = _rebuild(spec, _as_tree(changes, problems), problems)
+    if problems:
+        raise SpecError(problems, _called(spec))
+    return cast("SpecT", built)
+
+
+def diff(old: Spec, new: Spec) -> dict[str, object]:
+    """The changes that make the old object equal to the new one, which is what `evolve` then does.
+
+    Raises:
+        SpecError: if the two are of different classes.
+    """
+    if type(old) is not type(new):
+        raise SpecError([Problem("", f"{show(old)} and {show(new)} are of different types")])
+    return dict(_changes(old, new, ""))
+
+
+def _check_depth(tree: object) -> None:
+    """Refuses trees on which recursive functions could exceed Python's stack."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [child for value in level for child in _inside(value)]
+        if not level:
+            return
+    raise SpecError([Problem("", f"is nested too deeply; at most {DEEPEST} levels are read")])
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return cast("Mapping[object, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def _called(spec: Spec) -> str:
+    return describe(type(spec), {"name": getattr(spec, "name", None)})
+
+
+def _encode(spec: Spec) -> dict[str, Any]:
+    require_importable(type(spec))
+    return {"type": spec.tag, **{name: converter.unstructure(child) for name, child in _children(spec).items()}}
+
+
+def _is_spec(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, Spec)
+
+
+converter.register_unstructure_hook_func(_is_spec, _encode)
+converter.register_unstructure_hook(tuple, lambda items: [converter.unstructure(item) for item in items])
+# One reader for whole trees and for specs inside other classes: it knows tags and says all that is wrong.
+converter.register_structure_hook_func(_is_spec, lambda tree, cls: from_dict(tree, cls))
+
+
+def _heading(tree: Mapping[str, Any], expected: type[Spec]) -> str:
+    found = _candidates(expected).get(cast("str", tree.get("type"))) if isinstance(tree.get("type"), str) else None
+    cls = found[0] if found and len(found) == 1 else expected
+    return "" if cls is Spec else describe(cls, tree)
+
+
+def _decode(value: Any, annotation: Any, problems: list[Problem]) -> Any:
+    """JSON values as the annotation holds them: lists become tuples, tagged objects become specs.
+
+    Values of the wrong kind pass through unchanged: the class that holds them says what is wrong.
+    """
+    if isinstance(value, Mapping):
+        nodes, expected = cast("Mapping[str, Any]", value), _spec_in(annotation)
+        return nodes if expected is None else _decode_node(nodes, expected, problems)
+    if isinstance(value, list):
+        return _decode_list(cast("list[Any]", value), annotation, problems)
+    return value
+
+
+def _spec_in(annotation: Any) -> type[Spec] | None:
+    """The class or family among the alternatives of an annotation."""
+    return next((arm for arm in arms(annotation) if _is_spec(arm)), None)
+
+
+def _decode_list(items: list[Any], annotation: Any, problems: list[Problem]) -> Any:
+    tuples = [typing.get_args(arm) for arm in arms(annotation) if typing.get_origin(arm) is tuple]
+    if not tuples:
+        return items
+    decoded: list[Any] = []
+    item_types = of_each(tuples[0], len(items)) or [Any] * len(items)
+    for index, (item, item_type) in enumerate(zip(items, item_types, strict=True)):
+        inner: list[Problem] = []
+        decoded.append(_decode(item, item_type, inner))
+        problems += [problem.under(str(index)) for problem in inner]
+    return BROKEN if any(item is BROKEN for item in decoded) else tuple(decoded)
+
+
+def _decode_node(tree: Mapping[str, Any], expected: type[Spec], problems: list[Problem]) -> Any:
+    if "type" not in tree:
+        choices = f"one of {', '.join(_candidates(expected))}" if is_family(expected) else f"{expected.tag!r}"
+        problems.append(Problem("", "needs a 'type'" + (f": {choices}" if expected is not Spec else "")))
+        return BROKEN
+    cls = _lookup(tree["type"], expected, problems)
+    if cls is None:
+        return BROKEN
+    hints = field_types(cls)
+    values: dict[str, Any] = {}
+    for name, item in tree.items():
+        if name != "type":
+            inner: list[Problem] = []
+            values[name] = _decode(item, hints.get(name, Any), inner)
+            problems += [problem.under(name) for problem in inner]
+    return assemble(cls, values, problems)
+
+
+def _candidates(expected: type[Spec]) -> dict[str, list[type[Spec]]]:
+    """The built-in classes that may stand where `expected` is asked for, by tag."""
+    usable = members(expected).values() if expected is not Spec else registry.values()
+    found: dict[str, list[type[Spec]]] = {}
+    for cls in [*usable] or [expected]:
+        if not is_family(cls):
+            found.setdefault(cls.tag, []).append(cls)
+    return found
+
+
+def _lookup(tag: object, expected: type[Spec], problems: list[Problem]) -> type[Spec] | None:
+    """The class of a `type` tag, looked up when it is read, so that classes defined later are found."""
+    if not isinstance(tag, str):
+        problems.append(Problem("type", f"expected str, got {show(tag)}"))
+        return None
+    try:
+        found = _imported(tag) if ":" in tag else _among(tag, expected)
+    except ValueError as error:
+        problems.append(Problem("", str(error)))
+        return None
+    if not issubclass(found, expected):
+        problems.append(Problem("", f"expected {expected.__qualname__}, got {found.__qualname__}"))
+        return None
+    return found
+
+
+def _among(tag: str, expected: type[Spec]) -> type[Spec]:
+    candidates = _candidates(expected)
+    if tag not in candidates:
+        what = "there is no type" if expected is Spec else f"{expected.__qualname__} has no member"
+        if expected is not Spec and not is_family(expected):
+            raise ValueError(f"expected type '{expected.tag}', got '{tag}'")
+        raise ValueError(f"{what} '{tag}'{suggest(tag, candidates)}")
+    if len(candidates[tag]) > 1:
+        names = " or ".join(sorted(cls.__qualname__ for cls in candidates[tag]))
+        raise ValueError(f"type '{tag}' alone may be {names}; say which family is expected")
+    return candidates[tag][0]
+
+
+def _imported(tag: str) -> type[Spec]:
+    module, _, name = tag.partition(":")
+    builtin = next((cls for cls in registry.values() if (cls.__module__, cls.__name__) == (module, name)), None)
+    if builtin is not None:
+        raise ValueError(f"type '{tag}' is written '{builtin.tag}'")
+    found = third_party.get(tag) or import_name(tag)
+    if not (isinstance(found, type) and issubclass(found, Spec)):
+        raise ValueError(f"type '{tag}' is not a spec class")
+    return found
+
+
+def _derived(value: object) -> set[str]:
+    """The fields of a spec that hold what follows from its other fields: they follow those when they are changed."""
+    if not isinstance(value, Spec):
+        return set()
+    held = _children(value)
+    return {name for name, derived in type(value).derived_defaults(held).items() if held[name] == derived}
+
+
+def _children(value: object) -> dict[str, object]:
+    if isinstance(value, Spec):
+        return {name: getattr(value, name) for name in declared(type(value))}
+    if isinstance(value, tuple):
+        return {str(index): item for index, item in enumerate(cast("tuple[object, ...]", value))}
+    return {}
+
+
+def _holds_specs(value: object) -> bool:
+    """Whether it is a tuple whose items have paths of their own in flattened trees and diffs."""
+    return isinstance(value, tuple) and any(isinstance(item, Spec) for item in cast("tuple[object, ...]", value))
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Spec):
+        yield join(path, "type"), value.tag
+    if isinstance(value, Spec) or _holds_specs(value):
+        for name, child in _children(value).items():
+            yield from _leaves(child, join(path, name))
+    else:
+        yield path, value
+
+
+def _changes(old: object, new: object, path: str) -> Iterator[tuple[str, object]]:
+    if old == new:
+        return
+    left, right = _children(old), _children(new)
+    alike = type(old) is type(new) and left.keys() == right.keys()
+    if alike and (isinstance(old, Spec) or _holds_specs(old)):
+        for name, child in left.items():
+            if name in _derived(old) and child == right[name] and name not in _derived(new):
+                yield join(path, name), child  # `evolve` would have it follow from what changes beside it
+            else:
+                yield from _changes(child, right[name], join(path, name))
+    else:
+        yield path, new
+
+
+@attrs.frozen
+class _Leaf:
+    value: object
+
+
+def _as_tree(changes: Mapping[str, object], problems: list[Problem]) -> dict[str, Any]:
+    """`{"a.b": 1, "a.c": 2}` as `{"a": {"b": leaf, "c": leaf}}`."""
+    tree: dict[str, Any] = {}
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        prefixes = [".".join(parents[:count]) for count in range(1, len(parents) + 1)]
+        whole = next((prefix for prefix in prefixes if prefix in changes), None)
+        if whole is not None:
+            problems.append(Problem(path, f"is changed, and so is '{whole}' as a whole; put both into one value"))
+            continue
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = _Leaf(value)
+    return tree
+
+
+def _rebuild(old: object, changes: dict[str, Any], problems: list[Problem], held_by: Any = None) -> Any:
+    """`old` with changes inside it; `held_by` is the annotation of the field that holds it."""
+    if not changes:
+        return old
+    inside = _children(old)
+    values = {name: value for name, value in inside.items() if name in changes or name not in _derived(old)}
+    for name, change in changes.items():
+        inner: list[Problem] = []
+        if isinstance(change, _Leaf):
+            values[name] = change.value
+        elif name in inside:
+            annotation = field_types(type(old)).get(name) if isinstance(old, Spec) else None
+            values[name] = _rebuild(inside[name], change, inner, annotation)
+        else:
+            values[name] = BROKEN
+        problems += [problem.under(name) for problem in inner]
+    if isinstance(old, Spec):
+        return assemble(type(old), values, problems)
+    if inside and values.keys() == inside.keys():
+        return BROKEN if BROKEN in values.values() else tuple(values.values())
+    cure = _whole(held_by) if old is None else ""
+    problems += [Problem(name, f"{_no_such(old, name)}{cure}") for name in changes if name not in inside]
+    return BROKEN
+
+
+def _no_such(value: object, name: str) -> str:
+    items = _children(value)
+    if items and not isinstance(value, Spec):
+        return f"there is no item '{name}' among {len(items)}"
+    return f"{show(value)} has no field '{name}'"
+
+
+def _whole(annotation: Any) -> str:
+    """What to set a field to first, where a change goes into a field that is None."""
+    spec = _spec_in(annotation)
+    if spec is None:
+        return ""
+    written = members_hint(spec) if is_family(spec) else spec.__qualname__
+    return f"; set the whole object first: {written}"
+
+
+__all__ = [
+    "diff",
+    "evolve",
+    "flatten",
+    "from_dict",
+    "from_json",
+    "get",
+    "to_dict",
+    "to_json",
+]

@@ -1,0 +1,180 @@
+"""What a run learns from: which file, how long, in which order. Reading the files is `nnxdsl/data/`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.validators import Limit, filled, not_negative, positive
+
+if TYPE_CHECKING:
+    from nnxdsl.config import data as members
+
+
+@attrs.frozen(kw_only=True)
+class Order(Spec):
+    """The order in which rows are seen."""
+
+    Shuffled: ClassVar[type[members.Shuffled]]
+    AsInFile: ClassVar[type[members.AsInFile]]
+
+
+@attrs.frozen(kw_only=True)
+class Shuffled(Order):
+    """A new permutation every epoch, drawn from the experiment's seed."""
+
+
+@attrs.frozen(kw_only=True)
+class AsInFile(Order):
+    """The rows as they stand in the file, epoch after epoch."""
+
+
+@attrs.frozen(kw_only=True)
+class BadRows(Spec):
+    """What happens to rows that cannot be learnt from (empty or equal completions, missing fields, bad JSON)."""
+
+    Stop: ClassVar[type[members.Stop]]
+    Skip: ClassVar[type[members.Skip]]
+
+
+@attrs.frozen(kw_only=True)
+class Stop(BadRows):
+    """Refuse to start, naming the first bad rows and the number of all."""
+
+
+@attrs.frozen(kw_only=True)
+class Skip(BadRows):
+    """Leave bad rows out and count them in the report.
+
+    Attributes:
+        at_most: Refuse to start if more rows than this are bad.
+    """
+
+    at_most: int = attrs.field(default=100, validator=not_negative)
+
+
+@attrs.frozen(kw_only=True)
+class Data(Spec):
+    """A source of training rows: JSONL or Parquet, by the file's name.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        order: Order of the rows. An evaluation reads every row once, in the order of an epoch.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    Preferences: ClassVar[type[members.Preferences]]
+    Feedback: ClassVar[type[members.Feedback]]
+    Conversations: ClassVar[type[members.Conversations]]
+    Text: ClassVar[type[members.Text]]
+    Prompts: ClassVar[type[members.Prompts]]
+
+    yields: ClassVar[str] = ""
+    """What kind of batch it yields: "pairs", "feedback" or "sequences"."""
+    rows: ClassVar[str] = "rows"
+    """What its rows are called in messages."""
+
+    path: str = attrs.field(validator=filled)
+    order: Order = Shuffled()
+    bad_rows: BadRows = Stop()
+
+
+@attrs.frozen(kw_only=True)
+class Answered(Data):
+    """Prompts with answers, each of which is a part of its own.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
+        max_response_length: Longest completion in tokens, end token included; longer ones are cut on their right.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    is_base: ClassVar[bool] = True
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    max_prompt_length: int = attrs.field(default=512, validator=positive)
+    max_response_length: int = attrs.field(default=512, validator=positive)
+
+
+@attrs.frozen(kw_only=True)
+class Preferences(Answered):
+    """Pairs of a better and a worse answer to one prompt.
+
+    In each row `prompt`, `chosen`, `rejected` as text or chat messages (an implicit prompt is found), or
+    `prompt_ids`, `chosen_ids`, `rejected_ids`, which need no tokenizer.
+    """
+
+    yields: ClassVar[str] = "pairs"
+    rows: ClassVar[str] = "preference pairs"
+
+
+@attrs.frozen(kw_only=True)
+class Feedback(Answered):
+    """Single answers, each of which was liked or not.
+
+    In each row `prompt`, `completion` (text or chat messages) and `label`, true where the answer is desirable; or
+    `prompt_ids`, `completion_ids` and `label`. A row that is a preference pair, as `Data.Preferences` reads it, counts
+    as two: its chosen answer is desirable, its rejected one is not.
+    """
+
+    yields: ClassVar[str] = "feedback"
+    rows: ClassVar[str] = "labelled answers"
+
+
+@attrs.frozen(kw_only=True)
+class Conversations(Data):
+    """Chats for supervised fine-tuning: `messages` (or `prompt` and `completion`) in each row.
+
+    `tool_calls` of messages and the field `tools` of a row are written by the chat template.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        max_length: Longest conversation in tokens; longer ones are cut on their right.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    yields: ClassVar[str] = "sequences"
+    rows: ClassVar[str] = "conversations"
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
+
+
+@attrs.frozen(kw_only=True)
+class Text(Data):
+    """Plain text, one document a row; every token after the first is a target.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        field: Name of the row's field that holds the text.
+        max_length: Longest document in tokens; longer ones are cut on their right.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    yields: ClassVar[str] = "sequences"
+    rows: ClassVar[str] = "texts"
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    field: str = attrs.field(default="text", validator=filled)
+    max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
+
+
+@attrs.frozen(kw_only=True)
+class Prompts(Answered):
+    """Prompts that the policy answers itself: `prompt` in each row, as text or chat messages.
+
+    All other fields of a row are given to the rewards that read them.
+
+    Attributes:
+        max_response_length: Longest answer that is drawn, in tokens, end token included.
+        bad_rows: What happens to rows that cannot be answered.
+    """
+
+    yields: ClassVar[str] = "prompts"
+    rows: ClassVar[str] = "prompts"

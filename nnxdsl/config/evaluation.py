@@ -1,0 +1,72 @@
+"""How often a run looks up from training: to evaluate, to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from nnxdsl.config.core.base import Spec, declared, gather
+from nnxdsl.config.core.validators import inner, not_negative, positive
+from nnxdsl.config.data import Data
+from nnxdsl.errors import Problem
+
+
+@attrs.frozen(kw_only=True)
+class Evaluation(Spec):
+    """Held-out metrics and sampled answers, before the first step, every so many steps, and after the last.
+
+    Attributes:
+        every_steps: Steps between evaluations.
+        data: Held-out rows of the kind that the objective reads; None evaluates prompts alone.
+        prompts: Prompts that policy and reference answer side by side, as a user's turn where the training rows
+            are chats.
+        max_new_tokens: Longest answer in tokens.
+        temperature: 0 takes the likeliest token; larger values sample, with the experiment's seed.
+        top_k: Sample among so many of the likeliest tokens; None for all.
+        top_p: Sample among the fewest likeliest tokens whose probabilities sum to it or more (of those that `top_k`
+            leaves, if it is given); None for all.
+    """
+
+    every_steps: int = attrs.field(validator=positive)
+    data: Data | None = None
+    prompts: tuple[str, ...] = ()
+    max_new_tokens: int = attrs.field(default=64, validator=positive)
+    temperature: float = attrs.field(default=0.0, validator=not_negative)
+    top_k: int | None = attrs.field(default=None, validator=positive)
+    top_p: float | None = attrs.field(default=None, validator=inner)
+
+    def problems(self) -> Iterable[Problem]:
+        """There must be something to evaluate, and no setting for answers without prompts."""
+        return gather(self._check_empty, self._check_prompts, self._check_unused)
+
+    def _check_empty(self) -> Iterable[Problem]:
+        if self.data is None and not self.prompts:
+            yield Problem("", "has neither data nor prompts; give one of them, or evaluation=None")
+
+    def _check_prompts(self) -> Iterable[Problem]:
+        for index, prompt in enumerate(self.prompts):
+            if not prompt.strip():
+                yield Problem(f"prompts.{index}", "is empty")
+
+    def _check_unused(self) -> Iterable[Problem]:
+        for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
+            if getattr(self, name) == declared(Evaluation)[name].default:
+                continue
+            if not self.prompts:
+                yield Problem(name, "has no effect without prompts")
+            elif name.startswith("top_") and self.temperature == 0:
+                yield Problem(name, "has no effect with temperature=0, which takes the likeliest token")
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint(Spec):
+    """When the state of a run is saved; it is saved after the last step and on a stop in any case.
+
+    Attributes:
+        every_steps: Steps between checkpoints.
+        keep: How many of the newest are kept.
+    """
+
+    every_steps: int = attrs.field(default=500, validator=positive)
+    keep: int = attrs.field(default=2, validator=positive)

@@ -1,0 +1,102 @@
+"""Learning from another model's whole distributions; `losses/distillation.py` computes them, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import attrs
+
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
+from nnxdsl.config.model import Model
+from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.weights import PEFT
+from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config.objectives import distillation as members
+
+
+@attrs.frozen(kw_only=True)
+class Distance(Spec):
+    """How far the student's distribution `q` over all words is from the teacher's, `p`; in nats."""
+
+    ForwardKL: ClassVar[type[members.ForwardKL]]
+    ReverseKL: ClassVar[type[members.ReverseKL]]
+    JSD: ClassVar[type[members.JSD]]
+
+
+@attrs.frozen(kw_only=True)
+class ForwardKL(Distance):
+    """`KL(p, q)`: the student covers all that the teacher does (Hinton et al. 2015, arXiv:1503.02531)."""
+
+
+@attrs.frozen(kw_only=True)
+class ReverseKL(Distance):
+    """`KL(q, p)`: the student keeps to what the teacher does most (Gu et al. 2023, arXiv:2306.08543)."""
+
+
+@attrs.frozen(kw_only=True)
+class JSD(Distance):
+    """The generalised Jensen-Shannon divergence of GKD (Agarwal et al. 2023, arXiv:2306.13649, equation 1).
+
+    `beta KL(p, m) + (1 - beta) KL(q, m)` with `m = beta p + (1 - beta) q`. It is bounded; its gradient leans to that of
+    forward KL as beta goes to 0, to that of reverse KL as it goes to 1.
+
+    Attributes:
+        beta: Share of the teacher in the mixture.
+    """
+
+    beta: float = attrs.field(default=0.5, validator=inner)
+
+
+@attrs.frozen(kw_only=True)
+class Distill(Objective):
+    """Distillation: at each target token the student's distribution over all words is drawn to the teacher's.
+
+    Per target token `(1 - h) T^2 D(softmax(t / T), softmax(s / T)) - h log softmax(s)[token]`, with the logits `s` of
+    the model that is trained and `t` of the teacher, `T` the temperature and `h` the weight of hard labels; the mean is
+    over all target tokens of the batch. `T^2` keeps gradients as large whatever the temperature (Hinton et al. 2015,
+    arXiv:1503.02531, section 2); TRL's GKD leaves it out. With a `feature_weight`, so many times `1 - cos(x, y)` of the
+    final hidden states that predict the token, the model's `x` and the teacher's `y`, is added: not only what is said
+    is alike then, but what it is said from (features as in FitNets, Romero et al. 2015, arXiv:1412.6550, compared by
+    their direction).
+
+    With a `top_k`, both distributions are first made coarser: each of the teacher's `k` likeliest words is a class, all
+    other words together are one more, with what is left of the mass. `D` is between these classes; none of the three
+    grows by that, and with `k` as large as the vocabulary it is what it was. What the teacher says is so little then
+    that it is asked once, before the first step, and kept beside the runs: it is not in memory while the model learns.
+    The class of the others is TRL's `loss_add_tail`; without it the `k` probabilities alone are a biased target
+    (Anshumann et al. 2025, arXiv:2503.16870).
+
+    Attributes:
+        teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step,
+            or each row once, before the first.
+        distance: How distributions are compared.
+        temperature: What logits of both are divided by before they are.
+        hard_weight: Weight of the tokens themselves as labels, as in `Objective.SFT`.
+        feature_weight: Weight of the distance of hidden states, which the teacher then has as many of.
+        loss_on: Which tokens are targets, as in `Objective.SFT`.
+        top_k: How many of the teacher's likeliest words are kept of each target; None asks it for all, at every step.
+    """
+
+    reads: ClassVar[str] = "sequences"
+    sums_tokens: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"feature_weight", "top_k"})
+
+    teacher: Model
+    distance: Distance = ForwardKL()
+    temperature: float = attrs.field(default=1.0, validator=positive)
+    hard_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0, below=1))
+    loss_on: Literal["assistant", "completion", "all"] = "assistant"
+    feature_weight: float = attrs.field(default=0.0, validator=not_negative)
+    top_k: int | None = attrs.field(default=None, validator=positive)
+
+    def problems(self) -> Iterable[Problem]:
+        """A teacher's weights are those of a model, and of what it says of words alone it can be asked once."""
+        if self.top_k is not None and self.feature_weight:
+            message = "hidden states are not kept, and top_k asks the teacher once; leave one of them out"
+            yield Problem("feature_weight", message)
+        if isinstance(self.teacher.weights, PEFT):
+            yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")

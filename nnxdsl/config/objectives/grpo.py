@@ -1,0 +1,94 @@
+"""Objectives that learn from what the policy itself says and what that is worth; `losses/grpo.py` computes them.
+
+Drawing answers and asking what they are worth is `trainer/rollouts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import attrs
+
+from nnxdsl.config.core.base import declared, gather
+from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
+from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.objectives.reward import Reward
+from nnxdsl.errors import Problem
+
+
+@attrs.frozen(kw_only=True)
+class GRPO(Objective):
+    """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300, equation 3, with outcome rewards).
+
+    The policy answers each prompt `group_size` times; an answer's advantage `A` is its reward less the mean of its
+    group, over the group's standard deviation. Each token of it costs `-min(r A, clip(r, 1 - l, 1 + h) A) + beta k`,
+    where `r` is its probability over that when it was drawn, `l` and `h` are `clip_low` and `clip_high`, and `k`
+    estimates the KL divergence from the reference. `average` says what these are a mean over.
+
+    With `average="tokens"`, `clip_high=0.28` and `beta=0` it is DAPO (Yu et al. 2025, arXiv:2503.14476) without its
+    choice of groups; with `average="length"`, `scale_rewards="none"` and `beta=0` it is Dr. GRPO (Liu et al. 2025,
+    arXiv:2503.20783).
+
+    Attributes:
+        rewards: What answers are worth: the weighted sum of these.
+        group_size: Answers to each prompt. `batch_size` counts answers, so this divides it.
+        temperature: Of the draws. It is the policy that divides its logits by it which is trained, as in TRL.
+        top_k: Draw among so many of the likeliest tokens; None for all.
+        top_p: Draw among the fewest likeliest tokens whose probabilities sum to it or more (of those that `top_k`
+            leaves, if it is given); None for all.
+        updates_per_rollout: Optimizer steps that learn from the same answers, one after another.
+        clip_low: How far below 1 a probability ratio counts.
+        clip_high: How far above 1 a probability ratio counts.
+        beta: Weight of the KL estimate; 0 for no reference.
+        kl: The estimate, from the log-ratio `x` of policy to reference: "k1" `x`, "k2" `x^2 / 2`, "k3"
+            `exp(-x) - 1 + x`, which is the paper's (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+        scale_rewards: What advantages are divided by: the standard deviation of the "group", that of the whole
+            "batch", or nothing ("none").
+        average: What the loss is a mean over: "sequences", each the mean of its own tokens (GRPO); all "tokens" of the
+            batch (DAPO); or "length", the sum over tokens divided by the longest possible length of all answers
+            together (Dr. GRPO).
+    """
+
+    reads: ClassVar[str] = "prompts"
+
+    rewards: tuple[Reward, ...]
+    group_size: int = attrs.field(default=8, validator=Limit(at_least=2))
+    temperature: float = attrs.field(default=1.0, validator=positive)
+    top_k: int | None = attrs.field(default=None, validator=positive)
+    top_p: float | None = attrs.field(default=None, validator=inner)
+    updates_per_rollout: int = attrs.field(default=1, validator=positive)
+    clip_low: float = attrs.field(default=0.2, validator=Limit(above=0, at_most=1))
+    clip_high: float = attrs.field(default=0.2, validator=positive)
+    beta: float = attrs.field(default=0.04, validator=not_negative)
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    average: Literal["sequences", "tokens", "length"] = "sequences"
+
+    # Other members know it by their class; here it goes by `beta`.
+    @property
+    def needs_reference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it compares the policy with a reference."""
+        return self.beta > 0
+
+    def problems(self) -> Iterable[Problem]:
+        """There is a reward, none is there twice, and what is set acts."""
+        return gather(self._check_rewards, self._check_clip, self._check_kl)
+
+    def _check_rewards(self) -> Iterable[Problem]:
+        if not self.rewards:
+            yield Problem("rewards", "is empty; there is nothing to learn from")
+        names = [reward.name for reward in self.rewards]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight")
+
+    def _check_clip(self) -> Iterable[Problem]:
+        for name in ("clip_low", "clip_high"):
+            if self.updates_per_rollout == 1 and getattr(self, name) != declared(GRPO)[name].default:
+                message = "has no effect with updates_per_rollout=1, where every probability is what it was when drawn"
+                yield Problem(name, message)
+
+    def _check_kl(self) -> Iterable[Problem]:
+        if self.beta == 0 and self.kl != declared(GRPO)["kl"].default:
+            yield Problem("kl", "has no effect with beta=0, which takes no reference")

@@ -1,0 +1,34 @@
+"""Objectives that learn from single answers, each of which was liked or not; `losses/kto.py` computes them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from nnxdsl.config.core.validators import positive
+from nnxdsl.config.objectives.base import Objective
+
+
+@attrs.frozen(kw_only=True)
+class KTO(Objective):
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, equation 7): answers without a rival.
+
+    Per answer `w (1 - sigmoid(beta (l - k)))` where it is desirable and `u (1 - sigmoid(beta (k - l)))` where it is
+    not. `l` is the log-probability of the answer under the policy minus that under the reference, in nats, and `k` the
+    mean of the same over answers to other prompts, at least 0 and without a gradient: how far the policy is from the
+    reference anyway. `k` is a mean over the batch, whatever its micro-batches; held-out batches have their own.
+
+    Attributes:
+        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
+        desirable_weight: The weight `w`; one of the two should make up for unequal numbers of both kinds.
+        undesirable_weight: The weight `u`.
+    """
+
+    reads: ClassVar[str] = "feedback"
+    needs_reference: ClassVar[bool] = True
+    over_batch: ClassVar[bool] = True
+
+    beta: float = attrs.field(default=0.1, validator=positive)
+    desirable_weight: float = attrs.field(default=1.0, validator=positive)
+    undesirable_weight: float = attrs.field(default=1.0, validator=positive)

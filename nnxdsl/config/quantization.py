@@ -1,0 +1,124 @@
+"""In how few bits weights are kept, or computed with. qwix does it: `nnxdsl/adapters/lora.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import attrs
+
+from nnxdsl.config.adapter import target_problems
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.validators import positive
+from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config import quantization as members
+
+
+@attrs.frozen(kw_only=True)
+class Quantization(Spec):
+    """Weights of linear layers in few bits: frozen ones are kept in them, trained ones are computed with in them.
+
+    Attributes:
+        block_size: How many inputs of a weight share a scale; None for all inputs of an output.
+        targets: Which linear layers: names of modules or of groups of them.
+    """
+
+    NF4: ClassVar[type[members.NF4]]
+    Int8: ClassVar[type[members.Int8]]
+    Int4: ClassVar[type[members.Int4]]
+    FP8: ClassVar[type[members.FP8]]
+    QAT: ClassVar[type[members.QAT]]
+    Int8Training: ClassVar[type[members.Int8Training]]
+    FP8Training: ClassVar[type[members.FP8Training]]
+
+    freezes: ClassVar[bool] = True
+    """Whether the weights are kept in few bits, and so cannot be trained."""
+
+    block_size: int | None = attrs.field(default=None, validator=positive)
+    targets: tuple[str, ...] = ("attention", "mlp")
+
+    def problems(self) -> Iterable[Problem]:
+        """Targets must be there, each once."""
+        return target_problems(self.targets)
+
+
+@attrs.frozen(kw_only=True)
+class InBlocks(Quantization):
+    """A format in which frozen weights are kept.
+
+    Attributes:
+        block_size: How many inputs of a weight share a scale.
+        targets: Which linear layers: names of modules or of groups of them.
+    """
+
+    is_base: ClassVar[bool] = True
+
+    block_size: int = attrs.field(default=64, validator=positive)
+
+
+@attrs.frozen(kw_only=True)
+class NF4(InBlocks):
+    """Four-bit normal floats (Dettmers et al. 2023, arXiv:2305.14314, appendix E)."""
+
+
+@attrs.frozen(kw_only=True)
+class Int8(InBlocks):
+    """Eight-bit integers, symmetric, scaled by the largest magnitude of each block."""
+
+
+@attrs.frozen(kw_only=True)
+class Int4(InBlocks):
+    """Four-bit integers, symmetric, scaled by the largest magnitude of each block."""
+
+
+@attrs.frozen(kw_only=True)
+class FP8(InBlocks):
+    """Eight-bit floats, e4m3: four bits of exponent (Micikevicius et al. 2022, arXiv:2209.05433), scaled by block."""
+
+
+@attrs.frozen(kw_only=True)
+class QAT(Quantization):
+    """Quantisation-aware training (Jacob et al. 2018, arXiv:1712.05877): all weights are trained, in float32.
+
+    The forward pass computes with weights that are rounded as they would be kept afterwards; gradients pass through the
+    rounding as if it were not there, and are not rounded.
+
+    Attributes:
+        block_size: How many inputs of a weight share a scale; None for all inputs of an output.
+        targets: Which linear layers: names of modules or of groups of them.
+        weights: What weights are rounded to.
+        activations: What the inputs of those layers are rounded to, each token scaled by itself; None leaves them.
+    """
+
+    freezes: ClassVar[bool] = False
+
+    weights: Literal["int4", "int8", "fp8"] = "int8"
+    activations: Literal["int8", "fp8"] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Int8Training(Quantization):
+    """All products of linear layers in eight-bit integers: weights, activations and gradients; weights stay float32.
+
+    Attributes:
+        block_size: How many inputs of a weight share a scale; None for all inputs of an output.
+        targets: Which linear layers: names of modules or of groups of them.
+    """
+
+    freezes: ClassVar[bool] = False
+
+
+@attrs.frozen(kw_only=True)
+class FP8Training(Quantization):
+    """All products of linear layers in eight-bit floats; weights stay float32 (Micikevicius et al. 2022).
+
+    Weights and activations are e4m3, gradients, which need range more than digits, e5m2 (arXiv:2209.05433).
+
+    Attributes:
+        block_size: How many inputs of a weight share a scale; None for all inputs of an output.
+        targets: Which linear layers: names of modules or of groups of them.
+    """
+
+    freezes: ClassVar[bool] = False

@@ -1,0 +1,237 @@
+"""Many experiments from one, each chosen by what the ones before it came to: ranges, and how they are searched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal, cast
+
+import attrs
+
+from nnxdsl.config.core.base import Spec, gather
+from nnxdsl.config.core.codegen import render
+from nnxdsl.config.core.fields import show
+from nnxdsl.config.core.run_id import fingerprint
+from nnxdsl.config.core.serialization import evolve, to_dict
+from nnxdsl.config.core.validators import Limit, not_negative, positive
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.sweep import Direction
+from nnxdsl.errors import Problem, SpecError
+
+EVALUATED = "eval/"
+"""How the names of held-out figures begin."""
+
+
+@attrs.frozen(kw_only=True)
+class Range(Spec):
+    """The numbers that a path may take in a search; a list of values stands for a choice among them."""
+
+    Float: ClassVar[type[Float]]
+    Log: ClassVar[type[Log]]
+    Int: ClassVar[type[Int]]
+
+
+@attrs.frozen(kw_only=True)
+class Float(Range):
+    """Any number between two, all alike.
+
+    Attributes:
+        low: The least.
+        high: The greatest.
+    """
+
+    low: float = attrs.field(kw_only=False)
+    high: float = attrs.field(kw_only=False)
+
+    def problems(self) -> Iterable[Problem]:
+        """There must be something between the two."""
+        return gather(lambda: _order(self.low, self.high))
+
+
+@attrs.frozen(kw_only=True)
+class Log(Range):
+    """Any number between two, each order of magnitude alike: for learning rates and other strengths.
+
+    Attributes:
+        low: The least.
+        high: The greatest.
+    """
+
+    low: float = attrs.field(kw_only=False, validator=positive)
+    high: float = attrs.field(kw_only=False, validator=positive)
+
+    def problems(self) -> Iterable[Problem]:
+        """There must be something between the two."""
+        return gather(lambda: _order(self.low, self.high))
+
+
+@attrs.frozen(kw_only=True)
+class Int(Range):
+    """Whole numbers from one to another.
+
+    Attributes:
+        low: The least.
+        high: The greatest.
+        step: The distance between neighbours, counted from the least; it must lead to the greatest.
+    """
+
+    low: int = attrs.field(kw_only=False)
+    high: int = attrs.field(kw_only=False)
+    step: int = attrs.field(default=1, validator=positive)
+
+    def problems(self) -> Iterable[Problem]:
+        """There must be something between the two, and steps that end at the greatest."""
+        return gather(lambda: _order(self.low, self.high), self._check_step)
+
+    def _check_step(self) -> Iterable[Problem]:
+        if self.high > self.low and (self.high - self.low) % self.step:
+            yield Problem("step", f"steps of {self.step} from {self.low} do not lead to {self.high}")
+
+
+def _order(low: float, high: float) -> Iterable[Problem]:
+    if low >= high:
+        yield Problem("high", f"expected more than low={low:g}, got {high:g}")
+    elif not math.isfinite(high - low):
+        yield Problem("high", "is too far from low")
+
+
+@attrs.frozen(kw_only=True)
+class Pruner(Spec):
+    """Which runs of a search are ended early, by their held-out figures so far."""
+
+    Median: ClassVar[type[Median]]
+    Halving: ClassVar[type[Halving]]
+
+
+@attrs.frozen(kw_only=True)
+class Median(Pruner):
+    """Ends a run whose best figure so far is worse than the median of the others at the same step.
+
+    Attributes:
+        startup_trials: Runs that must have come to their end before any is ended early.
+        warmup_steps: Steps before which no run is ended.
+    """
+
+    startup_trials: int = attrs.field(default=5, validator=positive)
+    warmup_steps: int = attrs.field(default=0, validator=not_negative)
+
+
+@attrs.frozen(kw_only=True)
+class Halving(Pruner):
+    """Successive halving: of the runs that come to a rung, the best go on (Li et al. 2020, arXiv:1810.05934).
+
+    Attributes:
+        first_step: Steps up to the first rung.
+        factor: One of so many goes on at each rung, and each rung is so many times as far as the one before.
+    """
+
+    first_step: int = attrs.field(validator=positive)
+    factor: int = attrs.field(default=4, validator=Limit(at_least=2))
+
+
+Axis = Range | tuple[object, ...]
+
+
+def _axes(space: Mapping[str, object]) -> dict[str, Axis]:
+    return {
+        path: cast("Axis", tuple(cast("list[object]", axis)) if isinstance(axis, list) else axis)
+        for path, axis in space.items()
+    }
+
+
+@attrs.frozen
+class Search:
+    """An experiment, what may be changed in it, and the figure that is to become best.
+
+    Attributes:
+        base: The experiment that every trial changes.
+        space: By path, a `Range` or a list of values.
+        trials: How many runs.
+        metric: The figure, by its name in `metrics.jsonl`: "eval/loss", "eval/rewards/accuracies".
+        direction: Whether the figure is to become small or large.
+        sampler: "tpe" learns from the trials so far (Bergstra et al. 2011), "random" does not.
+        pruner: Which runs are ended early; None for none.
+        seed: Of the sampler.
+
+    Raises:
+        SpecError: when built, with all that is wrong.
+    """
+
+    base: Experiment
+    space: Mapping[str, Axis] = attrs.field(converter=_axes)
+    trials: int = attrs.field(kw_only=True)
+    metric: str = attrs.field(kw_only=True)
+    direction: Direction = attrs.field(kw_only=True)
+    sampler: Literal["tpe", "random"] = attrs.field(default="tpe", kw_only=True)
+    pruner: Pruner | None = attrs.field(default=None, kw_only=True)
+    seed: int = attrs.field(default=0, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        problems = [*self._check_plain(), *self._check_space(), *self._check_figures()]
+        if problems:
+            raise SpecError(problems, f"Search from '{self.base.name}'")
+
+    def __len__(self) -> int:
+        return self.trials
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits of all that decides which experiments are tried; not of how many."""
+        asked = {
+            "base": fingerprint(self.base),
+            "space": {path: described(axis) for path, axis in self.space.items()},
+            "figure": [self.metric, self.direction],
+            "how": [self.sampler, self.seed, None if self.pruner is None else to_dict(self.pruner)],
+        }
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    def _check_plain(self) -> Iterable[Problem]:
+        for name, least in (("trials", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                yield Problem(name, f"expected a whole number >= {least}, got {show(value)}")
+        for name, choices in (("direction", ("minimize", "maximize")), ("sampler", ("tpe", "random"))):
+            if getattr(self, name) not in choices:
+                wanted = " or ".join(map(repr, choices))
+                yield Problem(name, f"expected {wanted}, got {show(getattr(self, name))}")
+
+    def _check_space(self) -> Iterable[Problem]:
+        if not self.space:
+            yield Problem("space", "is empty")
+        for path, axis in cast("Mapping[str, object]", self.space).items():
+            if not isinstance(axis, Range | tuple):
+                yield Problem(f"space.{path}", f"expected a Range or a list of values, got {show(axis)}")
+                continue
+            tried = (
+                cast("tuple[object, ...]", axis)
+                if isinstance(axis, tuple)
+                else (getattr(axis, "low", None), getattr(axis, "high", None))
+            )
+            if not tried:
+                yield Problem(f"space.{path}", "has no values")
+            found: dict[str, Problem] = {}
+            for value in tried:
+                try:
+                    evolve(self.base, {path: value})
+                except SpecError as error:
+                    found |= {str(problem): problem for problem in error.problems}
+            yield from (problem.under("space") for problem in found.values())
+
+    def _check_figures(self) -> Iterable[Problem]:
+        is_evaluated = self.base.evaluation is not None and self.base.evaluation.data is not None
+        if str(self.metric).startswith(EVALUATED) and not is_evaluated:
+            yield Problem("metric", f"{self.metric!r} is held out, but the experiment has no evaluation with data")
+        if self.pruner is not None and not str(self.metric).startswith(EVALUATED):
+            yield Problem("pruner", f"goes by held-out figures ({EVALUATED}...), and the metric is {self.metric!r}")
+        elif self.pruner is not None and is_evaluated:
+            assert self.base.evaluation is not None
+            if self.base.evaluation.every_steps >= self.base.steps:
+                message = f"has no effect: there is no evaluation before the end of {self.base.steps} steps"
+                yield Problem("pruner", message)
+
+
+def described(axis: Axis) -> object:
+    """A range or a choice as plain JSON values; values of a choice as Python source."""
+    return to_dict(axis) if isinstance(axis, Range) else [render(value) for value in axis]

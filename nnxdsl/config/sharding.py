@@ -1,0 +1,139 @@
+"""Where and how a run is computed, which changes nothing in its mathematics: devices, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import attrs
+
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.validators import positive
+from nnxdsl.errors import Problem, suggest
+
+MESH_AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
+"""All mesh axes, slowest first: devices that are neighbours differ in the last one."""
+
+SLOW_AXES = ("data", "stage", "fsdp")
+"""The axes that may run across slices, in the order in which they are taken for it: the rarest and largest transfers
+of the three are those of `data`."""
+
+BATCH_AXES = ("data", "fsdp", "expert")
+"""The axes that split the rows of a batch, unless a rule for "batch" says otherwise."""
+
+OFFLOADED = Literal["optimizer", "frozen", "reference"]
+
+Attention = Literal["auto", "dense", "chunked", "cudnn", "splash"]
+
+
+@attrs.frozen(kw_only=True)
+class Mesh(Spec):
+    """How many devices share which work: their product is the number of devices.
+
+    Attributes:
+        data: Devices that hold whole copies of the parameters and split the batch.
+        fsdp: Devices that split both the parameters and the batch.
+        tensor: Devices that split the width of layers and the vocabulary.
+        context: Devices that split the tokens of each row, and the parameters.
+        expert: Devices that split the experts of a layer, and the batch.
+        stage: Devices that split the stack of layers, and work at the same time on different rows (a pipeline).
+        slices: Groups of devices with fast links inside and slow ones between (TPU slices, NVLink domains). They are
+            taken from `data`, then `stage`, then `fsdp`, whose product they must divide.
+        rules: Pairs of a logical axis and the mesh axis (or several, or None) that it lies on; they replace the default
+            rules of that logical axis, in their place.
+        array_rules: Pairs of a pattern for the paths of arrays (`*` stands for any part of one) and rules that go
+            before all others for these arrays.
+        indivisible: What happens to a dimension that its mesh axes do not divide: "error" refuses it, "replicate" tries
+            the next rule and at last keeps whole copies, with a warning.
+        zero1: Whether the optimizer's state of parameters that are copied over `data` is split over `data` (ZeRO
+            stage 1, Rajbhandari et al. 2020, arXiv:1910.02054).
+    """
+
+    data: int = attrs.field(default=1, validator=positive)
+    fsdp: int = attrs.field(default=1, validator=positive)
+    tensor: int = attrs.field(default=1, validator=positive)
+    context: int = attrs.field(default=1, validator=positive)
+    expert: int = attrs.field(default=1, validator=positive)
+    stage: int = attrs.field(default=1, validator=positive)
+    slices: int = attrs.field(default=1, validator=positive)
+    rules: tuple[tuple[str, str | tuple[str, ...] | None], ...] = ()
+    array_rules: tuple[tuple[str, tuple[tuple[str, str | tuple[str, ...] | None], ...]], ...] = ()
+    indivisible: Literal["error", "replicate"] = "error"
+    zero1: bool = True
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every mesh axis by name, slowest first."""
+        return {axis: getattr(self, axis) for axis in MESH_AXES}
+
+    @property
+    def device_count(self) -> int:
+        """How many devices the mesh takes."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def across(self) -> dict[str, int]:
+        """How often each axis steps from one slice to another: the factor of its size that lies between slices."""
+        found: dict[str, int] = {}
+        left = self.slices
+        for axis in SLOW_AXES:
+            found[axis] = math.gcd(left, getattr(self, axis))
+            left //= found[axis]
+        return found
+
+    def problems(self) -> Iterable[Problem]:
+        """Rules must name mesh axes that exist, each once; slices must lie along the axes that may cross them."""
+        yield from _rule_problems("rules", self.rules)
+        for index, (_, rules) in enumerate(self.array_rules):
+            yield from _rule_problems(f"array_rules.{index}.1", rules)
+        if math.prod(self.across.values()) != self.slices:
+            sizes = " x ".join(f"{axis}={getattr(self, axis)}" for axis in SLOW_AXES)
+            yield Problem("slices", f"{self.slices} slices cannot be cut out of {sizes}")
+
+
+def _rule_problems(where: str, rules: tuple[tuple[str, str | tuple[str, ...] | None], ...]) -> Iterable[Problem]:
+    for index, (logical, target) in enumerate(rules):
+        rule, axes = f"({logical!r}, {target!r})", (target,) if isinstance(target, str) else target or ()
+        for axis in dict.fromkeys(axes):
+            if axis not in MESH_AXES:
+                yield Problem(f"{where}.{index}", f"{rule} names no mesh axis{suggest(axis, MESH_AXES)}")
+            elif axes.count(axis) > 1:
+                yield Problem(f"{where}.{index}", f"{rule} names the mesh axis '{axis}' twice")
+
+
+@attrs.frozen(kw_only=True)
+class Memory(Spec):
+    """What is kept where, and what is computed again.
+
+    Attributes:
+        remat: What is kept for the backward pass; the rest is computed again. "none" computes nothing again; "products"
+            keeps the outputs of linear layers, "attention" the input of each layer and what its attention mixed,
+            "inputs" the input of each layer, "offload" the same in the host's memory, "full" the input of each period
+            of layers. "auto" is the first of these, "offload" left out, that fits the device by the plan's estimate;
+            "none" where the device's memory is not known, as on CPUs.
+        logprob_tokens: The most tokens of a micro-batch whose logits may exist at one time, in parts of the vocabulary
+            at that; None for as many as are quick, which is few.
+        offload: Arrays that stay in the host's memory and are brought to the device when they are used: the
+            optimizer's state, the frozen weights under an adapter, the reference's copy of the weights without one.
+        reference: When the reference's log-probabilities are computed: "cached" once for each pair, before the first
+            step, and kept beside the runs for all that ask the same; "online" at every step, with the reference's
+            weights at hand. "auto" is "cached" for files of preference pairs.
+        attention: What computes attention in training and evaluation. "auto" takes the fused kernel of the platform
+            where it serves, else "chunked" for long rows and "dense" for short ones; a plan says which, and why.
+            "dense" is one product over all slots of a row; "chunked" takes queries in blocks, each with the keys that
+            it may see; "cudnn" is cuDNN's kernel for GPUs, "splash" that of Pallas for TPUs. One that is named and
+            cannot serve is refused.
+    """
+
+    remat: Literal["auto", "none", "products", "attention", "inputs", "offload", "full"] = "auto"
+    logprob_tokens: int | None = attrs.field(default=None, validator=positive)
+    offload: tuple[OFFLOADED, ...] = ()
+    reference: Literal["auto", "cached", "online"] = "auto"
+    attention: Attention = "auto"
+
+    def problems(self) -> Iterable[Problem]:
+        """Each part is offloaded once."""
+        for index, part in enumerate(self.offload):
+            if part in self.offload[:index]:
+                yield Problem(f"offload.{index}", f"{part!r} is named twice")

@@ -1,0 +1,45 @@
+"""Which tokenizer turns text into ids. The tokenizers themselves are in `nnxdsl/data/tokenizers/base.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.validators import filled
+
+if TYPE_CHECKING:
+    from nnxdsl.config import tokenizer as members
+
+
+@attrs.frozen(kw_only=True)
+class Tokenizer(Spec):
+    """The tokenizer of a model."""
+
+    Auto: ClassVar[type[members.Auto]]
+    Bytes: ClassVar[type[members.Bytes]]
+    File: ClassVar[type[members.File]]
+
+
+@attrs.frozen(kw_only=True)
+class Auto(Tokenizer):
+    """The one that comes with the weights; bytes where the weights are random."""
+
+
+@attrs.frozen(kw_only=True)
+class Bytes(Tokenizer):
+    """UTF-8 bytes and a few markers: built in, nothing to download."""
+
+
+@attrs.frozen(kw_only=True)
+class File(Tokenizer):
+    """A `tokenizer.json` or sentencepiece `tokenizer.model`, or the directory that holds one.
+
+    Attributes:
+        path: The file or the directory.
+        chat_template: A jinja2 template in place of the one beside the tokenizer; None keeps that one.
+    """
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    chat_template: str | None = None

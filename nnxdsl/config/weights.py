@@ -1,0 +1,140 @@
+"""Where a run's first parameters come from. Reading them is `nnxdsl/formats/hf.py` and `nnxdsl/program/init.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from nnxdsl.config.core.base import Spec, gather
+from nnxdsl.config.core.validators import filled
+from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config import weights as members
+    from nnxdsl.config.experiment import Experiment
+
+
+@attrs.frozen(kw_only=True)
+class Weights(Spec):
+    """The parameters that training starts from."""
+
+    Random: ClassVar[type[members.Random]]
+    HF: ClassVar[type[members.HF]]
+    Checkpoint: ClassVar[type[members.Checkpoint]]
+    From: ClassVar[type[members.From]]
+    PEFT: ClassVar[type[members.PEFT]]
+    Merged: ClassVar[type[members.Merged]]
+
+
+@attrs.frozen(kw_only=True)
+class Random(Weights):
+    """Drawn from the experiment's seed."""
+
+
+@attrs.frozen(kw_only=True)
+class HF(Weights):
+    """A directory in the format of the Hugging Face Hub: `config.json` and safetensors, one file or many.
+
+    Attributes:
+        path: The directory, or a repository's name on the Hub (`google/gemma-3-1b-it`), which is downloaded.
+        allow_non_finite: Whether weights that hold NaN or infinity are loaded as they are; else they are refused, with
+            the names of such tensors.
+    """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    allow_non_finite: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint(Weights):
+    """What an earlier run saved; an adapter is merged into its base, but where another adapter goes on with it.
+
+    Attributes:
+        path: The run's directory (its newest good checkpoint is used), or one step of it:
+            `runs/NAME-ID/checkpoints/STEP`; or weights alone, as `nnxdsl convert --to checkpoint` writes them.
+        allow_non_finite: Whether arrays that hold NaN or infinity are loaded as they are; else they are refused.
+    """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    allow_non_finite: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class From(Weights):
+    """What another experiment ends with; it is run first if it has not been, and reused if it has.
+
+    Attributes:
+        experiment: The experiment to start from.
+    """
+
+    experiment: Experiment = attrs.field(kw_only=False)
+
+
+@attrs.frozen(kw_only=True)
+class PEFT(Weights):
+    """An adapter in PEFT's format, for `Adapter.LoRA(start=...)`; it is no model by itself.
+
+    Attributes:
+        path: The directory, with `adapter_config.json` and `adapter_model.safetensors`.
+        allow_non_finite: Whether an adapter that holds NaN or infinity is loaded as it is; else it is refused.
+    """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    allow_non_finite: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Merged(Weights):
+    """A model with adapters merged into it, in float32: `W + sum of coefficient (V - W)`, V a weight with one.
+
+    Attributes:
+        base: The model's own weights, on which the adapters were trained.
+        adapters: A directory of PEFT's (`Weights.PEFT`) or one of our runs (`Weights.Checkpoint`, `Weights.From`) each.
+        coefficients: A number for each adapter; 1 merges it as it is.
+    """
+
+    base: Weights = attrs.field(kw_only=False)
+    adapters: tuple[Weights, ...]
+    coefficients: tuple[float, ...]
+
+    def problems(self) -> Iterable[Problem]:
+        """The base must be a model's, the adapters adapters, each with a number."""
+        return gather(self._check_base, self._check_adapters, self._check_coefficients)
+
+    def _check_base(self) -> Iterator[Problem]:
+        if isinstance(self.base, PEFT | Merged):
+            yield Problem("base", f"{type(self.base).__qualname__} is not what adapters are trained on; name the model")
+
+    def _check_adapters(self) -> Iterator[Problem]:
+        if not self.adapters:
+            yield Problem("adapters", "names none; without any, write the base alone")
+        for index, adapter in enumerate(self.adapters):
+            if not isinstance(adapter, ADAPTERS):
+                yield Problem(f"adapters.{index}", f"{type(adapter).__qualname__} is no adapter; {ARE_ADAPTERS} are")
+
+    def _check_coefficients(self) -> Iterator[Problem]:
+        if len(self.coefficients) != len(self.adapters):
+            yield Problem("coefficients", f"{len(self.coefficients)} of them for {len(self.adapters)} adapters")
+        for index, coefficient in enumerate(self.coefficients):
+            if coefficient == 0:
+                yield Problem(f"coefficients.{index}", "0.0 has no effect; leave the adapter out")
+
+
+ADAPTERS = PEFT | Checkpoint | From
+"""Weights that can give an adapter."""
+ARE_ADAPTERS = "Weights.PEFT, Weights.Checkpoint and Weights.From"
+
+
+def parts(weights: Weights | None) -> tuple[Weights, ...]:
+    """The weights themselves, or what is merged in them, the model's own first; nothing of None."""
+    if isinstance(weights, Merged):
+        return weights.base, *weights.adapters
+    return () if weights is None else (weights,)

@@ -1,0 +1,140 @@
+"""Conversations for supervised fine-tuning, as one token sequence each with its targets marked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nnxdsl.config.data import Conversations
+from nnxdsl.data.dataset import Sequences
+from nnxdsl.data.loaders.build import Example, gather, load, require_fit
+from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.encode import Encoder
+from nnxdsl.data.tokenizers.messages import Message, is_blank, read_messages, read_tools
+from nnxdsl.data.tokenizers.special_tokens import Markers
+from nnxdsl.errors import DataError
+
+CHATS = ("messages", "conversations")
+PARTS = ("prompt", "completion")
+SCOPES = ("assistant", "completion", "all")
+COMPLETION_READS = "objective.loss_on='completion' reads prompt and completion; use 'assistant' for whole conversations"
+READS = "Data.Conversations reads messages (or conversations), or prompt/completion (text or messages)"
+
+
+@load.register(Conversations)
+def load_conversations(
+    data: Conversations,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None = None,
+    loss_on: str = "assistant",
+    vocabulary: int | None = None,
+) -> Sequences:
+    """Conversations of a file; see `load`.
+
+    A row has `messages` (or `conversations`), or `prompt` and `completion` as text or as messages. Targets are the
+    assistant's turns with their ends, or a completion of text; with `loss_on="completion"` all that follows the prompt,
+    whoever says it; with `loss_on="all"` every token after the first. A row that is too long is cut on its right.
+    Markers of the tokenizer in the row's own text are refused; plain text may begin with BOS and end with EOS.
+    """
+    if loss_on not in SCOPES:
+        raise DataError(f"loss_on: expected {', '.join(map(repr, SCOPES[:-1]))} or {SCOPES[-1]!r}, got {loss_on!r}")
+    encoder, markers = Encoder(tokenizer), Markers(tokenizer)
+
+    def convert(row: Fields) -> Example:
+        if loss_on == "completion":
+            require(row, PARTS, COMPLETION_READS)
+        found = _encode(row, encoder, markers, PARTS if loss_on == "completion" else None)
+        targets = found.said if loss_on == "assistant" else [True] * len(found.ids)
+        if loss_on == "completion":
+            _require_answer(row["completion"])
+            first = found.said.index(True)
+            targets = [False] * first + targets[first:]
+        return sequence(found.ids, targets, data.max_length, odd=found.odd, chat=found.chat)
+
+    reads, parts = {*CHATS, *PARTS, "tools"}, ("tokens", "target")
+    kept = gather(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
+    return Sequences(kept)
+
+
+def sequence(
+    ids: list[int], targets: list[bool], longest: int, *, odd: tuple[str, ...] = (), chat: bool = False
+) -> Example:
+    """A sequence cut on its right to `longest`; its first token is never a target, having nothing before it.
+
+    Raises:
+        RowError: No target is left.
+    """
+    targets = [False, *targets[1:longest]]
+    if not any(targets):
+        where = f" in its first {longest:,} tokens; raise data.max_length" if len(ids) > longest else ""
+        raise RowError("no target", f"the row has no token to learn from{where}")
+    parts = {"tokens": ids[:longest], "target": [int(target) for target in targets]}
+    cut = ("tokens",) if len(ids) > longest else ()
+    return Example(parts, cut, odd, chat)
+
+
+class _Encoded(NamedTuple):
+    """A row as ids, which of them are the assistant's, what is odd about it, and whether it is a chat."""
+
+    ids: list[int]
+    said: list[bool]
+    odd: tuple[str, ...]
+    chat: bool
+
+
+def _encode(row: Fields, encoder: Encoder, markers: Markers, form: tuple[str, ...] | None) -> _Encoded:
+    """One row; `form` names the fields to read, None takes the first form that the row has."""
+    name = None if form == PARTS else next((name for name in CHATS if name in row), None)
+    forms = (*CHATS, *PARTS)
+    if name is not None:
+        messages, first = markers.chat(_listed(row[name], name), name, "user"), 0
+        odd = other_forms(row, name, (other for other in forms if other != name))
+    else:
+        if not any(part in row for part in PARTS):
+            require(row, ("messages",), READS)
+        require(row, PARTS, READS)
+        odd = other_forms(row, "/".join(PARTS), CHATS)
+        prompt, completion = (read_text_or_chat(row, part) for part in PARTS)
+        if isinstance(prompt, str) and isinstance(completion, str):
+            text = _encode_text(prompt, completion, encoder, markers)
+            return text._replace(odd=(*odd, *other_forms(row, "plain text", ("tools",)), *text.odd))
+        context = markers.chat(prompt, "prompt", "user")
+        messages, first = [*context, *markers.chat(completion, "completion", "assistant")], len(context)
+    answers = [message for message in messages[first:] if message["role"] == "assistant"]
+    if not answers:
+        raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
+    if any(is_blank(message) for message in answers):
+        raise RowError("empty completion", "an assistant's message is empty")
+    tools = markers.tools(read_tools(row))
+    ids, said, merged = encoder.conversation(messages, first, tools)
+    odd = (*odd, *encoder.check_chat(messages, tools))
+    return _Encoded(ids, said, (*odd, "merged border") if merged else odd, chat=True)
+
+
+def _listed(value: object, name: str) -> list[Message]:
+    """A field that must be a list of messages, and no text."""
+    return value if isinstance(value, list) else read_messages(value, name)
+
+
+def _encode_text(prompt: str, completion: str, encoder: Encoder, markers: Markers) -> _Encoded:
+    prompt = markers.text(prompt, "prompt", opens=True)
+    completion = markers.text(completion, "completion", ends=True)
+    if not completion.strip():
+        raise RowError("empty completion", "the completion is empty")
+    split = encoder.split_text(prompt, (completion,))
+    said = split.completions[0]
+    markers.ids(said[:-1], prompt + completion, "fields 'prompt' and 'completion' together")
+    odd = (*(() if prompt.strip() else ("blank prompt",)), *(("merged border",) if split.merged else ()))
+    return _Encoded(split.prompt + said, [False] * len(split.prompt) + [True] * len(said), odd, chat=False)
+
+
+def _require_answer(completion: str | list[Message]) -> None:
+    """Refuses a completion that the assistant does not begin: it would not be known where its first turn begins."""
+    speaker = "assistant" if isinstance(completion, str) else read_messages(completion, "completion")[0]["role"]
+    if speaker != "assistant":
+        raise RowError(
+            "not an answer", f"field 'completion': begins with a message of {speaker!r}, not the assistant's"
+        )

@@ -1,0 +1,38 @@
+"""Plain text for language modelling: one document a row, every token after the first a target."""
+
+from __future__ import annotations
+
+from nnxdsl.config.data import Text
+from nnxdsl.data.dataset import Sequences
+from nnxdsl.data.loaders.build import Example, gather, load, require_fit
+from nnxdsl.data.loaders.conversations import sequence
+from nnxdsl.data.loaders.fields import Fields, read_text, require
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.encode import Encoder
+from nnxdsl.data.tokenizers.special_tokens import Markers
+
+
+@load.register(Text)
+def load_text(
+    data: Text,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None = None,
+    loss_on: str = "assistant",
+    vocabulary: int | None = None,
+) -> Sequences:
+    """Texts of a file; see `load`. Each is BOS + text + EOS, cut on its right; `loss_on` has no meaning here."""
+    encoder, markers = Encoder(tokenizer), Markers(tokenizer)
+
+    def convert(row: Fields) -> Example:
+        require(row, (data.field,), f"Data.Text reads '{data.field}' (set by field=...)")
+        text = markers.text(read_text(row, data.field), data.field, opens=True, ends=True)
+        if not text.strip():
+            raise RowError("empty text", f"field '{data.field}' is empty")
+        ids = encoder.ended(encoder.text(text))
+        return sequence(ids, [True] * len(ids), data.max_length)
+
+    kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field})
+    require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
+    return Sequences(kept)

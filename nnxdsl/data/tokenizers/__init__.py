@@ -1,0 +1,1 @@
+"""From text to token ids: byte and Hugging Face tokenizers, chat templates, special tokens."""

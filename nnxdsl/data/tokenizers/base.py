@@ -1,0 +1,142 @@
+"""Text as token ids: what every tokenizer offers, the built-in byte-level one, and which one an experiment means."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol, cast
+
+from nnxdsl.config.tokenizer import Tokenizer
+from nnxdsl.data.tokenizers.chat_template import TURNS
+from nnxdsl.data.tokenizers.huggingface import HFTokenizer, SentencePieceTokenizer
+from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
+from nnxdsl.errors import DataError
+
+_NAMES = ("tokenizer.json", "tokenizer.model")
+
+
+class TokenizerBase(Protocol):
+    """What the data floor asks of a tokenizer.
+
+    Attributes:
+        vocab_size: Number of ids; every id is below it.
+        bos_id: Token that opens plain text, None if this tokenizer puts none there.
+        bos_token: Its text as chat templates write it; "" if there is none. May exist where `bos_id` is None.
+        eos_id: Token that ends a text.
+        eos_token: Its text.
+        special_ids: Ids that are markers and no text (`decode` leaves them out).
+        stop_ids: Ids at which generation stops: `eos_id`, those of `generation_config.json`, known ends of turn.
+        chat_template: jinja2 source, None if there is none.
+        fingerprint: sha256 hex over everything that decides the ids of text, of chats and of where they end.
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    bos_token: str
+    eos_id: int
+    eos_token: str
+    special_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    chat_template: str | None
+    fingerprint: str
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`. None is added; a special token written in the text becomes its id."""
+        ...
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`, with bytes that are no UTF-8 as U+FFFD."""
+        ...
+
+
+class BytesTokenizer:
+    """Every UTF-8 byte is a token; five markers follow the 256 bytes; ids up to `vocab_size` are unused.
+
+    Needs no file and covers every text, so it serves tiny models and tests. Text is restored exactly by
+    `decode(encode(text), skip_special=False)`.
+    """
+
+    SPECIAL = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+
+    def __init__(self, chat_template: str | None = None) -> None:
+        self.vocab_size = 320  # 261 in use; a multiple of 64 divides over any usual mesh
+        self.pad_id, bos_id, self.eos_id, self.start_of_turn_id, self.end_of_turn_id = range(256, 261)
+        self.bos_id: int | None = bos_id
+        self.bos_token, self.eos_token = "<bos>", "<eos>"
+        self.special_ids = frozenset(range(256, self.vocab_size))
+        self.stop_ids = frozenset({self.eos_id, self.end_of_turn_id})
+        self.chat_template: str | None = TURNS if chat_template is None else chat_template
+        self._id_of = {token: 256 + i for i, token in enumerate(self.SPECIAL)}
+        self._split = re.compile("(" + "|".join(map(re.escape, self.SPECIAL)) + ")").split
+        self.fingerprint = hashlib.sha256(f"nnxdsl bytes 1\n{self.chat_template}".encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of `text`, markers as one id each."""
+        if "<" not in text:
+            return list(text.encode("utf-8"))
+        ids: list[int] = []
+        for part in self._split(text):
+            if part in self._id_of:
+                ids.append(self._id_of[part])
+            else:
+                ids.extend(part.encode("utf-8"))
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        out = bytearray()
+        for token in ids:
+            if token < 256:
+                out.append(token)
+            elif not skip_special:
+                marker = self.SPECIAL[token - 256] if token < 256 + len(self.SPECIAL) else f"<unused{token}>"
+                out += marker.encode()
+        return out.decode("utf-8", errors="replace")
+
+
+def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
+    """The tokenizer that `spec` means.
+
+    Args:
+        spec: `Tokenizer.Auto()` takes the one beside the weights, and bytes where there are no weights.
+        weights_dir: Directory of the weights, None for random ones.
+
+    Returns:
+        The tokenizer; with `Tokenizer.Auto()` and weights that come without one, a `MissingTokenizer`.
+
+    Raises:
+        DataError: No tokenizer is where it should be, or it cannot be read.
+    """
+    match spec:
+        case Tokenizer.Bytes():
+            return BytesTokenizer()
+        case Tokenizer.File(path=path, chat_template=template):
+            return _from_files(Path(path).expanduser(), template)
+        case Tokenizer.Auto():
+            return BytesTokenizer() if weights_dir is None else _beside_weights(weights_dir)
+        case _:
+            raise DataError(f"no way is known to open {spec!r}; use Tokenizer.Auto, Tokenizer.Bytes or Tokenizer.File")
+
+
+def _beside_weights(directory: Path) -> TokenizerBase:
+    if directory.is_dir() and not any((directory / name).is_file() for name in _NAMES):
+        return cast("TokenizerBase", MissingTokenizer(directory, _NAMES))
+    return _from_files(directory, None)
+
+
+def _from_files(path: Path, template: str | None) -> TokenizerBase:
+    file = next((path / name for name in _NAMES if (path / name).is_file()), path)
+    if not file.exists():
+        raise DataError(f"{path}: no such file or directory; a tokenizer is a directory with {' or '.join(_NAMES)}")
+    if file.is_dir():
+        raise DataError(
+            f"{path}: no tokenizer here, looked for {' and '.join(_NAMES)}; name one with Tokenizer.File(path), "
+            f"or take the built-in Tokenizer.Bytes()"
+        )
+    if file.suffix == ".json":
+        return HFTokenizer(file, chat_template=template)
+    if file.suffix == ".model":
+        return SentencePieceTokenizer(file, chat_template=template)
+    raise DataError(f"{file}: expected a tokenizer.json (tokenizers) or a *.model (sentencepiece)")

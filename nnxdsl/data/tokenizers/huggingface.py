@@ -1,0 +1,297 @@
+"""Tokenizers as model directories carry them: `tokenizer.json` and sentencepiece, with the JSON files beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import tokenizers
+
+from nnxdsl.data.loaders.files import kind_of
+from nnxdsl.errors import DataError
+
+_ENDS_OF_TURN = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
+"""Names that models of the field give to the end of a turn: generation stops at them even where no file says so."""
+
+
+@attrs.frozen
+class _Beside:
+    """What the files beside a tokenizer say, each thing None (or empty) where none says it."""
+
+    bos_token: str | None
+    eos_token: str | None
+    add_bos: bool | None
+    end_ids: tuple[int, ...]
+    chat_template: str | None
+
+
+class HFTokenizer:
+    """A `tokenizer.json`, through the `tokenizers` library.
+
+    BOS and EOS come from `tokenizer_config.json`, else `special_tokens_map.json`, else the ids in
+    `generation_config.json` or `config.json`. `bos_id` is None where the tokenizer does
+    not open plain text with BOS (GPT-2, Qwen).
+
+    Args:
+        file: The `tokenizer.json`.
+        chat_template: jinja2 source, or a file with it, that replaces the directory's own.
+
+    Raises:
+        DataError: The file is damaged, or nothing says which token ends a text.
+    """
+
+    def __init__(self, file: Path, chat_template: str | None = None) -> None:
+        source = _read(file)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(source)
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(f"{file}: no tokenizer that the tokenizers library can read: {error}") from error
+        # A file may carry the settings of its last use; they would cut or pad rows without a word.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.special_ids = frozenset(
+            token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
+        )
+        beside = _read_beside(file.parent, chat_template)
+        first = self._tokenizer.encode("a", add_special_tokens=True).ids[:1]
+        found = _find_ends(file, beside, vocabulary.get, self._tokenizer.id_to_token)
+        self.bos_token, self.eos_token, self.eos_id, self.stop_ids, bos_id = found
+        adds_bos = bos_id is not None and (first == [bos_id] if beside.add_bos is None else beside.add_bos)
+        self.bos_id = bos_id if adds_bos else None
+        self.chat_template = beside.chat_template
+        self.fingerprint = _fingerprint(self, source)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`; none is added."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`, by the file's own decoder."""
+        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special)
+
+
+class SentencePieceTokenizer:
+    """A sentencepiece model (`tokenizer.model`). Its control pieces are recognised in text, as chat templates need it.
+
+    Args:
+        file: The model.
+        chat_template: jinja2 source, or a file with it, that replaces the directory's own.
+
+    Raises:
+        DataError: sentencepiece is not installed, the file is damaged, or nothing says which token ends a text.
+    """
+
+    def __init__(self, file: Path, chat_template: str | None = None) -> None:
+        try:
+            library = importlib.import_module("sentencepiece")
+        except ImportError as error:
+            raise DataError(
+                f"{file}: reading it needs sentencepiece: pip install 'nnxdsl[sentencepiece]'; a directory with a "
+                f"tokenizer.json does not"
+            ) from error
+        source = _read(file)
+        try:
+            self._model = library.SentencePieceProcessor(model_proto=source)
+        except RuntimeError as error:
+            raise DataError(f"{file}: no sentencepiece model: {str(error).splitlines()[0]}") from error
+        self.vocab_size = self._model.get_piece_size()
+        control = {self._model.id_to_piece(i): i for i in range(self.vocab_size) if self._model.is_control(i)}
+        # Models of chats have their turn markers as user-defined pieces, which are special all the same.
+        markers = {piece: self._id(piece) for piece in ("<start_of_turn>", *_ENDS_OF_TURN)}
+        self._control = control
+        self.special_ids = frozenset(control.values()) | {i for i in markers.values() if i is not None}
+        self._split = re.compile("(" + "|".join(map(re.escape, control)) + ")").split if control else None
+        beside = _read_beside(file.parent, chat_template)
+        own = attrs.evolve(
+            beside,
+            bos_token=beside.bos_token or self._piece(self._model.bos_id()),
+            eos_token=beside.eos_token or self._piece(self._model.eos_id()),
+        )
+        found = _find_ends(file, own, self._id, self._piece)
+        self.bos_token, self.eos_token, self.eos_id, self.stop_ids, bos_id = found
+        self.bos_id = None if beside.add_bos is False else bos_id
+        self.chat_template = beside.chat_template
+        self.fingerprint = _fingerprint(self, source)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`; none is added."""
+        if self._split is None:
+            return self._model.encode(text)
+        ids: list[int] = []
+        for part in self._split(text):
+            if part in self._control:
+                ids.append(self._control[part])
+            elif part:
+                ids.extend(self._model.encode(part))
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`."""
+        parts: list[str] = []
+        run: list[int] = []
+        for token in map(int, ids):
+            if token in self.special_ids:
+                parts.append(self._model.decode(run))
+                parts.append("" if skip_special else self._model.id_to_piece(token))
+                run = []
+            else:
+                run.append(token)
+        return "".join([*parts, self._model.decode(run)])
+
+    def _id(self, piece: str) -> int | None:
+        token = self._model.piece_to_id(piece)
+        return token if self._model.id_to_piece(token) == piece else None
+
+    def _piece(self, token: int) -> str | None:
+        return self._model.id_to_piece(token) if 0 <= token < self.vocab_size else None
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _read_text(file: Path) -> str:
+    source = _read(file)
+    try:
+        return source.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file}: expected a chat template in UTF-8, got byte 0x{source[error.start]:02x} at position "
+            f"{error.start + 1}"
+        ) from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} where there is no file."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(_read(file))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: bad JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{file}: expected an object, got {kind_of(value)}")
+    return value
+
+
+def _read_beside(directory: Path, template: str | None) -> _Beside:
+    config, special = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
+    generation, model = directory / "generation_config.json", directory / "config.json"
+    add_bos = _read_json(config).get("add_bos_token")
+    if not isinstance(add_bos, bool | None):
+        raise DataError(f"{config}: add_bos_token: expected true or false, got {kind_of(add_bos)}")
+    return _Beside(
+        bos_token=_token_text(config, "bos_token") or _token_text(special, "bos_token"),
+        eos_token=_token_text(config, "eos_token") or _token_text(special, "eos_token"),
+        add_bos=add_bos,
+        end_ids=_end_ids(generation if "eos_token_id" in _read_json(generation) else model),
+        chat_template=_template(directory) if template is None else _given_template(template),
+    )
+
+
+def _token_text(file: Path, name: str) -> str | None:
+    """A token as the JSON files write it: plain, or an object with its content."""
+    value = _read_json(file).get(name)
+    token = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(token, str | None):
+        raise DataError(f"{file}: {name}: expected a token's text, or an object with it as 'content', got {value!r}")
+    return token
+
+
+def _end_ids(file: Path) -> tuple[int, ...]:
+    """`eos_token_id` of a JSON file: one id, several, or none."""
+    value = _read_json(file).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise DataError(f"{file}: eos_token_id: expected a token id or a list of them, got {value!r}")
+    return tuple(ids)
+
+
+def _template(directory: Path) -> str | None:
+    alone = directory / "chat_template.jinja"
+    if alone.is_file():
+        return _read_text(alone)
+    for file in (directory / "tokenizer_config.json", directory / "chat_template.json"):
+        template = _read_json(file).get("chat_template")
+        if isinstance(template, list):
+            template = _named(file, template).get("default")  # others are for tools or retrieval
+            if template is None:
+                return None
+        if not isinstance(template, str | None):
+            raise DataError(f"{file}: chat_template: expected text or a list of templates, got {kind_of(template)}")
+        if template:
+            return template
+    return None
+
+
+def _named(file: Path, templates: list[Any]) -> dict[str, str]:
+    """Several templates of a file by name."""
+    named: dict[str, str] = {}
+    for number, entry in enumerate(templates, start=1):
+        name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise DataError(
+                f"{file}: chat_template, entry {number}: expected an object with 'name' and 'template' as text"
+            )
+        named[name] = template
+    return named
+
+
+def _given_template(template: str) -> str:
+    """A template as source, or as the file that holds it."""
+    if "{" in template:
+        return template
+    file = Path(template).expanduser()
+    if not file.is_file():
+        raise DataError(f"chat_template: {template!r} is neither jinja2 source nor a file")
+    return _read_text(file)
+
+
+def _find_ends(
+    file: Path, beside: _Beside, id_of: Callable[[str], int | None], token_of: Callable[[int], str | None]
+) -> tuple[str, str, int, frozenset[int], int | None]:
+    """bos_token, eos_token, eos_id, stop_ids and the id of BOS; raises DataError where EOS is nowhere to be found."""
+    eos_token = beside.eos_token
+    eos_id = id_of(eos_token) if eos_token else next(iter(beside.end_ids), None)
+    if eos_token and eos_id is None:
+        raise DataError(f"{file}: eos_token is {eos_token!r}, which is no token of this vocabulary")
+    if eos_id is None:
+        raise DataError(
+            f'{file}: nothing says which token ends a text; add tokenizer_config.json with an "eos_token" beside it'
+        )
+    turns = {i for i in map(id_of, _ENDS_OF_TURN) if i is not None}
+    bos_id = id_of(beside.bos_token) if beside.bos_token else None
+    if beside.bos_token and bos_id is None:
+        raise DataError(f"{file}: bos_token is {beside.bos_token!r}, which is no token of this vocabulary")
+    return (
+        beside.bos_token or "",
+        eos_token or token_of(eos_id) or "",
+        eos_id,
+        frozenset({eos_id, *beside.end_ids, *turns}),
+        bos_id,
+    )
+
+
+def _fingerprint(tokenizer: HFTokenizer | SentencePieceTokenizer, source: bytes) -> str:
+    about = json.dumps(
+        [
+            tokenizer.bos_id,
+            tokenizer.bos_token,
+            tokenizer.eos_id,
+            tokenizer.eos_token,
+            sorted(tokenizer.stop_ids),
+            tokenizer.chat_template,
+        ]
+    )
+    return hashlib.sha256(hashlib.sha256(source).digest() + about.encode()).hexdigest()

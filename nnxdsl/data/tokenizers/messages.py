@@ -1,0 +1,157 @@
+"""Messages of a chat as rows have them, checked: roles, text, tool calls, tools. Knows no template and no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nnxdsl.config.core.strict_json import parse_json
+from nnxdsl.data.loaders.files import RowError, kind_of
+
+Message = dict[str, Any]
+"""`{"role": ..., "content": text}`, with whatever else the row has (`name`, `tool_calls`) passed on to the template."""
+
+Tools = list[dict[str, Any]]
+"""JSON schemas of functions, as the `tools` of a row."""
+
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
+_CALL = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
+
+
+def read_messages(value: object, field: str) -> list[Message]:
+    """The messages of a row, checked: each has a role and a content that is text.
+
+    Content given as parts (`[{"type": "text", "text": ...}]`) is joined; ShareGPT's `from`/`value` are understood. An
+    assistant's message may have `tool_calls` in the form of OpenAI, and then needs no content.
+
+    Raises:
+        RowError: What is wrong, and in which message (counted from 1).
+    """
+    if not isinstance(value, list) or not value:
+        got = "an empty list" if value == [] else kind_of(value)
+        raise RowError("wrong type", f"field '{field}': expected a list of messages, got {got}")
+    return [_message(item, f"field '{field}', message {number}") for number, item in enumerate(value, start=1)]
+
+
+def read_tools(row: Mapping[str, Any]) -> Tools | None:
+    """The functions in the field `tools`, which a chat template describes to the model; None where a row has none.
+
+    Raises:
+        RowError: The field is neither a list of objects nor the JSON text of one.
+    """
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = parse_json(tools)
+        except ValueError as error:
+            raise RowError("wrong type", f"field 'tools': expected JSON in its text: {error}") from error
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RowError("wrong type", "field 'tools': expected a list of JSON schemas of functions, or its JSON text")
+    return [dict(tool) for tool in tools]
+
+
+def content_of(message: Message) -> str:
+    """The text of a message, "" where it has only tool calls."""
+    return message.get("content") or ""
+
+
+def is_blank(message: Message) -> bool:
+    """Whether a message has neither text nor tool calls."""
+    return not content_of(message).strip() and not message.get("tool_calls")
+
+
+def odd_messages(messages: Sequence[Message]) -> Iterator[str]:
+    """What deserves a look in a chat that can be learnt from."""
+    if any(is_blank(message) for message in messages):
+        yield "blank message"
+    if all(message["role"] == "assistant" for message in messages):
+        yield "only assistant messages"
+
+
+def texts(value: object) -> Iterator[str]:
+    """Every text in a JSON value, keys of objects included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            if not isinstance(item, int):
+                yield from texts(item)
+
+
+def _message(item: object, where: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise RowError("wrong type", f"{where}: expected an object with 'role' and 'content', got {kind_of(item)}")
+    # An empty list of calls is what exports write where there are none.
+    message = {str(key): part for key, part in item.items() if part is not None and (key, part) != ("tool_calls", [])}
+    if "from" in message and "value" in message:
+        if "role" in message or "content" in message:
+            raise RowError("two forms", f"{where}: has both from/value and role/content; keep one of them")
+        speaker = message.pop("from")
+        if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
+            got = repr(speaker[:40]) if isinstance(speaker, str) else kind_of(speaker)
+            raise RowError("wrong type", f"{where}: 'from' is {got}; known are {', '.join(_SHAREGPT_ROLES)}")
+        message |= {"role": _SHAREGPT_ROLES[speaker], "content": message.pop("value")}
+    if "role" in message and not isinstance(message["role"], str):
+        raise RowError("wrong type", f"{where}: 'role': expected text, got {kind_of(message['role'])}")
+    if "tool_calls" in message:
+        if message.get("role") != "assistant":
+            raise RowError("wrong type", f"{where}: 'tool_calls' may only stand in a message of the assistant")
+        message["tool_calls"] = _tool_calls(message["tool_calls"], where)
+        if "content" in item:
+            message.setdefault("content", None)  # as templates know it from OpenAI
+    for name in ("role", "content"):
+        if name not in message and not (name == "content" and "tool_calls" in message):
+            has = ", ".join(message) or "nothing"
+            raise RowError("missing field", f"{where}: '{name}' is missing; this message has: {has}")
+    if message.get("content") is not None:
+        message["content"] = _content(message["content"], where)
+    return message
+
+
+def _content(content: object, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RowError("wrong type", f"{where}: 'content': expected text, got {kind_of(content)}")
+    return "".join(_text_of_part(part, where) for part in content)
+
+
+def _text_of_part(part: object, where: str) -> str:
+    fields = {key: item for key, item in part.items() if item is not None} if isinstance(part, Mapping) else {}
+    text = fields.pop("text", None)
+    if not isinstance(text, str) or fields.pop("type", "text") != "text":
+        raise RowError("wrong type", f"{where}: 'content': only text parts can be read, got {str(part)[:60]}")
+    if fields:
+        names = ", ".join(map(str, fields))
+        raise RowError("wrong type", f"{where}: 'content': a text part has fields that are not read: {names[:60]}")
+    return text
+
+
+def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise RowError("wrong type", f"{where}: 'tool_calls': expected a list of {_CALL}, got {kind_of(calls)}")
+    return [_tool_call(call, f"{where}: 'tool_calls'[{place}]") for place, call in enumerate(calls)]
+
+
+def _tool_call(call: object, where: str) -> dict[str, Any]:
+    """A call as OpenAI writes it, or its function alone."""
+    function = call.get("function", call) if isinstance(call, Mapping) else call
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise RowError("wrong type", f"{where}: expected {_CALL}, got {kind_of(function)}")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name.strip():
+        raise RowError("wrong type", f"{where}: expected {_CALL}, but its name is {kind_of(name)}")
+    if not isinstance(arguments, Mapping | str | None):
+        raise RowError(
+            "wrong type", f"{where}: 'arguments': expected an object or its JSON text, got {kind_of(arguments)}"
+        )
+    found = {key: part for key, part in call.items() if part is not None}
+    if function is not call:
+        found["function"] = {key: part for key, part in function.items() if part is not None}
+    return found

@@ -1,0 +1,367 @@
+"""What is said of two models, as plain values: answers side by side, log-probabilities of a text, held-out pairs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+
+from nnxdsl.data.batch import SequenceBatch
+from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase
+from nnxdsl.data.tokenizers.encode import stop_ids
+from nnxdsl.errors import RunError
+from nnxdsl.generate.model_pair import REFERENCE, UNTRAINED, TwoModels
+from nnxdsl.generate.sampler import ROUND_TO as PROMPTS_TO
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.losses.base import Pairs as PairsSaid
+from nnxdsl.runs.run_dir import RunDirectory
+
+CONTEXT = 8
+"""Tokens before one that decide how it is written, such as a blank in front."""
+
+ROUND_TO = 64
+"""Texts are filled up to a multiple of so many tokens, so that similar ones share a compiled program."""
+
+MOST_SAMPLES = 16
+"""Answers of one model to one prompt."""
+
+SHOWN = 600
+"""Characters of a text in a table."""
+
+FIRST_ROWS = 64
+"""Pairs on which the first policy is compared with the reference."""
+
+Tell = Callable[[str], object]
+SIDES = ("chosen", "rejected")
+
+
+def generate(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """Answers of both models to one prompt with the same draws.
+
+    Args:
+        models: The two.
+        asked: "prompt" and "chat" (true, false, or null for what the run learnt from), or "row" of the held-out data;
+            "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples", how many answers of each, 1 to 16.
+        tell: Called with what is done.
+
+    Raises:
+        RunError: the prompt is empty or too long, or a setting is out of its range.
+    """
+    prompt = _prompt(models, asked)
+    try:
+        sampling = Sampling(
+            int(asked.get("max_new_tokens", 64)),
+            float(asked.get("temperature", 0.0)),
+            asked.get("top_k"),
+            asked.get("top_p"),
+            int(asked.get("seed", 0)),
+        )
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    room = models.program.blueprint.config.max_length
+    if len(prompt) + sampling.max_new_tokens > room:
+        raise RunError(
+            f"{len(prompt):,} tokens and {sampling.max_new_tokens:,} new ones are more than the model's {room:,} "
+            "positions; shorten the prompt, or ask for fewer"
+        )
+    samples = int(asked.get("samples", 1))
+    if not 1 <= samples <= MOST_SAMPLES or (samples > 1 and not sampling.temperature):
+        raise RunError(
+            f"samples: expected 1 to {MOST_SAMPLES}, and 1 at temperature 0, where all are the same; got {samples}"
+        )
+    sides: dict[str, Any] = {}
+    for name, (_, leaves) in models.models().items():
+        tell(f"asking {'the policy' if name == 'policy' else models.other.name}")
+        sampler = models.sampler(name)
+        # All that XLA compiles anew for; what is timed is the answer alone.
+        kind = (sampler, -(-len(prompt) // PROMPTS_TO), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
+        kind = (*kind, sampling.temperature == 0, samples)
+        try:
+            if kind not in models.compiled:
+                sampler.drawn(leaves, [prompt] * samples, sampling)
+                models.compiled.add(kind)
+            began = time.perf_counter()
+            first, *more = sampler.drawn(leaves, [prompt] * samples, sampling)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        seconds = time.perf_counter() - began
+        sides[name] = {**_said(models, first), "seconds": seconds, "more": [_said(models, ids) for ids in more]}
+    return {
+        **_who(models),
+        "prompt_ids": prompt,
+        "prompt_pieces": pieces(models.tokenizer, prompt),
+        "special": _specials(models, prompt),
+        "sampling": attrs.asdict(sampling),
+        **sides,
+    }
+
+
+def _said(models: TwoModels, ids: list[int]) -> dict[str, Any]:
+    """One answer, as text and token by token."""
+    stopped = bool(ids) and ids[-1] in stop_ids(models.tokenizer)
+    return {
+        "ids": ids,
+        "text": models.tokenizer.decode(ids),
+        "pieces": pieces(models.tokenizer, ids),
+        "tokens": len(ids) - stopped,
+        "stop": pieces(models.tokenizer, ids[-1:])[0] if stopped else None,
+    }
+
+
+def tokens(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """What both models give each token of a text, teacher-forced.
+
+    Args:
+        models: The two.
+        asked: "row" of the held-out data; or "prompt", "text" and "chat"; or "prompt_ids" and "completion_ids".
+        tell: As of `generate`.
+
+    Raises:
+        RunError: there is no such row, or the text is empty or too long.
+    """
+    tell("reading the text with both models")
+    if asked.get("row") and isinstance(models.held_out, Pairs):
+        sides = _pair_sides(models, models.held_out, _index(models.held_out, str(asked["row"])))
+    elif asked.get("row") and isinstance(models.held_out, Sequences):
+        row = models.held_out.row(_index(models.held_out, str(asked["row"])))
+        sides = [_sequence_side(models, "text", row["tokens"].tolist(), row["target"].astype(bool).tolist())]
+    elif asked.get("completion_ids"):
+        prompt, completion = _ids(models, asked["prompt_ids"]), _ids(models, asked["completion_ids"])
+        sides = [
+            _sequence_side(models, "text", [*prompt, *completion], [False] * len(prompt) + [True] * len(completion))
+        ]
+    else:
+        sides = [_text_side(models, asked)]
+    tell("looking for the likeliest tokens")
+    return {**_who(models), "sides": [_with_alternatives(models, side) for side in sides]}
+
+
+def pairs(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """What both models say of the held-out pairs, and rewards as the objective's own metrics have them.
+
+    Args:
+        models: The two.
+        asked: "limit", the most rows that are read.
+        tell: As of `generate`.
+
+    Raises:
+        RunError: the run has no held-out pairs.
+    """
+    data = models.held_out
+    if not isinstance(data, Pairs):
+        held = "has no held-out data" if data is None else f"has held-out {type(data).__name__.lower()}"
+        raise RunError(f"the experiment {held}; this table needs preference pairs: set evaluation.data")
+    count = min(len(data), int(asked.get("limit", len(data))))
+    size = models.program.blueprint.forward_batch_size
+    rows: list[dict[str, Any]] = []
+    largest = 0.0
+    for start in range(0, count, size):
+        tell(f"{start:,} of {count:,} pairs read")
+        here = list(range(start, min(start + size, count)))
+        batch = data.batch(here, size)
+        policy, other = models.read(batch)
+        assert isinstance(policy.scored, PairsSaid)
+        assert isinstance(other.scored, PairsSaid)
+        rewards = models.rewards(policy.scored, other.scored)
+        mine, theirs = jax.device_get((policy.scored, other.scored))
+        rows += [_pair_row(models, data, index, at, mine, theirs, rewards) for at, index in enumerate(here)]
+        if start < FIRST_ROWS:
+            first = models.program.score(models.first, batch).stats if models.step else policy.stats
+            apart = np.abs(np.asarray(first.logp) - np.asarray(other.stats.logp)) * np.asarray(first.mask)
+            largest = max(largest, float(apart.max()))
+    blueprint = models.program.blueprint
+    moves = blueprint.is_apart or blueprint.follows or models.other.name not in (REFERENCE, UNTRAINED)
+    return {
+        **_who(models),
+        "rows": rows,
+        "total": len(data),
+        "first": {
+            "largest": largest,
+            "rows": min(count, -(-FIRST_ROWS // size) * size),
+            "expected": not moves,
+            "compute": blueprint.compute.name,
+        },
+        "recorded": _recorded(models),
+        "is_feedback": data.desirable is not None,
+    }
+
+
+def pieces(tokenizer: TokenizerBase, ids: Sequence[int]) -> list[str]:
+    """How each token is written where it stands; a token that is no text by itself as `<0xC3>` or `<id 1234>`."""
+    return [_piece(tokenizer, ids[max(0, at - CONTEXT) : at], token) for at, token in enumerate(ids)]
+
+
+def _piece(tokenizer: TokenizerBase, before: Sequence[int], token: int) -> str:
+    context = tokenizer.decode(before, skip_special=False)
+    whole = tokenizer.decode([*before, token], skip_special=False)
+    piece = whole[len(context) :] if whole.startswith(context) else tokenizer.decode([token], skip_special=False)
+    if piece and "\ufffd" not in piece and (len(piece) > 1 or piece.isprintable() or piece in "\n\t\r"):
+        return piece
+    return f"<0x{token:02X}>" if isinstance(tokenizer, BytesTokenizer) and token < 256 else f"<id {token}>"
+
+
+def _who(models: TwoModels) -> dict[str, Any]:
+    experiment = models.program.experiment
+    return {
+        "run": models.directory.name,
+        "step": models.step,
+        "against": models.other.name,
+        "objective": type(experiment.objective).__qualname__,
+        "device": str(models.program.mesh.devices.flat[0].device_kind),
+    }
+
+
+def _recorded(models: TwoModels) -> dict[str, float]:
+    """What the run itself wrote of the held-out rows at this step."""
+    found = [row for row in RunDirectory(models.directory).evaluations() if row.get("step") == models.step]
+    return {name: value for name, value in (found[-1] if found else {}).items() if name.startswith("eval/")}
+
+
+def _specials(models: TwoModels, ids: Sequence[int]) -> list[int]:
+    """The places of tokens that are markers and no text."""
+    return [at for at, token in enumerate(ids) if token in models.tokenizer.special_ids]
+
+
+def _ids(models: TwoModels, given: Any) -> list[int]:
+    known = models.program.blueprint.config.vocab_size
+    if not isinstance(given, list) or not all(isinstance(one, int) and 0 <= one < known for one in given):
+        raise RunError(f"expected token ids below {known:,}")
+    return given
+
+
+def _index(data: Dataset, where: str) -> int:
+    if where not in data.row_ids:
+        raise RunError(f"{where}: no held-out row that was kept is there")
+    return data.row_ids.index(where)
+
+
+def _chat_or_text(models: TwoModels, asked: Mapping[str, Any], text: str) -> Any:
+    is_chat = models.is_chat if asked.get("chat") is None else bool(asked["chat"])
+    return [{"role": "user", "content": text}] if is_chat else text
+
+
+def _prompt(models: TwoModels, asked: Mapping[str, Any]) -> list[int]:
+    if asked.get("row"):
+        data = models.held_out
+        if not isinstance(data, Pairs | Prompts):
+            raise RunError("the experiment has no held-out prompts: set evaluation.data")
+        return data.row(_index(data, str(asked["row"])))["prompt"].tolist()
+    try:
+        ids = models.encoder.prompt(_chat_or_text(models, asked, str(asked.get("prompt", ""))))
+    except RowError as error:
+        raise RunError(f"the prompt: {error}") from error
+    if not ids:
+        raise RunError("the prompt is empty; write one, or choose one of the held-out data")
+    return ids
+
+
+def _pair_sides(models: TwoModels, data: Pairs, index: int) -> list[dict[str, Any]]:
+    """Both completions of a pair, by the very program that reads all pairs."""
+    batch, row = data.batch([index], models.program.blueprint.forward_batch_size), data.row(index)
+    both = [np.asarray(read.stats.logp[0]) for read in models.read(batch)]
+    prompt, width, sides = row["prompt"].tolist(), batch.chosen.shape[1], []
+    for number, name in enumerate(SIDES):
+        completion = row[name].tolist()
+        policy, other = (said[number * width : number * width + len(completion)] for said in both)
+        sides.append(_side(models, name, [*prompt, *completion], len(prompt), policy, other))
+    return sides
+
+
+def _text_side(models: TwoModels, asked: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, text = str(asked.get("prompt", "")), str(asked.get("text", ""))
+    if not text:
+        raise RunError("the answer is empty; write the text whose tokens are to be looked at")
+    given = _chat_or_text(models, asked, prompt)
+    try:
+        if isinstance(given, str):
+            split = models.encoder.split_text(prompt, (text,))
+        else:
+            split = models.encoder.split_chat(given, [{"role": "assistant", "content": text}])
+    except RowError as error:
+        raise RunError(f"the text: {error}") from error
+    ids, begin = [*split.prompt, *split.completions[0]], len(split.prompt)
+    return _sequence_side(models, "text", ids, [False] * begin + [True] * (len(ids) - begin))
+
+
+def _sequence_side(models: TwoModels, name: str, ids: list[int], target: list[bool]) -> dict[str, Any]:
+    """One text as a row of its own; the tokens of `target` are looked at, from the first of them on."""
+    room = models.program.blueprint.config.max_length
+    if len(ids) > room:
+        raise RunError(f"{len(ids):,} tokens are more than the model's {room:,} positions; shorten it")
+    begin = max(1, target.index(True)) if True in target else 1
+    if len(ids) <= begin:
+        raise RunError("nothing comes after the first token, so that there is nothing to look at")
+    width = min(room, -(-len(ids) // ROUND_TO) * ROUND_TO)
+    row, mask = np.zeros((1, width), np.int32), np.zeros((1, width), bool)
+    row[0, : len(ids)] = ids
+    mask[0, begin : len(ids)] = True
+    length = np.array([len(ids)], np.int32)
+    policy, other = models.read(SequenceBatch(row, length, mask, np.ones(1, np.float32)))
+    said = (np.asarray(read.stats.logp[0])[begin - 1 : len(ids) - 1] for read in (policy, other))
+    return _side(models, name, ids, begin, *said)
+
+
+def _side(
+    models: TwoModels, name: str, ids: list[int], begin: int, policy: np.ndarray, other: np.ndarray
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ids": ids,
+        "pieces": pieces(models.tokenizer, ids),
+        "special": _specials(models, ids),
+        "begin": begin,
+        "policy": _numbers(policy),
+        "other": _numbers(other),
+    }
+
+
+def _with_alternatives(models: TwoModels, side: dict[str, Any]) -> dict[str, Any]:
+    ids, begin = side["ids"], side["begin"]
+    found, table = models.alternatives(ids), {}
+    for name, (best, policy, other) in found.items():
+        table[name] = [
+            [
+                [_piece(models.tokenizer, ids[max(0, at - CONTEXT) : at], int(token)), float(mine), float(theirs)]
+                for token, mine, theirs in zip(best[at - 1], policy[at - 1], other[at - 1], strict=True)
+            ]
+            for at in range(begin, len(ids))
+        ]
+    return {**side, "likeliest": table}
+
+
+def _pair_row(
+    models: TwoModels,
+    data: Pairs,
+    index: int,
+    at: int,
+    policy: PairsSaid,
+    other: PairsSaid,
+    rewards: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+    row = data.row(index)
+    return {
+        "row": data.row_ids[index],
+        **{name: models.tokenizer.decode(row[name])[:SHOWN] for name in ("prompt", *SIDES)},
+        "prompt_tokens": len(row["prompt"]),
+        **{f"{name}_tokens": len(row[name]) for name in SIDES},
+        "policy": [float(policy.chosen[at]), float(policy.rejected[at])],
+        "other": [float(other.chosen[at]), float(other.rejected[at])],
+        "rewards": {name.removeprefix("rewards/"): _number(value[at]) for name, value in rewards.items()},
+    }
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float | None:
+    """A figure; None for what JSON has no number for."""
+    found = float(value)
+    return found if math.isfinite(found) else None

@@ -1,0 +1,352 @@
+"""A run's policy at one checkpoint beside what it is compared with, both computed as training computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxdsl.adapters import lora
+from nnxdsl.config.core.serialization import evolve
+from nnxdsl.config.data import Data
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.sharding import Mesh
+from nnxdsl.data.batch import Batch
+from nnxdsl.data.dataset import Dataset
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.loaders.files import RowError, read_rows
+from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
+from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
+from nnxdsl.errors import DataError, RunError, WeightsError
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.losses.base import Pairs as PairsSaid
+from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.row_layout import sequence
+from nnxdsl.models.params import Template
+from nnxdsl.program import init
+from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import compile as compile_experiment
+from nnxdsl.program.forward import Read
+from nnxdsl.program.step import Leaves
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.weights import sources
+
+REFERENCE = "reference"
+"""What a policy is compared with where no step is named."""
+
+UNTRAINED = "before training"
+"""What it is where the objective has no reference."""
+
+ALTERNATIVES = 5
+PIECE = 32
+"""Tokens whose logits over the whole vocabulary exist at one time."""
+
+PROBE = "The quick brown fox, 0123456789 (äöü, 漢字)\n\tdef f(x): return x != {}"
+"""Two tokenizers that cut this alike are taken for one."""
+
+LOOKED_AT = 32
+"""Rows of a file that say whether it holds chats."""
+
+
+@attrs.frozen(eq=False)
+class Other:
+    """What a policy is compared with.
+
+    Attributes:
+        name: "reference", "before training" where the objective has no reference, "step N", or "RUN, step N".
+        template: The model.
+        leaves: Its arrays, in the dtype that is computed in.
+        read: What it says of a batch.
+    """
+
+    name: str
+    template: Template
+    leaves: Leaves
+    read: Callable[[Batch], Read]
+
+
+@attrs.frozen(eq=False)
+class TwoModels:
+    """Policy and other of one run on this machine's first device.
+
+    Attributes:
+        directory: The run's.
+        step: Optimizer steps that the policy has behind it; 0 for the first policy.
+        program: The run's program, on one device.
+        policy: The state of that step, without the optimizer's.
+        first: The state before any step.
+        other: What the policy is compared with.
+        tokenizer: Of both.
+        held_out: The evaluation's rows; None where there are none.
+        is_chat: Whether prompts are a user's turn in the chat template.
+        compiled: What answers were asked with already, so that how long they take is known without compiling.
+    """
+
+    directory: Path
+    step: int
+    program: Program
+    policy: State
+    first: State
+    other: Other
+    tokenizer: TokenizerBase
+    held_out: Dataset | None
+    is_chat: bool
+    compiled: set[tuple[object, ...]] = attrs.field(factory=set, init=False)
+    _samplers: dict[str, Sampler] = attrs.field(factory=dict, init=False)
+    _jitted: dict[str, Any] = attrs.field(factory=dict, init=False)
+
+    @classmethod
+    def open(
+        cls, directory: Path, step: int, against: str = REFERENCE, tell: Callable[[str], object] = lambda stage: None
+    ) -> TwoModels:
+        """Reads the weights of both.
+
+        Relative paths in the experiment are taken from the directory that this process works in.
+
+        Args:
+            directory: A run's.
+            step: One of its checkpoints, or 0 for the policy before any step.
+            against: "reference", another step, or `RUN@STEP`: a step of another run of the same home and network.
+            tell: Called with what is done.
+
+        Raises:
+            RunError: there is no such run or step, the checkpoint is damaged, or the other run is of another network.
+            WeightsError: the first weights are not there any more.
+            DataError: the held-out rows or the tokenizer cannot be read.
+        """
+        asked = sources.saved_experiment(directory)
+        with Checkpoints.open(directory / "checkpoints") as checkpoints:
+            steps = checkpoints.steps()
+            if not steps:
+                raise WeightsError(f"{directory} has no checkpoint yet")
+            # Its own dtypes, which may have gone by a device that this machine does not have.
+            compute = checkpoints.meta(steps[-1])["identity"]["compute"]
+            program = compile_experiment(evolve(asked, {"mesh": Mesh(), "precision.compute": compute}))
+            tell("reading weights")
+            source, home = sources.open_source(program.blueprint, directory.parent), directory.parent
+            saved = _Saved.read(directory, program, checkpoints, source, tell)
+            state, at_step = saved.state, saved.at_step
+            first, policy = at_step(0), at_step(step)
+            if "@" in against:
+                other = _of_run(program, home, against, tell)
+            elif against != REFERENCE:
+                if not against.isdigit():
+                    raise RunError(f"expected 'reference', a step, or RUN@STEP, got {against!r}")
+                other = _of_state(program, f"step {int(against)}", at_step(int(against)))
+            elif program.blueprint.is_apart:
+                tell("reading the reference's weights")
+                other = _apart(program, program.apart(source))
+            elif program.blueprint.follows and step:
+                other = _of_state(program, REFERENCE, at_step(step, "reference"))
+            elif program.computation.reference is None:
+                other = _of_state(program, UNTRAINED, first)
+            else:
+                base = lora.off(first.trainable) if program.computation.is_off else first.trainable
+                other = _of_state(program, REFERENCE, state(0, base))
+        tell("reading held-out rows")
+        tokenizer = _tokenizer(asked, home)
+        data = None if asked.evaluation is None else asked.evaluation.data
+        held_out = None if data is None else _loaded(program, data, tokenizer)
+        is_chat = _is_chat(asked.data) if held_out is None else held_out.is_chat
+        return cls(directory, step, program, policy, first, other, tokenizer, held_out, is_chat)
+
+    @property
+    def encoder(self) -> Encoder:
+        """How text becomes ids."""
+        return Encoder(self.tokenizer)
+
+    def read(self, batch: Batch) -> tuple[Read, Read]:
+        """What both say of a batch, policy first: by one compiled program, so that equal models give equal bits."""
+        return self.program.score(self.policy, batch), self.other.read(batch)
+
+    def models(self) -> dict[str, tuple[Template, Leaves]]:
+        """Both as they generate."""
+        return {"policy": self.program.policy(self.policy), "other": (self.other.template, self.other.leaves)}
+
+    def sampler(self, name: str) -> Sampler:
+        """What answers with one of `models`; two of one structure share what is compiled."""
+        blueprint, (template, _) = self.program.blueprint, self.models()[name]
+        kind = "policy" if template is self.program.computation.policy else name
+        if kind not in self._samplers:
+            self._samplers[kind] = Sampler(template, blueprint.config, blueprint.compute, stop_ids(self.tokenizer))
+        return self._samplers[kind]
+
+    def rewards(self, policy: PairsSaid, other: PairsSaid) -> dict[str, np.ndarray]:
+        """What the objective's own metrics say of each pair by itself, `[B]`; NaN where it says nothing.
+
+        Args:
+            policy: What the policy says of some pairs.
+            other: What it is compared with; the objective does not read it if it has no reference.
+        """
+        compares, loss = self.program.computation.reference is not None, self.program.computation.loss
+
+        def each(policy: PairsSaid, other: PairsSaid) -> dict[str, jax.Array]:
+            def of_one(weight: jax.Array) -> dict[str, jax.Array]:
+                metrics = loss(policy, other if compares else None, weight).metrics
+                return {
+                    name: jnp.where(ratio.count > 0, ratio.total / jnp.maximum(ratio.count, 1e-9), jnp.nan)
+                    for name, ratio in metrics.items()
+                }
+
+            return jax.vmap(of_one)(jnp.eye(len(policy.chosen)))
+
+        if "rewards" not in self._jitted:
+            self._jitted["rewards"] = jax.jit(each)
+        found = {name: np.asarray(value) for name, value in self._jitted["rewards"](policy, other).items()}
+        if {"rewards/chosen", "rewards/rejected"} <= found.keys() and "rewards/margins" not in found:
+            found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
+        return found
+
+    def alternatives(self, ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The likeliest tokens after each of some tokens, by either model.
+
+        Args:
+            ids: A text of T tokens.
+
+        Returns:
+            By "policy" and "other", whose likeliest they are: ids, what the policy and what the other give them in
+            nats; all `[T, 5]`. Row t is about token t + 1.
+        """
+        forward, config = self.program.computation.forward, self.program.blueprint.config
+        templates = {name: template for name, (template, _) in self.models().items()}
+        count = min(ALTERNATIVES, config.vocab_size)
+
+        def said(leaves: dict[str, Leaves], tokens: jax.Array, length: jax.Array) -> dict[str, Any]:
+            width = tokens.shape[1]
+            models = {name: forward.model(templates[name], part) for name, part in leaves.items()}
+            method, places = forward.kernels.method(sequence(width)), right_padded(length, width)
+            hidden = {
+                name: model(tokens, places, dtype=forward.dtype, method=method)
+                .hidden[0]
+                .reshape(-1, PIECE, config.embed_dim)
+                for name, model in models.items()
+            }
+
+            def piece(states: dict[str, jax.Array]) -> dict[str, Any]:
+                logp = {
+                    name: jax.nn.log_softmax(models[name].logits(part).astype(jnp.float32) / forward.temperature)
+                    for name, part in states.items()
+                }
+                found = {}
+                for name, mine in logp.items():
+                    _, best = jax.lax.top_k(mine, count)
+                    found[name] = (best, *(jnp.take_along_axis(logp[side], best, -1) for side in ("policy", "other")))
+                return found
+
+            whole = jax.lax.map(piece, hidden)
+            return jax.tree.map(lambda x: x.reshape(-1, count), whole)
+
+        if "alternatives" not in self._jitted:
+            self._jitted["alternatives"] = jax.jit(said)
+        tokens = np.zeros((1, -(-len(ids) // PIECE) * PIECE), np.int32)
+        tokens[0, : len(ids)] = ids
+        leaves = {name: part for name, (_, part) in self.models().items()}
+        found = self._jitted["alternatives"](leaves, tokens, np.array([len(ids)], np.int32))
+        return {name: tuple(np.asarray(part)[: len(ids)] for part in parts) for name, parts in found.items()}  # pyright: ignore[reportReturnType]
+
+
+@attrs.frozen(eq=False)
+class _Saved:
+    """What a run has saved: its policy at any step."""
+
+    directory: Path
+    program: Program
+    checkpoints: Checkpoints
+    trainable: Leaves
+    frozen: Leaves
+    tell: Callable[[str], object]
+
+    @classmethod
+    def read(
+        cls, directory: Path, program: Program, checkpoints: Checkpoints, source: Any, tell: Callable[[str], object]
+    ) -> _Saved:
+        """With the first weights, before any step."""
+        trainable, frozen, _ = init.fill(program.blueprint, source, program.mesh)
+        return cls(directory, program, checkpoints, trainable, init.order(frozen, program.blueprint.frozen), tell)
+
+    def state(self, number: int, leaves: Leaves) -> State:
+        at = jnp.asarray(number, jnp.int32)
+        return State(at, init.order(leaves, self.program.blueprint.trainable), None, self.frozen, {})
+
+    def at_step(self, number: int, group: str = "trainable") -> State:
+        steps = self.checkpoints.steps()
+        if number == 0:
+            return self.state(0, self.trainable)
+        if number not in steps:
+            raise RunError(f"{self.directory} has no checkpoint of step {number}; there are {steps}")
+        self.tell(f"reading the checkpoint of step {number} of {self.directory.name}")
+        found = self.checkpoints.restore(number, {group: self.program.targets()[group]})[group]
+        return self.state(number, found)
+
+
+def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], object]) -> Other:
+    """The policy of another run, read by the computation that reads this one's.
+
+    Args:
+        mine: Program of the run that it is compared with.
+        home: Directory of both runs.
+        against: `RUN@STEP`.
+        tell: Called with what is done.
+
+    Raises:
+        RunError: there is no such run or step, or it is of another network or tokenizer.
+    """
+    run, _, step = against.rpartition("@")
+    directory = home / run
+    if not step.isdigit() or not run or "/" in run or run.startswith(".") or not (directory / "run.json").is_file():
+        raise RunError(f"expected RUN@STEP with a run of {home}, got {against!r}")
+    asked = sources.saved_experiment(directory)
+    compute = mine.blueprint.compute.name
+    program = compile_experiment(evolve(asked, {"mesh": Mesh(), "precision.compute": compute}))
+    ids = [_tokenizer(one, home).encode(PROBE) for one in (mine.experiment, program.experiment)]
+    if program.blueprint.config != mine.blueprint.config or ids[0] != ids[1]:
+        raise RunError(f"{run} is of another network or tokenizer, so that their tokens cannot be compared one by one")
+    tell(f"reading weights of {run}")
+    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+        source = sources.open_source(program.blueprint, home)
+        state = _Saved.read(directory, program, checkpoints, source, tell).at_step(int(step))
+    template, leaves = program.policy(state)
+    forward = mine.computation.forward
+    read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
+    return Other(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.put(batch)))
+
+
+def _tokenizer(experiment: Experiment, home: Path) -> TokenizerBase:
+    owner = sources.tokenizer_owner(experiment)
+    return open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, home))
+
+
+def _of_state(program: Program, name: str, state: State) -> Other:
+    template, leaves = program.policy(state)
+    return Other(name, template, leaves, lambda batch: program.score(state, batch))
+
+
+def _apart(program: Program, leaves: Leaves) -> Other:
+    """A reference with weights of its own, read as training reads it."""
+    template, forward = program.computation.reference, program.computation.apart
+    assert template is not None
+    assert forward is not None
+    read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
+    return Other(REFERENCE, template, leaves, lambda batch: read(leaves, program.put(batch)))
+
+
+def _loaded(program: Program, data: Data, tokenizer: TokenizerBase) -> Dataset:
+    config = program.blueprint.config
+    loss_on: str = getattr(program.experiment.objective, "loss_on", "assistant")
+    return load(data, tokenizer, max_position=config.max_length, vocabulary=config.vocab_size, loss_on=loss_on)
+
+
+def _is_chat(data: Data) -> bool:
+    """Whether the first rows of a file hold messages; False where it cannot be read any more."""
+    path = getattr(data, "path", None)
+    try:
+        rows = [row.value for row, _ in zip(read_rows(str(path)), range(LOOKED_AT), strict=False)]
+    except DataError:
+        return False
+    values = [value for row in rows if not isinstance(row, RowError) for value in row.values()]
+    return any(isinstance(value, list) and value and isinstance(value[0], dict) for value in values)

@@ -1,0 +1,243 @@
+"""Answers from models: prefill once, then one token at a time through a KV cache, in one jitted loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxdsl.generate.sampling import Sampling, draw, numbers_of, streams
+from nnxdsl.models.attention.dot_product import Places, left_padded
+from nnxdsl.models.attention.kv_cache import Cache, New, init_cache, stored
+from nnxdsl.models.attention.row_layout import Method, sequence
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.params import Template
+from nnxdsl.program.step import Leaves
+
+ROUND_TO = 16
+"""Prompts are padded to a multiple of this, so that prompts of similar length share a compiled program."""
+
+# Where models stand beside each other in a cache: after the axis of the scanned layers, so that a scan over those moves
+# nothing. The tokens' places are the same for all models.
+_CACHE: Any = Cache(layers=1, tail=0, places=None, next_slot=None, lead=0)  # pyright: ignore[reportArgumentType]
+_NEW: Any = New(layers=1, tail=0, places=None, lead=0)  # pyright: ignore[reportArgumentType]
+
+
+class Sampler:
+    """Generates with models of one structure; the compiled loop is kept from call to call.
+
+    Args:
+        template: The structure.
+        config: Its numbers.
+        dtype: Of activations and cache.
+        stop_ids: Tokens that end an answer.
+        place: Puts arrays with a row for each prompt on devices; left out, jax does.
+        whole: Gives every device all answers, so that each of several processes can read them; None leaves it to jax.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        config: DecoderConfig,
+        dtype: Any,
+        stop_ids: Collection[int],
+        place: Callable[[Any], Any] = lambda rows: rows,
+        whole: jax.sharding.Sharding | None = None,
+    ) -> None:
+        self._config, self._place = config, place
+        self._loop = _Loop(template, config, dtype, tuple(sorted(stop_ids)))
+        static = ("new_tokens", "is_greedy", "top_k")
+        self._generate = jax.jit(self._loop.run, static_argnames=static, out_shardings=whole)
+
+    def __call__(self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        """Continuations of token-id prompts, the stop token left out.
+
+        Args:
+            leaves: The model's arrays.
+            prompts: Token ids, each at least one; prompts too long for the model keep their end.
+            sampling: How tokens are chosen.
+
+        Returns:
+            New token ids for each prompt.
+
+        Raises:
+            ValueError: more new tokens than the model has positions, or a `top_k` beyond its vocabulary.
+        """
+        (answers,) = self.together([leaves], prompts, sampling)
+        return answers
+
+    def drawn(
+        self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling, length: int | None = None
+    ) -> list[list[int]]:
+        """As a call, with the stop token at the end of each answer that has one.
+
+        Args:
+            leaves: As of a call.
+            prompts: As of a call.
+            sampling: As of a call.
+            length: What prompts are padded to at least: where it is the same from call to call, so is the program.
+        """
+        out, counts = self._asked([leaves], prompts, sampling, length)
+        return [row[: count + 1].tolist() for row, count in zip(out[0], counts[0], strict=True)]
+
+    def together(
+        self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> list[list[list[int]]]:
+        """What several models answer to the same prompts with the same draws, all in one batch.
+
+        An array that all models have is read once for all of them, in one product over the rows of all: so a policy
+        with adapters and its reference cost little more than one of them. Arrays of their own are copied side by side,
+        which is for adapters and not for whole models.
+
+        Args:
+            models: Arrays of each model; one that is the same object in all of them is theirs together.
+            prompts: As of a call.
+            sampling: As of a call.
+
+        Returns:
+            New token ids for each model and prompt.
+
+        Raises:
+            ValueError: as of a call.
+        """
+        return [
+            [row[:count].tolist() for row, count in zip(rows, ends, strict=True)]
+            for rows, ends in zip(*self._asked(models, prompts, sampling), strict=True)
+        ]
+
+    def _asked(
+        self,
+        models: Sequence[Leaves],
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        at_least: int | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """New tokens `[M, B, new]` of M models and how many come before the stop token `[M, B]`."""
+        room = self._config.max_length - sampling.max_new_tokens
+        if room < 1:
+            raise ValueError(
+                f"max_new_tokens={sampling.max_new_tokens} leaves no position of {self._config.max_length}"
+            )
+        if sampling.top_k is not None and sampling.top_k > self._config.vocab_size:
+            raise ValueError(f"top_k={sampling.top_k} of a vocabulary of {self._config.vocab_size}")
+        if not prompts:
+            return np.zeros((len(models), 0, 0), np.int32), np.zeros((len(models), 0), np.int32)
+        kept = [list(prompt)[-room:] for prompt in prompts]
+        length = min(room, -(-max(*map(len, kept), at_least or 1) // ROUND_TO) * ROUND_TO)
+        tokens = np.zeros((len(kept), length), np.int32)
+        for row, prompt in enumerate(kept):
+            tokens[row, length - len(prompt) :] = prompt
+        first, *others = models
+        shared = {path for path, leaf in first.items() if all(leaf is other[path] for other in others)}
+        out, counts = self._generate(
+            {path: leaf for path, leaf in first.items() if path in shared},
+            [{path: leaf for path, leaf in model.items() if path not in shared} for model in models],
+            *self._place((tokens, np.array([len(prompt) for prompt in kept], np.int32), numbers_of(kept))),
+            np.asarray(jax.random.key_data(jax.random.key(sampling.seed))),  # a host array goes to any devices
+            np.float32(sampling.temperature),
+            None if sampling.top_p is None else np.float32(sampling.top_p),
+            new_tokens=sampling.max_new_tokens,
+            is_greedy=sampling.temperature == 0.0,
+            top_k=sampling.top_k,
+        )
+        return np.asarray(out), np.asarray(counts)
+
+
+@attrs.frozen
+class _Loop:
+    """What is compiled for one structure; arrays come as arguments."""
+
+    template: Template
+    config: DecoderConfig
+    dtype: Any
+    stop_ids: tuple[int, ...]
+
+    def run(
+        self,
+        shared: Leaves,
+        own: list[Leaves],
+        tokens: jax.Array,
+        lengths: jax.Array,
+        numbers: jax.Array,
+        key: jax.Array,
+        temperature: jax.Array,
+        top_p: jax.Array | None,
+        *,
+        new_tokens: int,
+        is_greedy: bool,
+        top_k: int | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """New tokens `[M, B, new_tokens]` of M models, and how many count `[M, B]`.
+
+        Args:
+            shared: Arrays that all models have.
+            own: Those of each model.
+            tokens: Prompts `[B, P]`, padded on the left.
+            lengths: Of the prompts, `[B]`.
+            numbers: Of the rows' draws, `[B, 2]`.
+            key: Data of the key of all draws.
+            temperature: Scalar.
+            top_p: Scalar or None.
+            new_tokens: Longest answer.
+            is_greedy: The likeliest token is taken.
+            top_k: See `Sampling`.
+        """
+        models, (rows, prompt) = len(own), tokens.shape
+        axes = {path: int(path.startswith("layers.")) for path in own[0]}
+        stacked = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
+        forward = partial(jax.vmap, partial(self._forward, shared), out_axes=(0, _NEW), axis_size=models)
+        first, following = forward(in_axes=(axes, None, None, None)), forward(in_axes=(axes, 0, None, _CACHE))
+        stops, keys = jnp.array(self.stop_ids, jnp.int32), streams(jax.random.wrap_key_data(key), numbers)
+
+        def choose(logits: jax.Array, count: jax.Array) -> jax.Array:
+            if is_greedy:
+                return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            now = jax.vmap(jax.random.fold_in, (0, None))(keys, count)
+            return jax.vmap(lambda logits: draw(now, logits, temperature, top_k, top_p))(logits)
+
+        def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            count, cache, token, done, out, counts = carry
+            position = (lengths + count - 1)[:, None]  # [B, 1]
+            places = Places(position, jnp.ones_like(position), jnp.zeros_like(position))
+            logits, new = following(stacked, token[:, :, None], places, cache)
+            # Written outside of vmap, which would copy the cache for it; so it is written in place.
+            return count + 1, stored(cache, new), *added(count, choose(logits, count), done, out, counts)
+
+        def added(
+            count: jax.Array, token: jax.Array, done: jax.Array, out: jax.Array, counts: jax.Array
+        ) -> tuple[jax.Array, ...]:
+            done = done | jnp.isin(token, stops)
+            return token, done, out.at[:, :, count].set(token), counts + (~done).astype(jnp.int32)
+
+        def is_going(carry: tuple[Any, ...]) -> jax.Array:
+            return (carry[0] < new_tokens) & ~jnp.all(carry[3])
+
+        logits, new = first(stacked, tokens, left_padded(lengths, prompt), None)
+        cache = stored(self._empty(models, rows, prompt + new_tokens - 1), new)
+        none = jnp.zeros((models, rows), jnp.int32)
+        zero, out = jnp.zeros((), jnp.int32), jnp.zeros((models, rows, new_tokens), jnp.int32)
+        begun = added(zero, choose(logits, zero), none.astype(bool), out, none)
+        *_, out, counts = jax.lax.while_loop(is_going, step, (zero + 1, cache, *begun))
+        return out, counts
+
+    def _forward(
+        self, shared: Leaves, own: Leaves, tokens: jax.Array, places: Places, cache: Cache | None
+    ) -> tuple[jax.Array, New]:
+        """Logits `[B, V]` after the last of some tokens `[B, T]`, and what a cache takes of these."""
+        model = self.template.merge({**shared, **own})
+        assert isinstance(model, Decoder)
+        method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
+        hidden, new, _ = model(tokens, places, cache=cache, keeps=True, dtype=self.dtype, method=method)
+        assert new is not None  # it is asked for
+        return model.logits(hidden[:, -1]), new
+
+    def _empty(self, models: int, rows: int, length: int) -> Cache:
+        """A cache of several models."""
+        empty = init_cache(self.config, rows, length, self.dtype)
+        return jax.vmap(lambda _: empty, out_axes=_CACHE)(jnp.zeros(models))

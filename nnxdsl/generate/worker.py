@@ -1,0 +1,105 @@
+"""`python -m nnxdsl.generate.worker RUN --step N`: holds two models, answers JSON lines with JSON lines.
+
+A request is `{"id": 1, "do": "generate" | "tokens" | "pairs", ...}` (`nnxdsl/generate/answers.py`); what comes back
+are `{"id": 1, "stage": ...}` while it is at work, then `{"id": 1, "result": ...}` or `{"id": 1, "error": ...}`. The
+first request has the models loaded. It ends when its standard input does, or after a while without a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nnxdsl.errors import NnxdslError, RunError
+from nnxdsl.generate import answers
+from nnxdsl.generate.model_pair import REFERENCE, TwoModels
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runtime.compile_cache import compile_cache
+
+DOES: Mapping[str, Callable[[TwoModels, Mapping[str, Any], Callable[[str], object]], dict[str, Any]]] = {
+    "generate": answers.generate,
+    "tokens": answers.tokens,
+    "pairs": answers.pairs,
+}
+TELL_SECONDS = 0.3
+"""Least time between two words on how far it is."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answers requests until there are no more."""
+    parser = argparse.ArgumentParser(prog="python -m nnxdsl.generate.worker", description=__doc__)
+    parser.add_argument("run", type=Path, help="a run's directory")
+    parser.add_argument("--step", type=int, required=True, help="one of its checkpoints; 0 for the first policy")
+    parser.add_argument(
+        "--against", default=REFERENCE, help="reference, another step, or RUN@STEP (default: reference)"
+    )
+    parser.add_argument("--idle", type=float, default=600, help="seconds without a request after which it ends")
+    options = parser.parse_args(argv)
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print is no answer
+    directory = options.run.absolute()
+    _go_where_it_was_started(directory)
+    models: TwoModels | None = None
+    with compile_cache(directory.parent, lambda problem: sys.stderr.write(f"{problem}\n")):
+        for line in _lines(options.idle):
+            tell, asked = _teller(output, line), {}
+            try:
+                asked = json.loads(line)
+                do = DOES.get(asked.get("do"))
+                if do is None:
+                    raise RunError(f"expected one of {', '.join(DOES)}, got {asked.get('do')!r}")
+                if models is None:
+                    models = TwoModels.open(directory, options.step, options.against, tell)
+                _answer(output, asked, result=do(models, asked, tell))
+            except NnxdslError as error:
+                _answer(output, asked, error=f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _lines(idle: float) -> Iterator[str]:
+    """Lines of the standard input; ends with it, or after `idle` seconds without one."""
+    pending = b""
+    while True:
+        while b"\n" in pending:
+            line, _, pending = pending.partition(b"\n")
+            yield line.decode("utf-8", errors="replace")
+        if not select.select([0], [], [], idle)[0]:
+            return
+        found = os.read(0, 1 << 16)
+        if not found:
+            return
+        pending += found
+
+
+def _teller(output: Any, line: str) -> Callable[[str], None]:
+    said = 0.0
+
+    def tell(stage: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= TELL_SECONDS:
+            said = time.monotonic()
+            _answer(output, json.loads(line), stage=stage)
+
+    return tell
+
+
+def _answer(output: Any, asked: Mapping[str, Any], **said: Any) -> None:
+    output.write(json.dumps({"id": asked.get("id"), **said}) + "\n")
+
+
+def _go_where_it_was_started(directory: Path) -> None:
+    """So that relative paths in the experiment mean what they meant to the run."""
+    with contextlib.suppress(OSError):
+        os.chdir(RunDirectory(directory).started_in() or ".")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

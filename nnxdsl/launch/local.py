@@ -1,0 +1,127 @@
+"""Runs as processes of this machine that outlive whoever started them.
+
+A job's lock is held from before its process begins until that process has ended: the process inherits it. So whether a
+job is at work is known to anybody, without a moment in which two could start it, and a killed starter loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from nnxdsl.config.launcher import Local
+from nnxdsl.errors import RunError
+from nnxdsl.launch.job import Job
+from nnxdsl.storage import process_info
+
+LOCK = "process.lock"
+RECORD = "process.json"
+
+
+class LocalEngine:
+    """Processes on this machine."""
+
+    poll_seconds = 0.3
+
+    def __init__(self, launcher: Local) -> None:
+        """Starts nothing."""
+        self.parallel, self.retries = launcher.parallel, launcher.retries
+        self._gpus = launcher.gpus
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._slots: dict[str, int] = {}
+
+    def start(self, job: Job) -> bool:
+        """Starts a job; False if it is at work already."""
+        descriptor = _take(job.directory / LOCK)
+        if descriptor is None:
+            self._slots[job.run] = int(job.noted(RECORD).get("slot") or 0)
+            return False
+        try:
+            slot = self._free_slot()
+            try:
+                with job.output.open("ab") as output:
+                    child = subprocess.Popen(
+                        job.command(),
+                        cwd=job.cwd,
+                        env={**job.environment(), **self._devices(slot)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,  # neither Ctrl-C nor the end of a terminal reaches it
+                        pass_fds=(descriptor,),
+                    )
+            except OSError as error:
+                raise RunError(f"{job.run} cannot be started: {error}") from error
+        finally:
+            os.close(descriptor)  # the child has it by now
+        self._children[job.run], self._slots[job.run] = child, slot
+        who = process_info.Process(child.pid, process_info.started(child.pid), process_info.hostname())
+        job.note(RECORD, {"pid": who.pid, "pid_started": who.started, "host": who.host, "slot": slot})
+        return True
+
+    def is_at_work(self, job: Job) -> bool:
+        """Whether a process holds the job's lock."""
+        if child := self._children.get(job.run):
+            child.poll()  # no zombie is to be left
+        if not job.directory.is_dir():
+            return False
+        descriptor = _take(job.directory / LOCK)
+        if descriptor is None:
+            return True
+        os.close(descriptor)
+        self._slots.pop(job.run, None)
+        return False
+
+    def exit_code(self, job: Job) -> int | None:
+        """How the process ended, where it was started from here."""
+        child = self._children.get(job.run)
+        return None if child is None else child.wait()
+
+    def where(self, job: Job) -> str:
+        """Its process."""
+        return f"process {job.noted(RECORD).get('pid', '?')}"
+
+    def terminate(self, job: Job) -> None:
+        """Sends SIGTERM to its process."""
+        signal_recorded(job, RECORD, signal.SIGTERM)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _free_slot(self) -> int:
+        taken = set(self._slots.values())
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+    def _devices(self, slot: int) -> dict[str, str]:
+        if self._gpus is None:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(str(slot * self._gpus + index) for index in range(self._gpus))}
+
+
+def signal_recorded(job: Job, record: str, number: int) -> None:
+    """Sends a signal to the process that a record of the job names, if that very process still lives here."""
+    noted = job.noted(record)
+    pid, started, host = noted.get("pid"), noted.get("pid_started"), noted.get("host")
+    if not isinstance(pid, int) or not isinstance(host, str):
+        return
+    if process_info.Process(pid, started, host).is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _take(path: Path) -> int | None:
+    """A descriptor that holds the lock; None if a living process has it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunError(f"{path}: the lock cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,244 @@
+"""Runs as processes under actors of Ray, which outlive whoever started them; the one file that knows Ray.
+
+An actor is made under the run's name, and its process begins as it is made: a name exists once in a cluster, so no run
+is started twice. How the process ended stands in the job's directory; the actor ends soon after it, driver or not.
+"""
+
+# pyright: reportMissingImports=false
+# (its library is an extra)
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from nnxdsl.config.launcher import Ray
+from nnxdsl.errors import RunError
+from nnxdsl.launch.engines import UNBOUNDED
+from nnxdsl.launch.job import Job
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import write_json
+
+NAMESPACE = "nnxdsl"
+LINGER_SECONDS = 20.0
+GONE_SECONDS = 10.0
+"""How long it may take until the name of an actor that was ended is free."""
+ADDRESS_SECONDS = 600.0
+"""How long the processes of a run wait for the first of them to be placed."""
+
+
+class _Host:
+    """One process of one run, on whichever node Ray has chosen. It knows nothing of nnxdsl but the command."""
+
+    def __init__(
+        self,
+        words: list[str],
+        cwd: str,
+        variables: dict[str, str],
+        directory: str,
+        rank: int,
+        processes: int,
+        first: str,
+    ) -> None:
+        self._port = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        more: list[str] = []
+        if processes > 1:
+            address = self._own_address() if rank == 0 else _address_of(first)
+            more = ["--coordinator", address, "--processes", str(processes), "--process", str(rank)]
+        suffix = "" if rank == 0 else f".{rank}"
+        self._ended = Path(directory) / f"ended{suffix}.json"
+        with (Path(directory) / f"output{suffix}.txt").open("ab") as output:
+            child = subprocess.Popen(
+                [sys.executable, *words, *more],
+                cwd=cwd if Path(cwd).is_dir() else None,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._child = child
+        threading.Thread(target=_wait, args=(child, self._ended), daemon=True).start()
+
+    def _own_address(self) -> str:
+        with socket.socket() as found:
+            found.bind(("", 0))
+            self._port = found.getsockname()[1]
+        return f"{ray.util.get_node_ip_address()}:{self._port}"
+
+    def address(self) -> str:
+        """Where the first process of the run listens."""
+        return f"{ray.util.get_node_ip_address()}:{self._port}"
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended, and how it did is written down."""
+        return self._ended.exists()
+
+    def terminate(self) -> None:
+        """Asks the process to save and end."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGTERM)
+
+
+def _address_of(name: str) -> str:
+    """Asks the actor of the first process, which may still wait for room."""
+    first = ray.get_actor(name, namespace=NAMESPACE)
+    return str(ray.get(first.address.remote(), timeout=ADDRESS_SECONDS))
+
+
+def _wait(child: subprocess.Popen[bytes], ended: Path) -> None:
+    """Writes down how the process ended; ends the actor where nobody is there to do it, so that its room is free."""
+    code = child.wait()
+    with contextlib.suppress(Exception):
+        write_json(ended, {"exit_code": code, "time": process_info.utc()})
+    time.sleep(LINGER_SECONDS)  # a driver ends it without the noise that Ray makes of this
+    os._exit(0)
+
+
+class RayEngine:
+    """Actors of a cluster."""
+
+    poll_seconds = 0.5
+
+    def __init__(self, launcher: Ray) -> None:
+        """Connects to the cluster, or starts one here.
+
+        Raises:
+            RunError: there is none at the address.
+        """
+        self._launcher = launcher
+        self.parallel, self.retries = launcher.parallel or UNBOUNDED, launcher.retries
+        is_local = launcher.address == "local"
+        # What is launched has its own environment and packages: nothing of this process is to be packed up and sent.
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        options: dict[str, Any] = {"address": launcher.address, "namespace": NAMESPACE}
+        options |= {"log_to_driver": False, "logging_level": "ERROR"}
+        if is_local:
+            options["include_dashboard"] = False
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunError(f"Launcher.Ray: no cluster at {launcher.address!r}: {error}") from error
+        self._probes: dict[str, Any] = {}
+
+    def start(self, job: Job) -> bool:
+        """Makes the actors of a job; False if they are there already."""
+        if self.is_at_work(job):
+            return False
+        count = self._launcher.processes
+        for rank in range(count):
+            suffix = "" if rank == 0 else f".{rank}"
+            (job.directory / f"ended{suffix}.json").unlink(missing_ok=True)
+        room = self._room(job) if count > 1 else None
+        host = ray.remote(_Host)
+        words, variables = job.command()[1:], job.forwarded()
+        for rank in range(count):
+            options: dict[str, Any] = {
+                "name": _name(job, rank),
+                "namespace": NAMESPACE,
+                "lifetime": "detached",
+                "get_if_exists": True,
+                "max_restarts": 0,
+                "num_cpus": self._launcher.cpus,
+                "num_gpus": self._launcher.gpus,
+                "resources": dict(self._launcher.resources),
+            }
+            if room is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(room, rank)
+            host.options(**options).remote(
+                words, str(job.cwd), variables, str(job.directory), rank, count, _name(job, 0)
+            )
+        return True
+
+    def is_at_work(self, job: Job) -> bool:
+        """Whether any actor of it waits for room or lives."""
+        return any(self._lives(job, rank) for rank in range(self._launcher.processes))
+
+    def exit_code(self, job: Job) -> int | None:
+        """Of the first process, where its actor lived to write it."""
+        code = job.noted("ended.json").get("exit_code")
+        if self._launcher.processes > 1:
+            self._leave_room(job)
+        return code if isinstance(code, int) else None
+
+    def where(self, job: Job) -> str:
+        """The name of its actor."""
+        return f"Ray actor {_name(job, 0)}"
+
+    def terminate(self, job: Job) -> None:
+        """Asks its processes to save and end; takes it out of the queue where it still waits for room."""
+        for rank in range(self._launcher.processes):
+            with contextlib.suppress(ValueError, RayError):
+                actor = ray.get_actor(_name(job, rank), namespace=NAMESPACE)
+                try:
+                    ray.get(actor.terminate.remote(), timeout=5)
+                except GetTimeoutError:
+                    ray.kill(actor)
+
+    def close(self) -> None:
+        """Leaves the cluster; one that was started here ends."""
+        ray.shutdown()
+
+    def _lives(self, job: Job, rank: int) -> bool:
+        name = _name(job, rank)
+        try:
+            actor = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            self._probes.pop(name, None)
+            return False
+        probe = self._probes.get(name)
+        if probe is None:
+            probe = self._probes[name] = actor.has_ended.remote()
+        ready, _ = ray.wait([probe], timeout=0)
+        if not ready:
+            return True  # it waits for room, or has not answered yet
+        del self._probes[name]
+        try:
+            if ray.get(probe):
+                self._end(actor, name)
+                return False
+        except RayError as error:
+            if "creation task" in str(error):  # the node could not start it: nobody else will say why
+                with job.output.open("a", encoding="utf-8") as output:
+                    output.write(f"{error}\n")
+            return False
+        return True
+
+    def _end(self, actor: Any, name: str) -> None:
+        """Ends an actor, and returns when another one may have its name."""
+        ray.kill(actor)
+        end = time.monotonic() + GONE_SECONDS
+        with contextlib.suppress(ValueError):
+            while time.monotonic() < end:
+                ray.get_actor(name, namespace=NAMESPACE)
+                time.sleep(0.05)
+
+    def _room(self, job: Job) -> Any:
+        """Room for all processes of a run or for none: two half-placed runs would wait for each other for ever."""
+        self._leave_room(job)
+        each = {"CPU": self._launcher.cpus, "GPU": self._launcher.gpus, **dict(self._launcher.resources)}
+        bundle = {name: amount for name, amount in each.items() if amount}
+        return placement_group([bundle or {"CPU": 0.001}] * self._launcher.processes, name=job.run, lifetime="detached")
+
+    def _leave_room(self, job: Job) -> None:
+        with contextlib.suppress(ValueError):
+            remove_placement_group(get_placement_group(job.run))
+
+
+def _name(job: Job, rank: int) -> str:
+    return job.run if rank == 0 else f"{job.run}.{rank}"

@@ -1,0 +1,22 @@
+"""Losses over log-probabilities and masks, one file per family of objectives. Knows no model.
+
+Importing the package registers the losses of all built-in objectives; `losses.build.register` adds others.
+"""
+
+from nnxdsl.losses import distillation, grpo, kto, preference
+from nnxdsl.losses.base import Loss, Pairs, Ratio, Terms, build, finished, per_row, row_mean
+
+__all__ = [
+    "Loss",
+    "Pairs",
+    "Ratio",
+    "Terms",
+    "build",
+    "distillation",
+    "finished",
+    "grpo",
+    "kto",
+    "per_row",
+    "preference",
+    "row_mean",
+]

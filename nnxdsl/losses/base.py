@@ -1,0 +1,107 @@
+"""What is minimised, from log-probabilities and masks alone: a loss knows no model, no adapter and no device.
+
+Here are what every loss says, and the loss of sequences; those of pairs are in `preferences.py`. A third party adds
+one in a file of its own: a frozen subclass of `Objective`, and a function registered with
+`@losses.build.register(MyObjective)`.
+"""
+
+# ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from nnxdsl.config.objectives.base import SFT, Objective
+from nnxdsl.errors import NotRegisteredError
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+
+
+class Ratio(NamedTuple):
+    """A sum and what it is to be divided by, kept apart until everything has been added up."""
+
+    total: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - nobody counts the items of a Ratio
+
+
+class Terms(NamedTuple):
+    """What a loss says of one micro-batch: sums, which add over micro-batches and devices.
+
+    Attributes:
+        loss: Its `count` is the weight that the gradient is divided by as well.
+        metrics: Further means, by their public names.
+    """
+
+    loss: Ratio
+    metrics: Mapping[str, Ratio]
+
+
+class Pairs(NamedTuple):
+    """Log-probabilities of a micro-batch of pairs; all float32 `[B]`.
+
+    Attributes:
+        chosen: Summed over the completion's tokens.
+        rejected: Likewise.
+        chosen_tokens: How many tokens that sum has.
+        rejected_tokens: Likewise.
+        desirable: Of feedback, 1 where the answer is desirable, else 0; None of pairs.
+        likelihood: How likely the policy finds both completions, beside what it would draw itself; carries no gradient.
+            None where no loss reads it.
+    """
+
+    chosen: Array
+    rejected: Array
+    chosen_tokens: Array
+    rejected_tokens: Array
+    desirable: Array | None = None
+    likelihood: Array | None = None
+
+
+Loss = Callable[[Any, Any, jax.Array], Terms]
+"""From what policy and reference (None where there is none) say of a micro-batch, and the weight of each row `[B]`,
+to the terms. Both are `Pairs` where the objective reads pairs, and `TokenStats` where it reads sequences."""
+
+
+@singledispatch
+def build(objective: Objective) -> Loss:
+    """The loss of an objective; register an `Objective` of your own here."""
+    name = type(objective).__name__
+    raise NotRegisteredError(
+        f"no loss is registered for {type(objective).__qualname__}; write\n"
+        f"  from nnxdsl import losses\n"
+        f"  @losses.build.register({name})\n"
+        f"  def _(objective): return lambda policy, reference, weight: losses.Terms(...)"
+    )
+
+
+@build.register
+def _(objective: SFT) -> Loss:
+    def loss(policy: TokenStats, reference: TokenStats | None, weight: jax.Array) -> Terms:
+        counted = policy.mask * weight[:, None]  # [B, N]
+        per_token = objective.z_loss * jnp.square(policy.log_z) - policy.logp
+        return Terms(Ratio(jnp.sum(per_token * counted), jnp.sum(counted)), {})
+
+    return loss
+
+
+def per_row(loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]], weight: Float[Array, " B"]) -> Terms:
+    """Terms of a loss that is a mean over rows."""
+    return Terms(row_mean(loss, weight), {name: row_mean(value, weight) for name, value in metrics.items()})
+
+
+def finished(means: Mapping[str, Any]) -> dict[str, Any]:
+    """Means of a whole batch with what follows from two of them: the margin of rewards whose rows are not the same."""
+    chosen, rejected = means.get("rewards/chosen"), means.get("rewards/rejected")
+    if chosen is None or rejected is None or "rewards/margins" in means:
+        return dict(means)
+    return {**means, "rewards/margins": chosen - rejected}
+
+
+def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> Ratio:
+    """A mean over rows, not divided yet; what a row of weight 0 holds does not matter."""
+    return Ratio(jnp.sum(jnp.where(weight > 0, value, 0.0) * weight), jnp.sum(weight))

@@ -1,0 +1,305 @@
+"""How far a student's distributions are from a teacher's, tile by tile: the logits of neither exist as a whole.
+
+Both heads are worked through in the tiles of `tiles.py`, a slice of the same words of both at a time. A first loop
+finds what both softmaxes divide by, a second sums the distance of the words, and the backward pass computes both logits
+once more. Where one chunk and one tile are all, the loops are one computation and XLA shares the logits.
+
+Arrays have the axes of `tiles.py`: `n` chunks of `c` tokens, `g` groups of rows, `l` pieces of rows, `s` pieces of the
+vocabulary, `v` words of a tile, `d` the width.
+"""
+
+# ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jaxtyping import Array, Bool, Float
+
+from nnxdsl.config.objectives.distillation import JSD, Distance, Distill, ForwardKL, ReverseKL
+from nnxdsl.errors import NotRegisteredError
+from nnxdsl.losses.base import Loss, Ratio, Terms, build
+from nnxdsl.losses.lm_head import tiling
+from nnxdsl.losses.lm_head.selected_logits import log_sum, with_tile
+from nnxdsl.losses.lm_head.tiling import LOWEST, Tiling
+from nnxdsl.losses.lm_head.token_stats import Chunks, TokenStats, Where
+
+
+class Taught(NamedTuple):
+    """What a teacher says of a micro-batch.
+
+    Attributes:
+        hidden: Its final hidden states at the positions that predict the targets, `[B, N, E]`.
+        head: Its output embedding, `[V, E]`.
+        soft_cap: Of its logits: `z` is `c tanh(z / c)`; None for none.
+    """
+
+    hidden: Array
+    head: Array
+    soft_cap: float | None = None
+
+
+class Distilled(NamedTuple):
+    """What a loss reads of a student.
+
+    Attributes:
+        stats: Of its target tokens, `[B, N]`.
+        distance: From the teacher at each of them, in nats, `[B, N]`; zero where the mask is off.
+        features: How far the directions of hidden states are apart, in the same way; None where nothing reads it.
+    """
+
+    stats: TokenStats
+    distance: Array
+    features: Array | None = None
+
+
+@build.register
+def _(objective: Distill) -> Loss:
+    hard, square = objective.hard_weight, objective.temperature**2
+
+    def loss(policy: Distilled, reference: None, weight: jax.Array) -> Terms:
+        counted = policy.stats.mask * weight[:, None]  # [B, N]
+        count, apart = jnp.sum(counted), jnp.sum(policy.distance * counted)
+        nll = -jnp.sum(policy.stats.logp * counted)
+        total = (1 - hard) * square * apart
+        if hard:
+            total = total + hard * nll
+        metrics = {"distance": Ratio(apart, count), "nll_loss": Ratio(nll, count)}
+        if policy.features is not None:
+            features = jnp.sum(policy.features * counted)
+            total = total + objective.feature_weight * features
+            metrics["feature_distance"] = Ratio(features, count)
+        return Terms(Ratio(total, count), metrics)
+
+    return loss
+
+
+def feature_distance(
+    hidden: Float[Array, "B N D"], taught: Float[Array, "B N D"], mask: Bool[Array, "B N"]
+) -> Float[Array, "B N"]:
+    """`1 - cos` of two models' hidden states, float32; zero where the mask is off, whatever they are there.
+
+    Args:
+        hidden: The student's.
+        taught: The teacher's.
+        mask: Which targets count.
+    """
+    both = (jnp.where(mask[..., None], x, 1).astype(jnp.float32) for x in (hidden, taught))
+    ours, theirs = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in both)
+    return jnp.where(mask, jnp.sum(jnp.square(ours - theirs), axis=-1) / 2, 0.0)  # exact where they are nearly alike
+
+
+@attrs.frozen
+class How:
+    """How two heads are compared.
+
+    Attributes:
+        student: How the student's head is worked through.
+        teacher: How the teacher's is.
+        distance: What is summed.
+    """
+
+    student: Tiling
+    teacher: Tiling
+    distance: Distance
+
+
+def distance(
+    hidden: Float[Array, "B N D"],
+    head: Float[Array, "V D"],
+    taught: Taught,
+    mask: Bool[Array, "B N"],
+    asked: Distill,
+    soft_cap: float | None = None,
+    limit: int | None = None,
+    where: Where | None = None,
+) -> Float[Array, "B N"]:
+    """Distance of softmax(hidden @ head.T / T) from the teacher's softmax over the same words, in nats.
+
+    Args:
+        hidden: The student's final hidden states, at the positions that predict the targets.
+        head: Its output embedding.
+        taught: The teacher's, which gets no gradient.
+        mask: Which targets count. Masked positions may hold anything.
+        asked: Distance and temperature.
+        soft_cap: Of the student's logits, before the temperature; None for none.
+        limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
+        where: On what; None for one CPU.
+
+    Returns:
+        Float32, zero where the mask is off, from products accumulated in float32.
+    """
+    where = where or Where()
+    # Tiles are sized for both heads: as if for one whose rows are as long as the longer ones.
+    chunks = Chunks.of(mask, (len(head), max(head.shape[1], taught.head.shape[1])), limit, where)
+    # Of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t)).
+    caps = [None if cap is None else cap / asked.temperature for cap in (soft_cap, taught.soft_cap)]
+    how = How(chunks.tiling(caps[0], where), chunks.tiling(caps[1], where), asked.distance)
+    states = []
+    for x in (hidden, taught.hidden):
+        states.append(chunks.split(x / asked.temperature))
+        if where.constrain is not None:
+            states[-1] = where.constrain(states[-1], (None, "head_batch", "length", None, "activation_embed"))
+    found: Any = _apart(states[0], head.astype(hidden.dtype), states[1], taught.head.astype(taught.hidden.dtype), how)
+    return chunks.join(found)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _apart(
+    hidden: Float[Array, "n g l c d"],
+    head: Float[Array, "w d"],
+    taught: Float[Array, "n g l c e"],
+    other: Float[Array, "w e"],
+    how: How,
+) -> Float[Array, "n g l c"]:
+    return _forward(hidden, head, taught, other, how)[0]
+
+
+class _Kept(NamedTuple):
+    """What gradients need.
+
+    Attributes:
+        hidden: The student's states, `[n, g, l, c, d]`.
+        head: Its head, `[w, d]`.
+        taught: The teacher's states, `[n, g, l, c, e]`.
+        other: Its head, `[w, e]`.
+        log_z: What both softmaxes divide by, as natural logs, `[n, g, l, c]` each.
+        center: See `_center`, `[n, g, l, c]`.
+    """
+
+    hidden: Array
+    head: Array
+    taught: Array
+    other: Array
+    log_z: tuple[Array, Array]
+    center: Array
+
+
+class _Trained(NamedTuple):
+    """As `_Kept`, where the head is trained too: a type of its own, since residuals hold nothing static."""
+
+    kept: _Kept
+
+
+def _forward_rule(
+    hidden: CustomVJPPrimal, head: CustomVJPPrimal, taught: CustomVJPPrimal, other: CustomVJPPrimal, how: How
+) -> tuple[Array, _Kept | _Trained]:
+    values = hidden.value, head.value, taught.value, other.value
+    found, center, log_z = _forward(*values, how)
+    kept = _Kept(*values, log_z, center)
+    return found, _Trained(kept) if head.perturbed else kept
+
+
+def _backward_rule(how: How, residuals: _Kept | _Trained, toward: Array) -> tuple[Array | None, ...]:
+    is_trained = isinstance(residuals, _Trained)
+    kept = residuals.kept if isinstance(residuals, _Trained) else residuals
+    if isinstance(toward, SymbolicZero):
+        toward = jnp.zeros(kept.center.shape, jnp.float32)
+    return *_gradients(kept, toward, how, trained=is_trained), None, None
+
+
+_apart.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
+
+
+def _forward(
+    hidden: jax.Array, head: jax.Array, taught: jax.Array, other: jax.Array, how: How
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
+    """The distances, their centers, and what both softmaxes divide by; all `[n, g, l, c]`."""
+    heads = tiling.cut(head, how.student), tiling.cut(other, how.teacher)
+    numbers = jnp.arange(tiling.tiles_of(heads[0], how.student))
+
+    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, ...]]:
+        nothing = jnp.zeros((heads[0].shape[0], *given[0].shape[:-1]), jnp.float32)  # [s, g, l, c]
+
+        def divide(sums: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+            both = _logits(given, heads, how, number)
+            return (*with_tile(sums[0], sums[1], both[0]), *with_tile(sums[2], sums[3], both[1])), None
+
+        lowest = nothing + LOWEST
+        sums, _ = tiling.loop(divide, (lowest, nothing, lowest, nothing), numbers)
+        log_z = log_sum(sums[0], sums[1]), log_sum(sums[2], sums[3])
+
+        def add(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+            s, t = _logits(given, heads, how, number)
+            q, p = s - log_z[0][..., None], t - log_z[1][..., None]
+            return (
+                sums[0] + jnp.sum(summand(how.distance, p, q), axis=-1),
+                sums[1] + jnp.sum(_center(how.distance, p, q), axis=-1),
+            ), None
+
+        (value, center), _ = tiling.loop(add, (nothing, nothing), numbers)
+        return None, (jnp.sum(value, axis=0), jnp.sum(center, axis=0), *log_z)
+
+    value, center, *log_z = tiling.loop(chunk, None, (hidden, taught))[1]
+    return value, center, (log_z[0], log_z[1])
+
+
+def _gradients(kept: _Kept, toward: jax.Array, how: How, *, trained: bool) -> tuple[jax.Array, jax.Array | None]:
+    """Gradients of the student's states and, if it is trained, of its head."""
+    heads = tiling.cut(kept.head, how.student), tiling.cut(kept.other, how.teacher)
+
+    def slopes(tile: tiling.Tile) -> tuple[jax.Array, jax.Array]:
+        zs, zt, center, by = (
+            tiling.at(x, tile.chunk)[..., None] for x in (*kept.log_z, kept.center, toward)
+        )  # [g, l, c, 1]
+        s, t = _logits((tile.hidden, tiling.at(kept.taught, tile.chunk)), heads, how, tile.number)
+        return s, _slope(how.distance, t - zt, s - zs, center) * by
+
+    return tiling.gradients(kept.hidden, kept.head, slopes, how.student, trained=trained)
+
+
+def _logits(
+    states: tuple[jax.Array, jax.Array], heads: tuple[jax.Array, jax.Array], how: How, number: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A tile of the student's logits and of the teacher's, `[s, g, l, c, v]`."""
+    found = [
+        tiling.logits_of(hidden, tiling.tile_of(head, each, number), each)
+        for hidden, head, each in zip(states, heads, (how.student, how.teacher), strict=True)
+    ]
+    return found[0], found[1]
+
+
+def _mixed(beta: float, p: jax.Array, q: jax.Array) -> jax.Array:
+    return jnp.logaddexp(math.log(beta) + p, math.log1p(-beta) + q)
+
+
+def summand(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
+    """What each word adds to the distance, from log-probabilities under teacher and student."""
+    match asked:
+        case ForwardKL():
+            return jnp.exp(p) * (p - q)
+        case ReverseKL():
+            return jnp.exp(q) * (q - p)
+        case JSD(beta=beta):
+            m = _mixed(beta, p, q)
+            return beta * jnp.exp(p) * (p - m) + (1 - beta) * jnp.exp(q) * (q - m)
+        case _:
+            raise NotRegisteredError(f"{type(asked).__qualname__} is not computed in nnxdsl/losses/distillation.py")
+
+
+def _center(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
+    """What each word adds to the mean, under the student, of the derivative of the distance by its probability."""
+    match asked:
+        case ForwardKL():
+            return jnp.zeros_like(q)
+        case JSD(beta=beta):
+            return jnp.exp(q) * (q - _mixed(beta, p, q))
+        case _:
+            return jnp.exp(q) * (q - p)
+
+
+def _slope(asked: Distance, p: jax.Array, q: jax.Array, center: jax.Array) -> jax.Array:
+    """The derivative of the distance by each of the student's logits."""
+    match asked:
+        case ForwardKL():
+            return jnp.exp(q) - jnp.exp(p)
+        case JSD(beta=beta):
+            return (1 - beta) * jnp.exp(q) * (q - _mixed(beta, p, q) - center)
+        case _:
+            return jnp.exp(q) * (q - p - center)

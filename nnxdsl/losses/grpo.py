@@ -1,0 +1,111 @@
+"""The loss of a policy's own answers, from log-probabilities and advantages; what each setting means is with GRPO.
+
+Advantages are reckoned here as well, on the host, from rewards alone.
+"""
+
+# ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Float
+
+from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.losses.base import Loss, Ratio, Terms, build
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+
+SLACK = 1e-4
+"""Added to standard deviations that advantages are divided by, as TRL does."""
+
+Float64 = npt.NDArray[np.float64]
+
+
+class Answers(NamedTuple):
+    """What one model says of answers that a policy has given.
+
+    Attributes:
+        stats: Of each of their tokens, `[B, N]`.
+        advantage: `[B]`.
+        limit: The most tokens that an answer could have had, `[B]`.
+        old: Log-probabilities of the tokens when they were drawn, `[B, N]`; None: those of the policy as it is.
+    """
+
+    stats: TokenStats
+    advantage: Array
+    limit: Array
+    old: Array | None
+
+
+@build.register
+def _(objective: GRPO) -> Loss:
+    low, high = 1 - objective.clip_low, 1 + objective.clip_high
+
+    def loss(policy: Answers, reference: Answers | None, weight: jax.Array) -> Terms:
+        logp, mask = policy.stats.logp, policy.stats.mask * weight[:, None]  # [B, N]
+        count = jnp.sum(mask)
+        old = jax.lax.stop_gradient(logp) if policy.old is None else policy.old
+        ratio = jnp.exp(logp - old)
+        gain = policy.advantage[:, None]
+        per_token = -jnp.minimum(ratio * gain, jnp.clip(ratio, low, high) * gain)
+        metrics: dict[str, Ratio] = {}
+        if reference is not None:
+            estimate = kl(objective.kl, logp - reference.stats.logp)
+            per_token = per_token + objective.beta * estimate
+            metrics["kl"] = Ratio(jnp.sum(estimate * mask), count)
+        if policy.old is not None:
+            below, above = (ratio < low) & (gain < 0), (ratio > high) & (gain > 0)
+            sides = {"low": below, "high": above, "region": below | above}
+            metrics |= {f"clip_ratio/{name}_mean": Ratio(jnp.sum(is_in * mask), count) for name, is_in in sides.items()}
+        return Terms(_averaged(objective.average, per_token, mask, weight, policy.limit), metrics)
+
+    return loss
+
+
+def kl(estimate: Literal["k1", "k2", "k3"], ratio: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """An estimate of the KL divergence of the policy from the reference, of tokens that the policy has drawn.
+
+    Args:
+        estimate: Which; see `GRPO`.
+        ratio: Log-probability under the policy less that under the reference, in nats.
+    """
+    if estimate == "k1":
+        return ratio
+    return jnp.square(ratio) / 2 if estimate == "k2" else jnp.expm1(-ratio) + ratio
+
+
+def _averaged(
+    average: Literal["sequences", "tokens", "length"],
+    per_token: jax.Array,
+    mask: jax.Array,
+    weight: jax.Array,
+    limit: jax.Array,
+) -> Ratio:
+    """The loss of tokens `[B, N]` as a sum and what it is divided by."""
+    sums = jnp.sum(per_token * mask, axis=1)  # [B]
+    if average == "tokens":
+        return Ratio(jnp.sum(sums), jnp.sum(mask))
+    if average == "length":
+        return Ratio(jnp.sum(sums), jnp.sum(limit * weight))
+    return Ratio(jnp.sum(sums / jnp.maximum(jnp.sum(mask, axis=1), 1)), jnp.sum(weight))
+
+
+def advantages(rewards: Float64, scale: Literal["group", "batch", "none"]) -> Float64:
+    """By how much each answer is better than the others to its prompt.
+
+    Args:
+        rewards: [prompts, answers to each] their weighted sums.
+        scale: What they are divided by; see `GRPO.scale_rewards`. Standard deviations are those of samples (n - 1).
+
+    Returns:
+        As `rewards`.
+    """
+    better = rewards - rewards.mean(axis=1, keepdims=True)
+    if scale == "none":
+        return better
+    spread = rewards.std(axis=1, ddof=1, keepdims=True) if scale == "group" else rewards.std(ddof=1)
+    return better / (spread + SLACK)

@@ -1,0 +1,42 @@
+"""The losses of single answers that were liked or not; what each is for stands with its class.
+
+Answers are laid out as pairs: `chosen` is an answer's own log-probability, whatever its label, and `rejected` that of
+an answer to another prompt in its place.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from nnxdsl.config.objectives import kto as spec
+from nnxdsl.losses.base import Loss, Pairs, Ratio, Terms, build, row_mean
+from nnxdsl.losses.preference import log_ratios, real
+
+Rows = Float[Array, " B"]
+
+
+@build.register
+def _(objective: spec.KTO) -> Loss:
+    beta = objective.beta
+
+    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+        assert reference is not None
+        assert policy.desirable is not None
+        pair = log_ratios(real(policy, weight), real(reference, weight))
+        liked = policy.desirable > 0
+        apart = row_mean(jax.lax.stop_gradient(pair.rejected), weight)
+        kl = jax.nn.relu(apart.total / jnp.maximum(apart.count, 1))
+        signed = jnp.where(liked, pair.chosen - kl, kl - pair.chosen)
+        factor = jnp.where(liked, objective.desirable_weight, objective.undesirable_weight)
+        # 1 - sigmoid(z) is sigmoid(-z), which loses nothing where z is large.
+        terms = row_mean(factor * jax.nn.sigmoid(-beta * signed), weight)
+        metrics = {"kl": Ratio(kl * apart.count, apart.count)}
+        for name, rows in (("chosen", liked), ("rejected", ~liked)):
+            own = weight * rows
+            metrics[f"rewards/{name}"] = row_mean(beta * pair.chosen, own)
+            metrics[f"logps/{name}"] = row_mean(policy.chosen, own)
+        return Terms(terms, metrics)
+
+    return loss

@@ -1,0 +1,1 @@
+"""The output head in vocabulary tiles: log-probabilities and token statistics without whole logits."""

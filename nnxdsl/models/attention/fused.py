@@ -1,0 +1,206 @@
+"""Attention by the fused kernels of accelerators: cuDNN's for GPUs, splash attention for TPUs.
+
+cuDNN's kernel knows rows that begin at their first slot, their lengths, and causal order with a window. So the row of a
+pair becomes two such rows, `[prompt | chosen]` and `[prompt | rejected]`, each moved to its first slot, and what comes
+out is moved back; the prompt's queries are taken from one of both, in which they are the same. Splash attention takes
+any mask that is known when it is traced, and segments for the rest, so rows stay as they are.
+
+The forms around the kernels are tested on CPUs, with XLA's attention in cuDNN's place and Pallas' interpreter in that
+of a TPU; which kernel serves what is said by `program/attention_kernel.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from nnxdsl.models.attention.dot_product import Places
+from nnxdsl.models.attention.row_layout import Row
+from nnxdsl.models.logical_axes import apart
+
+LANES = 128
+"""Splash attention cuts rows into blocks of multiples of so many slots."""
+
+LARGEST_BLOCK = 512
+
+
+def attend_cudnn(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    places: Places,
+    row: Row,
+    *,
+    window: int | None,
+    scale: float,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> jax.Array:
+    """Grouped-query attention of a row with itself; as `attention.attend` for every real token.
+
+    Args:
+        query: `[B, T, N, H]`.
+        key: `[B, T, K, H]`, K a divisor of N.
+        value: `[B, T, K, H]`.
+        places: of the row's tokens, `[B, T]`.
+        row: how the row is laid out; not packed.
+        window: as of `attention.mask`.
+        scale: what scores are multiplied by.
+        implementation: of `jax.nn.dot_product_attention`.
+
+    Returns:
+        `[B, T, N, H]` in the dtype of `query`; zero for padding.
+    """
+    if row.packed:
+        raise ValueError("cuDNN's attention has no segments: a packed row cannot be computed by it")
+    real = places.segment > 0  # [B, T]
+    # Whatever the kernel leaves in unused slots, forward or backward, goes no further.
+    query, key, value = (jnp.where(real[:, :, None, None], x, 0) for x in (query, key, value))
+    lengths = [jnp.sum(part, axis=1) for part in _parts(real, row)]  # each [B]
+    first, *others = lengths
+    if not others:
+        mixed = _causal(query, key, value, first, window, scale, implementation)
+    else:
+        shift = row.parts[0] - first  # slots of padding before the prompt
+        lengths = jnp.stack([first + other for other in others], axis=1)  # [B, 2]
+        rows = (_rolled(_two_rows(x, row), shift) for x in (query, key, value))  # each [B, 2, P + R, heads, H]
+        query, key, value = (x.reshape(-1, *x.shape[2:]) for x in rows)  # rows of one pair stay on one device
+        mixed = _causal(query, key, value, lengths.reshape(-1), window, scale, implementation)
+        mixed = _one_row(_rolled(mixed.reshape(*lengths.shape, *mixed.shape[1:]), -shift), row)
+    return jnp.where(real[:, :, None, None], mixed, 0)
+
+
+def _causal(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    length: jax.Array,
+    window: int | None,
+    scale: float,
+    implementation: Literal["cudnn", "xla"],
+) -> jax.Array:
+    """Causal attention in rows that begin at their first slot."""
+    length = jnp.maximum(length, 1).astype(jnp.int32)  # an empty row would be 0 / 0
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        scale=scale,
+        is_causal=True,
+        query_seq_lengths=length,
+        key_value_seq_lengths=length,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation=implementation,
+    )
+
+
+def _parts(x: jax.Array, row: Row) -> list[jax.Array]:
+    """The parts of a row's slots `[B, T, ...]`."""
+    found, start = [], 0
+    for size in row.parts:
+        found.append(x[:, start : start + size])
+        start += size
+    return found
+
+
+def _two_rows(x: jax.Array, row: Row) -> jax.Array:
+    """`[B, 2, P + R, ...]`: the prompt and one completion, side by side, of `[B, P + 2R, ...]`."""
+    prompt, *completions = _parts(x, row)
+    return jnp.stack([jnp.concatenate([prompt, completion], axis=1) for completion in completions], axis=1)
+
+
+def _one_row(x: jax.Array, row: Row) -> jax.Array:
+    """The inverse of `_two_rows`, with the prompt of the first row, and zeros in slots that are never used."""
+    prompt = row.parts[0]
+    unused = jnp.zeros((len(x), row.size - sum(row.parts), *x.shape[3:]), x.dtype)
+    return jnp.concatenate([x[:, 0, :prompt], *(x[:, one, prompt:] for one in range(x.shape[1])), unused], axis=1)
+
+
+@jax.custom_vjp
+def _rolled(x: jax.Array, shift: jax.Array) -> jax.Array:
+    """`[B, 2, L, ...]` with slot s + shift of each row at slot s, round and round; `shift` is `[B]`."""
+    slots = (jnp.arange(x.shape[2])[None, :] + shift[:, None]) % x.shape[2]  # [B, L]
+    return jax.vmap(lambda rows, slots: jnp.take(rows, slots, axis=1, mode="clip"))(x, slots)
+
+
+def _rolled_forward(x: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _rolled(x, shift), shift
+
+
+def _rolled_backward(shift: jax.Array, toward: jax.Array) -> tuple[jax.Array, None]:
+    # Rolled back, as no slot is read twice; autodiff would scatter and add.
+    return _rolled(toward, -shift), None
+
+
+_rolled.defvjp(_rolled_forward, _rolled_backward)
+
+
+def attend_splash(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    places: Places,
+    row: Row,
+    *,
+    window: int | None,
+    scale: float,
+    soft_cap: float | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Grouped-query attention of a row with itself; as `attention.attend` for every real token.
+
+    Args:
+        query: `[B, T, N, H]`.
+        key: `[B, T, K, H]`, K a divisor of N.
+        value: `[B, T, K, H]`.
+        places: of the row's tokens, `[B, T]`.
+        row: how the row is laid out; not packed.
+        window: as of `attention.mask`.
+        scale: what scores are multiplied by.
+        soft_cap: as of `attention.attend`.
+        interpret: runs the kernel without a TPU, slowly.
+
+    Returns:
+        `[B, T, N, H]` in the dtype of `query`.
+    """
+    # Pallas' kernels for TPUs take a third of a second to import, which runs on other devices are spared.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # noqa: PLC0415
+
+    if row.packed:
+        raise ValueError("of a packed row too little is known when splash attention is traced")
+    length = query.shape[1]
+    fill = -length % LANES
+    size = length + fill
+    seen = row.filled(size).sees(window)
+    block = next(block for block in range(LARGEST_BLOCK, 0, -LANES) if size % block == 0)
+
+    def run(query: jax.Array, key: jax.Array, value: jax.Array, segment: jax.Array) -> jax.Array:
+        heads = query.shape[1]  # of one device
+        kernel: Any = splash.make_splash_mha(
+            splash.MultiHeadMask([splash.NumpyMask(seen)] * heads),
+            head_shards=1,
+            q_seq_shards=1,
+            block_sizes=splash.BlockSizes(
+                block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
+                block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
+            ),
+            attn_logits_soft_cap=soft_cap,
+            interpret=interpret,
+        )  # fmt: skip
+        return jax.vmap(lambda q, k, v, s: kernel(q, k, v, segment_ids=splash.SegmentIds(s, s)))(
+            query, key, value, segment
+        )
+
+    def by_head(x: jax.Array) -> jax.Array:  # [B, heads, T, H]
+        return jnp.swapaxes(jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, 0))), 1, 2)
+
+    segment = jnp.pad(places.segment, ((0, 0), (0, fill)))
+    of_heads, of_kv_heads = (("batch", heads, "length", None) for heads in ("activation_heads", "activation_kv_heads"))
+    mixed = apart(
+        run,
+        (by_head(query * jnp.asarray(scale, query.dtype)), by_head(key), by_head(value), segment),
+        (of_heads, of_kv_heads, of_kv_heads, ("batch", "length")),
+        of_heads,
+    )
+    return jnp.swapaxes(mixed, 1, 2)[:, :length].astype(query.dtype)

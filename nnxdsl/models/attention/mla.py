@@ -1,0 +1,129 @@
+"""Attention whose keys and values are made of one narrow vector a token; knows nothing of the layer around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.attention.blockwise import attend_in_blocks
+from nnxdsl.models.attention.dot_product import attend
+from nnxdsl.models.attention.fused import attend_cudnn, attend_splash
+from nnxdsl.models.attention.kv_cache import KV, attend_past
+from nnxdsl.models.config.mla import LatentConfig
+from nnxdsl.models.layers.linear import Linear, RMSNorm, rotate, rows_of
+from nnxdsl.models.logical_axes import constrain
+from nnxdsl.models.remat import named
+
+if TYPE_CHECKING:
+    from nnxdsl.models.block import View
+
+
+class LatentAttention(nnx.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434; as in DeepSeek-V3, arXiv:2412.19437).
+
+    Keys and values are full ones, in training and in the cache: what a weight does is never folded into another, so
+    adapters and few-bit weights see every product.
+
+    Args:
+        embed_dim: width of the residual stream.
+        num_heads: heads of queries, and of keys and values.
+        config: the widths.
+        query_scale: attention scores are multiplied by it; with YaRN its `mscale` is in it.
+        rngs: draws the weights.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        config: LatentConfig,
+        *,
+        query_scale: float,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
+    ) -> None:
+        def linear(width: int, out: int, *axes: str) -> Linear:
+            return Linear(width, out, axes=(axes[0], axes[1]), rngs=rngs, param_dtype=param_dtype)
+
+        def norm(features: int) -> RMSNorm:
+            return RMSNorm(features, axis="norm", eps=config.norm_eps, kind="plain", param_dtype=param_dtype)
+
+        self.config = config
+        self.query_scale = query_scale
+        rank, shared = config.q_lora_rank, config.kv_lora_rank
+        queries, values = num_heads * config.qk_head_dim, num_heads * config.v_head_dim
+        self.query = linear(embed_dim, queries, "embed", "heads") if rank is None else None
+        self.query_down = None if rank is None else linear(embed_dim, rank, "embed", "latent")
+        self.query_norm = None if rank is None else norm(rank)
+        self.query_up = None if rank is None else linear(rank, queries, "latent", "heads")
+        self.key_value_down = linear(embed_dim, shared + config.qk_rope_head_dim, "embed", "latent")
+        self.key_value_norm = norm(shared)
+        self.key_value_up = linear(shared, num_heads * config.qk_nope_head_dim + values, "latent", "heads")
+        self.output = linear(values, embed_dim, "heads", "embed")
+
+    def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
+        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds.
+
+        Args:
+            x: what is mixed.
+            view: of this call; its `rope` has `qk_rope_head_dim // 2` columns.
+            past: keys `[B, N, S, qk_head_dim]` and values `[B, N, S, v_head_dim]`; None without a cache.
+
+        Returns:
+            (what was mixed, keys and values as in `past` with T slots).
+        """
+        config, split = self.config, (*x.shape[:2], -1)
+        x = rows_of(x)
+        query = self._query(x).reshape(*split, config.qk_head_dim)
+        query = constrain(query, "batch", "length", "activation_heads", None)  # [B, T, N, H]
+        still, turned = jnp.split(query, [config.qk_nope_head_dim], axis=-1)
+        query = jnp.concatenate([still, self._rotate(turned, view)], axis=-1)
+        shared, turned = jnp.split(self.key_value_down(x).reshape(split), [config.kv_lora_rank], axis=-1)
+        both = self.key_value_up(self.key_value_norm(shared))
+        both = both.reshape(*split, config.qk_nope_head_dim + config.v_head_dim)
+        both = constrain(both, "batch", "length", "activation_heads", None)
+        still, value = jnp.split(both, [config.qk_nope_head_dim], axis=-1)
+        turned = self._rotate(turned[:, :, None], view)  # [B, T, 1, R], the same for all heads
+        turned = jnp.broadcast_to(turned, (*still.shape[:3], turned.shape[-1]))
+        key = jnp.concatenate([still, turned], axis=-1)
+        new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
+        if past is None:
+            mixed = self._mix(query, key, value, view)  # [B, T, N, V]
+        else:
+            assert view.mask is not None  # the decoder refuses other kernels with a cache
+            mixed = attend_past(query, past, new, view.mask, self.query_scale)
+        return self.output(named(mixed.reshape(split), "attention_output")), new
+
+    def _query(self, x: jax.Array) -> jax.Array:
+        if self.query_down is None or self.query_norm is None or self.query_up is None:
+            assert self.query is not None  # queries are compressed, or they are not
+            return self.query(x)
+        return self.query_up(self.query_norm(self.query_down(x)))
+
+    def _rotate(self, x: jax.Array, view: View) -> jax.Array:
+        if self.config.rope_interleave:  # neighbours become halves; as all queries and keys do, products stay the same
+            x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
+        return rotate(x, view.rope)
+
+    def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
+        kernel, row = view.method.kernel, view.method.row
+        if view.mask is not None:
+            return attend(query, key, value, view.mask, self.query_scale)
+        assert row is not None  # the decoder refuses other kernels where nothing is known of the row
+        given = {"window": view.method.window, "scale": self.query_scale}
+        if kernel == "chunked":
+            return attend_in_blocks(query, key, value, view.places, row, **given, queries=view.method.queries)
+        if kernel == "splash":
+            return attend_splash(query, key, value, view.places, row, **given)
+        # cuDNN's kernel wants keys and values of one width.
+        width = value.shape[-1]
+        wide = max(width, key.shape[-1])
+        query, key, value = (
+            jnp.pad(part, ((0, 0), (0, 0), (0, 0), (0, wide - part.shape[-1]))) for part in (query, key, value)
+        )
+        return attend_cudnn(query, key, value, view.places, row, **given)[..., :width]

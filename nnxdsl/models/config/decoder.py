@@ -1,0 +1,326 @@
+"""A decoder as numbers and choices: all that tells one family from another; no jax, and no family by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, get_args
+
+import attrs
+
+from nnxdsl.models.config.deltanet import DeltaConfig
+from nnxdsl.models.config.mla import LatentConfig
+from nnxdsl.models.config.moe import Experts
+
+EntryT = TypeVar("EntryT")
+LayerKind = Literal["local", "global", "linear"]
+"""What mixes a layer's tokens: attention to those in a sliding window, or to all tokens before; or a gated DeltaNet."""
+Norms = Literal["pre", "sandwich", "post"]
+NormScale = Literal["plain", "zero_centred"]
+QueryKeyNorm = Literal["none", "head", "row"]
+AttentionBias = Literal["none", "qkv", "all"]
+Activation = Literal["silu", "gelu_tanh"]
+
+_CHOICES = {
+    "norms": get_args(Norms),
+    "norm_scale": get_args(NormScale),
+    "query_key_norm": get_args(QueryKeyNorm),
+    "attention_bias": get_args(AttentionBias),
+    "activation": get_args(Activation),
+}
+
+
+@attrs.frozen(kw_only=True)
+class RopeRamp:
+    """Which of RoPE's frequencies are scaled: those that turn slowly (Llama 3, arXiv:2407.21783).
+
+    A frequency is judged by its turns over `length` positions. With fewer than `slow` turns it is divided by
+    `Rope.scale`, with more than `fast` turns it stays as it is, and in between it is mixed of the two, linearly in the
+    number of turns.
+
+    Attributes:
+        slow: turns below which a frequency is scaled in full (the Hub's `low_freq_factor`).
+        fast: turns above which it is not scaled (the Hub's `high_freq_factor`).
+        length: positions that the model was trained on before (the Hub's `original_max_position_embeddings`).
+    """
+
+    slow: float
+    fast: float
+    length: int
+
+    def __attrs_post_init__(self) -> None:
+        _check_ramp("rope_ramp", self.slow, self.fast, self.length)
+
+
+@attrs.frozen(kw_only=True)
+class Yarn:
+    """Which of RoPE's frequencies are scaled, and by how much angles' tables are (Peng et al. 2023, arXiv:2309.00071).
+
+    As `RopeRamp`, but what is mixed is mixed linearly in the frequency's number, not in its turns.
+
+    Attributes:
+        slow: turns below which a frequency is scaled in full (the Hub's `beta_slow`).
+        fast: turns above which it is not scaled (the Hub's `beta_fast`).
+        length: positions that the model was trained on before (the Hub's `original_max_position_embeddings`).
+        amplitude: what sines and cosines are multiplied by, which sharpens attention (the Hub's `attention_factor`).
+        whole: whether the ramp begins and ends at whole numbers (the Hub's `truncate`).
+    """
+
+    slow: float = 1.0
+    fast: float = 32.0
+    length: int
+    amplitude: float
+    whole: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        _check_ramp("yarn", self.slow, self.fast, self.length)
+        if not self.amplitude > 0:
+            raise ValueError(f"yarn: amplitude must be above 0, got {self.amplitude}")
+
+
+def _check_ramp(name: str, slow: float, fast: float, length: int) -> None:
+    if not 0 < slow < fast:
+        raise ValueError(f"{name}: expected 0 < slow < fast, got slow={slow} and fast={fast}")
+    if not length > 0:
+        raise ValueError(f"{name}: length must be above 0, got {length}")
+
+
+@attrs.frozen(kw_only=True)
+class Rope:
+    """Rotary positions of one kind of layers (Su et al., arXiv:2104.09864).
+
+    Attributes:
+        base: base wavelength.
+        scale: frequencies are divided by it, as if positions were.
+        ramp: which frequencies `scale` is for; None for all of them (linear scaling).
+        part: the part of a head that is turned, from its beginning.
+    """
+
+    base: float
+    scale: float = 1.0
+    ramp: RopeRamp | Yarn | None = None
+    part: float = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("base", "scale", "part"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"rope: {name} must be above 0, got {getattr(self, name)}")
+
+
+def local_then_global(layers: int) -> tuple[LayerKind, ...]:
+    """A period of so many layers, of which the last is global."""
+    local: tuple[LayerKind, ...] = ("local",) * (layers - 1)
+    return (*local, "global")
+
+
+def period_of(layers: Sequence[EntryT]) -> tuple[EntryT, ...]:
+    """The shortest period that gives these layers when it is repeated, the last time maybe in part."""
+    for length in range(1, len(layers)):
+        if all(layer == layers[number % length] for number, layer in enumerate(layers)):
+            return tuple(layers[:length])
+    return tuple(layers)
+
+
+def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str, Any]:
+    """The fields of DecoderConfig for layers with experts among layers without.
+
+    Of all splits into leading dense layers and a repeated period, it is the one that compiles the fewest layers.
+
+    Args:
+        kinds: of every layer.
+        dense: whether each layer has one MLP; at least one has experts.
+
+    Returns:
+        `dense_layers`, `pattern` and `dense_pattern`.
+    """
+    layers = list(zip(kinds, dense, strict=True))
+    splits: list[tuple[int, int, tuple[tuple[LayerKind, bool], ...]]] = []
+    for lead in range(list(dense).index(False) + 1):
+        period = period_of(layers[lead:])
+        if all(kind == period[layer % len(period)][0] for layer, kind in enumerate(kinds[:lead])):
+            splits.append((lead + len(period) + (len(layers) - lead) % len(period), lead, period))
+    _, lead, period = min(splits, key=lambda split: split[:2])
+    flags = tuple(is_dense for _, is_dense in period)
+    return {
+        "dense_layers": lead,
+        "pattern": tuple(kind for kind, _ in period),
+        "dense_pattern": flags if any(flags) else (),
+    }
+
+
+@attrs.frozen(kw_only=True)
+class DecoderConfig:
+    """The numbers and choices that fix a decoder's mathematics; the choices' defaults are those of Gemma 3.
+
+    The first `dense_layers` are the lead. Layers after them come in periods of `pattern`, which repeats; those that
+    fill no whole period are the tail.
+
+    Attributes:
+        vocab_size: rows of the embedding.
+        embed_dim: width of the residual stream.
+        mlp_dim: width of the gated MLP.
+        num_layers: all layers: lead, whole periods and tail.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; divides `num_heads`.
+        head_dim: width of one head; even. With `latent` that of the part that is rotated.
+        window: a local layer sees itself and `window - 1` tokens before; None where no layer is local.
+        pattern: the kinds of the layers of one period.
+        rope_local: rotary positions of the local layers; None where they turn as the global ones do.
+        rope_global: rotary positions of the global layers.
+        query_scale: attention scores are multiplied by it.
+        sinks: each head has a score of its own that takes part in its softmax and brings nothing (GPT-OSS,
+            arXiv:2508.10925).
+        attention_soft_cap: attention scores are bent into its range, from minus it to it, before they are masked (Gemma
+            2, arXiv:2408.00118); None for scores as they are.
+        norm_eps: added to the mean square in every RMSNorm.
+        max_length: positions that the model was made for.
+        norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
+            sum with the residual stream; "post": those after alone (OLMo 2, arXiv:2501.00656).
+        norm_scale: "plain": the scale begins at 1 and multiplies what is rounded already (Llama);
+            "zero_centred": it begins at 0, and 1 + scale multiplies before the rounding (Gemma).
+        query_key_norm: an RMSNorm of queries and of keys before they are rotated: "head": of each head; "row": of all
+            heads of a token together.
+        attention_bias: which of attention's linear layers add a bias: none, those before it, or the one after it too.
+        activation: of the MLP's gate.
+        scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
+        output_gate: what attention gives is multiplied by a sigmoid of the token (Qwen3-Next).
+        delta: the heads of linear layers; None where there are none.
+        latent: keys and values are made of one narrow vector a token; None where they are made as queries are.
+        experts: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
+        dense_layers: so many layers at the beginning have one MLP in spite of `experts`; they are of the first kinds of
+            `pattern`.
+        dense_pattern: for each layer of `pattern`, whether it has one MLP in spite of `experts`; empty where none has.
+        tied_head: the embedding is the output head; else the head has weights of its own.
+        logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
+            where they stay as they are.
+        mtp_layers: layers behind the decoder that predict tokens further ahead, 0 or 1, global ones (DeepSeek-V3,
+            arXiv:2412.19437, section 2.2). A `config.json` is read as 0, whatever it says: many are of directories
+            without them.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    mlp_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    pattern: tuple[LayerKind, ...] = local_then_global(6)
+    rope_local: Rope | None = Rope(base=10_000.0)
+    rope_global: Rope = Rope(base=1_000_000.0)
+    query_scale: float
+    sinks: bool = False
+    output_gate: bool = False
+    delta: DeltaConfig | None = None
+    attention_soft_cap: float | None = None
+    norm_eps: float = 1e-6
+    max_length: int
+    norms: Norms = "sandwich"
+    norm_scale: NormScale = "zero_centred"
+    query_key_norm: QueryKeyNorm = "head"
+    attention_bias: AttentionBias = "none"
+    activation: Activation = "gelu_tanh"
+    scale_embedding: bool = True
+    latent: LatentConfig | None = None
+    experts: Experts | None = None
+    dense_layers: int = 0
+    dense_pattern: tuple[bool, ...] = ()
+    tied_head: bool = True
+    logit_soft_cap: float | None = None
+    mtp_layers: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(DecoderConfig):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0 and field.default != 0:
+                raise ValueError(f"{field.name} must be above 0, got {value}")
+            if field.name in _CHOICES and value not in _CHOICES[field.name]:
+                raise ValueError(f"{field.name}: expected one of {_CHOICES[field.name]}, got {value!r}")
+        if not 0 <= self.dense_layers <= (self.num_layers if self.experts else 0):
+            raise ValueError(
+                f"dense_layers={self.dense_layers}: expected from 0 to num_layers, and experts beside them"
+            )
+        if self.dense_pattern and (
+            self.experts is None
+            or len(self.dense_pattern) != len(self.pattern)
+            or set(self.dense_pattern) != {True, False}
+        ):
+            raise ValueError(
+                f"dense_pattern={self.dense_pattern}: expected True or False for each layer of pattern={self.pattern}, "
+                "at least one of each, and experts beside them; or () where no layer of the pattern is dense"
+            )
+        if self.latent is not None and (self.num_kv_heads, self.head_dim) != (
+            self.num_heads,
+            self.latent.qk_rope_head_dim,
+        ):
+            raise ValueError("latent: expected as many num_kv_heads as num_heads, and head_dim=qk_rope_head_dim")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd; RoPE turns its halves against each other")
+        for rope in (self.rope_local, self.rope_global):
+            if rope is not None and (self.head_dim * rope.part) % 2:
+                raise ValueError(f"head_dim={self.head_dim}: a part of {rope.part} is no even number, which RoPE turns")
+        if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
+            raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
+        if (self.delta is None) == ("linear" in self.pattern):
+            raise ValueError(f"pattern={self.pattern}: linear layers need delta, and it needs them")
+        if self.window is None and "local" in self.pattern:
+            raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
+        if self.mtp_layers not in (0, 1):
+            raise ValueError(f"mtp_layers={self.mtp_layers}: one token further ahead can be predicted, or none")
+
+    @property
+    def period(self) -> int:
+        """Layers of one period."""
+        return len(self.pattern)
+
+    @property
+    def periods(self) -> int:
+        """Whole periods: the length of the scan over layers."""
+        return (self.num_layers - self.dense_layers) // self.period
+
+    @property
+    def lead(self) -> tuple[LayerKind, ...]:
+        """The kinds of the layers before the first period."""
+        return tuple(self.pattern[layer % self.period] for layer in range(self.dense_layers))
+
+    @property
+    def tail(self) -> tuple[LayerKind, ...]:
+        """The kinds of the layers after the last whole period."""
+        return self.pattern[: (self.num_layers - self.dense_layers) % self.period]
+
+    @property
+    def layers(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer."""
+        return self.lead + self.pattern * self.periods + self.tail
+
+    @property
+    def dense(self) -> tuple[bool, ...]:
+        """Whether each layer has one MLP of `mlp_dim`, not experts."""
+        if self.experts is None:
+            return (True,) * self.num_layers
+        flags = self.dense_pattern or (False,) * self.period
+        later = range(self.num_layers - self.dense_layers)
+        return (True,) * self.dense_layers + tuple(flags[layer % self.period] for layer in later)
+
+    @property
+    def further(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer that predicts tokens further ahead."""
+        return ("global",) * self.mtp_layers
+
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """Widths of a head's query and key, and of its value."""
+        if self.latent is None:
+            return self.head_dim, self.head_dim
+        return self.latent.qk_head_dim, self.latent.v_head_dim
+
+    def place(self, layer: int) -> tuple[str, int | None]:
+        """Where a layer's leaves are: the path of its block, and its position in the stack; None outside of it."""
+        later = layer - self.dense_layers
+        if later < 0:
+            return f"lead.blocks.{layer}", None
+        if later < self.periods * self.period:
+            return f"layers.blocks.{later % self.period}", later // self.period
+        return f"tail.blocks.{later % self.period}", None

@@ -1,0 +1,276 @@
+"""A gated DeltaNet layer: a short convolution and a memory in attention's place; knows how its row is laid out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.attention.row_layout import Row
+from nnxdsl.models.config.deltanet import DeltaConfig
+from nnxdsl.models.deltanet.recurrence import CHUNK, Order, Tokens, in_chunks, step
+from nnxdsl.models.layers.linear import Linear, RMSNorm, rows_of
+from nnxdsl.models.logical_axes import constrain
+from nnxdsl.models.remat import from_inputs, named
+
+if TYPE_CHECKING:
+    from nnxdsl.models.block import View
+
+
+class DeltaState(NamedTuple):
+    """What a layer remembers of the tokens before, however many they were; any leading axes, then those below.
+
+    Attributes:
+        tail: `[B, channels, conv_kernel - 1]`, what the convolution took of the last tokens; zeros before the first.
+        memory: `[B, value_heads, key_head_dim, value_head_dim]` float32.
+    """
+
+    tail: jax.Array
+    memory: jax.Array
+
+
+def no_tokens(config: DeltaConfig, batch: int, dtype: DTypeLike) -> DeltaState:
+    """The state before the first token.
+
+    Args:
+        config: of the layer.
+        batch: rows.
+        dtype: of the tail; the `dtype` of the calls.
+    """
+    heads = (config.value_heads, config.key_head_dim, config.value_head_dim)
+    tail = jnp.zeros((batch, config.channels, config.conv_kernel - 1), dtype)
+    return DeltaState(tail, jnp.zeros((batch, *heads), jnp.float32))
+
+
+class Conv(nnx.Module):
+    """The weights of a causal convolution of each channel with itself.
+
+    Args:
+        channels: how many.
+        size: tokens that it looks at.
+        rngs: draws the weights, normal with variance 1 / size.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(self, channels: int, size: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        values = jax.random.normal(rngs.params(), (channels, 1, size), jnp.float32) * size**-0.5
+        self.weight = nnx.Param(values.astype(param_dtype), axes=("conv", None, None))  # [channels, 1, size]
+
+
+class DeltaNet(nnx.Module):
+    """The gated DeltaNet of Qwen3-Next (Yang et al., arXiv:2412.06464).
+
+    `inputs` gives each key head's query and key, then values and output gates of its value heads; `rates` gives each
+    key head's rates, then decays, of its value heads: so devices can share heads without moving anything. The
+    convolution's channels are all queries, then all keys, then all values.
+
+    Args:
+        embed_dim: width of the residual stream.
+        config: the heads.
+        norm_eps: added to the mean square in the norm of each head.
+        rngs: draws the weights.
+        param_dtype: dtype of the weights.
+        chunk: tokens that are computed together, a power of two.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        config: DeltaConfig,
+        *,
+        norm_eps: float,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
+        chunk: int = CHUNK,
+    ) -> None:
+        def linear(width: int, out: int, *axes: str) -> Linear:
+            return Linear(width, out, axes=(axes[0], axes[1]), rngs=rngs, param_dtype=param_dtype)
+
+        self.config = config
+        self.chunk = chunk
+        heads, values = config.value_heads, config.value_heads * config.value_head_dim
+        self.inputs = linear(embed_dim, config.channels + values, "embed", "heads")
+        self.rates = linear(embed_dim, 2 * heads, "embed", "heads")
+        self.conv = Conv(config.channels, config.conv_kernel, rngs=rngs, param_dtype=param_dtype)
+        # Before anything is learnt a head forgets at a rate of up to 16, drawn evenly (Mamba 2, arXiv:2405.21060).
+        rate = jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1e-3, 16.0)
+        self.decay_log = nnx.Param(jnp.log(rate).astype(param_dtype), axes=("heads",))
+        self.decay_bias = nnx.Param(jnp.ones((heads,), param_dtype), axes=("heads",))
+        dim = config.value_head_dim
+        self.norm = RMSNorm(dim, axis="head_dim", eps=norm_eps, kind="plain", param_dtype=param_dtype)
+        self.output = linear(values, embed_dim, "heads", "embed")
+
+    def __call__(self, x: jax.Array, view: View, past: DeltaState | None) -> tuple[jax.Array, DeltaState]:
+        """`[B, T, D]` to `[B, T, D]` and the state after this call's tokens, which takes the place of `past`.
+
+        Args:
+            x: what is mixed.
+            view: of this call; its places and its row are read. A row that is not packed is as `Row` says; in a packed
+                one, or where no row is known, tokens of a segment stand together, those of its prompt first, then
+                those of each branch. With a past, tokens are of one sequence, padding before them or after them.
+            past: of the tokens before; None if there are none.
+
+        Returns:
+            (what was mixed, the state after the last real token; of a row with branches it is that of the first part).
+        """
+        config, (batch, length, _) = self.config, x.shape
+        keys, groups, width = config.key_heads, config.groups, config.value_head_dim
+        x = rows_of(x)
+        # The row is one chain of tokens: devices that share its length bring it together here.
+        mixed = self.inputs(x).reshape(batch, length, keys, -1)  # [B, T, K, 2 H + 2 G V]
+        mixed = constrain(mixed, "batch", None, "activation_heads", None)
+        rates = self.rates(x).reshape(batch, length, keys, 2 * groups)
+        rates = constrain(rates, "batch", None, "activation_heads", None)
+        mixed, gate = jnp.split(mixed, [mixed.shape[-1] - groups * width], axis=-1)
+        weights = _Weights(*(weight[...] for weight in (self.conv.weight, self.decay_log, self.decay_bias)))
+        numbers, row = _Numbers(config, self.chunk), view.method.row if past is None else None
+        state = no_tokens(config, batch, x.dtype) if past is None else past
+
+        def run(weights: _Weights, inputs: _Inputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
+            if past is not None or (row is not None and not row.packed):
+                return _laid_out(numbers, weights, inputs._replace(branch=None), state, row)
+            return _follow(numbers, weights, inputs, state)
+
+        inputs = _Inputs(mixed, rates, view.places.segment, view.places.branch)
+        out, state = jax.checkpoint(run)(weights, inputs, state)  # kept is what it is given, whatever the policy
+        out = from_inputs(_opened)(self.norm(out.astype(x.dtype)), gate.reshape(out.shape))
+        out = out.reshape(batch, length, -1)  # [B, T, K G V]
+        out = constrain(out, "batch", "length", "activation_heads")
+        return self.output(named(out, "attention_output")), state
+
+
+def _opened(out: jax.Array, gate: jax.Array) -> jax.Array:
+    """What an output gate lets through, in the dtype of `out`."""
+    return (out * jax.nn.silu(gate.astype(jnp.float32))).astype(out.dtype)
+
+
+class _Numbers(NamedTuple):
+    """What is known when a call is traced."""
+
+    config: DeltaConfig
+    chunk: int
+
+
+class _Weights(NamedTuple):
+    conv: jax.Array  # [channels, 1, size]
+    decay_log: jax.Array  # [K G]
+    decay_bias: jax.Array  # [K G]
+
+
+class _Inputs(NamedTuple):
+    """Of slots `[B, T]`."""
+
+    mixed: jax.Array  # [B, T, K, 2 H + G V], before the convolution
+    rates: jax.Array  # [B, T, K, 2 G]
+    segment: jax.Array  # [B, T]
+    branch: jax.Array | None  # [B, T]; None where nothing branches
+
+
+def _laid_out(
+    numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState, row: Row | None
+) -> tuple[jax.Array, DeltaState]:
+    """Of a row of which the first part is computed once, and all that follow it go on from there, side by side."""
+    # One sequence, or none: whatever its number is, it goes on from the state.
+    inputs = inputs._replace(segment=(inputs.segment > 0).astype(jnp.int32))
+    if row is None or len(row.parts) == 1:
+        return _follow(numbers, weights, inputs, state)
+
+    def part(start: int, size: int, filled: int) -> _Inputs:
+        return jax.tree.map(
+            lambda x: jnp.pad(x[:, start : start + size], ((0, 0), (0, filled - size)) + ((0, 0),) * (x.ndim - 2)),
+            inputs,
+        )
+
+    first, *others = row.parts
+    out, state = _follow(numbers, weights, part(0, first, first), state)
+    longest = max(others)
+    starts = [first + sum(others[:number]) for number in range(len(others))]
+    parts = [part(start, size, longest) for start, size in zip(starts, others, strict=True)]
+
+    def rows(*of_parts: jax.Array) -> jax.Array:  # those of one row stay on one device
+        stacked = jnp.stack(of_parts, axis=1)
+        return stacked.reshape(-1, *stacked.shape[2:])
+
+    after, _ = _follow(
+        numbers, weights, jax.tree.map(rows, *parts), jax.tree.map(lambda x: rows(*[x] * len(others)), state)
+    )
+    after = after.reshape(len(out), len(others), *after.shape[1:])
+    found = [out, *(after[:, number, :size] for number, size in enumerate(others))]
+    unused = jnp.zeros((len(out), row.size - sum(row.parts), *out.shape[2:]), out.dtype)
+    return jnp.concatenate([*found, unused], axis=1), state
+
+
+def _follow(numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
+    """`[B, T, K, G, V]` float32 of tokens that go on from a state, and the state after them."""
+    config, (batch, length) = numbers.config, inputs.segment.shape
+    keys, groups = config.key_heads, config.groups
+    if not length:
+        return jnp.zeros((batch, 0, keys, groups, config.value_head_dim), jnp.float32), state
+    real = inputs.segment > 0
+    mixed = jnp.where(real[:, :, None, None], inputs.mixed, 0)
+    tail = state.tail.astype(mixed.dtype).reshape(batch, keys, -1, config.conv_kernel - 1)
+    held = jnp.concatenate([jnp.moveaxis(tail, -1, 1), mixed], axis=1)  # [B, size - 1 + T, K, 2 H + G V]
+    looked_at = _before(mixed, held, inputs, config.conv_kernel)
+    kernel = _by_head(config, weights.conv).astype(jnp.float32)  # [K, 2 H + G V, size]
+    mixed = jax.nn.silu(sum(x.astype(jnp.float32) * kernel[..., at] for at, x in enumerate(looked_at))).astype(
+        mixed.dtype
+    )
+    query, key, value = jnp.split(mixed, [config.key_head_dim, 2 * config.key_head_dim], axis=-1)
+    value = value.reshape(batch, length, keys, groups, -1)
+    rate, decay = jnp.split(inputs.rates, 2, axis=-1)  # [B, T, K, G]
+    speed, bias = (x.astype(jnp.float32).reshape(keys, groups) for x in (weights.decay_log, weights.decay_bias))
+    decay = -jnp.exp(speed) * jax.nn.softplus(decay.astype(jnp.float32) + bias)
+    tokens = Tokens(query, key, value, decay, jax.nn.sigmoid(rate).astype(jnp.float32))
+    memory = state.memory.reshape(batch, keys, groups, *state.memory.shape[2:])
+    if length == 1:
+        out, memory = step(tokens, real[:, 0], memory)
+    else:
+        out, memory = in_chunks(tokens, Order(inputs.segment, inputs.branch), memory, numbers.chunk)
+    # The last slots up to the last real token; before the first one stands the old tail.
+    used = jnp.max(jnp.where(real, jnp.arange(1, length + 1), 0), axis=1)  # [B]
+    tail = _slots(held, used[:, None] + jnp.arange(config.conv_kernel - 1))
+    tail = jnp.moveaxis(tail, 1, -1).reshape(state.tail.shape)
+    return out, DeltaState(tail.astype(state.tail.dtype), memory.reshape(state.memory.shape))
+
+
+def _before(mixed: jax.Array, held: jax.Array, inputs: _Inputs, size: int) -> list[jax.Array]:
+    """What the convolution looks at for each token: the token `size - 1` places before it, ..., the token itself."""
+    length = mixed.shape[1]
+    if inputs.branch is None:
+        return [held[:, start : start + length] for start in range(size)]
+    # The slot before a token on its path, -1 for none: the last real one, or where a branch begins the prompt's last.
+    slots = jnp.arange(length)[None, :]
+
+    def latest(where: jax.Array) -> jax.Array:  # before each slot
+        return jnp.pad(
+            jax.lax.cummax(jnp.where(where, slots, -1), axis=1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1
+        )
+
+    def at(x: jax.Array, slot: jax.Array) -> jax.Array:
+        return jnp.where(slot >= 0, jnp.take_along_axis(x, jnp.maximum(slot, 0), axis=1), -1)
+
+    real, branch = inputs.segment > 0, inputs.branch
+    neighbour, prompt = latest(real), latest(real & (branch == 0))
+    follows = (at(branch, neighbour) == branch) | (at(branch, neighbour) == 0)
+    before = jnp.where(follows, neighbour, prompt)
+    before = jnp.where(real & (at(inputs.segment, before) == inputs.segment), before, -1)  # [B, T]
+    found, slot = [mixed], before
+    for _ in range(size - 1):
+        found.insert(0, jnp.where((slot >= 0)[:, :, None, None], _slots(mixed, jnp.maximum(slot, 0)), 0))
+        slot = at(before, slot)
+    return found
+
+
+def _slots(x: jax.Array, slots: jax.Array) -> jax.Array:
+    """`[B, S, ...]`: slots `[B, S]` of `[B, T, ...]`."""
+    return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, slots)
+
+
+def _by_head(config: DeltaConfig, kernel: jax.Array) -> jax.Array:
+    """The convolution's weights as `inputs` has its channels, `[K, 2 H + G V, size]` of `[channels, 1, size]`."""
+    width = config.key_heads * config.key_head_dim
+    parts: list[Any] = jnp.split(kernel[:, 0], [width, 2 * width])
+    return jnp.concatenate([part.reshape(config.key_heads, -1, kernel.shape[-1]) for part in parts], axis=1)

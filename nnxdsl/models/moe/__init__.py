@@ -1,0 +1,1 @@
+"""Mixtures of experts: the layer, the router, grouped matrix products."""

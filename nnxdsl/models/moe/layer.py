@@ -1,0 +1,267 @@
+"""The mixture-of-experts MLP: tokens sorted by expert, multiplied, put back and summed; no token is ever dropped."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.config.moe import ExpertActivation, Experts
+from nnxdsl.models.layers.linear import Linear, rows_of
+from nnxdsl.models.logical_axes import apart, constrain
+from nnxdsl.models.moe.grouped_matmul import SLOTS, grouped_dot
+from nnxdsl.models.moe.router import Router, RouterStats, router_stats
+from nnxdsl.models.remat import from_inputs, named
+
+LIMIT, ALPHA = 7.0, 1.702
+"""Of GPT-OSS's activation: what gate and up are clamped to, and how steep its sigmoid is."""
+
+
+class ExpertLinear(nnx.Module):
+    """`x @ kernel[expert of x] + bias[expert of x]`.
+
+    Adapters and quantised weights come from outside: a subclass with another `product` takes its place.
+
+    Args:
+        count: how many experts.
+        in_features: length of the last axis of the input.
+        out_features: length of the last axis of the output.
+        axes: logical names of a kernel's (in, out) axes; "experts" goes before them.
+        bias: whether there is one.
+        rngs: draws the kernel, normal with variance 1 / in_features, from its `params` stream.
+        param_dtype: dtype of kernel and bias.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        in_features: int,
+        out_features: int,
+        *,
+        axes: tuple[str, str],
+        bias: bool,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
+    ) -> None:
+        values = jax.random.normal(rngs.params(), (count, in_features, out_features), jnp.float32) * in_features**-0.5
+        self.kernel = nnx.Param(values.astype(param_dtype), axes=("experts", *axes))  # [E, in, out]
+        zeros = jnp.zeros((count, out_features), param_dtype)
+        self.bias = nnx.Param(zeros, axes=("experts", axes[1])) if bias else None  # [E, out]
+
+    def __call__(self, x: jax.Array, expert: jax.Array) -> jax.Array:
+        """Slots `[B, T, k, in]` to `[B, T, k, out]`, in the dtype of `x`; `expert` as `Slots` has it."""
+        result = self.product(x, expert)
+        if self.bias is not None:
+            # An expert that is none, of a slot that is left out, takes the last one's; nobody reads that slot.
+            result = result + jnp.take(self.bias[...], expert, axis=0, mode="clip").astype(x.dtype)
+        return named(result, "product")
+
+    def product(self, x: jax.Array, expert: jax.Array) -> jax.Array:
+        """The same without the bias."""
+        return expert_dot(x, self.kernel[...], expert)
+
+
+def expert_dot(x: jax.Array, kernel: jax.Array, expert: jax.Array, axis: str | None = "activation_mlp") -> jax.Array:
+    """Slots `[B, T, k, in]` times the matrix of their expert, of `[E, in, out]`, in the dtype of `x`.
+
+    Devices of the axis "tensor" share every product by its outputs, also the last one of an expert: its sum over inputs
+    would have to be added up afterwards.
+    """
+    return grouped_dot(x, kernel.astype(x.dtype), expert, axis)
+
+
+class SharedExpert(nnx.Module):
+    """The gated MLP that every token goes through, with a gate for the whole of it in some models.
+
+    Args:
+        embed_dim: width of a token.
+        mlp_dim: width of the expert.
+        gated: its output is multiplied by `sigmoid(x @ weight)`.
+        rngs: draws the weights.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(self, embed_dim: int, mlp_dim: int, *, gated: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        self.gate = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
+        self.up = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
+        self.down = Linear(mlp_dim, embed_dim, axes=("mlp", "embed"), rngs=rngs, param_dtype=param_dtype)
+        first = jax.random.normal(rngs.params(), (embed_dim,), jnp.float32) * embed_dim**-0.5 if gated else None
+        self.weight = None if first is None else nnx.Param(first.astype(param_dtype), axes=("embed",))  # [D]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`."""
+        rows = rows_of(x)
+        hidden = gated("silu", self.gate(rows), self.up(rows)).reshape(*x.shape[:-1], -1)  # [B, T, F]
+        result = self.down(constrain(hidden, "batch", "length", "activation_mlp"))
+        if self.weight is None:
+            return result
+        open_ = jax.nn.sigmoid(jnp.einsum("btd,d->bt", x, self.weight[...].astype(x.dtype)))
+        return open_[..., None] * result
+
+
+class ExpertMLP(nnx.Module):
+    """An MLP of which each token goes through a part, in the place of a decoder's gated MLP.
+
+    Args:
+        embed_dim: width of a token.
+        experts: what experts there are, and how they are chosen.
+        rngs: draws the weights.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(self, embed_dim: int, experts: Experts, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        def linear(in_features: int, out_features: int, axes: tuple[str, str]) -> ExpertLinear:
+            given = {"axes": axes, "bias": experts.expert_bias, "rngs": rngs, "param_dtype": param_dtype}
+            return ExpertLinear(experts.count, in_features, out_features, **given)
+
+        self.activation: ExpertActivation = experts.activation
+        self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype)
+        self.gate = linear(embed_dim, experts.mlp_dim, ("embed", "mlp"))
+        self.up = linear(embed_dim, experts.mlp_dim, ("embed", "mlp"))
+        self.down = linear(experts.mlp_dim, embed_dim, ("mlp", "embed"))
+        self.shared = (
+            None
+            if experts.shared_dim is None
+            else SharedExpert(
+                embed_dim, experts.shared_dim, gated=experts.shared_gate, rngs=rngs, param_dtype=param_dtype
+            )
+        )
+
+    def __call__(self, x: jax.Array, real: jax.Array) -> tuple[jax.Array, RouterStats]:
+        """Tokens through their experts.
+
+        Args:
+            x: `[B, T, D]`.
+            real: `[B, T]` bool, False for padding: it goes through no expert but the shared one, and counts nowhere.
+
+        Returns:
+            (`[B, T, D]` in the dtype of `x`, the router's sums over real tokens).
+        """
+        routed = self.router(x)
+        slots = by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.count))
+        tokens = taken_apart(x, slots)  # [B, T, k, D]
+        hidden = gated(self.activation, self.gate(tokens, slots.expert), self.up(tokens, slots.expert))
+        result = put_together(self.down(hidden, slots.expert), routed.weight * real[..., None], slots)
+        result = constrain(result, "batch", "length", "activation_embed")
+        if self.shared is not None:
+            result = result + self.shared(x)
+        return result, router_stats(routed, real)
+
+
+def gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """The hidden layer of an expert from its two products."""
+    return from_inputs(partial(_gated, activation))(gate, up)
+
+
+def _gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
+    if activation == "silu":
+        return jax.nn.silu(gate) * up
+    gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
+    return (up + 1) * gate * jax.nn.sigmoid(ALPHA * gate)
+
+
+class Slots(NamedTuple):
+    """The slots of tokens, k of each, in the order of their experts.
+
+    Each device sorts the slots that it has, and numbers them from 0. Shapes are those of slots in the order of tokens,
+    so that they are cut over devices in the same way.
+
+    Attributes:
+        order: `[B, T, k]` int32, the slot, in the order of tokens, that stands at a place.
+        place: `[B, T, k]` int32, the place at which a slot stands.
+        expert: `[B, T, k]` int32, the expert at a place; ascending.
+    """
+
+    order: jax.Array
+    place: jax.Array
+    expert: jax.Array
+
+
+def by_expert(expert: jax.Array) -> Slots:
+    """The order of slots whose experts, in the order of tokens, are `[B, T, k]`."""
+
+    def sort(expert: jax.Array) -> jax.Array:
+        return jnp.argsort(expert.reshape(-1), stable=True).astype(jnp.int32).reshape(expert.shape)
+
+    def invert(order: jax.Array) -> jax.Array:
+        flat, places = order.reshape(-1), jnp.arange(order.size, dtype=jnp.int32)
+        return jnp.zeros_like(flat).at[flat].set(places, unique_indices=True).reshape(order.shape)
+
+    def pick(expert: jax.Array, order: jax.Array) -> jax.Array:
+        return expert.reshape(-1)[order.reshape(-1)].reshape(expert.shape)
+
+    order = apart(sort, (expert,), (SLOTS,), SLOTS)
+    place = apart(invert, (order,), (SLOTS,), SLOTS)
+    return Slots(order, place, apart(pick, (expert, order), (SLOTS, SLOTS), SLOTS))
+
+
+def taken_apart(x: jax.Array, slots: Slots) -> jax.Array:
+    """Tokens `[B, T, D]` at the places of their slots, `[B, T, k, D]`."""
+
+    def take(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
+        return _each_token(x.reshape(-1, x.shape[-1]), order, place).reshape(*order.shape, -1)
+
+    return apart(take, (x, slots.order, slots.place), (SLOTS, SLOTS, SLOTS), (*SLOTS, None))
+
+
+def put_together(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:
+    """The weighted sum of each token's slots.
+
+    Args:
+        parts: `[B, T, k, D]`, at their places.
+        weight: `[B, T, k]` float32, in the order of tokens.
+        slots: the order.
+
+    Returns:
+        `[B, T, D]` in the dtype of `parts`; summed in float32.
+    """
+
+    def add(parts: jax.Array, weight: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
+        flat = _each_slot(parts.reshape(-1, parts.shape[-1]), place, order).reshape(parts.shape)
+        return jnp.sum(flat * weight[..., None], axis=-2).astype(parts.dtype)
+
+    mixed = (*SLOTS[:2], "activation_mlp")
+    axes = ((*SLOTS, "activation_mlp"), SLOTS, SLOTS, SLOTS)
+    return apart(add, (parts, weight, slots.order, slots.place), axes, mixed)
+
+
+# Gradients of both are rows that are picked as well, by the inverse order; XLA would add them up one after the other.
+
+
+@jax.custom_vjp
+def _each_token(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
+    """Rows `[N, D]` of tokens to rows `[N * k, D]` at the places of their slots."""
+    return x[order.reshape(-1) // order.shape[-1]]
+
+
+def _each_token_forward(x: jax.Array, order: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _each_token(x, order, place), place
+
+
+def _each_token_backward(place: jax.Array, change: jax.Array) -> tuple[jax.Array, None, None]:
+    of_slots = change[place.reshape(-1)].reshape(-1, place.shape[-1], change.shape[-1])  # [N, k, D]
+    return jnp.sum(of_slots, axis=1, dtype=jnp.float32).astype(change.dtype), None, None
+
+
+_each_token.defvjp(_each_token_forward, _each_token_backward)
+
+
+@jax.custom_vjp
+def _each_slot(rows: jax.Array, place: jax.Array, order: jax.Array) -> jax.Array:
+    """Rows `[N * k, D]` at their places to rows in the order of tokens."""
+    return rows[place.reshape(-1)]
+
+
+def _each_slot_forward(rows: jax.Array, place: jax.Array, order: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _each_slot(rows, place, order), order
+
+
+def _each_slot_backward(order: jax.Array, change: jax.Array) -> tuple[jax.Array, None, None]:
+    return change[order.reshape(-1)], None, None
+
+
+_each_slot.defvjp(_each_slot_forward, _each_slot_backward)

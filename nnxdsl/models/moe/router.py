@@ -1,0 +1,149 @@
+"""The router of a mixture of experts: which experts a token goes to, with what weights, and how even that is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.config.moe import Experts
+from nnxdsl.models.logical_axes import constrain
+
+
+class Routed(NamedTuple):
+    """What a router says of tokens.
+
+    Attributes:
+        expert: `[B, T, k]` int32, the experts of each token, no two the same.
+        weight: `[B, T, k]` float32, what their outputs are multiplied by.
+        probability: `[B, T, E]` float32, of all experts; sums to 1. What the load-balancing loss makes even.
+    """
+
+    expert: jax.Array
+    weight: jax.Array
+    probability: jax.Array
+
+
+class RouterStats(NamedTuple):
+    """Sums over real tokens: those of layers, devices and rows may be added to each other.
+
+    Attributes:
+        chosen: `[E]` float32, how many tokens have chosen an expert.
+        probability: `[E]` float32, the sum of its probabilities.
+        tokens: float32, how many tokens there are; of L layers, L times as many.
+    """
+
+    chosen: jax.Array
+    probability: jax.Array
+    tokens: jax.Array
+
+
+class Router(nnx.Module):
+    """Scores of all experts and the choice among them, in float32.
+
+    Its weight is no `kernel`: adapters and few bits are for linear layers, and a router stays as it is, since what is
+    rounded here sends tokens to other experts.
+
+    Args:
+        features: width of a token.
+        experts: how scores are made and chosen.
+        rngs: draws the weight, normal with variance 1 / features, so that logits have variance 1.
+        param_dtype: dtype of weight and bias; the correction is float32 always.
+    """
+
+    def __init__(self, features: int, experts: Experts, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        self.experts = experts
+        count = experts.count
+        values = jax.random.normal(rngs.params(), (count, features), jnp.float32) * features**-0.5
+        # Every device scores all experts for its tokens, so experts are not cut here.
+        self.weight = nnx.Param(values.astype(param_dtype), axes=(None, "embed"))  # [E, D]
+        self.bias = nnx.Param(jnp.zeros((count,), param_dtype), axes=(None,)) if experts.router_bias else None
+        self.correction = nnx.Param(jnp.zeros((count,), jnp.float32), axes=(None,)) if experts.correction else None
+
+    def __call__(self, x: jax.Array) -> Routed:
+        """Tokens `[B, T, D]` to their experts."""
+        weight = self.weight[...].astype(jnp.float32)
+        # TPUs and GPUs would round float32 products by themselves, and near ties would go elsewhere.
+        logits = jnp.einsum("btd,ed->bte", x.astype(jnp.float32), weight, precision="highest")
+        if self.bias is not None:
+            logits = logits + self.bias[...].astype(jnp.float32)
+        # No gradient: nothing but the choice reads the correction, and it is changed by counts, not by a loss.
+        correction = None if self.correction is None else jax.lax.stop_gradient(self.correction[...])
+        return route(constrain(logits, "batch", "length", None), self.experts, correction)
+
+
+def route(logits: jax.Array, experts: Experts, correction: jax.Array | None = None) -> Routed:
+    """Experts and weights from a router's logits.
+
+    Args:
+        logits: `[B, T, E]` float32.
+        experts: how they are scored and chosen.
+        correction: `[E]`, added to the scores for the choice.
+
+    Returns:
+        The routing. The probabilities of "sigmoid" scores are those divided by their sum (arXiv:2412.19437, eq. 19).
+    """
+    if experts.scoring == "softmax_of_chosen":
+        chosen, expert = jax.lax.top_k(logits, experts.per_token)  # [B, T, k]
+        return Routed(expert, jax.nn.softmax(chosen) * experts.scale, jax.nn.softmax(logits))
+    if experts.scoring == "softmax":
+        scores = probability = jax.nn.softmax(logits)
+        weight, expert = jax.lax.top_k(scores, experts.per_token)
+    else:
+        scores = jax.nn.sigmoid(logits)
+        probability = scores / jnp.sum(scores, axis=-1, keepdims=True)
+        wanted = jax.lax.stop_gradient(scores if correction is None else scores + correction)
+        expert = jax.lax.top_k(_in_best_groups(wanted, experts), experts.per_token)[1]
+        weight = jnp.take_along_axis(scores, expert, axis=-1)
+    if experts.normalised:
+        weight = weight / (jnp.sum(weight, axis=-1, keepdims=True) + 1e-20)
+    return Routed(expert, weight * experts.scale, probability)
+
+
+def _in_best_groups(scores: jax.Array, experts: Experts) -> jax.Array:
+    """Scores `[B, T, E]`, minus infinity where an expert's group is not among the best."""
+    if experts.groups == experts.groups_per_token:
+        return scores
+    groups = scores.reshape(*scores.shape[:-1], experts.groups, experts.in_group)
+    best_two = jnp.sum(jax.lax.top_k(groups, 2)[0], axis=-1)  # [B, T, groups]
+    chosen = jax.lax.top_k(best_two, experts.groups_per_token)[1]
+    inside = jnp.any(chosen[..., None] == jnp.arange(experts.groups), axis=-2)  # [B, T, groups]
+    return jnp.where(inside[..., None], groups, -jnp.inf).reshape(scores.shape)
+
+
+def router_stats(routed: Routed, real: jax.Array) -> RouterStats:
+    """The sums of one layer.
+
+    Args:
+        routed: of tokens `[B, T]`.
+        real: `[B, T]` bool, False for padding, which counts nowhere.
+    """
+    count = routed.probability.shape[-1]
+    counted = real.astype(jnp.float32)
+    is_chosen = jnp.any(routed.expert[..., None] == jnp.arange(count), axis=-2)  # [B, T, E]
+    return RouterStats(
+        jnp.einsum("bte,bt->e", is_chosen.astype(jnp.float32), counted, precision="highest"),
+        jnp.einsum("bte,bt->e", routed.probability, counted, precision="highest"),
+        jnp.sum(counted),
+    )
+
+
+def load_balance(stats: RouterStats) -> tuple[jax.Array, jax.Array]:
+    """The load-balancing loss (Fedus et al., arXiv:2101.03961, eq. 4) as a sum over tokens, and how many they are.
+
+    The loss is `E * sum over e of (share of tokens that chose e) * (mean probability of e)`: `per_token` where all is
+    even, more where it is not. As in transformers, tokens of all layers count together: add the layers' sums first. It
+    is no sum over rows, so of micro-batches this gives the mean of theirs by tokens, not what it would be of all rows.
+
+    Args:
+        stats: sums over the tokens of a micro-batch.
+
+    Returns:
+        (loss times tokens, tokens); 0 and 0 where there are no tokens.
+    """
+    some = jnp.maximum(stats.tokens, 1.0)
+    even = jnp.sum(stats.chosen / some * stats.probability) * stats.chosen.shape[-1]
+    return even, stats.tokens

@@ -1,0 +1,1 @@
+"""Optimizers and what guards their steps, as optax transformations."""

@@ -1,0 +1,236 @@
+"""Optimizers and learning rates, on optax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import singledispatch
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from optax import contrib
+
+from nnxdsl.config.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
+from nnxdsl.config.schedule import WSD, Constant, InverseSqrt, Schedule, WarmupCosine, WarmupLinear
+from nnxdsl.errors import NotRegisteredError, Problem
+from nnxdsl.optim import adafactor
+from nnxdsl.optim.param_filters import idle, named
+from nnxdsl.optim.param_roles import Role
+
+PATTERNS = ("undecayed", "by_adamw")
+"""Fields of optimizers that hold patterns for the paths of arrays."""
+
+Curve = Callable[[Any], Any]
+"""From a zero-based step (an int or a traced array) to a learning rate."""
+
+
+@singledispatch
+def learning_rate(schedule: Schedule, steps: int) -> Curve:
+    """The learning rate as a function of the zero-based optimizer step; register a `Schedule` of your own here.
+
+    Args:
+        schedule: What was asked for.
+        steps: Optimizer steps of the whole run.
+    """
+    name = type(schedule).__name__
+    raise NotRegisteredError(
+        f"no learning rate is registered for {type(schedule).__qualname__}; write\n"
+        f"  from nnxdsl.optim import optimizers\n"
+        f"  @optimizer.learning_rate.register({name})\n"
+        f"  def _(schedule, steps): return lambda step: ..."
+    )
+
+
+@learning_rate.register
+def _(schedule: Constant, steps: int) -> Curve:
+    return optax.constant_schedule(schedule.lr)
+
+
+@learning_rate.register
+def _(schedule: WarmupCosine, steps: int) -> Curve:
+    warmup = warmup_steps(schedule.warmup_ratio, steps)
+    down = optax.cosine_decay_schedule(schedule.peak_lr, max(steps - warmup, 1), alpha=schedule.final_ratio)
+    return _after_warmup(schedule.peak_lr, warmup, down)
+
+
+@learning_rate.register
+def _(schedule: WarmupLinear, steps: int) -> Curve:
+    warmup = warmup_steps(schedule.warmup_ratio, steps)
+    final = schedule.peak_lr * schedule.final_ratio
+    return _after_warmup(
+        schedule.peak_lr, warmup, optax.linear_schedule(schedule.peak_lr, final, max(steps - warmup, 1))
+    )
+
+
+@learning_rate.register
+def _(schedule: WSD, steps: int) -> Curve:
+    warmup, peak = warmup_steps(schedule.warmup_ratio, steps), schedule.peak_lr
+    decay = min(warmup_steps(schedule.decay_ratio, steps), steps - warmup)
+    if decay == 0:
+        return _after_warmup(peak, warmup, optax.constant_schedule(peak))
+    # Its own zero is where the warm-up ends.
+    down = optax.linear_schedule(peak, peak * schedule.final_ratio, decay, transition_begin=steps - warmup - decay)
+    return _after_warmup(peak, warmup, down)
+
+
+@learning_rate.register
+def _(schedule: InverseSqrt, steps: int) -> Curve:
+    warmup = schedule.warmup_steps
+
+    def down(after: Any) -> Any:
+        return schedule.peak_lr * jnp.sqrt(warmup / (jnp.maximum(after, 0) + warmup))  # asked for the warm-up, too
+
+    return _after_warmup(schedule.peak_lr, warmup, down)
+
+
+def warmup_steps(ratio: float, steps: int) -> int:
+    """Steps of a part of the run, rounded up as in transformers, so that a ratio above zero always has some."""
+    return math.ceil(round(ratio * steps, 6))
+
+
+def _after_warmup(peak: float, warmup: int, then: Curve) -> Curve:
+    """Zero at step 0, `peak` at step `warmup`, then down: the curve of transformers and optax."""
+    if warmup == 0:
+        return then
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), then], [warmup])
+
+
+@singledispatch
+def build(optimizer: Optimizer, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
+    """The optax transformation of an optimizer; register an `Optimizer` of your own here.
+
+    Args:
+        optimizer: What was asked for.
+        curve: Learning rate by step.
+        roles: What each trainable path is: a matrix with its true axes, a table, a filter or a vector.
+    """
+    name = type(optimizer).__name__
+    raise NotRegisteredError(
+        f"no update rule is registered for {type(optimizer).__qualname__}; write\n"
+        f"  from nnxdsl.optim import optimizers\n"
+        f"  @optimizer.build.register({name})\n"
+        f"  def _(spec, curve, roles): return optax.GradientTransformation(...)"
+    )
+
+
+def problems(optimizer: Optimizer, roles: Mapping[str, Role]) -> list[Problem]:
+    """Patterns of an optimizer that name none of the arrays that it updates, with paths from the experiment."""
+    found: list[Problem] = []
+    for field in PATTERNS:
+        found += idle(f"optimizer.{field}", getattr(optimizer, field, ()), roles)
+    return found
+
+
+@build.register
+def _(optimizer: AdamW, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
+    direction = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
+    direction = _stored(direction, mu=optimizer.mu_dtype, nu=optimizer.nu_dtype)
+    return _clipped(optimizer, _decayed(optimizer, direction, curve, roles))
+
+
+@build.register
+def _(optimizer: SGD, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
+    return _clipped(optimizer, optax.sgd(curve, momentum=optimizer.momentum))
+
+
+@build.register
+def _(optimizer: Lion, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
+    direction = _stored(optax.scale_by_lion(b1=optimizer.b1, b2=optimizer.b2), mu=optimizer.mu_dtype)
+    return _clipped(optimizer, _decayed(optimizer, direction, curve, roles))
+
+
+@build.register
+def _(optimizer: Adafactor, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
+    direction = adafactor.scale_by_factored_rms(
+        roles,
+        decay_exponent=optimizer.decay_exponent,
+        max_update_rms=optimizer.max_update_rms,
+        by_weights=optimizer.scale == "weights",
+        min_factored=optimizer.min_factored,
+    )
+    return _clipped(optimizer, _decayed(optimizer, direction, curve, roles))
+
+
+@build.register
+def _(optimizer: Muon, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
+    def is_orthogonal(path: str) -> bool:
+        return roles[path].kind == "matrix" and not named(optimizer.by_adamw, path)
+
+    def axes(updates: Any) -> dict[str, Any]:
+        """The axes of each matrix in optax's words; what AdamW updates is masked there, and is here."""
+        return {
+            path: leaf if isinstance(leaf, optax.MaskedNode) else contrib.MuonDimensionNumbers(*roles[path][1:])
+            for path, leaf in updates.items()
+        }
+
+    orthogonal = contrib.scale_by_muon(
+        ns_steps=optimizer.iterations, beta=optimizer.momentum, weight_dimension_numbers=axes
+    )
+    scaled = optax.stateless(lambda updates, _: _scaled(updates, roles, optimizer.update_rms))
+    muon = optax.chain(_stored(orthogonal, mu=optimizer.mu_dtype), scaled)
+    adam = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
+    adam = _stored(adam, mu=optimizer.mu_dtype)
+    update = optax.partition(
+        {
+            "muon": _decayed(optimizer, muon, curve, roles),
+            "adamw": _decayed(optimizer, adam, lambda step: optimizer.adamw_rate * curve(step), roles),
+        },
+        {path: "muon" if is_orthogonal(path) else "adamw" for path in roles},
+    )
+    return _clipped(optimizer, update)
+
+
+def _scaled(updates: Any, roles: Mapping[str, Role], rms: float | None) -> dict[str, Any]:
+    """Orthogonal matrices, whose elements have a root mean square of `max(inputs, outputs) ** -0.5`, as updates."""
+
+    def scale(path: str, update: Any) -> Any:
+        if isinstance(update, optax.MaskedNode):
+            return update
+        inputs, outputs = update.shape[roles[path].inputs], update.shape[roles[path].outputs]
+        if rms is None:
+            return math.sqrt(max(1.0, outputs / inputs)) * update
+        return rms * math.sqrt(max(inputs, outputs)) * update
+
+    return {path: scale(path, update) for path, update in updates.items()}
+
+
+def _decayed(
+    optimizer: AdamW | Lion | Adafactor | Muon,
+    direction: optax.GradientTransformation,
+    curve: Curve,
+    roles: Mapping[str, Role],
+) -> optax.GradientTransformation:
+    """Down a direction by the learning rate, which also scales the decay of weights."""
+    mask = {path: role.is_decayed and not named(optimizer.undecayed, path) for path, role in roles.items()}
+    return optax.chain(
+        direction, optax.add_decayed_weights(optimizer.weight_decay, mask), optax.scale_by_learning_rate(curve)
+    )
+
+
+def _stored(direction: optax.GradientTransformation, **dtypes: str) -> optax.GradientTransformation:
+    """The same with some fields of its state kept in other formats between steps; it computes in float32."""
+    if all(dtype == "float32" for dtype in dtypes.values()):
+        return direction
+
+    def cast_to(state: Any, formats: Mapping[str, str]) -> Any:
+        return state._replace(
+            **{name: optax.tree.cast(getattr(state, name), jnp.dtype(dtype)) for name, dtype in formats.items()}
+        )
+
+    def init(params: optax.Params) -> optax.OptState:
+        return cast_to(direction.init(params), dtypes)
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        updates, state = direction.update(updates, cast_to(state, dict.fromkeys(dtypes, "float32")), params)
+        return updates, cast_to(state, dtypes)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _clipped(optimizer: Optimizer, update: optax.GradientTransformation) -> optax.GradientTransformation:
+    if optimizer.max_grad_norm is None:
+        return update
+    return optax.chain(optax.clip_by_global_norm(optimizer.max_grad_norm), update)

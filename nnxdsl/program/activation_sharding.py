@@ -1,0 +1,82 @@
+"""Which activations of a step the layout places, and where: as their axes' names ask for it, found by tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import jax
+from jax.sharding import PartitionSpec
+
+from nnxdsl.program.batch_shapes import abstract_batch, lengths
+from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.forward import Forward
+from nnxdsl.sharding.rules import Axes, pieces
+
+
+@attrs.frozen
+class Flow:
+    """One kind of activation, wherever in the network it comes.
+
+    Attributes:
+        axes: Names of its dimensions.
+        shape: Global shape, of one micro-batch.
+        spec: Where the layout wants it.
+        device_shape: Shape on one device.
+    """
+
+    axes: Axes
+    shape: tuple[int, ...]
+    spec: PartitionSpec
+    device_shape: tuple[int, ...]
+
+
+def flows(blueprint: Blueprint) -> list[Flow]:
+    """Every kind of activation that modules name at the boundaries of blocks; none of data without lengths."""
+    experiment, layout = blueprint.experiment, blueprint.layout
+    if not lengths(experiment.data).trunk:
+        return []
+    seen: dict[tuple[Axes, tuple[int, ...]], Flow] = {}
+
+    def note(x: jax.Array, axes: Axes) -> jax.Array:
+        spec = layout.resolve(axes, x.shape).spec
+        here = tuple(size // pieces(target, layout.mesh.sizes) for size, target in zip(x.shape, spec, strict=True))
+        seen.setdefault((axes, x.shape), Flow(axes, x.shape, spec, here))
+        return x
+
+    forward = Forward(
+        blueprint.compute,
+        blueprint.remat,
+        experiment.memory.logprob_tokens,
+        note,
+        length_multiple=layout.length_shards,
+        cuts=layout.cuts,
+        platform=blueprint.platform,
+    )
+    rows = experiment.rows_at_once
+    blocks = layout.batch_shards(rows)
+    batch = abstract_batch(experiment.data, rows, batching=experiment.batching, blocks=blocks)
+    leaves = {p: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute) for p, leaf in blueprint.base.items()}
+
+    def trace(leaves: dict[str, Any], batch: Any) -> Any:
+        decoder = forward.model(blueprint.base_template, leaves)
+        return forward.read(decoder, batch)
+
+    jax.eval_shape(trace, leaves, batch)
+    return list(seen.values())
+
+
+Told = Callable[[Axes, tuple[int, ...], Any], None]
+"""Called with names, shape and the sharding that the compiler chose."""
+
+
+def inspected(constrain: Callable[[jax.Array, Axes], jax.Array], told: Told) -> Callable[[jax.Array, Axes], jax.Array]:
+    """A constraint that also asks the compiler, when it compiles, where it put the activation."""
+
+    def asked(x: jax.Array, axes: Axes) -> jax.Array:
+        x = constrain(x, axes)
+        jax.debug.inspect_array_sharding(x, callback=lambda found: told(axes, x.shape, found))
+        return x
+
+    return asked

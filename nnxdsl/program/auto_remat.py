@@ -1,0 +1,41 @@
+"""What is kept for the backward pass where the program may choose: the first policy that fits the device."""
+
+from __future__ import annotations
+
+import attrs
+
+from nnxdsl.models.remat import Remat
+from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.memory import Trace, memory
+
+LADDER: tuple[Remat, ...] = ("none", "products", "attention", "inputs", "full")
+"""From what costs memory to what costs time."""
+
+
+def settled(blueprint: Blueprint, usable: int | None, trace: Trace | None = None) -> tuple[Blueprint, str]:
+    """The blueprint with its rematerialisation chosen, and why it is that.
+
+    Args:
+        blueprint: Of which `memory.remat` may be "auto".
+        usable: Bytes that a program may take on the device; None where nobody knows.
+        trace: What finds out what a derivative holds on to; None for `memory.held`.
+    """
+    if blueprint.experiment.memory.remat != "auto":
+        return blueprint, "asked for"
+    longest = lengths(blueprint.experiment.data)
+    if usable is None:
+        return with_remat(blueprint, "none"), "nobody knows the device's memory"
+    if not longest.trunk:
+        return with_remat(blueprint, "none"), "nobody knows how long the rows are"
+    for remat in LADDER:
+        chosen = with_remat(blueprint, remat)
+        if sum(part.bytes for part in memory(chosen, longest, trace) if part.memory == "device") <= usable:
+            return chosen, "fits" if remat == LADDER[0] else "the first that fits"
+    return with_remat(blueprint, LADDER[-1]), "nothing fits, and this takes the least"
+
+
+def with_remat(blueprint: Blueprint, remat: Remat) -> Blueprint:
+    """The blueprint with this rematerialisation, whatever was asked for."""
+    experiment = blueprint.experiment
+    return blueprint.placed(attrs.evolve(experiment, memory=attrs.evolve(experiment.memory, remat=remat)))

@@ -1,0 +1,116 @@
+"""One writer for each run directory: an flock, and a record of who holds it; knows nothing of runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import attrs
+
+from nnxdsl.errors import RunError
+from nnxdsl.storage import process_info, records
+from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.jsonl import open_plain, sync_directory
+from nnxdsl.storage.records import problem_in
+
+NAME = "lock"
+
+
+@attrs.frozen
+class Holder:
+    """Who took a lock, and when (ISO 8601, UTC)."""
+
+    process: process_info.Process
+    since: str
+
+
+class RunLock:
+    """Holds `<run>/lock` while a process writes the run; a context manager.
+
+    The kernel drops an flock when its process ends, however it ends: the lock decides, the record in the file
+    only says who. `recovered` is the record of a holder that died without letting go, else None.
+
+    Raises:
+        RunError: Another process holds it, who and what to do; or the file cannot be opened.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Takes the lock at once."""
+        self.path = directory / NAME
+        self.recovered: Holder | None = None
+        self._descriptor: int | None = None
+        self._acquire()
+
+    def _acquire(self) -> None:
+        is_new = not self.path.exists()
+        try:
+            descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError as error:
+            raise RunError(f"{self.path}: the lock cannot be opened: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(_in_use(self.path.parent, _read(descriptor))) from error
+            self.recovered = _read(descriptor)
+            reached("lock-taken")
+            me = process_info.current()
+            record = {"pid": me.pid, "pid_started": me.started, "host": me.host, "since": process_info.utc()}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(record).encode() + b"\n", 0)
+            os.fsync(descriptor)
+            reached("lock-recorded")
+            if is_new:
+                sync_directory(self.path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Empties the record and lets go; a second call does nothing."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _read(descriptor: int) -> Holder | None:
+    """The record in the file; None if there is none, or it is just being written."""
+    try:
+        record = json.loads(os.pread(descriptor, 4096, 0))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    fields = cast(dict[str, Any], record)
+    if problem_in(fields, records.HOLDER, required=("pid", "host")) is not None:
+        return None
+    holder = process_info.Process(fields["pid"], fields.get("pid_started"), fields["host"])
+    return Holder(holder, str(fields.get("since")))
+
+
+def _in_use(directory: Path, holder: Holder | None) -> str:
+    if holder is None:
+        return f"{directory} is in use by another process; wait until it ends"
+    pid = holder.process.pid
+    who = f"{directory} is in use by process {pid} on {holder.process.host} since {holder.since}"
+    if not holder.process.is_here():
+        return f"{who}; wait until it ends, or stop it there"
+    if pid == os.getpid():
+        return f"{who}, which is this process; release the first lock before taking a second"
+    if not holder.process.is_alive():
+        return f"{who}, which has ended but left a child that holds the lock; end the child"
+    return f"{who}; wait until it ends, or stop it with `kill -TERM {pid}` (it saves first)"

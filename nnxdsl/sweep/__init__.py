@@ -1,0 +1,1 @@
+"""Many experiments from one: running them, tables and plots of their results, Optuna searches."""

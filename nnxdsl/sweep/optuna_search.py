@@ -1,0 +1,198 @@
+"""A search's trials as tasks for the driver: asked of Optuna, told to it; the one file that knows Optuna.
+
+What was asked and told stands in Optuna's journal in the search's directory, so a search that was killed goes on with
+the trials that it had, and what it asks next depends on them and the seed alone.
+"""
+
+# pyright: reportMissingImports=false
+# (its library is an extra)
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from nnxdsl.config.core.codegen import render
+from nnxdsl.config.core.serialization import evolve
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.search import Axis, Float, Halving, Int, Log, Median, Pruner, Search
+from nnxdsl.errors import RunError, SpecError
+from nnxdsl.launch.driver import Settled, Task
+from nnxdsl.sweep.results import figures, held_out
+from nnxdsl.sweep.sweep import SweepDirectory
+from nnxdsl.terminal.display import Display
+
+try:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+except ImportError as error:
+    raise RunError(f"a search needs optuna: pip install 'nnxdsl[search]' ({error})") from error
+
+JOURNAL = "journal.log"
+
+
+@attrs.define
+class _Trial:
+    trial: Any  # optuna.Trial
+    reported: set[int]
+    seen_bytes: int = -1
+
+
+class Trials:
+    """The trials of a search: first those that were at work when it was left, then new ones."""
+
+    def __init__(self, directory: SweepDirectory, search: Search, display: Display) -> None:
+        """Opens the journal; asks nothing yet.
+
+        Raises:
+            RunError: the journal cannot be read.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.total = search.trials
+        self._directory, self._search, self._display = directory, search, display
+        self._study = _study(directory, search)
+        self._space = {path: _distribution(axis) for path, axis in search.space.items()}
+        frozen = self._study.get_trials(deepcopy=False)
+        self._left = [trial for trial in frozen if trial.state == TrialState.RUNNING]
+        self._asked: dict[int, _Trial] = {}
+        self._done = sum(trial.state.is_finished() for trial in frozen)
+
+    def next(self) -> Task | None:
+        """A trial that was left at work, else a new one; None once all have been asked."""
+        while self._left:
+            frozen = self._left.pop(0)
+            trial = optuna.Trial(self._study, frozen._trial_id)
+            if task := self._task(trial, frozen.params, set(frozen.intermediate_values)):
+                return task
+        while (count := len(self._study.get_trials(deepcopy=False))) < self._search.trials:
+            self._study.sampler = _sampler(self._search, count)
+            trial = self._study.ask(self._space)
+            if task := self._task(trial, trial.params, set()):
+                return task
+        return None
+
+    def is_to_end(self, task: Task) -> bool:
+        """Whether the pruner has seen enough of a run's held-out figures."""
+        asked = self._asked.get(-1 if task.index is None else task.index)
+        if self._search.pruner is None or asked is None:
+            return False
+        file = self._directory.home / task.run / "metrics.jsonl"
+        with contextlib.suppress(OSError):
+            size = file.stat().st_size
+            if size != asked.seen_bytes:
+                asked.seen_bytes = size
+                return self._report(asked, task) and asked.trial.should_prune()
+        return False
+
+    def settled(self, task: Task, how: Settled) -> None:
+        """Tells what a trial came to; one that was stopped by a person is asked for again the next time."""
+        asked = self._asked.get(-1 if task.index is None else task.index)
+        if how.state == "stopped" or asked is None:
+            return
+        run = self._directory.home / task.run
+        self._report(asked, task)
+        value = figures(run).get(self._search.metric)
+        if how.state == "pruned":
+            self._study.tell(asked.trial, state=TrialState.PRUNED)
+        elif how.state == "finished" and value is not None and math.isfinite(value):
+            self._study.tell(asked.trial, value)
+        else:
+            why = how.error or f"{self._search.metric} is {value}"
+            asked.trial.set_user_attr("error", why)
+            self._study.tell(asked.trial, state=TrialState.FAIL)
+        self._done += 1
+        if self._display.console.is_terminal:
+            self._display.step(self._done, self.total, {}, {})
+
+    def _task(self, trial: Any, params: Mapping[str, Any], reported: set[int]) -> Task | None:
+        try:
+            experiment = evolve(self._search.base, _changes(self._search, params))
+        except SpecError as error:
+            trial.set_user_attr("error", str(error))
+            self._study.tell(trial.number, state=TrialState.FAIL)
+            self._display.say(f"trial {trial.number} cannot be: {'; '.join(map(str, error.problems))}")
+            self._done += 1
+            return None
+        self._asked[trial.number] = _Trial(trial, reported)
+        if trial.user_attrs.get("run") != experiment.id:
+            trial.set_user_attr("run", experiment.id)
+        return Task(experiment, trial.number)
+
+    def _report(self, asked: _Trial, task: Task) -> bool:
+        """Hands on the held-out figures that are new, but those of the last step; returns whether there were any."""
+        is_new = False
+        for step, value in held_out(self._directory.home / task.run, self._search.metric):
+            if step not in asked.reported and step < task.experiment.steps and math.isfinite(value):
+                asked.trial.report(value, step)
+                asked.reported.add(step)
+                is_new = True
+        return is_new
+
+
+def tried(directory: SweepDirectory, search: Search) -> list[tuple[int, Experiment, Mapping[str, object]]]:
+    """All trials so far: their numbers, experiments and what these change; those that cannot be are left out."""
+    found: list[tuple[int, Experiment, Mapping[str, object]]] = []
+    if (directory.path / JOURNAL).exists():
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        for trial in _study(directory, search).get_trials(deepcopy=False):
+            changes = _changes(search, trial.params)
+            with contextlib.suppress(SpecError):
+                found.append((trial.number, evolve(search.base, changes), changes))
+    return found
+
+
+def _study(directory: SweepDirectory, search: Search) -> Any:
+    try:
+        return optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(directory.path / JOURNAL))),
+            study_name=directory.path.name,
+            direction=search.direction,
+            pruner=_pruner(search.pruner),
+            load_if_exists=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{directory.path / JOURNAL}: cannot be read: {error}") from error
+
+
+def _sampler(search: Search, count: int) -> Any:
+    """A sampler for one trial, seeded by the search and the trial's number: a resumed search asks the same."""
+    seed = (search.seed * 1_000_003 + count) % 2**32
+    if search.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # trials at work count as bad ones, which Optuna still calls an experiment
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _pruner(pruner: Pruner | None) -> Any:
+    if isinstance(pruner, Median):
+        return optuna.pruners.MedianPruner(pruner.startup_trials, pruner.warmup_steps)
+    if isinstance(pruner, Halving):
+        return optuna.pruners.SuccessiveHalvingPruner(pruner.first_step, pruner.factor)
+    return optuna.pruners.NopPruner()
+
+
+def _distribution(axis: Axis) -> Any:
+    if isinstance(axis, Float | Log):
+        return optuna.distributions.FloatDistribution(axis.low, axis.high, log=isinstance(axis, Log))
+    if isinstance(axis, Int):
+        return optuna.distributions.IntDistribution(axis.low, axis.high, step=axis.step)
+    assert isinstance(axis, tuple)
+    return optuna.distributions.CategoricalDistribution([render(value) for value in axis])
+
+
+def _changes(search: Search, params: Mapping[str, Any]) -> dict[str, object]:
+    """What a trial changes; a choice's Python source as the value that it stands for."""
+    found: dict[str, object] = {}
+    for path, axis in search.space.items():
+        if path in params:
+            by_source = {render(value): value for value in axis} if isinstance(axis, tuple) else {}
+            found[path] = by_source.get(params[path], params[path])
+    return found

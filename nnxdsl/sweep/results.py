@@ -1,0 +1,137 @@
+"""What the runs of a sweep came to, as rows: what differs between them, how they stand, and the figure that counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from rich.console import Console
+
+from nnxdsl.config.core.codegen import render
+from nnxdsl.config.sweep import Direction
+from nnxdsl.errors import RunError
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.terminal.display import number
+from nnxdsl.terminal.tables import Column, show_table
+
+LOOKED_AT = ("eval/rewards/accuracies", "eval/reward", "eval/loss", "loss")
+"""The figures by which results are sorted where nobody said another, the first that there is."""
+
+SMALL_IS_GOOD = ("loss", "perplexity", "nll", "norm", "kl")
+
+
+@attrs.frozen
+class Row:
+    """One point of a sweep, or one trial of a search.
+
+    Attributes:
+        point: Its number, from 0.
+        run: The id of its run.
+        changes: What it changes in the base, by path.
+        state: How its run stands, in a word.
+        step: The last step that it told of.
+        value: The figure that counts; None where the run has none yet.
+        error: Why it failed.
+    """
+
+    point: int
+    run: str
+    changes: Mapping[str, object]
+    state: str
+    step: int | None = None
+    value: float | None = None
+    error: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values; what it changes as Python source."""
+        told = attrs.asdict(self, recurse=False)
+        value = self.value if self.value is None or math.isfinite(self.value) else str(self.value)
+        return {**told, "value": value, "changes": {path: render(held) for path, held in self.changes.items()}}
+
+
+def figures(run: Path) -> dict[str, float]:
+    """The last figures of a run: of training, and held out (`eval/...`); nothing where there are none."""
+    try:
+        directory = RunDirectory(run)
+        rows = [*directory.metrics()[-1:], *directory.evaluations()[-1:]]
+    except RunError:
+        return {}
+    found: dict[str, float] = {}
+    for row in rows:
+        found |= {
+            name: float(value)
+            for name, value in row.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "attempt")
+        }
+    return found
+
+
+def held_out(run: Path, metric: str) -> list[tuple[int, float]]:
+    """A held-out figure at each evaluation: pairs of step and value."""
+    try:
+        rows = RunDirectory(run).evaluations()
+    except RunError:
+        return []
+    return [
+        (row["step"], float(row[metric]))
+        for row in rows
+        if isinstance(row.get("step"), int) and isinstance(row.get(metric), int | float)
+    ]
+
+
+def usual_metric(runs: Sequence[Path]) -> str:
+    """The figure to sort by where nobody said: the first of those that people look at which any run has."""
+    known = {name for run in runs for name in figures(run)}
+    return next((name for name in LOOKED_AT if name in known), LOOKED_AT[-1])
+
+
+def usual_direction(metric: str) -> Direction:
+    """Which end of a figure is the best, by its name."""
+    return "minimize" if any(word in metric.rsplit("/", 1)[-1].lower() for word in SMALL_IS_GOOD) else "maximize"
+
+
+def ranked(rows: Sequence[Row], direction: Direction) -> list[Row]:
+    """Rows with a figure first, the best on top; then those without, in their order."""
+    sign = 1 if direction == "minimize" else -1
+
+    def key(row: Row) -> tuple[bool, float, int]:
+        is_number = row.value is not None and not math.isnan(row.value)
+        return not is_number, sign * row.value if is_number and row.value is not None else 0.0, row.point
+
+    return sorted(rows, key=key)
+
+
+def differing(rows: Sequence[Row]) -> list[str]:
+    """The paths in which rows differ, in the order in which the sweep names them."""
+    paths = list(dict.fromkeys(path for row in rows for path in row.changes))
+    if len(rows) == 1:
+        return paths
+    return [path for path in paths if len({render(row.changes.get(path)) for row in rows}) > 1]
+
+
+def show_rows(rows: Sequence[Row], metric: str, console: Console) -> None:
+    """Print the rows as a table, as wide as the console at most."""
+    columns = [Column("#", [str(row.point) for row in rows], right=True)]
+    columns += [
+        Column(
+            path, [_shown(row, path) for row in rows], rank=1, least=min(12, len(path)), right=_is_numeric(rows, path)
+        )
+        for path in differing(rows)
+    ]
+    columns.append(Column(metric, ["" if row.value is None else number(row.value) for row in rows], right=True))
+    columns.append(Column("state", [row.state for row in rows]))
+    columns.append(Column("step", ["" if row.step is None else str(row.step) for row in rows], rank=2, right=True))
+    columns.append(Column("run", [row.run for row in rows], rank=3))
+    show_table(columns, console)
+
+
+def _shown(row: Row, path: str) -> str:
+    value = row.changes.get(path)
+    return "" if path not in row.changes else number(value) if isinstance(value, float) else render(value)
+
+
+def _is_numeric(rows: Sequence[Row], path: str) -> bool:
+    return all(isinstance(row.changes.get(path), int | float) for row in rows)

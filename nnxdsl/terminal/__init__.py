@@ -1,0 +1,1 @@
+"""What is printed: progress, tables, the plan, pictures of sharded arrays. Loads no jax."""

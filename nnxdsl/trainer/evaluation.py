@@ -1,0 +1,193 @@
+"""Held-out metrics, and answers of policy and reference to the same prompts."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import attrs
+import jax
+import numpy as np
+
+from nnxdsl.adapters import lora
+from nnxdsl.config.evaluation import Evaluation
+from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.dataset import Dataset, Prompts
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.sampler import Rows, ordered
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
+from nnxdsl.errors import DataError, PlanError, Problem
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.losses.base import Ratio, finished
+from nnxdsl.models.params import Template
+from nnxdsl.program.compile import Program, State
+from nnxdsl.program.step import Leaves
+from nnxdsl.trainer.rollouts import Rollouts
+
+
+class Sample(NamedTuple):
+    """What policy and reference answer to one prompt; `reference` is None where the objective has none."""
+
+    prompt: str
+    policy: str
+    reference: str | None
+
+
+@attrs.define
+class Evaluator:
+    """Evaluates a program as an `Evaluation` asks.
+
+    Attributes:
+        program: The program.
+        evaluation: What was asked for.
+        dataset: Its held-out rows, or None.
+        tokenizer: Of prompts and answers.
+        is_chat: Whether prompts are a user's turn in the chat template.
+        rollouts: What answers held-out prompts, where the objective learns from answers; else None.
+
+    Raises:
+        PlanError: Prompts that the model cannot read, and settings that do not fit it, all at once.
+    """
+
+    program: Program
+    evaluation: Evaluation
+    dataset: Dataset | None
+    tokenizer: TokenizerBase
+    is_chat: bool
+    rollouts: Rollouts | None = None
+    _prompts: list[list[int]] = attrs.field(init=False)
+    _samplers: dict[str, Sampler] = attrs.field(factory=dict, init=False)
+    _reference_answers: list[str] | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._prompts = _encoded(self)
+
+    def prepare(self, first: State, apart: Leaves | None = None) -> None:
+        """Asks the reference for its answers if its weights will be gone: those before any step, or its own.
+
+        Args:
+            first: The state before any step.
+            apart: The reference's weights where it has its own, which are not part of the state.
+        """
+        is_cached = self.program.experiment.reference_mode == "cached"
+        template = self.program.computation.reference
+        if apart is not None and template is not None and self.evaluation.prompts:
+            (self._reference_answers,) = self._answers("reference", template, apart)
+        elif self.evaluation.prompts and is_cached and self.program.reference(first) is None:
+            (self._reference_answers,) = self._answers("policy", *self.program.policy(first))
+
+    def metrics(self, state: State, is_to_end: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        """Means over all held-out rows, each sum divided once; names begin with `eval/`. Empty without held-out data.
+
+        Args:
+            state: What is evaluated.
+            is_to_end: Asked before each batch; once it says so, the rest is left out and the result is None.
+        """
+        if isinstance(self.dataset, Prompts):
+            assert self.rollouts is not None
+            found = self.rollouts.evaluate(state, self.dataset, self._order(), is_to_end)
+            return None if found is None else {f"eval/{name}": value for name, value in found.items()}
+        totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+        def add(ratios: dict[str, Ratio]) -> None:
+            for name, ratio in jax.device_get(ratios).items():
+                totals[name][0] += float(ratio.total)
+                totals[name][1] += float(ratio.count)
+
+        computing: dict[str, Ratio] = {}
+        for batch in self._batches():
+            if is_to_end():
+                return None
+            following = self.program.evaluate(state, batch)
+            add(computing)  # read while the next one is computed
+            computing = following
+        add(computing)
+        means = {name: total / count if count else math.nan for name, (total, count) in totals.items()}
+        return {f"eval/{name}": mean for name, mean in finished(means).items()}
+
+    def samples(self, state: State) -> list[Sample]:
+        """Answers to the evaluation's prompts. The reference is asked once, unless it follows the policy."""
+        prompts = self.evaluation.prompts
+        if not prompts:
+            return []
+        if self.program.blueprint.follows:
+            self._reference_answers = None
+        policy = self._of_policy(state)
+        answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
+        return [Sample(*texts) for texts in zip(prompts, policy, answers, strict=True)]
+
+    def _of_policy(self, state: State) -> list[str]:
+        """The policy's answers; sees to it that the reference's are known as well, if there still is one."""
+        template, leaves = self.program.policy(state)
+        reference = self.program.reference(state)
+        is_apart = self.program.blueprint.is_apart
+        is_one = self.program.computation.reference is not None and not is_apart
+        if is_one and int(state.step) == 0:  # before any step
+            self._reference_answers = self._reference_answers or self._answers("policy", template, leaves)[0]
+            return self._reference_answers
+        if reference is None or self._reference_answers is not None:
+            return self._answers("policy", template, leaves)[0]
+        if not is_apart and any(lora.is_adapter(path) for path in leaves):
+            off = lora.off(leaves) if self.program.computation.is_off else reference[1]
+            policy, self._reference_answers = self._answers("policy", template, leaves, off)
+            return policy
+        (self._reference_answers,) = self._answers("reference", *reference)
+        return self._answers("policy", template, leaves)[0]
+
+    def _answers(self, name: str, template: Template, *models: Leaves) -> list[list[str]]:
+        """Of each of several models of one structure, asked together."""
+        blueprint, asked = self.program.blueprint, self.evaluation
+        if name not in self._samplers:
+            stops = stop_ids(self.tokenizer)
+            config, compute = blueprint.config, blueprint.compute
+            self._samplers[name] = Sampler(template, config, compute, stops, whole=self.program.whole)
+        sampling = Sampling(
+            asked.max_new_tokens, asked.temperature, asked.top_k, asked.top_p, self.program.experiment.seed
+        )
+        found = self._samplers[name].together(models, self._prompts, sampling)
+        return [[self.tokenizer.decode(ids) for ids in answers] for answers in found]
+
+    def _batches(self) -> Iterator[PairBatch | SequenceBatch]:
+        """All held-out rows in their order, in batches which every mesh of the experiment can split."""
+        size, rows = self.program.blueprint.forward_batch_size, self._order()
+        for start in range(0, len(rows), size):
+            assert self.dataset is not None
+            yield self.dataset.batch(rows[start : start + size], size)
+
+    def _order(self) -> Rows:
+        """[rows] the held-out rows as their data orders them: each once, and the same at every evaluation."""
+        if self.dataset is None or self.evaluation.data is None:
+            return np.arange(0)
+        return ordered(self.evaluation.data.order, len(self.dataset), self.program.experiment.seed, epoch=0)
+
+
+def _encoded(evaluator: Evaluator) -> list[list[int]]:
+    """The prompts as ids, each with room for its answer."""
+    encoder, evaluation = Encoder(evaluator.tokenizer), evaluator.evaluation
+    config = evaluator.program.blueprint.config
+    limit = config.max_length
+    found: list[list[int]] = []
+    problems: list[Problem] = []
+    for index, text in enumerate(evaluation.prompts):
+        try:
+            ids = encoder.prompt([{"role": "user", "content": text}] if evaluator.is_chat else text)
+        except (RowError, DataError) as error:
+            problems.append(Problem(f"evaluation.prompts.{index}", str(error)))
+            continue
+        if len(ids) + evaluation.max_new_tokens > limit:
+            message = (
+                f"{len(ids):,} tokens and {evaluation.max_new_tokens:,} new ones are more than the model's {limit:,} "
+                f"positions; shorten it, or lower evaluation.max_new_tokens"
+            )
+            problems.append(Problem(f"evaluation.prompts.{index}", message))
+        found.append(ids)
+    if evaluation.top_k is not None and evaluation.top_k >= config.vocab_size:
+        message = f"{evaluation.top_k:,} has no effect on a vocabulary of {config.vocab_size:,}; use None"
+        problems.append(Problem("evaluation.top_k", message))
+    if problems:
+        raise PlanError(problems, f"Experiment '{evaluator.program.experiment.name}'")
+    return found

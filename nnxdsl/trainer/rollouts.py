@@ -1,0 +1,250 @@
+"""Where batches come from that need the policy: it answers prompts, rewards are asked, advantages reckoned.
+
+Answers are a pure function of seed, step and weights, so that a resumed run draws them again. Where several steps learn
+from the same answers, a checkpoint between them keeps these, since the weights that drew them are gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.data.batch import RolloutBatch
+from nnxdsl.data.dataset import Prompts
+from nnxdsl.data.rewards import Rewards
+from nnxdsl.data.sampler import Batches, Rows
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.encode import stop_ids
+from nnxdsl.errors import PlanError, Problem, RunError
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.losses.grpo import advantages
+from nnxdsl.program.compile import Program, State
+from nnxdsl.runtime import distributed
+from nnxdsl.sharding.mesh import on_devices
+
+
+class Rollout(NamedTuple):
+    """Answers of one policy.
+
+    Attributes:
+        step: The optimizer step, from 0, whose policy gave them.
+        batch: What steps learn from, in numpy.
+        metrics: What the answers are like, under TRL's names.
+    """
+
+    step: int
+    batch: RolloutBatch
+    metrics: dict[str, float]
+
+
+@attrs.define
+class Rollouts:
+    """Has the policy of a program answer prompts.
+
+    Attributes:
+        program: Of an experiment whose objective is `GRPO`.
+        prompts: The prompts that it learns from.
+        tokenizer: Of prompts and answers.
+        rewards: What answers are worth.
+    """
+
+    program: Program
+    prompts: Prompts
+    tokenizer: TokenizerBase
+    rewards: Rewards
+    _order: Batches = attrs.field(init=False)
+    _stops: frozenset[int] = attrs.field(init=False)
+    _sampler: Sampler | None = attrs.field(default=None, init=False)
+    _last: Rollout | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        experiment = self.program.experiment
+        self._stops = stop_ids(self.tokenizer)
+        self._order = Batches(
+            self.prompts,
+            batch_size=experiment.batch_size // self.objective.group_size,
+            seed=experiment.seed,
+            order=experiment.data.order,
+        )
+
+    @classmethod
+    def of(cls, program: Program, prompts: Prompts, tokenizer: TokenizerBase) -> Rollouts:
+        """Those of a program whose rewards are registered.
+
+        Raises:
+            PlanError: A reward is not known, or `top_k` leaves nothing out.
+            DataError: A row lacks what a reward reads.
+        """
+        objective, words = program.experiment.objective, program.blueprint.config.vocab_size
+        assert isinstance(objective, GRPO)
+        if objective.top_k is not None and objective.top_k >= words:
+            message = f"{objective.top_k:,} has no effect on a vocabulary of {words:,}; use None"
+            raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
+        rewards = Rewards(objective.rewards)
+        rewards.check(prompts.columns, prompts.row_ids)
+        return cls(program, prompts, tokenizer, rewards)
+
+    @property
+    def objective(self) -> GRPO:
+        """What the program learns by."""
+        objective = self.program.experiment.objective
+        assert isinstance(objective, GRPO)
+        return objective
+
+    def at(self, step: int, state: State) -> Rollout:
+        """The answers that a step learns from.
+
+        Args:
+            step: From 0.
+            state: Before that step.
+
+        Raises:
+            RunError: They were drawn by weights that are gone, or a reward failed; names the row.
+        """
+        first = step - step % self.objective.updates_per_rollout
+        if self._last is None or self._last.step != first:
+            if step != first:
+                raise RunError(f"step {step} learns from the answers of step {first}, which are not kept")
+            try:
+                self._last = self._draw(step, state)
+            except RunError as error:
+                raise RunError(f"step {step}: {error}") from error
+        return self._last
+
+    def indices(self, step: int) -> Sequence[int]:
+        """The rows of the prompts whose answers a step learns from."""
+        return self._order.indices(step // self.objective.updates_per_rollout).tolist()
+
+    def state(self, position: int) -> dict[str, Any]:
+        """What a checkpoint keeps after so many steps, in plain JSON values."""
+        kept = {**self._order.state(position), "rewards": self.rewards.fingerprint(), "rollout": None}
+        if self._last is not None and self._last.step < position < self._last.step + self.objective.updates_per_rollout:
+            kept["rollout"] = _packed(self._last)
+        return kept
+
+    def check(self, state: Mapping[str, Any]) -> int:
+        """The position in a checkpoint's state that these rollouts can go on from.
+
+        Raises:
+            DataError: File, rows, seed or batch size are others.
+            RunError: A reward's function is another by now.
+        """
+        position = self._order.check(state)
+        if state.get("rewards") != self.rewards.fingerprint():
+            names = ", ".join(self.rewards.names)
+            raise RunError(
+                f"the source of a reward ({names}) has changed since the checkpoint of step {position}; put it back, "
+                f"or begin again with --restart"
+            )
+        if state.get("rollout") is not None:
+            self._last = _unpacked(state["rollout"])
+        return position
+
+    def evaluate(
+        self, state: State, held_out: Prompts, order: Rows, is_to_end: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """Mean rewards of one answer to each held-out prompt, drawn as in training and always with the same draws.
+
+        Args:
+            state: Whose policy answers.
+            held_out: The prompts.
+            order: [rows] the order in which they are answered.
+            is_to_end: Asked before each batch; once it says so, the rest is left out and the result is None.
+        """
+        size, seed = self.program.experiment.batch_size, _seed(self.program.experiment.seed, "held out")
+        answers: list[list[int]] = []
+        values: list[list[float]] = []
+        for start in range(0, len(order), size):
+            if is_to_end():
+                return None
+            rows = order[start : start + size].tolist()
+            filled = rows + rows[:1] * (size - len(rows))  # one program for all batches
+            said = self._answers(state, held_out, filled, seed)[: len(rows)]
+            answers += said
+            values += self._values(held_out, rows, said)
+        metrics = self._metrics(np.asarray(values), answers, held_out.max_response_length)
+        return {name: value for name, value in metrics.items() if name != "frac_reward_zero_std"}
+
+    def _draw(self, step: int, state: State) -> Rollout:
+        group = self.objective.group_size
+        rows = [row for row in self.indices(step) for _ in range(group)]
+        answers = self._answers(state, self.prompts, rows, _seed(self.program.experiment.seed, f"step {step}"))
+        values = np.asarray(self._values(self.prompts, rows, answers))  # [B, rewards]
+        totals = (values @ np.asarray(self.rewards.weights)).reshape(-1, group)
+        batch = self.prompts.batch_of(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
+        if self.objective.updates_per_rollout > 1:
+            said = self.program.score(state, batch).stats
+            batch = batch._replace(old=np.asarray(said.logp))
+        metrics = self._metrics(values, answers, self.prompts.max_response_length)
+        return Rollout(step, batch, metrics)
+
+    def _answers(self, state: State, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
+        asked, blueprint = self.objective, self.program.blueprint
+        template, leaves = self.program.policy(state)
+        if self._sampler is None:
+            config, compute, whole = blueprint.config, blueprint.compute, self.program.whole
+            self._sampler = Sampler(template, config, compute, self._stops, self._place, whole)
+        sampling = Sampling(prompts.max_response_length, asked.temperature, asked.top_k, asked.top_p, seed)
+        ids = [prompts.row(row)["prompt"].tolist() for row in rows]
+        return self._sampler.drawn(leaves, ids, sampling, prompts.shapes["prompt"])
+
+    def _place(self, rows: Any) -> Any:
+        """Arrays with a row for each answer, cut over the devices that rows of a batch are cut over."""
+        sharding = self.program.batch_sharding(len(rows[0]))
+        return on_devices(rows, sharding)
+
+    def _values(self, prompts: Prompts, rows: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
+        """What each answer is worth to each reward."""
+        texts = [self.tokenizer.decode([token for token in answer if token not in self._stops]) for answer in answers]
+
+        def found() -> list[list[float]]:
+            pairs = zip(texts, rows, strict=True)
+            return [self.rewards.of(text, prompts.columns[row], prompts.row_ids[row]) for text, row in pairs]
+
+        return distributed.first(found)  # a user's function may not say the same in every process
+
+    def _metrics(self, values: np.ndarray, answers: Sequence[Sequence[int]], limit: int) -> dict[str, float]:
+        """What answers are like, under TRL's names; `values` are `[answers, rewards]`."""
+        totals = values @ np.asarray(self.rewards.weights)
+        lengths = np.array([len(answer) for answer in answers])
+        ended = np.array([answer[-1] in self._stops for answer in answers])
+        named = {f"rewards/{name}/mean": values[:, index].mean() for index, name in enumerate(self.rewards.names)}
+        groups = totals.reshape(-1, self.objective.group_size) if len(totals) % self.objective.group_size == 0 else None
+        same = {} if groups is None else {"frac_reward_zero_std": np.isclose(groups.std(axis=1), 0).mean()}
+        found = {
+            "reward": totals.mean(),
+            "reward_std": totals.std(ddof=1) if len(totals) > 1 else 0.0,
+            **named,
+            **same,
+            "completions/mean_length": lengths.mean(),
+            "completions/clipped_ratio": 1 - ended.mean(),
+        }
+        return {name: float(value) for name, value in found.items()}
+
+
+def _seed(seed: int, what: str) -> int:
+    """The seed of draws for one purpose."""
+    return int.from_bytes(hashlib.sha256(f"nnxdsl rollouts 1: seed {seed}, {what}".encode()).digest()[:4], "little")
+
+
+def _packed(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as plain JSON values."""
+    held = io.BytesIO()
+    arrays = {name: array for name, array in rollout.batch._asdict().items() if array is not None}
+    np.savez_compressed(held, **arrays)
+    batch = base64.b64encode(held.getvalue()).decode()
+    return {"step": rollout.step, "metrics": rollout.metrics, "batch": batch}
+
+
+def _unpacked(kept: Mapping[str, Any]) -> Rollout:
+    with np.load(io.BytesIO(base64.b64decode(kept["batch"])), allow_pickle=False) as held:
+        batch = RolloutBatch(**{name: held[name] for name in held.files})
+    return Rollout(int(kept["step"]), batch, dict(kept["metrics"]))

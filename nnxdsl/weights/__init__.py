@@ -1,0 +1,1 @@
+"""Weights in and out: where they come from, export, conversion, comparison."""
