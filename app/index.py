@@ -10,7 +10,8 @@ from typing import Any, cast
 import attrs
 
 from nnxdsl.errors import RunError
-from nnxdsl.runs.run_dir import RunDirectory, Status, liveness_of
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.status import Status, liveness_of
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json
 

@@ -25,7 +25,8 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 from nnxdsl.runs.lock import RunLock
-from nnxdsl.runs.run_dir import RunDirectory, liveness_of, writer_of
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.status import liveness_of, writer_of
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json, replace, write_json
 

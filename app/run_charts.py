@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from nnxdsl.runs.run_dir import RunDirectory, Status
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.status import Status
 
 from .axes import Axis, axes, offered
 from .charts import Line, Mark, chart

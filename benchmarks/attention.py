@@ -20,7 +20,9 @@ import numpy as np
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.blockwise import attend_in_blocks
-from nnxdsl.models.attention.dot_product import Places, attend, mask
+from nnxdsl.models.attention.dot_product import attend
+from nnxdsl.models.attention.mask import mask
+from nnxdsl.models.attention.positions import Places
 from nnxdsl.program.forward import pair_places
 
 

@@ -36,7 +36,7 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.formats import hf
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
+from nnxdsl.models.attention.positions import Places, left_padded, right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import Template, abstract
 from nnxdsl.program.blueprint import template as adapted

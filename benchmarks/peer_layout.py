@@ -18,7 +18,7 @@ from side import Job, Turns, steps
 from small import experiment
 
 import nnxdsl
-from nnxdsl.models.attention.dot_product import Places
+from nnxdsl.models.attention.positions import Places
 from nnxdsl.program.step import Leaves
 
 

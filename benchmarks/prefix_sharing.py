@@ -29,7 +29,7 @@ from nnxdsl.data import PairBatch
 from nnxdsl.losses.base import Pairs
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.program.forward import Forward
 from nnxdsl.program.step import Leaves, Moving

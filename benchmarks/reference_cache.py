@@ -22,8 +22,8 @@ import numpy as np
 
 from nnxdsl import Experiment, Memory, Weights, compile
 from nnxdsl.config.core.serialization import evolve
-from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.loaders.build import load
+from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.program.compile import Program, State
 from nnxdsl.runs.array_digest import digest

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Batching
+from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.imports import allow_imports
 from nnxdsl.config.core.serialization import diff, evolve, flatten, from_dict, from_json, get, to_dict, to_json
 from nnxdsl.config.data import BadRows, Data, Order
 from nnxdsl.config.diloco import Outer
-from nnxdsl.config.evaluation import Checkpoint, Evaluation
+from nnxdsl.config.evaluation import Evaluation
 from nnxdsl.config.experiment import Experiment, register_command_line
 from nnxdsl.config.launcher import Launcher
+from nnxdsl.config.memory import Memory
 from nnxdsl.config.model import Model
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.distillation import Distance
@@ -30,7 +32,7 @@ from nnxdsl.config.precision import Precision
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.config.schedule import Schedule
 from nnxdsl.config.search import Pruner, Range, Search
-from nnxdsl.config.sharding import Memory, Mesh
+from nnxdsl.config.sharding import Mesh
 from nnxdsl.config.step_guard import Guard
 from nnxdsl.config.sweep import Sweep, cross, product, zipped
 from nnxdsl.config.tokenizer import Tokenizer

@@ -57,16 +57,3 @@ class Evaluation(Spec):
                 yield Problem(name, "has no effect without prompts")
             elif name.startswith("top_") and self.temperature == 0:
                 yield Problem(name, "has no effect with temperature=0, which takes the likeliest token")
-
-
-@attrs.frozen(kw_only=True)
-class Checkpoint(Spec):
-    """When the state of a run is saved; it is saved after the last step and on a stop in any case.
-
-    Attributes:
-        every_steps: Steps between checkpoints.
-        keep: How many of the newest are kept.
-    """
-
-    every_steps: int = attrs.field(default=500, validator=positive)
-    keep: int = attrs.field(default=2, validator=positive)

@@ -10,25 +10,27 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from nnxdsl.config import continuing
-from nnxdsl.config.adapter import Adapter
+from nnxdsl.config.adapter import Adapter, adapter_problems
 from nnxdsl.config.batching import Batching, Packed, Padded
+from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.run_id import run_id
 from nnxdsl.config.core.validators import Limit, name, positive
 from nnxdsl.config.data import Data, Feedback, Preferences, Text
 from nnxdsl.config.diloco import Outer, outer_problems
-from nnxdsl.config.evaluation import Checkpoint, Evaluation
+from nnxdsl.config.evaluation import Evaluation
+from nnxdsl.config.memory import Memory
 from nnxdsl.config.model import Model
-from nnxdsl.config.objectives.base import SFT, Objective
+from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.config.objectives.reference import Checkpoint as OtherWeights
 from nnxdsl.config.objectives.reference import Initial, Reference, Synced, Uniform, reference_problems
+from nnxdsl.config.objectives.sft import SFT
 from nnxdsl.config.optimizer import Optimizer
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.quantization import Quantization
-from nnxdsl.config.sharding import BATCH_AXES, Memory, Mesh
+from nnxdsl.config.sharding import BATCH_AXES, Mesh
 from nnxdsl.config.step_guard import Guard, Stop
 from nnxdsl.config.tokenizer import Auto
 from nnxdsl.config.weights import From, Random, parts
@@ -161,7 +163,7 @@ class Experiment(Spec):
             self._check_earlier,
             self._check_router,
             self._check_further,
-            lambda: continuing.adapter_problems(self),
+            lambda: adapter_problems(self),
         )
 
     def _check_data(self) -> Iterable[Problem]:

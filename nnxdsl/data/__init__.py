@@ -1,12 +1,15 @@
 """What a run learns from: files to rows to tokens to typed batches, in numpy. Knows no jax and no model."""
 
 from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
-from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences
+from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders import conversations, feedback, preferences, prompts, text
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.loaders.files import file_digest
 from nnxdsl.data.loaders.report import Report
+from nnxdsl.data.pairs import Pairs
+from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.sampler import Batches, permutation
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.chat_template import ChatTemplate
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids

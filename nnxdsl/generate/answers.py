@@ -12,8 +12,11 @@ import jax
 import numpy as np
 
 from nnxdsl.data.batch import SequenceBatch
-from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences
+from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.pairs import Pairs
+from nnxdsl.data.prompts import Prompts
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase
 from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.errors import RunError

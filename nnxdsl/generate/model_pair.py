@@ -25,7 +25,7 @@ from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, RunError, WeightsError
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.losses.base import Pairs as PairsSaid
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.attention.row_layout import sequence
 from nnxdsl.models.params import Template
 from nnxdsl.program import init

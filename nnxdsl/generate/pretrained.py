@@ -21,7 +21,7 @@ from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.models.attention.dot_product import Places
+from nnxdsl.models.attention.positions import Places
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import Template, abstract

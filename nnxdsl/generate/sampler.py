@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.generate.sampling import Sampling, draw, numbers_of, streams
-from nnxdsl.models.attention.dot_product import Places, left_padded
 from nnxdsl.models.attention.kv_cache import Cache, New, init_cache, stored
+from nnxdsl.models.attention.positions import Places, left_padded
 from nnxdsl.models.attention.row_layout import Method, sequence
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from nnxdsl.config.objectives.base import SFT, Objective
+from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.objectives.sft import SFT
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 

@@ -12,13 +12,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.dot_product import Places, capped, right_padded
+from nnxdsl.models.attention.dot_product import capped
 from nnxdsl.models.attention.kv_cache import KV, Cache, New, Slots
+from nnxdsl.models.attention.positions import Places, right_padded
 from nnxdsl.models.attention.row_layout import Method
-from nnxdsl.models.block import Block, Context, context, norm_of
+from nnxdsl.models.attention.view import Context, context
+from nnxdsl.models.block import Block
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
-from nnxdsl.models.layers.linear import Embedding, Head
+from nnxdsl.models.layers.embedding import Embedding, Head
+from nnxdsl.models.layers.norm import norm_of
 from nnxdsl.models.logical_axes import arrive, constrain
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.mtp import Predictor

@@ -14,7 +14,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.dot_product import Places
+from nnxdsl.models.attention.positions import Places
 
 BRANCHES = 1 << 24
 """Positions that a branch of a row may have; the branches of a row follow each other."""

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.block import Block, Context, norm_of
+from nnxdsl.models.attention.view import Context
+from nnxdsl.models.block import Block
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.layers.linear import Linear
+from nnxdsl.models.layers.norm import norm_of
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.moe.router import RouterStats
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import singledispatch
 from typing import Any
 
@@ -12,88 +12,14 @@ import optax
 from optax import contrib
 
 from nnxdsl.config.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
-from nnxdsl.config.schedule import WSD, Constant, InverseSqrt, Schedule, WarmupCosine, WarmupLinear
 from nnxdsl.errors import NotRegisteredError, Problem
 from nnxdsl.optim import adafactor
 from nnxdsl.optim.param_filters import idle, named
 from nnxdsl.optim.param_roles import Role
+from nnxdsl.optim.schedules import Curve
 
 PATTERNS = ("undecayed", "by_adamw")
 """Fields of optimizers that hold patterns for the paths of arrays."""
-
-Curve = Callable[[Any], Any]
-"""From a zero-based step (an int or a traced array) to a learning rate."""
-
-
-@singledispatch
-def learning_rate(schedule: Schedule, steps: int) -> Curve:
-    """The learning rate as a function of the zero-based optimizer step; register a `Schedule` of your own here.
-
-    Args:
-        schedule: What was asked for.
-        steps: Optimizer steps of the whole run.
-    """
-    name = type(schedule).__name__
-    raise NotRegisteredError(
-        f"no learning rate is registered for {type(schedule).__qualname__}; write\n"
-        f"  from nnxdsl.optim import optimizers\n"
-        f"  @optimizer.learning_rate.register({name})\n"
-        f"  def _(schedule, steps): return lambda step: ..."
-    )
-
-
-@learning_rate.register
-def _(schedule: Constant, steps: int) -> Curve:
-    return optax.constant_schedule(schedule.lr)
-
-
-@learning_rate.register
-def _(schedule: WarmupCosine, steps: int) -> Curve:
-    warmup = warmup_steps(schedule.warmup_ratio, steps)
-    down = optax.cosine_decay_schedule(schedule.peak_lr, max(steps - warmup, 1), alpha=schedule.final_ratio)
-    return _after_warmup(schedule.peak_lr, warmup, down)
-
-
-@learning_rate.register
-def _(schedule: WarmupLinear, steps: int) -> Curve:
-    warmup = warmup_steps(schedule.warmup_ratio, steps)
-    final = schedule.peak_lr * schedule.final_ratio
-    return _after_warmup(
-        schedule.peak_lr, warmup, optax.linear_schedule(schedule.peak_lr, final, max(steps - warmup, 1))
-    )
-
-
-@learning_rate.register
-def _(schedule: WSD, steps: int) -> Curve:
-    warmup, peak = warmup_steps(schedule.warmup_ratio, steps), schedule.peak_lr
-    decay = min(warmup_steps(schedule.decay_ratio, steps), steps - warmup)
-    if decay == 0:
-        return _after_warmup(peak, warmup, optax.constant_schedule(peak))
-    # Its own zero is where the warm-up ends.
-    down = optax.linear_schedule(peak, peak * schedule.final_ratio, decay, transition_begin=steps - warmup - decay)
-    return _after_warmup(peak, warmup, down)
-
-
-@learning_rate.register
-def _(schedule: InverseSqrt, steps: int) -> Curve:
-    warmup = schedule.warmup_steps
-
-    def down(after: Any) -> Any:
-        return schedule.peak_lr * jnp.sqrt(warmup / (jnp.maximum(after, 0) + warmup))  # asked for the warm-up, too
-
-    return _after_warmup(schedule.peak_lr, warmup, down)
-
-
-def warmup_steps(ratio: float, steps: int) -> int:
-    """Steps of a part of the run, rounded up as in transformers, so that a ratio above zero always has some."""
-    return math.ceil(round(ratio * steps, 6))
-
-
-def _after_warmup(peak: float, warmup: int, then: Curve) -> Curve:
-    """Zero at step 0, `peak` at step `warmup`, then down: the curve of transformers and optax."""
-    if warmup == 0:
-        return then
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), then], [warmup])
 
 
 @singledispatch

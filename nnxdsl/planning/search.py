@@ -15,9 +15,9 @@ from nnxdsl.planning.step_time import Cost, cost
 from nnxdsl.program.auto_remat import LADDER
 from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import outline
-from nnxdsl.program.layout_warnings import factorizations
 from nnxdsl.program.memory import Share, held, memory
 from nnxdsl.sharding.hardware import Device
+from nnxdsl.sharding.mesh_candidates import factorizations
 
 SEARCHED = ("data", "fsdp", "context", "tensor")
 """The axes over which devices are spread; `expert`, `stage` and `slices` stay as they are asked for."""

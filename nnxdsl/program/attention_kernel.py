@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import attrs
 from jax.typing import DTypeLike
 
-from nnxdsl.config.sharding import Attention
+from nnxdsl.config.memory import Attention
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.models.attention.row_layout import QUERIES, Kernel, Method, Row
 from nnxdsl.models.config.decoder import DecoderConfig

@@ -26,7 +26,7 @@ from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import Leaf, Template, abstract, is_further
 from nnxdsl.models.remat import Remat
-from nnxdsl.optim import adafactor, optimizers, param_filters, step_guard
+from nnxdsl.optim import adafactor, optimizers, param_filters, schedules, step_guard
 from nnxdsl.optim.param_roles import roles
 from nnxdsl.program import diloco
 from nnxdsl.program.architecture import architecture as architecture
@@ -338,7 +338,7 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
 
 
 def _update(experiment: Experiment, trainable: Mapping[str, Leaf]) -> optax.GradientTransformation:
-    curve = optimizers.learning_rate(experiment.optimizer.schedule, experiment.steps)
+    curve = schedules.learning_rate(experiment.optimizer.schedule, experiment.steps)
     update = optimizers.build(experiment.optimizer, curve, roles(trainable))
     if experiment.outer is not None:
         update = diloco.wrapped(update, experiment.outer)

@@ -23,7 +23,7 @@ from nnxdsl.config.objectives.reference import Synced
 from nnxdsl.losses.base import Ratio
 from nnxdsl.losses.lm_head.teacher_top_k import Top, with_top
 from nnxdsl.models.params import Template
-from nnxdsl.optim import optimizers, step_guard
+from nnxdsl.optim import schedules, step_guard
 from nnxdsl.program import diloco, xla_options
 from nnxdsl.program import init as initial
 from nnxdsl.program.activation_sharding import Told, inspected
@@ -452,7 +452,7 @@ def compile(
         apart=_apart(blueprint, forward, mesh),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
-        curve=optimizers.learning_rate(experiment.optimizer.schedule, experiment.steps),
+        curve=schedules.learning_rate(experiment.optimizer.schedule, experiment.steps),
         microbatches=experiment.microbatches,
         offload=experiment.memory.offload,
         router_loss=experiment.router_loss,

@@ -23,7 +23,7 @@ from nnxdsl.losses.grpo import Answers
 from nnxdsl.losses.lm_head.teacher_top_k import Top, top_distance, top_words
 from nnxdsl.losses.lm_head.token_stats import Cuts, TokenStats, Where, token_stats
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.dot_product import Places, right_padded
+from nnxdsl.models.attention.positions import Places, right_padded
 from nnxdsl.models.attention.row_layout import Row
 from nnxdsl.models.decoder import Decoder, added
 from nnxdsl.models.logical_axes import Apart, Arrival, Constraint, constrained_by

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-import math
 import re
 from collections.abc import Iterator, Sequence
 
 import attrs
 
-from nnxdsl.config.sharding import Mesh
-from nnxdsl.errors import Problem, SpecError
+from nnxdsl.errors import Problem
 from nnxdsl.models.pipeline import idle_share
 from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.sharding.layout import ACTIVATION_AXES, Layout, Placed, starred
+from nnxdsl.sharding.mesh_candidates import candidates
 from nnxdsl.sharding.rules import Rules, Target, Tried, mesh_axes, pieces, sizes
 
 REPLICATED_AT_MOST = 0.02
@@ -26,7 +24,6 @@ IDLE_AT_MOST = 0.3
 _SHOWN = 3
 _ROWS = ("batch", "head_batch")
 _ALL_OF_THEM = "every device computes all of them"
-_MESHES_TRIED = 400
 
 
 @attrs.frozen
@@ -232,27 +229,3 @@ def nearest_meshes(layout: Layout, rows: int, problems: Sequence[Problem]) -> li
 
 def _undivided(layout: Layout) -> bool:
     return any(size % shards for p in layout.parameters() for size, shards in zip(p.shape, p.shards, strict=True))
-
-
-def candidates(mesh: Mesh) -> Iterator[Mesh]:
-    """Meshes of as many devices over the axes that are asked for, and those that always make sense; nearest first."""
-    axes = [axis for axis, size in mesh.sizes.items() if size > 1 or axis in ("data", "fsdp", "tensor")]
-    asked = [mesh.sizes[axis] for axis in axes]
-
-    def distance(split: tuple[int, ...]) -> float:
-        return sum(abs(math.log2(one / other)) for one, other in zip(split, asked, strict=True))
-
-    others = [split for split in factorizations(mesh.device_count, len(axes)) if list(split) != asked]
-    for split in sorted(others, key=lambda split: (distance(split), split))[:_MESHES_TRIED]:
-        with contextlib.suppress(SpecError):  # the slices cannot be cut out of every mesh
-            yield attrs.evolve(mesh, **dict(zip(axes, split, strict=True)))
-
-
-def factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write a number as an ordered product of `parts` factors."""
-    if parts == 1:
-        yield (number,)
-        return
-    for factor in (factor for factor in range(1, number + 1) if number % factor == 0):
-        for rest in factorizations(number // factor, parts - 1):
-            yield (factor, *rest)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.base import SFT
 from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.objectives.sft import SFT
 from nnxdsl.config.optimizer import SGD
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.schedule import Constant

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from nnxdsl.runs.run_dir import RunDirectory, Status
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.status import Status
 from nnxdsl.storage.jsonl import Row
 
 

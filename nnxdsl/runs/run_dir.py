@@ -11,23 +11,19 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast, get_args
+from typing import Any, Unpack, cast, get_args
 
 import attrs
 
 from nnxdsl.errors import RunError
 from nnxdsl.runs.repair import Key, missing, repair
+from nnxdsl.runs.status import Liveness, State, Status, liveness_of
 from nnxdsl.storage import process_info, records
 from nnxdsl.storage.failpoints import reached
 from nnxdsl.storage.jsonl import JsonLines, Row, open_plain, read_json, replace, sync_directory, write_json
 from nnxdsl.storage.records import problem_in
 
-State = Literal["queued", "starting", "compiling", "running", "stopping", "stopped", "finished", "failed"]
-Liveness = Literal["queued", "running", "silent", "lost", "stopped", "finished", "failed"]
-
 FORMAT = 1
-SILENT_SECONDS = 120.0  # without a heartbeat for so long, a run is "silent" ("lost" on another machine)
-ENDED = ("stopped", "finished", "failed")
 
 _STATUS = {"state": records.one_of(get_args(State)), **records.STATUS}
 _STEP_NAME = re.compile(r"[0-9]{8,18}")  # a checkpoint's directory
@@ -35,27 +31,8 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,80}")
 _BEING_MADE = re.compile(r"\.creating-(?P<pid>\d+)-(?P<started>\d+)-.+")
 
 
-class Status(TypedDict, total=False):
-    """What `status.json` says; times in seconds, `heartbeat` as `process.clock` gives it."""
-
-    state: State
-    stage: str | None  # what the loop is doing, in words
-    attempt: int | None
-    step: int | None
-    total: int | None
-    eta_seconds: float | None
-    checkpoint: int | None  # the newest committed step
-    pid: int | None
-    pid_started: int | None
-    host: str | None
-    error: str | None
-    exit_code: int | None
-    heartbeat: dict[str, Any] | None
-
-
 _STATUS_NAMES = frozenset(Status.__annotations__)
 _EVALUATION = "evaluation"  # the kind of those rows of metrics.jsonl
-_heard: dict[tuple[process_info.Process, Any], tuple[Any, float, bool]] = {}  # of other machines; see `_is_heard`
 
 
 @attrs.frozen
@@ -481,44 +458,6 @@ def checked_path(path: Path) -> Path:
     if target.parent != home:
         raise RunError(f"{path} is a link that leads out of {path.parent}; name the run directory itself")
     return path
-
-
-def writer_of(status: Status) -> process_info.Process | None:
-    """The process that writes the run, or wrote it last; None where the status names none."""
-    pid, host = status.get("pid"), status.get("host")
-    return None if pid is None or host is None else process_info.Process(pid, status.get("pid_started"), host)
-
-
-def liveness_of(status: Status) -> Liveness:
-    """What is true of a run whose writer last said `status`; see `RunDirectory.liveness`."""
-    state = status.get("state", "queued")
-    if state in ("queued", *ENDED):
-        return cast(Liveness, state)
-    writer = writer_of(status)
-    if writer is None:
-        return "lost"
-    heartbeat = status.get("heartbeat") or {}
-    fresh = process_info.seconds_since(heartbeat) <= SILENT_SECONDS
-    if not writer.is_here():
-        return "running" if _is_heard(writer, heartbeat, fresh) else "lost"
-    if not writer.is_alive():
-        return "lost"
-    return "running" if fresh else "silent"
-
-
-def _is_heard(writer: process_info.Process, heartbeat: dict[str, Any], fresh: bool) -> bool:
-    """Whether a writer on another machine has been heard of, whatever the clocks of both machines say.
-
-    A heartbeat that this process has seen to change is timed by this process's own clock, which does not jump; one that
-    it sees for the first time can but be compared with the wall clock (`fresh`).
-    """
-    now, machine = time.monotonic(), (writer, heartbeat.get("boot"))
-    beat = heartbeat.get("monotonic")
-    last, since, has_changed = _heard.get(machine, (beat, now, False))
-    if isinstance(beat, float) and isinstance(last, float) and beat > last:
-        since, has_changed = now, True
-    _heard[machine] = beat, since, has_changed
-    return now - since <= SILENT_SECONDS if has_changed else fresh
 
 
 def list_runs(home: Path) -> list[RunSummary]:

@@ -14,8 +14,9 @@ import numpy as np
 from nnxdsl.adapters import lora
 from nnxdsl.config.evaluation import Evaluation
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.data.dataset import Dataset, Prompts
+from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.sampler import Rows, ordered
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids

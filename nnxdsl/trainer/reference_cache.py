@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.data.batch import Batch
-from nnxdsl.data.dataset import Pairs
+from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.sampler import Batches
 from nnxdsl.program.compile import Program, State
 from nnxdsl.program.step import Leaves

@@ -17,7 +17,7 @@ import numpy as np
 
 from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.data.batch import RolloutBatch
-from nnxdsl.data.dataset import Prompts
+from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.rewards import Rewards
 from nnxdsl.data.sampler import Batches, Rows
 from nnxdsl.data.tokenizers.base import TokenizerBase

@@ -15,9 +15,12 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.weights import From, parts
-from nnxdsl.data.dataset import Dataset, Pairs, Prompts, Sequences
+from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.loaders.files import file_digest
+from nnxdsl.data.pairs import Pairs
+from nnxdsl.data.prompts import Prompts
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.errors import NnxdslError, PlanError, Problem, RunError
 from nnxdsl.planning.plan import warnings

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import SequenceBatch
-from nnxdsl.data.dataset import Sequences
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.losses.lm_head.teacher_top_k import Top
 from nnxdsl.program.compile import Program
 from nnxdsl.program.memory import top_bytes

@@ -17,8 +17,10 @@ import numpy as np
 from nnxdsl.config.adapter import DoRA
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.data.dataset import Dataset, Pairs, Sequences
+from nnxdsl.data.dataset import Dataset
+from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.sampler import Batches
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.optim.step_guard import IN_A_ROW, SKIPPED, TOTAL
@@ -30,7 +32,8 @@ from nnxdsl.program.step import Batch, Leaves
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.heartbeat import beating
-from nnxdsl.runs.run_dir import RunDirectory, Status
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.status import Status
 from nnxdsl.runtime import allocator, distributed
 from nnxdsl.runtime.prefetch import Prefetch
 from nnxdsl.runtime.signals import StopRequest

@@ -21,7 +21,7 @@ from nnxdsl.config.weights import HF, Checkpoint, From
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, peft
 from nnxdsl.formats.hf_download import locate
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import FAMILIES, DecoderConfig, to_hf
 from nnxdsl.models.params import Template

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.adapters import lora, lora_math
-from nnxdsl.config.adapter import LowRank
-from nnxdsl.config.continuing import unlike
+from nnxdsl.config.adapter import LowRank, unlike
 from nnxdsl.config.core.serialization import evolve, from_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.reference import Reference

@@ -13,7 +13,8 @@ import pytest
 from fault_lab import Child, Lab, Whole, digests, rows
 
 from nnxdsl.runs.checkpointer import Checkpoints
-from nnxdsl.runs.run_dir import RunDirectory, liveness_of
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.status import liveness_of
 
 pytestmark = pytest.mark.faults
 

@@ -13,8 +13,8 @@ import qwix
 from flax import nnx
 
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import left_padded, right_padded
 from nnxdsl.models.attention.kv_cache import init_cache
+from nnxdsl.models.attention.positions import left_padded, right_padded
 from nnxdsl.models.decoder import Decoder, Period, example_inputs
 from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig, local_then_global
 from nnxdsl.models.logical_axes import Axes, constrain, constrained_by

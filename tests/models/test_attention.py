@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.models.attention.dot_product import Places, attend, left_padded, mask, right_padded
+from nnxdsl.models.attention.dot_product import attend
+from nnxdsl.models.attention.mask import mask
+from nnxdsl.models.attention.positions import Places, left_padded, right_padded
 
 
 def test_masks_say_what_their_sentence_says() -> None:

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.blockwise import attend_in_blocks
-from nnxdsl.models.attention.dot_product import Places, attend, mask, right_padded
-from nnxdsl.models.attention.fused import attend_cudnn, attend_splash
+from nnxdsl.models.attention.cudnn import attend_cudnn
+from nnxdsl.models.attention.dot_product import attend
+from nnxdsl.models.attention.mask import mask
+from nnxdsl.models.attention.positions import Places, right_padded
 from nnxdsl.models.attention.row_layout import Method, Row
+from nnxdsl.models.attention.splash import attend_splash
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import Template
 from nnxdsl.models.pipeline import Stages

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import Places, left_padded
 from nnxdsl.models.attention.kv_cache import Cache, New, init_cache, ring_places, stored
+from nnxdsl.models.attention.positions import Places, left_padded
 from nnxdsl.models.attention.row_layout import Method, sequence
 from nnxdsl.models.families.registry import DecoderConfig
 

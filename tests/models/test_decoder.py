@@ -12,11 +12,11 @@ import pytest
 from flax import nnx
 
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
 from nnxdsl.models.attention.kv_cache import init_cache
+from nnxdsl.models.attention.positions import Places, left_padded, right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.layers.linear import Embedding
+from nnxdsl.models.layers.embedding import Embedding
 
 Leaves = Mapping[str, jax.Array]
 TOLERANCE = 1e-5  # hidden states have size 1

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from nnxdsl.models import params
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
+from nnxdsl.models.attention.positions import Places, left_padded, right_padded
 from nnxdsl.models.attention.row_layout import Method, Row
-from nnxdsl.models.block import View
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.deltanet import DeltaConfig
 from nnxdsl.models.deltanet.layer import DeltaNet, DeltaState, no_tokens
 from nnxdsl.models.deltanet.recurrence import Order, Tokens, in_chunks, step

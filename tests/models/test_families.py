@@ -15,8 +15,8 @@ from flax import nnx
 
 from nnxdsl.formats import hf
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
 from nnxdsl.models.attention.kv_cache import init_cache, stored
+from nnxdsl.models.attention.positions import Places, left_padded, right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig, from_hf, to_hf
 

@@ -16,7 +16,7 @@ from flax import nnx
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
 

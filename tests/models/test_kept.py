@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.attention.row_layout import Method, sequence
-from nnxdsl.models.block import context
+from nnxdsl.models.attention.view import context
 from nnxdsl.models.decoder import Period
 from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
-from nnxdsl.models.layers.linear import rope_tables, rotate
+from nnxdsl.models.layers.rope import rope_tables, rotate
 from nnxdsl.models.remat import from_inputs
 
 ROWS, LENGTH = 2, 24

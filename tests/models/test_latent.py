@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from nnxdsl.models import params
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.dot_product import Places, left_padded, mask, right_padded
 from nnxdsl.models.attention.kv_cache import KV, joined
+from nnxdsl.models.attention.mask import mask
 from nnxdsl.models.attention.mla import LatentAttention
+from nnxdsl.models.attention.positions import Places, left_padded, right_padded
 from nnxdsl.models.attention.row_layout import Method, Row
-from nnxdsl.models.block import View
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.mla import LatentConfig
 
 FIGURES = Path(__file__).parent.parent / "reference/mixers"

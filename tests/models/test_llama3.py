@@ -18,12 +18,12 @@ from flax import nnx
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import Places, left_padded, right_padded
 from nnxdsl.models.attention.kv_cache import init_cache, stored
-from nnxdsl.models.block import context
+from nnxdsl.models.attention.positions import Places, left_padded, right_padded
+from nnxdsl.models.attention.view import context
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig, Rope
-from nnxdsl.models.layers.linear import RMSNorm
+from nnxdsl.models.layers.norm import RMSNorm
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "llama3"
 TOLERANCE = 1e-5  # of the largest logit, which is about 4; 2.4e-6 was seen

@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import Places, right_padded
+from nnxdsl.models.attention.positions import Places, right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 

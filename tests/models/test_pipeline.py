@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
 from nnxdsl.models.params import abstract, flatten

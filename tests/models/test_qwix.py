@@ -15,7 +15,7 @@ import qwix
 from flax import nnx
 
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder, Period, example_inputs
 from nnxdsl.models.families.registry import LLAMA3, DecoderConfig, local_then_global
 

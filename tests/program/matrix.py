@@ -53,7 +53,7 @@ from nnxdsl import (  # noqa: E402
 )
 from nnxdsl.config.core.base import members  # noqa: E402
 from nnxdsl.data.batch import Batch, PairBatch, RolloutBatch, SequenceBatch  # noqa: E402
-from nnxdsl.models.attention.dot_product import right_padded  # noqa: E402
+from nnxdsl.models.attention.positions import right_padded  # noqa: E402
 from nnxdsl.program.compile import Program, State  # noqa: E402
 
 STORE = HERE / "matrix.json"

@@ -17,7 +17,7 @@ from nnxdsl import Adapter, Quantization
 from nnxdsl.adapters import lora as adapters
 from nnxdsl.adapters.lora import AdaptedExperts
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import MIXTRAL
 from nnxdsl.models.moe.layer import ExpertLinear

@@ -17,7 +17,7 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Experiment, PlanError, Quantization, compile
 from nnxdsl.adapters import lora as adapters
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Period, example_inputs
 from nnxdsl.models.params import flatten
 from nnxdsl.program.blueprint import draw

@@ -11,7 +11,8 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Mesh, Model
 from nnxdsl.program.blueprint import draw
-from nnxdsl.program.layout_warnings import candidates, factorizations, warnings
+from nnxdsl.program.layout_warnings import warnings
+from nnxdsl.sharding.mesh_candidates import candidates, factorizations
 
 LARGE = Small(embed_dim=64, mlp_dim=256, heads=4, vocab_size=192)  # norms are few of its bytes
 KINDS = ("replicated", "axis", "rule", "batch", "indivisible", "heads", "stage")

@@ -11,7 +11,8 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Objective
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.models.attention.dot_product import mask, right_padded
+from nnxdsl.models.attention.mask import mask
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.planning.flops import content, executed, fewest, weights, work
 from nnxdsl.program.batch_shapes import Lengths
 from nnxdsl.program.blueprint import draw

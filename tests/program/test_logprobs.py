@@ -19,7 +19,7 @@ from nnxdsl import Experiment, Objective, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.losses.lm_head import token_stats as logprobs
 from nnxdsl.losses.lm_head.token_stats import token_stats
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.program.compile import State
 from nnxdsl.program.forward import Forward

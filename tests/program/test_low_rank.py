@@ -17,7 +17,7 @@ from nnxdsl import Adapter, Batching, Experiment, Memory, Mesh, PlanError, Quant
 from nnxdsl.adapters import lora_math
 from nnxdsl.adapters.lora import AdaptedLinear
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models.attention.dot_product import Places, right_padded
+from nnxdsl.models.attention.positions import Places, right_padded
 from nnxdsl.models.dropout import at_layer, dropped, dropping, stamp
 from nnxdsl.models.layers.linear import Linear
 from nnxdsl.models.params import Template, within

@@ -15,7 +15,7 @@ from ml_dtypes import bfloat16
 
 from nnxdsl import Adapter, Experiment, Mesh, Optimizer, PlanError, Schedule, SpecError
 from nnxdsl.config.optimizer import SLOWEST
-from nnxdsl.optim import optimizers
+from nnxdsl.optim import optimizers, schedules
 from nnxdsl.optim.param_roles import Role
 from nnxdsl.program.blueprint import draw
 
@@ -23,7 +23,7 @@ STEPS = 50
 
 
 def curve(schedule: Schedule) -> list[float]:
-    found = optimizers.learning_rate(schedule, STEPS)
+    found = schedules.learning_rate(schedule, STEPS)
     return [float(found(step)) for step in range(STEPS + 3)]
 
 
@@ -84,7 +84,7 @@ def test_adamw_by_its_paper(clip: float | None) -> None:
     spec = Optimizer.AdamW(
         schedule=Schedule.Constant(lr=0.1), b1=0.8, b2=0.9, eps=1e-3, weight_decay=0.3, max_grad_norm=clip
     )
-    update = optimizers.build(spec, optimizers.learning_rate(spec.schedule, STEPS), ROLES)
+    update = optimizers.build(spec, schedules.learning_rate(spec.schedule, STEPS), ROLES)
     params, gradient = leaves(), leaves()
     state = update.init(params)
     expected = {path: np.asarray(value, np.float64) for path, value in params.items()}
@@ -109,7 +109,7 @@ def test_adamw_by_its_paper(clip: float | None) -> None:
 @pytest.mark.parametrize("momentum", [None, 0.9])
 def test_sgd(momentum: float | None) -> None:
     spec = Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), momentum=momentum, max_grad_norm=None)
-    update = optimizers.build(spec, optimizers.learning_rate(spec.schedule, STEPS), ROLES)
+    update = optimizers.build(spec, schedules.learning_rate(spec.schedule, STEPS), ROLES)
     params = leaves()
     state = update.init(params)
     velocity, expected = dict.fromkeys(params, 0.0), dict(params)
@@ -138,7 +138,7 @@ def test_norms_are_not_decayed_however_many_layers_are_stacked(experiment: Calla
 
 def followed(spec: Optimizer, roles: dict[str, Role], params: Any, steps: int = 3) -> tuple[dict[str, Any], Any]:
     """The parameters and the state after some steps, with gradients that differ from step to step."""
-    update = optimizers.build(spec, optimizers.learning_rate(spec.schedule, STEPS), roles)
+    update = optimizers.build(spec, schedules.learning_rate(spec.schedule, STEPS), roles)
     state, move = update.init(params), jax.jit(update.update)
     for step in range(1, steps + 1):
         updates, state = move(gradient(params, step), state, params)

@@ -19,7 +19,7 @@ from nnxdsl.adapters import lora as adapters
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import peft, safetensors
 from nnxdsl.formats.hf import HubReader
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.params import Leaf
 from nnxdsl.program.blueprint import template
 

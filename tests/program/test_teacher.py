@@ -28,7 +28,7 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.data.batch import SequenceBatch
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.planning.flops import work
 from nnxdsl.program.blueprint import draw

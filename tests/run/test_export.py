@@ -22,7 +22,7 @@ from nnxdsl.data.tokenizers.base import BytesTokenizer, open_tokenizer
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import peft
 from nnxdsl.formats.hf import INDEX, SINGLE, HubReader
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.storage.atomic_dir import appearing

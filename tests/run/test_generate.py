@@ -15,7 +15,7 @@ from flax import nnx
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig, Rope, local_then_global
 

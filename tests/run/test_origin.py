@@ -20,7 +20,7 @@ from nnxdsl import Adapter, Experiment, PlanError, Quantization, Tokenizer, Weig
 from nnxdsl.data.tokenizers.base import open_tokenizer
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf
-from nnxdsl.models.attention.dot_product import right_padded
+from nnxdsl.models.attention.positions import right_padded
 from nnxdsl.program import init
 from nnxdsl.program.blueprint import draw
 from nnxdsl.program.compile import Program

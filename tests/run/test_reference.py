@@ -13,8 +13,8 @@ import pytest
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.config.core.serialization import evolve
-from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.loaders.build import load
+from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.sampler import Batches
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.program.compile import Program, State

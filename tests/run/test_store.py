@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from nnxdsl.errors import RunError
-from nnxdsl.runs import run_dir
 from nnxdsl.runs.run_dir import RunDirectory, list_runs
+from nnxdsl.runs.status import SILENT_SECONDS
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json, write_json
 
@@ -264,10 +264,10 @@ def test_silence_is_told_from_death(tmp_path: Path) -> None:
     run.take_over(state="running")
     status = dict(run.status())
     heartbeat = process_info.clock()
-    heartbeat["monotonic"] -= run_dir.SILENT_SECONDS + 1
+    heartbeat["monotonic"] -= SILENT_SECONDS + 1
     write_json(run.path / "status.json", {**status, "heartbeat": heartbeat})
     assert run.liveness() == "silent"
-    heartbeat = {"wall": time.time() - run_dir.SILENT_SECONDS - 1, "boot": "another", "monotonic": 0.0}
+    heartbeat = {"wall": time.time() - SILENT_SECONDS - 1, "boot": "another", "monotonic": 0.0}
     write_json(run.path / "status.json", {**status, "heartbeat": heartbeat, "host": "elsewhere"})
     assert run.liveness() == "lost"
 

@@ -14,11 +14,11 @@ import pytest
 
 from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.config.batching import Packed, Padded
+from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.serialization import evolve
-from nnxdsl.config.evaluation import Checkpoint
 from nnxdsl.data.collate import maker
-from nnxdsl.data.dataset import Sequences
 from nnxdsl.data.loaders.build import load
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.errors import RunError
 from nnxdsl.losses.lm_head.teacher_top_k import carried

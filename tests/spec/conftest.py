@@ -39,8 +39,9 @@ from nnxdsl import (
 )
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
 from nnxdsl.config.core.validators import Limit, positive
+from nnxdsl.config.memory import OFFLOADED
 from nnxdsl.config.optimizer import SLOWEST
-from nnxdsl.config.sharding import MESH_AXES, OFFLOADED
+from nnxdsl.config.sharding import MESH_AXES
 
 PACKAGES = Path(__file__).parent / "packages"
 sys.path.insert(0, str(PACKAGES))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nnxdsl.config.data import Conversations
-from nnxdsl.data.dataset import Sequences
 from nnxdsl.data.loaders.build import Example, gather, load, require_fit
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.messages import Message, is_blank, read_messages, read_tools

@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.data import Feedback
-from nnxdsl.data.dataset import Kept, Pairs
+from nnxdsl.data.dataset import Kept
 from nnxdsl.data.loaders.build import Example, gather, load, require_fit
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_ids, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError, kind_of
 from nnxdsl.data.loaders.preferences import answer, cut_left
 from nnxdsl.data.loaders.preferences import example as pair_of
+from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split

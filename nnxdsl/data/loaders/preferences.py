@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nnxdsl.config.data import Feedback, Preferences
-from nnxdsl.data.dataset import Pairs
 from nnxdsl.data.loaders.build import Example, gather, load, require_fit
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_ids, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
 from nnxdsl.data.tokenizers.messages import Message, content_of, is_blank, read_tools

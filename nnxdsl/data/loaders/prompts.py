@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nnxdsl.config import data as spec
-from nnxdsl.data.dataset import Prompts
 from nnxdsl.data.loaders.build import Example, gather, load
 from nnxdsl.data.loaders.fields import Fields, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.preferences import cut_left
+from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.messages import is_blank, read_tools

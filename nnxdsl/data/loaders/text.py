@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nnxdsl.config.data import Text
-from nnxdsl.data.dataset import Sequences
 from nnxdsl.data.loaders.build import Example, gather, load, require_fit
 from nnxdsl.data.loaders.conversations import sequence
 from nnxdsl.data.loaders.fields import Fields, read_text, require
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.special_tokens import Markers

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.dot_product import MASKED, Places, capped, mask, sunk
+from nnxdsl.models.attention.dot_product import MASKED, capped, sunk
+from nnxdsl.models.attention.mask import mask
+from nnxdsl.models.attention.positions import Places
 from nnxdsl.models.attention.row_layout import QUERIES, Block, Range, Row
 
 MOST = 64

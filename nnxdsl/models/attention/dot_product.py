@@ -2,81 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 # Finite, so that a row that sees nothing gives numbers and no NaN; far from the float32 minimum, so that
 # subtracting a row's maximum cannot overflow.
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
-
-
-class Places(NamedTuple):
-    """Where each token of each row stands; three int32 arrays `[B, T]`.
-
-    Token i sees token j if both are of one segment, j is of the shared prefix or of i's own branch, and j's position
-    is not behind i's; on local layers j's position is also less than a window before i's. Padding is segment 0: it
-    sees only padding, and no real token sees it.
-
-    Attributes:
-        position: RoPE position and causal order, counted within the sequence.
-        segment: 0 for padding, 1 and up for the sequences of a row.
-        branch: 0 for a shared prefix (or a plain sequence), 1 and up for continuations that must not see each other.
-    """
-
-    position: jax.Array
-    segment: jax.Array
-    branch: jax.Array
-
-
-def right_padded(length: jax.Array, size: int) -> Places:
-    """Places of plain sequences that begin at slot 0.
-
-    Args:
-        length: `[B]` tokens of each row.
-        size: slots of a row.
-
-    Returns:
-        Places of `[B, size]`.
-    """
-    slot = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (length.shape[0], size))  # [B, T]
-    return Places(slot, (slot < length[:, None]).astype(jnp.int32), jnp.zeros_like(slot))
-
-
-def left_padded(length: jax.Array, size: int) -> Places:
-    """Places of plain sequences that end at the last slot; positions still count from the first token.
-
-    Args:
-        length: `[B]` tokens of each row.
-        size: slots of a row.
-
-    Returns:
-        Places of `[B, size]`; padding has position 0.
-    """
-    position = jnp.arange(size, dtype=jnp.int32)[None, :] - (size - length[:, None].astype(jnp.int32))  # [B, T]
-    return Places(jnp.maximum(position, 0), (position >= 0).astype(jnp.int32), jnp.zeros_like(position))
-
-
-def mask(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
-    """Which tokens see which.
-
-    Args:
-        queries: places of the tokens that look, `[B, T]`.
-        keys: places of the tokens that are looked at, `[B, S]`.
-        window: a local layer sees a token and the `window - 1` positions before it; None for a global layer.
-
-    Returns:
-        `[B, T, S]` bool, True where the query sees the key.
-    """
-    query = Places(*(part[:, :, None] for part in queries))  # [B, T, 1]
-    key = Places(*(part[:, None, :] for part in keys))  # [B, 1, S]
-    seen = (
-        (query.segment == key.segment)
-        & ((key.branch == 0) | (key.branch == query.branch))
-        & (key.position <= query.position)
-    )
-    return seen if window is None else seen & (query.position - key.position < window)
 
 
 def capped(scores: jax.Array, soft_cap: float) -> jax.Array:

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.dot_product import MASKED, Places, capped, sunk
+from nnxdsl.models.attention.dot_product import MASKED, capped, sunk
+from nnxdsl.models.attention.positions import Places
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.deltanet.layer import DeltaState, no_tokens
 

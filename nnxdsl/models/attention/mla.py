@@ -10,16 +10,19 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.blockwise import attend_in_blocks
+from nnxdsl.models.attention.cudnn import attend_cudnn
 from nnxdsl.models.attention.dot_product import attend
-from nnxdsl.models.attention.fused import attend_cudnn, attend_splash
 from nnxdsl.models.attention.kv_cache import KV, attend_past
+from nnxdsl.models.attention.splash import attend_splash
 from nnxdsl.models.config.mla import LatentConfig
-from nnxdsl.models.layers.linear import Linear, RMSNorm, rotate, rows_of
+from nnxdsl.models.layers.linear import Linear, rows_of
+from nnxdsl.models.layers.norm import RMSNorm
+from nnxdsl.models.layers.rope import rotate
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import named
 
 if TYPE_CHECKING:
-    from nnxdsl.models.block import View
+    from nnxdsl.models.attention.view import View
 
 
 class LatentAttention(nnx.Module):

@@ -12,12 +12,13 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.row_layout import Row
 from nnxdsl.models.config.deltanet import DeltaConfig
 from nnxdsl.models.deltanet.recurrence import CHUNK, Order, Tokens, in_chunks, step
-from nnxdsl.models.layers.linear import Linear, RMSNorm, rows_of
+from nnxdsl.models.layers.linear import Linear, rows_of
+from nnxdsl.models.layers.norm import RMSNorm
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs, named
 
 if TYPE_CHECKING:
-    from nnxdsl.models.block import View
+    from nnxdsl.models.attention.view import View
 
 
 class DeltaState(NamedTuple):

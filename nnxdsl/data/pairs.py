@@ -1,0 +1,114 @@
+"""Tokenized preference pairs, and pairs of single completions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from nnxdsl.data.batch import PackedPairs, PairBatch
+from nnxdsl.data.dataset import Dataset, Int32, fill_rows, round_length
+from nnxdsl.data.packing import Layout, Size, places
+
+
+class Pairs(Dataset):
+    """Preference pairs; `shapes` has "prompt" and "response"."""
+
+    reference: npt.NDArray[np.float32] | None = None
+    """[rows, 2] the reference's log-probabilities of chosen and rejected, once they are known: NaN where not."""
+    desirable: npt.NDArray[np.float32] | None = None
+    """[rows] of feedback, which is laid out as pairs: 1 where the answer is desirable, else 0."""
+
+    def referenced(self, logps: npt.NDArray[np.float32]) -> Pairs:
+        """The same pairs, whose batches also hold what the reference says of them.
+
+        Args:
+            logps: [rows, 2] float32 log-probabilities of chosen and rejected, by row of this dataset.
+
+        Raises:
+            ValueError: There are more or fewer rows.
+        """
+        if logps.shape != (len(self), 2):
+            raise ValueError(f"expected log-probabilities of shape {(len(self), 2)}, got {logps.shape}")
+        known = copy.copy(self)
+        known.reference = logps.astype(np.float32)
+        return known
+
+    def _shapes(self) -> dict[str, int]:
+        response = max(self._parts["chosen"].longest, self._parts["rejected"].longest)
+        return {"prompt": round_length(self._parts["prompt"].longest), "response": round_length(response)}
+
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> PairBatch:
+        """The pairs at `indices`; see `Dataset.batch`."""
+        rows, weight = fill_rows(indices, size)
+        prompt, chosen, rejected = (self._parts[name] for name in ("prompt", "chosen", "rejected"))
+        return PairBatch(
+            prompt=prompt.left_padded(rows, self.shapes["prompt"]),
+            chosen=chosen.right_padded(rows, self.shapes["response"]),
+            rejected=rejected.right_padded(rows, self.shapes["response"]),
+            prompt_length=prompt.lengths[rows],
+            chosen_length=chosen.lengths[rows],
+            rejected_length=rejected.lengths[rows],
+            weight=weight,
+            reference_chosen=None if self.reference is None else self.reference[rows, 0],
+            reference_rejected=None if self.reference is None else self.reference[rows, 1],
+            desirable=None if self.desirable is None else self.desirable[rows],
+        )
+
+    def axis_lengths(self) -> dict[str, Int32]:
+        """As of every dataset; a pair needs the longer of its completions."""
+        chosen, rejected = self._parts["chosen"].lengths, self._parts["rejected"].lengths
+        return {"prompt": self._parts["prompt"].lengths, "response": np.maximum(chosen, rejected)}
+
+    def loads(self) -> tuple[Int32, Int32]:
+        """As of every dataset: all tokens of a pair, its prompt once, and those of its completions."""
+        targets = self._parts["chosen"].lengths + self._parts["rejected"].lengths
+        return self._parts["prompt"].lengths + targets, targets
+
+    def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> PackedPairs:
+        """As of every dataset."""
+        tokens, position, segment, branch = np.zeros((4, size.blocks, size.rows, size.length), np.int32)
+        source, target = np.zeros((2, size.blocks, size.targets), np.int32)
+        owner = np.full((size.blocks, size.targets), 2 * size.items, np.int32)
+        lengths = np.ones((3, size.blocks, size.items), np.int32)
+        for block, lines in enumerate(layout):
+            begin, number = 0, 0  # in the block: the next target, the next pair
+            for line, items in enumerate(lines):
+                slot = 0
+                for ordinal, item in enumerate(items, start=1):
+                    parts = [self._parts[name][rows[item]] for name in ("prompt", "chosen", "rejected")]
+                    prompt, chosen, rejected = map(len, parts)
+                    here = block, line, slice(slot, slot + prompt + chosen + rejected)
+                    tokens[here] = np.concatenate(parts)
+                    after = prompt + np.arange(max(chosen, rejected))
+                    position[here] = np.concatenate([np.arange(prompt), after[:chosen], after[:rejected]])
+                    segment[here] = ordinal
+                    branch[here] = np.repeat([0, 1, 2], [prompt, chosen, rejected])
+                    said = block, slice(begin, begin + chosen + rejected)
+                    # A token is predicted from the slot before it, the first of both completions from the prompt's end.
+                    source[said] = line * size.length + slot + prompt - 1 + np.arange(chosen + rejected)
+                    source[block, begin + chosen] = source[block, begin]
+                    target[said] = np.concatenate(parts[1:])
+                    owner[said] = np.repeat([number, size.items + number], [chosen, rejected])
+                    lengths[:, block, number] = prompt, chosen, rejected
+                    slot, begin, number = here[2].stop, said[1].stop, number + 1
+        where = places(rows, size, layout)
+        known = None if self.reference is None else np.where(where >= 0, np.moveaxis(self.reference[where], -1, 0), 0)
+        return PackedPairs(
+            tokens=tokens,
+            position=position,
+            segment=segment,
+            branch=branch,
+            source=source,
+            target=target,
+            owner=owner,
+            prompt_length=lengths[0],
+            chosen_length=lengths[1],
+            rejected_length=lengths[2],
+            weight=(where >= 0).astype(np.float32),
+            reference_chosen=None if known is None else known[0],
+            reference_rejected=None if known is None else known[1],
+            desirable=None if self.desirable is None else np.where(where >= 0, self.desirable[where], np.float32(0)),
+        )

@@ -1,0 +1,101 @@
+"""Grouped-query attention, with optional query/key norms, biases, sinks and an output gate."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.attention.blockwise import attend_in_blocks
+from nnxdsl.models.attention.cudnn import attend_cudnn
+from nnxdsl.models.attention.dot_product import attend
+from nnxdsl.models.attention.kv_cache import KV, attend_past
+from nnxdsl.models.attention.splash import attend_splash
+from nnxdsl.models.attention.view import View
+from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
+from nnxdsl.models.layers.linear import Linear, rows_of
+from nnxdsl.models.layers.norm import norm_of
+from nnxdsl.models.layers.rope import rotate
+from nnxdsl.models.logical_axes import constrain
+from nnxdsl.models.remat import from_inputs, named
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention, in some families with normed queries and keys, or with biases.
+
+    Args:
+        config: the decoder's numbers.
+        rngs: draws the weights.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        embed, head_dim = config.embed_dim, config.head_dim
+        heads, kv_heads = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        self.head_dim = head_dim
+        self.query_scale = config.query_scale
+        self.soft_cap = config.attention_soft_cap
+
+        def linear(in_features: int, out_features: int, axes: tuple[str, str], *biased: AttentionBias) -> Linear:
+            bias = config.attention_bias in biased
+            return Linear(in_features, out_features, axes=axes, rngs=rngs, param_dtype=param_dtype, bias=bias)
+
+        self.gated = config.output_gate
+        self.query = linear(embed, heads * (2 if self.gated else 1), ("embed", "heads"), "qkv", "all")
+        self.key = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
+        self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
+        self.output = linear(heads, embed, ("heads", "embed"), "all")
+        self.sinks = nnx.Param(jnp.zeros((config.num_heads,), param_dtype), axes=("heads",)) if config.sinks else None
+        self.normed = config.query_key_norm
+        features = {"none": None, "head": (head_dim, head_dim), "row": (heads, kv_heads)}[self.normed]
+        axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
+        self.query_norm = norm_of(config, features[0], axes[0], param_dtype) if features else None
+        self.key_norm = norm_of(config, features[1], axes[1], param_dtype) if features else None
+
+    def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
+        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds."""
+        before, split = x.shape[:2], (*x.shape[:2], -1, self.head_dim)
+        x = rows_of(x)
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.normed == "row" and self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        gate = None
+        if self.gated:  # each head's query, then its gate
+            query, gate = jnp.split(query.reshape(*before, -1, 2 * self.head_dim), 2, axis=-1)
+        query = constrain(query.reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
+        key = constrain(key.reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
+        value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
+        if self.normed == "head" and self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rotate(query, view.rope), rotate(key, view.rope)
+        new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
+        if past is None:
+            mixed = self._mix(query, key, value, view)  # [B, T, N, H]
+        else:
+            assert view.mask is not None  # the decoder refuses other kernels with a cache
+            mixed = attend_past(query, past, new, view.mask, self.query_scale, self.soft_cap, self._sinks)
+        if gate is not None:
+            mixed = from_inputs(lambda mixed, gate: mixed * jax.nn.sigmoid(gate))(mixed, gate)
+        return self.output(named(mixed.reshape(*before, -1), "attention_output")), new
+
+    @property
+    def _sinks(self) -> jax.Array | None:
+        return None if self.sinks is None else self.sinks[...]
+
+    def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
+        kernel, row, window = view.method.kernel, view.method.row, view.method.window
+        if view.mask is not None:
+            return attend(query, key, value, view.mask, self.query_scale, self.soft_cap, self._sinks)
+        assert row is not None  # the decoder refuses other kernels where nothing is known of the row
+        given = {"window": window, "scale": self.query_scale}
+        if kernel == "chunked":
+            blocks = {"soft_cap": self.soft_cap, "sinks": self._sinks, "queries": view.method.queries}
+            return attend_in_blocks(query, key, value, view.places, row, **given, **blocks)
+        if self.sinks is not None:
+            raise ValueError(f"{kernel} attention has no sinks")
+        if kernel == "splash":
+            return attend_splash(query, key, value, view.places, row, **given, soft_cap=self.soft_cap)
+        if self.soft_cap is not None:
+            raise ValueError("cuDNN's attention has no soft cap")
+        return attend_cudnn(query, key, value, view.places, row, **given)

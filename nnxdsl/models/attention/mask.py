@@ -1,0 +1,28 @@
+"""Which token attends to which, by position, segment and branch."""
+
+from __future__ import annotations
+
+import jax
+
+from nnxdsl.models.attention.positions import Places
+
+
+def mask(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
+    """Which tokens see which.
+
+    Args:
+        queries: places of the tokens that look, `[B, T]`.
+        keys: places of the tokens that are looked at, `[B, S]`.
+        window: a local layer sees a token and the `window - 1` positions before it; None for a global layer.
+
+    Returns:
+        `[B, T, S]` bool, True where the query sees the key.
+    """
+    query = Places(*(part[:, :, None] for part in queries))  # [B, T, 1]
+    key = Places(*(part[:, None, :] for part in keys))  # [B, 1, S]
+    seen = (
+        (query.segment == key.segment)
+        & ((key.branch == 0) | (key.branch == query.branch))
+        & (key.position <= query.position)
+    )
+    return seen if window is None else seen & (query.position - key.position < window)

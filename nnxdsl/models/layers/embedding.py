@@ -1,0 +1,54 @@
+"""The token embedding and an untied output head."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.logical_axes import constrain
+
+
+class Embedding(nnx.Module):
+    """The table of token vectors, which is also a tied output head.
+
+    Args:
+        vocab_size: rows.
+        features: columns.
+        scaled: whether vectors are multiplied by the square root of `features`.
+        rngs: draws the table, normal with variance 1 / features: so scaled vectors, and logits, have variance 1.
+        param_dtype: dtype of the table.
+    """
+
+    def __init__(self, vocab_size: int, features: int, *, scaled: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        self.scaled = scaled
+        self.embedding = nnx.Param(_rows(vocab_size, features, rngs, param_dtype), axes=("vocab", "embed"))  # [V, D]
+
+    def __call__(self, tokens: jax.Array, dtype: DTypeLike) -> jax.Array:
+        """Token ids `[B, T]` to vectors `[B, T, D]`; an id outside the table gives NaN.
+
+        The factor is rounded to `dtype` first: the published weights were trained so (55.4256 is 55.5 in bfloat16).
+        """
+        # Looked up whole: were it cut along D, rows of all devices would have to be brought together afterwards.
+        table = constrain(self.embedding[...], "vocab", None)
+        vectors = jnp.take(table, tokens, axis=0).astype(dtype)  # [B, T, D]
+        return vectors * jnp.asarray(table.shape[-1] ** 0.5, dtype) if self.scaled else vectors
+
+
+class Head(nnx.Module):
+    """An output head with weights of its own, a row for each token as in the embedding.
+
+    Args:
+        vocab_size: rows.
+        features: columns.
+        rngs: draws the rows, normal with variance 1 / features, so that logits have variance 1.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(self, vocab_size: int, features: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        self.kernel = nnx.Param(_rows(vocab_size, features, rngs, param_dtype), axes=("vocab", "embed"))  # [V, D]
+
+
+def _rows(count: int, features: int, rngs: nnx.Rngs, dtype: DTypeLike) -> jax.Array:
+    return (jax.random.normal(rngs.params(), (count, features), jnp.float32) * features**-0.5).astype(dtype)

@@ -1,0 +1,51 @@
+"""RMS norms."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.config.decoder import (
+    DecoderConfig,
+    NormScale,
+)
+from nnxdsl.models.remat import from_inputs
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm (arXiv:1910.07467): x / rms(x) * scale, or * (1 + scale) where that is zero-centred.
+
+    Args:
+        features: length of the last axis.
+        axis: logical name of that axis.
+        eps: added to the mean square.
+        kind: what the scale begins with, and whether the product is rounded before or after it.
+        param_dtype: dtype of the scale.
+    """
+
+    def __init__(self, features: int, *, axis: str, eps: float, kind: NormScale, param_dtype: DTypeLike) -> None:
+        self.eps = eps
+        self.kind: NormScale = kind
+        first = jnp.ones if kind == "plain" else jnp.zeros
+        self.scale = nnx.Param(first((features,), param_dtype), axes=(axis,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., features]` to the same; float32 inside, the dtype of `x` outside."""
+        return from_inputs(partial(_normed, self.eps, self.kind))(x, self.scale[...])
+
+
+def _normed(eps: float, kind: NormScale, x: jax.Array, scale: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    if kind == "plain":  # Llama rounds before the scale, Gemma after it
+        return wide.astype(x.dtype) * scale.astype(x.dtype)
+    return (wide * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
+
+
+def norm_of(config: DecoderConfig, features: int, axis: str, param_dtype: DTypeLike) -> RMSNorm:
+    """A norm as `config` has them, over an axis of this length and logical name."""
+    return RMSNorm(features, axis=axis, eps=config.norm_eps, kind=config.norm_scale, param_dtype=param_dtype)

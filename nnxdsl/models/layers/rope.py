@@ -1,0 +1,90 @@
+"""Rotary position embeddings: tables of angles, and their application."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxdsl.models.config.decoder import Rope, RopeRamp, Yarn
+
+
+def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Array, jax.Array]:
+    """Sines and cosines of rotary positions.
+
+    Args:
+        position: `[B, T]` integers.
+        head_dim: width of a head; a part of it turns.
+        rope: wavelengths, and how they are stretched to reach further than a model was trained for.
+
+    Returns:
+        (sin, cos), each `[B, T, turned // 2]` float32.
+    """
+    head_dim = int(head_dim * rope.part)
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequency = np.float32(1.0) / np.float32(rope.base) ** exponent  # radians per position
+    scaled, amplitude = frequency / np.float32(rope.scale), 1.0
+    if isinstance(rope.ramp, RopeRamp):
+        ramp = rope.ramp
+        turns = frequency * np.float32(ramp.length / (2 * np.pi))
+        kept = np.clip((turns - np.float32(ramp.slow)) / np.float32(ramp.fast - ramp.slow), 0, 1)
+        scaled = (1 - kept) * scaled + kept * frequency
+    elif rope.ramp is not None:
+        kept, amplitude = _kept_by_yarn(rope.ramp, head_dim, rope.base), rope.ramp.amplitude
+        scaled = (1 - kept) * scaled + kept * frequency
+    angle = position[..., None].astype(jnp.float32) * scaled  # [B, T, H/2]
+    if amplitude == 1.0:
+        return jnp.sin(angle), jnp.cos(angle)
+    return jnp.sin(angle) * np.float32(amplitude), jnp.cos(angle) * np.float32(amplitude)
+
+
+def _kept_by_yarn(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
+    """Which part of each frequency stays as it is, `[head_dim // 2]`."""
+
+    def number(turns: float) -> float:
+        """Of the frequency that makes so many turns over the length, as a real number."""
+        return head_dim * math.log(yarn.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = number(yarn.fast), number(yarn.slow)
+    if yarn.whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(max(last - first, 1e-3))
+    return 1 - np.clip(ramp, 0, 1)
+
+
+def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns each head's first half against its second half by the angles of `rope_tables`.
+
+    Args:
+        x: `[B, T, heads, head_dim]`.
+        rope: (sin, cos), each `[B, T, turned // 2]`; what is behind the turned part of a head stays as it is.
+
+    Returns:
+        The turned heads in the dtype of `x`; float32 inside.
+    """
+    turned = 2 * rope[0].shape[-1]
+    if turned < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :turned], rope), x[..., turned:]], axis=-1)
+    return _turned(x, *rope)
+
+
+@jax.custom_vjp
+def _turned(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
+    sin, cos = (table[:, :, None, :] for table in (sin, cos))  # [B, T, 1, H/2]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _turned_forward(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _turned(x, sin, cos), (sin, cos)
+
+
+def _turned_backward(kept: tuple[jax.Array, jax.Array], toward: jax.Array) -> tuple[jax.Array, None, None]:
+    sin, cos = kept  # nothing is learnt of positions, and what is turned is turned back
+    return _turned(toward, -sin, cos), None, None
+
+
+_turned.defvjp(_turned_forward, _turned_backward)
