@@ -27,7 +27,7 @@ experiment = Experiment(
     data=Data.Text("none.jsonl", max_length=16), optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
     batch_size=2, steps=2,
 )
-ahead.compile_ahead(experiment, "cpu", 1)
+aot.compile_ahead(experiment, "cpu", 1)
 """,
     "a run with a cached reference": """
 from nnxdsl import *
