@@ -27,7 +27,7 @@ def test_the_rows_of_the_page(write, kind: str, tools: str, rows: str) -> None:
 
 def test_every_kind_of_bad_row_is_described() -> None:
     raised = set()
-    for file in (ROOT / "nnxdsl" / "data").glob("*.py"):
+    for file in (ROOT / "nnxdsl" / "data").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.Call)
@@ -51,5 +51,6 @@ def test_every_kind_of_odd_row_is_described(write) -> None:
 
 
 def _sources() -> str:
-    names = ("gather", "messages", "written", "preferences", "conversations")
-    return "".join((ROOT / "nnxdsl" / "data" / f"{name}.py").read_text(encoding="utf-8") for name in names)
+    names = ("loaders/build", "tokenizers/messages", "tokenizers/template_check", "loaders/preferences")
+    files = [ROOT / "nnxdsl" / "data" / f"{name}.py" for name in (*names, "loaders/conversations")]
+    return "".join(file.read_text(encoding="utf-8") for file in files)
