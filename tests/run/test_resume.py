@@ -202,7 +202,10 @@ def test_changed_frozen_weights_are_refused(stopped: tuple[Any, Path]) -> None:
     lab, run = stopped
     before = contents(run)
     (sft,) = lab.place.glob("runs/sft-*")
-    shutil.rmtree(sft / "checkpoints" / "00000060")  # the one before is another
+    assert lab.python("sft.py", "run", "seed=1", "--home", "others")[0] == 0
+    (other,) = lab.place.glob("others/sft-*")
+    shutil.rmtree(sft / "checkpoints")
+    shutil.copytree(other / "checkpoints", sft / "checkpoints")
     code, _, err = lab.python("dpo.py")
     assert code == 2
     error = err.splitlines()[-1]
