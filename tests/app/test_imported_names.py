@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +38,7 @@ def sampled(reward: str = "exact_answer") -> Experiment:
     return experiment(0, objective=objective, data=Data.Prompts("prompts.jsonl"), evaluation=None, batch_size=8)
 
 
-def paths(value: Any = Experiment, path: str = "") -> Iterator[str]:
+def paths() -> Iterator[str]:
     """Every field of an experiment's form."""
     yield from form_texts.texts_of(sampled())
     yield from (f"objective.{name}" for name in declared(Objective.GRPO))

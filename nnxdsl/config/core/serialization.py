@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -30,10 +30,10 @@ from nnxdsl.config.core.base import (
 from nnxdsl.config.core.fields import arms, of_each, show
 from nnxdsl.config.core.imports import import_name, require_allowed
 from nnxdsl.config.core.run_id import SCHEMA
-from nnxdsl.config.core.strict_json import unique_keys
+from nnxdsl.config.core.strict_json import is_nested_beyond, unique_keys
 from nnxdsl.errors import Problem, SpecError, join, suggest
 
-DEEPEST = 60
+DEEPEST = 59
 """Levels of a tree that is read; each stage of `Weights.From` takes three."""
 
 SpecT = TypeVar("SpecT", bound=Spec)
@@ -74,7 +74,8 @@ def from_dict(tree: Mapping[str, Any], expected: type[SpecT] = Spec) -> SpecT:
     schema = nodes.pop("schema", SCHEMA)
     if type(schema) is not int or schema != SCHEMA:
         problems.append(Problem("schema", f"this nnxdsl reads schema {SCHEMA}, got {show(schema)}"))
-    _check_depth(nodes)
+    if is_nested_beyond(nodes, DEEPEST):
+        raise SpecError([Problem("", f"is nested too deeply; at most {DEEPEST} levels are read")])
     built = _decode_node(nodes, expected, problems)
     if problems:
         raise SpecError(problems, _heading(nodes, expected))
@@ -135,22 +136,6 @@ def diff(old: Spec, new: Spec) -> dict[str, object]:
     if type(old) is not type(new):
         raise SpecError([Problem("", f"{show(old)} and {show(new)} are of different types")])
     return dict(_changes(old, new, ""))
-
-
-def _check_depth(tree: object) -> None:
-    """Refuses trees on which recursive functions could exceed Python's stack."""
-    level = [tree]
-    for _ in range(DEEPEST):
-        level = [child for value in level for child in _inside(value)]
-        if not level:
-            return
-    raise SpecError([Problem("", f"is nested too deeply; at most {DEEPEST} levels are read")])
-
-
-def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return cast("Mapping[object, object]", value).values()
-    return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def _called(spec: Spec) -> str:

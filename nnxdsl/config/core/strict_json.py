@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 DEEPEST = 64
@@ -22,8 +22,8 @@ def parse_json(text: str) -> Any:
         value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant, parse_float=_finite_float)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if text.count("[") + text.count("{") > DEEPEST:
-        _require_shallow(value)
+    if text.count("[") + text.count("{") > DEEPEST and is_nested_beyond(value, DEEPEST):
+        raise ValueError(_TOO_DEEP)
     return value
 
 
@@ -55,18 +55,19 @@ def _finite_float(digits: str) -> float:
     return value
 
 
-def _require_shallow(value: object) -> None:
-    level = _containers([value])
-    for _ in range(DEEPEST):
-        level = [child for item in level for child in _containers(_children(item))]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP)
+def is_nested_beyond(value: object, levels: int) -> bool:
+    """Whether objects and lists stand within each other deeper than so many levels; needs no recursion."""
+    found = _containers([value])
+    for _ in range(levels):
+        found = [child for item in found for child in _containers(_children(item))]
+        if not found:
+            return False
+    return True
 
 
 def _containers(values: Iterable[object]) -> list[object]:
-    return [value for value in values if isinstance(value, dict | list)]
+    return [value for value in values if isinstance(value, Mapping | list)]
 
 
 def _children(value: object) -> Iterable[object]:
-    return cast("dict[str, object]", value).values() if isinstance(value, dict) else cast("list[object]", value)
+    return cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else cast("list[object]", value)
