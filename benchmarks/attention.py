@@ -20,13 +20,13 @@ import numpy as np
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.blockwise import attend_in_blocks
-from nnxdsl.models.attention.dot_product import attend
-from nnxdsl.models.attention.mask import mask
-from nnxdsl.models.attention.positions import Places
+from nnxdsl.models.attention.dot_product import dot_product_attention
+from nnxdsl.models.attention.mask import attention_mask
+from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.program.forward import pair_places
 
 
-def places_of(batch: int, prompt: int, response: int, rng: np.random.Generator) -> Places:
+def places_of(batch: int, prompt: int, response: int, rng: np.random.Generator) -> TokenPositions:
     """Places of pairs whose parts are filled at random."""
     parts = (prompt, response, response)
     lengths: Any = [jnp.asarray(rng.integers(size // 2, size + 1, batch), jnp.int32) for size in parts]
@@ -44,12 +44,12 @@ def compared(tokens: int, batch: int, heads: int, kv_heads: int, width: int, win
     )
     scale = width**-0.5
     kernels: dict[str, Callable[..., jax.Array]] = {
-        "dense": lambda q, k, v, p: attend(q, k, v, mask(p, p, window), scale),
+        "dense": lambda q, k, v, p: dot_product_attention(q, k, v, attention_mask(p, p, window), scale),
         "chunked": lambda q, k, v, p: attend_in_blocks(q, k, v, p, row, window=window, scale=scale),
     }
 
     def step(kernel: Callable[..., jax.Array]) -> Any:
-        def total(query: jax.Array, key: jax.Array, value: jax.Array, places: Places) -> jax.Array:
+        def total(query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions) -> jax.Array:
             return jnp.sum(jnp.where(places.segment[:, :, None, None] > 0, kernel(query, key, value, places), 0) ** 2)
 
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))

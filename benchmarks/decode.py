@@ -32,7 +32,7 @@ from nnxdsl.models.families.registry import GEMMA3, DecoderConfig
 from nnxdsl.program.step import Leaves
 
 
-def drawn(template: params.Template, dtype: Any) -> Leaves:
+def drawn(template: params.AbstractModel, dtype: Any) -> Leaves:
     """Random weights; adapters are float32 in training, and in the dtype that is computed in here."""
     draw = np.random.default_rng(0)
     return {
@@ -77,7 +77,7 @@ def main() -> None:
     adapt = lora.adapt(Adapter.LoRA(rank=8), None, config)
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=adapt))
     policy = drawn(template, dtype)
-    reference = lora.off(policy)
+    reference = lora.disable_adapter(policy)
     sampler = Sampler(template, config, dtype, stop_ids=())
     prompts = np.random.default_rng(1).integers(0, config.vocab_size, (options.rows, options.prompt)).tolist()
 

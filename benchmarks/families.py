@@ -36,9 +36,9 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.formats import hf
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.models.attention.positions import Places, left_padded, right_padded
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.params import Template, abstract
+from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.program.blueprint import template as adapted
 
 ROOT = Path(__file__).parent.parent
@@ -55,11 +55,11 @@ def relative(found: Any, expected: Any) -> float:
     return float(np.abs(np.asarray(found) - expected).max() / np.abs(expected).max())
 
 
-def logits_of(template: Template) -> Callable[[Leaves, Any, Places], jax.Array]:
+def logits_of(template: AbstractModel) -> Callable[[Leaves, Any, TokenPositions], jax.Array]:
     """A compiled forward pass."""
 
     @jax.jit
-    def logits(leaves: Leaves, tokens: jax.Array, places: Places) -> jax.Array:
+    def logits(leaves: Leaves, tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=jnp.float32).hidden)
 
@@ -87,12 +87,12 @@ class Family:
 
     def measured(self) -> dict[str, float | bool]:
         """Every figure that needs no other program."""
-        places = right_padded(jnp.asarray(self.lengths), self.size)
+        places = positions_right_padded(jnp.asarray(self.lengths), self.size)
         wanted = self.real(self.expected["logits"])
         plain = self.real(self.logits(self.leaves, self.tokens, places))
         loss, norm = self._loss()
         shifted = np.stack([np.roll(row, self.size - n) for row, n in zip(self.tokens, self.lengths, strict=True)])
-        left = self.logits(self.leaves, shifted, left_padded(jnp.asarray(self.lengths), self.size))
+        left = self.logits(self.leaves, shifted, positions_left_padded(jnp.asarray(self.lengths), self.size))
         left = [np.asarray(row)[self.size - n :] for row, n in zip(left, self.lengths, strict=True)]
         return {
             "logits": relative(plain, wanted),
@@ -112,7 +112,7 @@ class Family:
         @jax.jit
         @jax.value_and_grad
         def loss(leaves: Leaves) -> jax.Array:
-            logps = jax.nn.log_softmax(self.logits(leaves, tokens, right_padded(lengths, self.size))[:, :-1])
+            logps = jax.nn.log_softmax(self.logits(leaves, tokens, positions_right_padded(lengths, self.size))[:, :-1])
             chosen = jnp.take_along_axis(logps, tokens[:, 1:, None], axis=-1)[..., 0]
             counted = jnp.arange(1, self.size) < lengths[:, None]
             return -jnp.sum(chosen * counted) / jnp.sum(counted)
@@ -130,7 +130,7 @@ class Family:
     def _packed(self) -> jax.Array:
         position = np.concatenate([np.arange(n) for n in self.lengths])[None].astype(np.int32)
         segment = np.repeat(np.arange(1, len(self.lengths) + 1), self.lengths)[None].astype(np.int32)
-        places = Places(*map(jnp.asarray, (position, segment, np.zeros_like(segment))))
+        places = TokenPositions(*map(jnp.asarray, (position, segment, np.zeros_like(segment))))
         tokens = np.concatenate([row[:n] for row, n in zip(self.tokens, self.lengths, strict=True)])[None]
         return self.logits(self.leaves, tokens, places)[0]
 
@@ -146,7 +146,7 @@ class Family:
         merged = dict(self.leaves)
         for path in [path for path in self.leaves if path + lora.A in own]:
             merged[path] = lora.merge(LORA, self.leaves[path], own[path + lora.A], own[path + lora.B])
-        places = right_padded(jnp.asarray(self.lengths), self.size)
+        places = positions_right_padded(jnp.asarray(self.lengths), self.size)
         beside = logits_of(template)({**self.leaves, **own}, self.tokens, places)
         return relative(self.real(beside), self.real(self.logits(merged, self.tokens, places)))
 
@@ -158,9 +158,9 @@ class Family:
             if path in template.variables:
                 few[path] = whole[path] = leaf
             else:
-                few[path + lora.QVALUE], few[path + lora.SCALE] = lora.quantise(leaf, NF4)
+                few[path + lora.QVALUE], few[path + lora.SCALE] = lora.quantize(leaf, NF4)
                 whole[path] = lora.rounded(leaf, NF4)
-        places = right_padded(jnp.asarray(self.lengths), self.size)
+        places = positions_right_padded(jnp.asarray(self.lengths), self.size)
         found = logits_of(template)(few, self.tokens, places)
         return relative(self.real(found), self.real(self.logits(whole, self.tokens, places)))
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from nnxdsl.errors import RunError
-from nnxdsl.losses.lm_head.token_stats import Where, token_stats
+from nnxdsl.losses.lm_head.token_stats import ShardContext, token_stats
 from nnxdsl.planning.aot_process import find_compiler
 from nnxdsl.sharding import hardware
 
@@ -55,7 +55,7 @@ def table(device: Any, kind: str) -> int:
     """Print the table; 1 if ours takes too much."""
 
     def ours(hidden: Any, head: Any, targets: Any) -> Any:
-        return token_stats(hidden, head, targets, jnp.ones(targets.shape, bool), where=Where(kind)).logp
+        return token_stats(hidden, head, targets, jnp.ones(targets.shape, bool), where=ShardContext(kind)).logp
 
     failed = False
     place = jax.sharding.SingleDeviceSharding(device)

@@ -46,7 +46,7 @@ class Steps:
         self.program = nnxdsl.compile(asked)
         self.state = self.program.init()
         pairs = data.load(asked.data, data.BytesTokenizer(), vocabulary=small.CONFIG.vocab_size)
-        batch = data.Batches(pairs, batch_size=asked.batch_size, seed=0, order=asked.data.order).at(0)
+        batch = data.BatchSampler(pairs, batch_size=asked.batch_size, seed=0, order=asked.data.order).at(0)
         if way == "cached":
             batch = jax.tree.map(np.asarray, self.program.referenced(self.state, batch))
         self.batch = batch

@@ -25,7 +25,7 @@ def main() -> None:
     program = nnxdsl.compile(asked)
     state = program.init()
     pairs = data.load(asked.data, data.BytesTokenizer(), vocabulary=CONFIG.vocab_size)
-    ahead = data.Batches(
+    ahead = data.BatchSampler(
         pairs,
         batch_size=asked.batch_size,
         seed=asked.seed,

@@ -24,8 +24,8 @@ import shaped
 
 import nnxdsl
 from nnxdsl.planning.flops import work
-from nnxdsl.program.compile import State
-from nnxdsl.program.step import Moving
+from nnxdsl.program.compile import TrainState
+from nnxdsl.program.step import DonatedState
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage.jsonl import JsonLines
 from nnxdsl.trainer.throughput import Speed
@@ -43,8 +43,8 @@ class Bench:
         self.placed, self.flops = self.program.put(self.batch), work(self.program.blueprint, self.batch)
         self.state, self.metrics = self.program.step(self.program.init(), self.placed)
         self.leaves = [*jax.tree.leaves(self.state)]
-        kept = State(*self.state)
-        moving = Moving(kept.step, kept.trainable, kept.optimizer)
+        kept = TrainState(*self.state)
+        moving = DonatedState(kept.step, kept.trainable, kept.optimizer)
         arguments, form = jax.tree.flatten((moving, kept.frozen, kept.reference, self.placed))
         moved = len(jax.tree.leaves(moving))
 

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 
 from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Order, Schedule, compile
-from nnxdsl.data import Batches, BytesTokenizer, Dataset, Pairs, load
+from nnxdsl.data import BatchSampler, BytesTokenizer, Dataset, Pairs, load
 from nnxdsl.data.batch import Batch, PackedPairs, PairBatch, real_share
-from nnxdsl.data.dataset import Kept
+from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.ragged import RaggedBuilder
 
@@ -46,7 +46,7 @@ def drawn(rows: int, shrink: int = 1) -> Pairs:
             builder.add(draw.integers(1, 256, length).tolist())
         parts[name] = builder.build()
     report = Report(source="drawn", rows=rows, kept=rows, cut={}, dropped={}, odd={}, first={}, lengths={})
-    return Pairs(Kept(parts, [f"drawn:{row + 1}" for row in range(rows)], report, "drawn", is_chat=False))
+    return Pairs(TokenizedRows(parts, [f"drawn:{row + 1}" for row in range(rows)], report, "drawn", is_chat=False))
 
 
 def target_share(batch: Batch) -> float:
@@ -60,7 +60,7 @@ def shares(dataset: Dataset, size: int, blocks: int) -> dict[str, dict[str, floa
     """By way of batching: the share of real tokens and of real targets over the first steps, and programs compiled."""
     found = {}
     for way in WAYS:
-        batches = Batches(dataset, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
+        batches = BatchSampler(dataset, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
         began = time.perf_counter()
         made = [batches.at(step) for step in range(STEPS)]
         seconds = (time.perf_counter() - began) / STEPS
@@ -95,7 +95,7 @@ def step_seconds(model: str, size: int, micro: int | None, shrink: int, turns: i
     for turn in range(-1, turns):  # the first turn compiles
         for way in (Batching.Padded(), Batching.Packed()):
             known = dataset.referenced(logps)
-            batches = Batches(known, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
+            batches = BatchSampler(known, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
             for step in range(4):
                 batch = program.put(batches.at(step))
                 jax.block_until_ready(batch)

@@ -18,7 +18,7 @@ from side import Job, Turns, steps
 from small import experiment
 
 import nnxdsl
-from nnxdsl.models.attention.positions import Places
+from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.program.step import Leaves
 
 
@@ -32,7 +32,9 @@ def main() -> None:
     forward, template = program.computation.forward, program.computation.policy
     update, beta, response = program.blueprint.update, job.numbers["beta"], job.numbers["response"]
 
-    def logps(leaves: Leaves, tokens: jax.Array, places: Places, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def logps(
+        leaves: Leaves, tokens: jax.Array, places: TokenPositions, mask: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Of chosen and rejected, each [B], from rows of both [2B, P + R]."""
         model = forward.model(template, leaves)
         hidden, *_ = model(tokens, places, dtype=forward.dtype)
@@ -79,7 +81,7 @@ def main() -> None:
     turns.close()
 
 
-def rows(job: Job, step: int) -> tuple[jax.Array, Places, jax.Array]:
+def rows(job: Job, step: int) -> tuple[jax.Array, TokenPositions, jax.Array]:
     """Tokens of both completions' rows, prompts before them; where they stand; which of the completions count."""
     batch = job.padded(step)
 
@@ -91,7 +93,7 @@ def rows(job: Job, step: int) -> tuple[jax.Array, Places, jax.Array]:
 
     mask = both("_mask")
     position = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
-    places = Places(position, mask.astype(jnp.int32), jnp.zeros_like(position))
+    places = TokenPositions(position, mask.astype(jnp.int32), jnp.zeros_like(position))
     return both(""), places, mask[:, -job.numbers["response"] :].astype(jnp.float32)
 
 

@@ -26,13 +26,13 @@ import small
 
 import nnxdsl
 from nnxdsl.data import PairBatch
-from nnxdsl.losses.base import Pairs
+from nnxdsl.losses.base import PairLogps
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.program.forward import Forward
-from nnxdsl.program.step import Leaves, Moving
+from nnxdsl.program.step import DonatedState, Leaves
 
 SHAPES = ((8, 128), (128, 128), (192, 96), (256, 64), (320, 40))
 """Tokens of the prompt and of each completion: the prompt is 0.06, 1, 2, 4 and 8 times as long."""
@@ -54,18 +54,18 @@ HEADED = (
 class Twice(Forward):
     """A forward pass that computes the prompt of a pair before each of its completions. All rows must be full."""
 
-    def pairs(self, model: Decoder, batch: PairBatch) -> tuple[Pairs, TokenStats]:
+    def pairs(self, model: Decoder, batch: PairBatch) -> tuple[PairLogps, TokenStats]:
         """As `Forward.pairs`, from rows `[prompt | completion]` [2B, P + R]."""
         targets = jnp.concatenate([batch.chosen, batch.rejected])  # [2B, R]
         tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), targets], axis=1)
         length = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
-        positions = right_padded(length, tokens.shape[1])
+        positions = positions_right_padded(length, tokens.shape[1])
         hidden = self._hidden(model, tokens, positions, row_layout.sequence(tokens.shape[1]))
         stats = self._stats(hidden[:, -targets.shape[1] - 1 : -1], model, targets, jnp.ones(targets.shape, bool))
         chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         # As one row for each pair, as the caller expects them.
-        return Pairs(chosen, rejected, *lengths), TokenStats(*(jnp.concatenate(jnp.split(x, 2), 1) for x in stats))
+        return PairLogps(chosen, rejected, *lengths), TokenStats(*(jnp.concatenate(jnp.split(x, 2), 1) for x in stats))
 
 
 def flops(prompt: int, response: int, *, is_shared: bool) -> float:
@@ -113,7 +113,7 @@ def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     # With B = 0 nothing would be learnt about A.
     trainable = {path: 0.02 * jnp.cos(jnp.arange(x.size)).reshape(x.shape) for path, x in state.trainable.items()}
     gradients = [jax.jit(one.gradients)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
-    given = Moving(state.step, trainable, state.optimizer), state.frozen, {}, batch
+    given = DonatedState(state.step, trainable, state.optimizer), state.frozen, {}, batch
     sides = [jax.jit(one.step).lower(*given).compile() for one in (shared, twice)]
     seconds: list[list[float]] = [[], []]
     for turn in range(rounds + 1):

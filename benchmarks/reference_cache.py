@@ -25,10 +25,10 @@ from nnxdsl.config.core.serialization import evolve
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import BytesTokenizer
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.terminal.display import Display
-from nnxdsl.trainer.reference_cache import ReferenceLogps
+from nnxdsl.trainer.reference_cache import ReferenceCache
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -42,10 +42,10 @@ def recipe(adapted: bool, reference: str) -> Experiment:
     return evolve(whole, {"model.weights": Weights.Random(), **({} if adapted else {"adapter": None})})
 
 
-def passes(program: Program, state: State, dataset: Pairs) -> dict[str, float]:
+def passes(program: Program, state: TrainState, dataset: Pairs) -> dict[str, float]:
     """Seconds of the first pass over all pairs and of a hit, and the largest margin before the first step."""
     with tempfile.TemporaryDirectory() as home:
-        kept = ReferenceLogps(program, digest(state.frozen), Path(home))
+        kept = ReferenceCache(program, digest(state.frozen), Path(home))
         rows = np.arange(len(dataset))
         took = []
         for _ in range(2):

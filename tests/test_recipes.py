@@ -13,7 +13,7 @@ import pytest
 from nnxdsl import Experiment, evolve, flatten
 from nnxdsl.cli.dispatch import load
 from nnxdsl.config.core.codegen import render
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,7 +41,7 @@ def test_what_it_asks_for(recipe: tuple[str, Experiment]) -> None:
 def test_where_its_arrays_live(recipe: tuple[str, Experiment]) -> None:
     name, experiment = recipe
     on_eight = evolve(experiment, {"mesh.fsdp": 4, "mesh.tensor": 2})
-    check(f"{name}.layout.txt", draw(on_eight).layout.dump())
+    check(f"{name}.layout.txt", build_blueprint(on_eight).layout.dump())
 
 
 def test_its_data_is_there(recipe: tuple[str, Experiment]) -> None:

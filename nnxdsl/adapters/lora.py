@@ -17,19 +17,27 @@ import qwix
 from flax import nnx
 
 from nnxdsl.adapters import lora_math, qat
-from nnxdsl.adapters.lora_math import A, B, M, beyond_base, is_adapter, merge, off
+from nnxdsl.adapters.lora_math import A, B, M, disable_adapter, is_adapter, merge, needs_initial_copy
 from nnxdsl.config.adapter import Adapter, DoRA, LoRA, LowRank, named, rank_at, scale_at
 from nnxdsl.config.quantization import FP8, NF4, Int4, Int8, Quantization
 from nnxdsl.errors import NotRegisteredError, Problem, suggest
-from nnxdsl.models.decoder import Period, example_inputs
+from nnxdsl.models.decoder import LayerGroup, example_inputs
 from nnxdsl.models.dropout import dropped
 from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.layers.linear import Linear
 from nnxdsl.models.moe.layer import ExpertLinear, expert_dot
-from nnxdsl.models.params import Leaf, Template, within
+from nnxdsl.models.params import AbstractModel, ParamSpec, path_in_group
 from nnxdsl.sharding.layout import starred
 
-__all__ = ["A", "B", "M", "beyond_base", "is_adapter", "merge", "off"]  # of low_rank, for those who know adapters alone
+__all__ = [
+    "A",
+    "B",
+    "M",
+    "disable_adapter",
+    "is_adapter",
+    "merge",
+    "needs_initial_copy",
+]  # of low_rank, for those who know adapters alone
 
 ROUNDING = 1e-6
 """Differences of a norm, as a part of it, that are taken for rounding."""
@@ -56,7 +64,7 @@ def qtype(quantization: Quantization) -> Any:
 
 def adapt(
     adapter: Adapter | None, quantization: Quantization | None, config: DecoderConfig
-) -> Callable[[Period], Period]:
+) -> Callable[[LayerGroup], LayerGroup]:
     """The function that a `Decoder` applies to one period before it stacks it.
 
     Args:
@@ -72,12 +80,12 @@ def adapt(
             f"{type(adapter).__qualname__}: nothing knows how to put it on a model; use Adapter.LoRA or Adapter.DoRA"
         )
 
-    def apply(period: Period) -> Period:
+    def apply(period: LayerGroup) -> LayerGroup:
         dtype = next(p.get_value().dtype for _, p in nnx.to_flat_state(nnx.state(period)))
         modules = [(path, ".".join(map(str, path)), module) for path, module in nnx.iter_modules(period)]
         if quantization is not None and not quantization.freezes:
             meant = [name for _, name, each in modules if isinstance(each, Linear) and _targeted(name, quantization)]
-            return qat.put_on(period, quantization, meant, example_inputs(config, dtype))
+            return qat.apply_qat(period, quantization, meant, example_inputs(config, dtype))
         for path, name, module in modules:
             own = adapter if _targeted(name, adapter) else None
             few = quantization if _targeted(name, quantization) else None
@@ -99,8 +107,8 @@ def adapt(
         ]
         if rules:
             # The example has the weights' dtype: a cast between weight and product would hide the weight from qwix.
-            quantised = qwix.quantize_model(period, _FewBitsProvider(rules), *example_inputs(config, dtype))
-            assert isinstance(quantised, Period)
+            quantised = qwix.quantize_model(period, _QuantizedProvider(rules), *example_inputs(config, dtype))
+            assert isinstance(quantised, LayerGroup)
             period = quantised
         for path, variable in nnx.to_flat_state(nnx.state(period)):
             _name_axes(".".join(map(str, path)), variable)
@@ -121,7 +129,7 @@ def _name_axes(path: str, variable: nnx.Variable) -> None:
         variable.set_metadata(axes=(*experts, "blocks", outputs))
 
 
-class _FewBitsProvider(qwix.PtqProvider):
+class _QuantizedProvider(qwix.PtqProvider):
     """qwix's products with few-bit weights; it takes every other weight of such a layer for one that is to become such.
 
     So it must not see the products of adapters.
@@ -237,12 +245,12 @@ class AdaptedLinear(Linear):
             return (result.astype(jnp.float32) * ratio).astype(x.dtype)
 
 
-class FewBits(nnx.Module):
-    """A weight `[..., in, out]` as `quantise` makes it, where qwix would have put its own: same leaves, same paths."""
+class QuantizedWeight(nnx.Module):
+    """A weight `[..., in, out]` as `quantize` makes it, where qwix would have put its own: same leaves, same paths."""
 
     def __init__(self, weight: nnx.Variable, quantization: Quantization) -> None:
         axes = weight.get_metadata().get("axes")
-        array = _in_few_bits(weight.get_value(), quantization)
+        array = _quantized(weight.get_value(), quantization)
         self.array = jax.tree.map(lambda part: nnx.Param(part, axes=axes), array)
 
     def restored(self) -> jax.Array:
@@ -272,13 +280,13 @@ class AdaptedExperts(ExpertLinear):
     ) -> None:
         kernel = plain.kernel
         self.bias, self.share = plain.bias, None if adapter is None else _Share.of(adapter, path)
-        self.kernel = kernel if quantization is None else FewBits(kernel, quantization)
+        self.kernel = kernel if quantization is None else QuantizedWeight(kernel, quantization)
         for end, variable in ({} if self.share is None else self.share.variables(kernel)).items():
             setattr(self, f"kernel{end}", variable)
 
     def product(self, x: jax.Array, expert: jax.Array) -> jax.Array:
         """`x @ (kernel + scale * A B)` of each slot's expert, in the dtype of `x`; times DoRA's ratio."""
-        if isinstance(self.kernel, FewBits):
+        if isinstance(self.kernel, QuantizedWeight):
             few = self.kernel
             # Unpacked again for the backward pass: what is unpacked is as large as the weight was before.
             result = jax.checkpoint(lambda x: expert_dot(x, few.restored(), expert))(x)
@@ -292,7 +300,7 @@ class AdaptedExperts(ExpertLinear):
         result = result + share.scale * expert_dot(low, b, expert)
         if not share.has_magnitude:
             return result
-        weight = self.kernel.restored() if isinstance(self.kernel, FewBits) else self.kernel[...]
+        weight = self.kernel.restored() if isinstance(self.kernel, QuantizedWeight) else self.kernel[...]
         ratio = _ratio(share, weight, a, b, self.kernel_lora_m[...])  # [E, out]
         each = jnp.take(ratio, expert, axis=0, mode="clip")  # nobody reads the slot of an expert that is none
         return (result.astype(jnp.float32) * each).astype(x.dtype)
@@ -302,7 +310,9 @@ def _is_variable(node: object) -> bool:
     return isinstance(node, nnx.Variable)
 
 
-def problems(adapter: Adapter | None, quantization: Quantization | None, base: Mapping[str, Leaf]) -> list[Problem]:
+def problems(
+    adapter: Adapter | None, quantization: Quantization | None, base: Mapping[str, ParamSpec]
+) -> list[Problem]:
     """Targets and patterns that match no linear layer, dropout of experts, weights that blocks do not divide."""
     linears = {
         _in_period(path).removesuffix(".kernel"): leaf for path, leaf in base.items() if path.endswith(".kernel")
@@ -333,7 +343,7 @@ def problems(adapter: Adapter | None, quantization: Quantization | None, base: M
     return found
 
 
-def _pattern_problems(adapter: LowRank, linears: Mapping[str, Leaf]) -> Iterator[Problem]:
+def _pattern_problems(adapter: LowRank, linears: Mapping[str, ParamSpec]) -> Iterator[Problem]:
     """Patterns that change no layer, and dropout where it cannot be."""
     targeted = {path: leaf for path, leaf in linears.items() if _targeted(path, adapter)}
     parts = {part for path in targeted for part in path.split(".")[2:]}
@@ -358,7 +368,7 @@ def _pattern_problems(adapter: LowRank, linears: Mapping[str, Leaf]) -> Iterator
 
 
 def missed(
-    adapter: Adapter | None, quantization: Quantization | None, template: Template, base: Mapping[str, Leaf]
+    adapter: Adapter | None, quantization: Quantization | None, template: AbstractModel, base: Mapping[str, ParamSpec]
 ) -> list[Problem]:
     """Targeted layers that were left as they were: qwix passes over what it does not recognise without a word."""
     found: list[Problem] = []
@@ -385,23 +395,23 @@ def is_targeted(path: str, spec: Adapter | Quantization | None) -> bool:
 
 def _in_period(path: str) -> str:
     """The path of a layer's leaf within its period, which is what targets are matched with."""
-    return within(path)
+    return path_in_group(path)
 
 
-def quantise(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, jax.Array]:
+def quantize(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, jax.Array]:
     """Values and scales of a weight `[..., in, out]`: a scale for each block of inputs and each output."""
-    array = _in_few_bits(weight, quantization)
+    array = _quantized(weight, quantization)
     return array.qvalue, array.scale
 
 
-def unpacked(values: jax.Array, scales: jax.Array, quantization: Quantization) -> jax.Array:
-    """The weight `[..., in, out]` that values and scales of `quantise` stand for."""
+def dequantize(values: jax.Array, scales: jax.Array, quantization: Quantization) -> jax.Array:
+    """The weight `[..., in, out]` that values and scales of `quantize` stand for."""
     return _restored(qwix.QArray(values, scales, qtype=qtype(quantization)))
 
 
 def rounded(weight: jax.Array, quantization: Quantization) -> jax.Array:
     """The weight `[..., in, out]` that its few bits stand for."""
-    return _restored(_in_few_bits(weight, quantization))
+    return _restored(_quantized(weight, quantization))
 
 
 def _restored(array: Any) -> jax.Array:
@@ -411,7 +421,7 @@ def _restored(array: Any) -> jax.Array:
     return restore(array)
 
 
-def _in_few_bits(weight: jax.Array, quantization: Quantization) -> Any:
+def _quantized(weight: jax.Array, quantization: Quantization) -> Any:
     blocks = {} if quantization.block_size is None else {0: quantization.block_size}
 
     def one(matrix: jax.Array) -> Any:

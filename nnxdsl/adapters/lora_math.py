@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.config.adapter import Adapter, DoRA, LowRank, scale_at
-from nnxdsl.models.params import within
+from nnxdsl.models.params import path_in_group
 
 A, B, M = "_lora_a", "_lora_b", "_lora_m"
 """What a weight's path is followed by in those of its adapter: two thin matrices, and DoRA's magnitude."""
@@ -30,12 +30,15 @@ def endings(adapter: LowRank) -> tuple[str, ...]:
     return (A, B, M) if isinstance(adapter, DoRA) else (A, B)
 
 
-def off(leaves: Mapping[str, jax.Array], start: Mapping[str, jax.Array] | None = None) -> dict[str, jax.Array]:
+def disable_adapter(
+    leaves: Mapping[str, jax.Array], start: Mapping[str, jax.Array] | None = None
+) -> dict[str, jax.Array]:
     """The same leaves with an adapter as it was before any step.
 
     Args:
         leaves: The policy's.
-        start: What cannot be said without it, see `beyond_base`; the rest of a new adapter adds nothing to its base.
+        start: What cannot be said without it, see `needs_initial_copy`;
+            the rest of a new adapter adds nothing to its base.
     """
     kept = start or {}
     return {
@@ -44,7 +47,7 @@ def off(leaves: Mapping[str, jax.Array], start: Mapping[str, jax.Array] | None =
     }
 
 
-def beyond_base(adapter: Adapter | None, path: str) -> bool:
+def needs_initial_copy(adapter: Adapter | None, path: str) -> bool:
     """Whether what a reference is cannot be said without an adapter's first value at a path.
 
     Of a new LoRA nothing is needed, since B is zero; of a new DoRA its magnitudes, which are the norms of the base, but
@@ -124,4 +127,4 @@ def merged(adapter: LowRank, path: str, weight: jax.Array, leaf: Callable[[str],
         leaf: Gives the adapter's arrays by path.
     """
     parts = (jnp.asarray(leaf(path + end)) for end in endings(adapter))
-    return merge(adapter, weight, *parts, path=within(path).removesuffix(".kernel"))
+    return merge(adapter, weight, *parts, path=path_in_group(path).removesuffix(".kernel"))

@@ -15,7 +15,7 @@ import qwix
 
 from nnxdsl.config.quantization import QAT, FP8Training, Int8Training, Quantization
 from nnxdsl.errors import NotRegisteredError, PlanError, Problem
-from nnxdsl.models.decoder import Period
+from nnxdsl.models.decoder import LayerGroup
 
 QTYPES: dict[str, Any] = {"int4": jnp.int4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 """By which dtype qwix knows a format."""
@@ -46,7 +46,9 @@ class _Provider(qwix.QtProvider):
         return self.dot_general(a, b, (((a.ndim - 1,), (b.ndim - 2,)), ((), ())), **options)
 
 
-def put_on(period: Period, quantization: Quantization, names: Sequence[str], inputs: Sequence[Any]) -> Period:
+def apply_qat(
+    period: LayerGroup, quantization: Quantization, names: Sequence[str], inputs: Sequence[Any]
+) -> LayerGroup:
     """The period with its products rounded.
 
     Args:
@@ -71,7 +73,7 @@ def put_on(period: Period, quantization: Quantization, names: Sequence[str], inp
     ]
     provider = _Provider(rules)
     changed = qwix.quantize_model(period, provider, *inputs)
-    assert isinstance(changed, Period)
+    assert isinstance(changed, LayerGroup)
     idle = {rule.module_path for rule in provider.get_unused_rules()}
     unseen = [name for name, rule in zip(names, rules, strict=True) if rule.module_path in idle]
     if unseen:

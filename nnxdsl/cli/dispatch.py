@@ -292,14 +292,14 @@ def _dispatch(verb: str, options: _Options, words: list[str], experiment: Experi
     if verb == "plan":
         command = importlib.import_module("nnxdsl.cli.plan")
         given = {flag: getattr(options, flag) for flag in _PLAN_FLAGS if getattr(options, flag) is not None}
-        return command.plan_command(changed, command.Asked(**given, as_json=options.json, home=options.home))
+        return command.plan_command(changed, command.PlanArgs(**given, as_json=options.json, home=options.home))
     return _run(changed, options.home, options)
 
 
 def _run(experiment: Experiment, home: Path, options: _Options) -> int:
     xla_flags.prepare(home, experiment.mesh.device_count)  # jax reads them when it is loaded
     command = importlib.import_module("nnxdsl.cli.run")
-    asked = command.Asked(options.coordinator, options.processes, options.process)
+    asked = command.DistributedArgs(options.coordinator, options.processes, options.process)
     return command.run_command(
         experiment, home, quiet=options.quiet, restart=options.restart, as_json=options.json, asked=asked
     )
@@ -324,7 +324,7 @@ def _weights(verb: str, options: _Options, words: list[str]) -> int:
     command = importlib.import_module("nnxdsl.cli.weights")
     if verb == "compare":
         return command.compare_command(source, other, rtol=options.rtol, atol=options.atol, as_json=options.json)
-    asked = command.Asked(dtype=options.dtype, max_shard_size=options.max_shard_size, as_json=options.json)
+    asked = command.ExportArgs(dtype=options.dtype, max_shard_size=options.max_shard_size, as_json=options.json)
     if verb == "export":
         return command.export_command(source, other, asked, adapter=options.adapter)
     if options.to is None:

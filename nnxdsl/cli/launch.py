@@ -27,7 +27,7 @@ from nnxdsl.terminal.display import Display
 
 
 @attrs.frozen
-class Asked:
+class LaunchArgs:
     """The flags of the command.
 
     Attributes:
@@ -79,7 +79,7 @@ class _One:
         """There is nothing after it."""
 
 
-def launch_command(experiment: Experiment, asked: Asked) -> int:
+def launch_command(experiment: Experiment, asked: LaunchArgs) -> int:
     """Start a run and see it to its end, or wait for it where it is at work; return the process's exit code.
 
     0: finished, stopped on request, or started (`detach`). 1: failed, or preempted too often. 130: interrupted; the run

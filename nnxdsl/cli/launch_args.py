@@ -125,7 +125,7 @@ def _launch(words: _Words) -> int:
     launcher = _launcher(words, module)
     for one, other in (("detach", "cancel"), ("write", "detach"), ("write", "cancel"), ("write", "json")):
         _refuse_both(words, one, other)
-    asked = launch.Asked(
+    asked = launch.LaunchArgs(
         launcher,
         words.home,
         _variables(path, module),
@@ -151,7 +151,7 @@ def _sweep(words: _Words) -> int:
         found = attrs.evolve(found, base=dispatch.override(found.base, words.changes))
     for one, other in (("show", "cancel"), ("show", "retry_failed"), ("cancel", "retry_failed")):
         _refuse_both(words, one, other)
-    asked = sweep.Asked(
+    asked = sweep.SweepArgs(
         _launcher(words, module),
         words.home,
         _variables(path, module),

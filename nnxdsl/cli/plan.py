@@ -23,7 +23,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.planning.aot_process import compiled_report
 from nnxdsl.planning.plan import describe, plan
 from nnxdsl.planning.search import Found, search
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.terminal.array_view import draw as draw_grid
@@ -37,7 +37,7 @@ SHOWN = 8
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class PlanArgs:
     """What of a plan is wanted.
 
     Attributes:
@@ -65,7 +65,7 @@ class Asked:
     home: Path = Path("runs")
 
 
-def plan_command(experiment: Experiment, asked: Asked) -> int:
+def plan_command(experiment: Experiment, asked: PlanArgs) -> int:
     """Print the plan of an experiment, or the part of it that is asked for.
 
     Raises:
@@ -82,7 +82,7 @@ def plan_command(experiment: Experiment, asked: Asked) -> int:
         return _search(experiment, asked, device, console)
     experiment = _on_so_many(experiment, asked.count)
     if asked.dump or asked.why is not None or asked.draw is not None:
-        _show_layout(draw(experiment, platform).layout, asked, console)
+        _show_layout(build_blueprint(experiment, platform).layout, asked, console)
         return 0
     found = plan(experiment, platform, device)
     if asked.compile:
@@ -95,7 +95,7 @@ def plan_command(experiment: Experiment, asked: Asked) -> int:
     return 0
 
 
-def _show_layout(layout: Layout, asked: Asked, console: Console) -> None:
+def _show_layout(layout: Layout, asked: PlanArgs, console: Console) -> None:
     """What is asked of where arrays lie, for which nothing of memory need be found out."""
     if asked.why is not None:
         show_why(describe(layout), asked.why, console)
@@ -109,7 +109,7 @@ def diff_layouts(left: Experiment, right: Experiment, *, as_json: bool) -> int:
     """Print the lines in which two layouts differ, as `diff -U0` does."""
     platform = _platform()
     jax.config.update("jax_platforms", "cpu")
-    texts = [draw(experiment, platform).layout.dump().splitlines() for experiment in (left, right)]
+    texts = [build_blueprint(experiment, platform).layout.dump().splitlines() for experiment in (left, right)]
     if as_json:
         json.dump({"same": texts[0] == texts[1], "left": texts[0], "right": texts[1]}, sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -135,7 +135,7 @@ def _on_so_many(experiment: Experiment, count: int | None) -> Experiment:
     )
 
 
-def _compiled(experiment: Experiment, asked: Asked, device: hardware.Device) -> dict[str, Any]:
+def _compiled(experiment: Experiment, asked: PlanArgs, device: hardware.Device) -> dict[str, Any]:
     console = Console(stderr=True, highlight=False)
     with console.status(f"compiling for {experiment.mesh.device_count} x {device.description}"):
         return compiled_report(
@@ -143,7 +143,7 @@ def _compiled(experiment: Experiment, asked: Asked, device: hardware.Device) -> 
         )
 
 
-def _search(experiment: Experiment, asked: Asked, device: hardware.Device | None, console: Console) -> int:
+def _search(experiment: Experiment, asked: PlanArgs, device: hardware.Device | None, console: Console) -> int:
     if device is None or asked.count is None:
         raise RunError("--search needs --device and --count: --search --device h200 --count 8")
     errors = Console(stderr=True)

@@ -14,7 +14,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError
 from nnxdsl.runtime import distributed
 from nnxdsl.runtime.compile_cache import compile_cache
-from nnxdsl.runtime.distributed import Asked
+from nnxdsl.runtime.distributed import DistributedArgs
 from nnxdsl.runtime.limits import exhausted
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
@@ -24,16 +24,22 @@ FIRST_ROWS = ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen",
 
 
 def run_command(
-    experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_json: bool, asked: Asked | None = None
+    experiment: Experiment,
+    home: Path,
+    *,
+    quiet: bool,
+    restart: bool,
+    as_json: bool,
+    asked: DistributedArgs | None = None,
 ) -> int:
     """Run an experiment, show how it ended, and return the process's exit code.
 
     0: finished, or stopped on request through the run directory. 1: training failed. 130 and 143: stopped by SIGINT and
     SIGTERM, all saved. Of several processes, all return the same code, and the first one alone prints how it ended.
     """
-    if not distributed.join(asked or Asked()):
+    if not distributed.join(asked or DistributedArgs()):
         return _run(experiment, home, quiet=quiet, restart=restart, as_json=as_json)
-    with distributed.told_of_loss(lambda why: sys.stderr.write(f"ProcessError: {why}\n")):
+    with distributed.on_peer_failure(lambda why: sys.stderr.write(f"ProcessError: {why}\n")):
         try:
             with distributed.Watch():
                 is_first = distributed.is_first()

@@ -29,7 +29,7 @@ Numbered = list[tuple[int, Experiment, Mapping[str, object]]]
 
 
 @attrs.frozen
-class Asked:
+class SweepArgs:
     """The flags of the command.
 
     Attributes:
@@ -55,7 +55,7 @@ class Asked:
     quiet: bool = False
 
 
-def sweep_command(sweep: Sweep | Search, asked: Asked) -> int:
+def sweep_command(sweep: Sweep | Search, asked: SweepArgs) -> int:
     """Run a sweep or a search, or go on with it; print what it came to, and return the process's exit code.
 
     0: every run finished, was pruned, or was stopped on request. 1: some failed. 130: interrupted; what was at work
@@ -90,7 +90,7 @@ def sweep_command(sweep: Sweep | Search, asked: Asked) -> int:
     return _report(directory, asked, states)
 
 
-def _drive(directory: SweepDirectory, asked: Asked, display: Display) -> list[str]:
+def _drive(directory: SweepDirectory, asked: SweepArgs, display: Display) -> list[str]:
     sweep = directory.asked
     engine = open_engine(asked.launcher)
     try:
@@ -119,7 +119,7 @@ def _drive(directory: SweepDirectory, asked: Asked, display: Display) -> list[st
     return [how.state for how in driver.settled.values()]
 
 
-def _report(directory: SweepDirectory, asked: Asked, states: list[str]) -> int:
+def _report(directory: SweepDirectory, asked: SweepArgs, states: list[str]) -> int:
     """Writes the results, prints them, and returns the exit code."""
     points = _points(directory)
     metric, direction = sorted_by(directory.asked, asked.metric, [directory.home / one.id for _, one, _ in points])

@@ -24,7 +24,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class ExportArgs:
     """Flags of what writes weights; None where they were not given."""
 
     dtype: str | None
@@ -47,7 +47,7 @@ class Asked:
         return size
 
 
-def export_command(run: Path, directory: Path, asked: Asked, *, adapter: bool) -> int:
+def export_command(run: Path, directory: Path, asked: ExportArgs, *, adapter: bool) -> int:
     """Writes what a run learnt, says what was written, and returns the process's exit code."""
     _on_the_host()
     if adapter and asked.max_shard_size is not None:
@@ -68,7 +68,7 @@ def export_command(run: Path, directory: Path, asked: Asked, *, adapter: bool) -
     return 0
 
 
-def convert_command(source: Path, directory: Path, asked: Asked, *, to: str, unrolled: bool) -> int:
+def convert_command(source: Path, directory: Path, asked: ExportArgs, *, to: str, unrolled: bool) -> int:
     """Writes weights in another format, says what was written, and returns the process's exit code."""
     _on_the_host()
     with Display() as display:

@@ -8,7 +8,7 @@ from nnxdsl.data.loaders.files import file_digest
 from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.prompts import Prompts
-from nnxdsl.data.sampler import Batches, permutation
+from nnxdsl.data.sampler import BatchSampler, permutation
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.chat_template import ChatTemplate
@@ -16,7 +16,7 @@ from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.data.tokenizers.messages import read_messages
 
 __all__ = [
-    "Batches",
+    "BatchSampler",
     "BytesTokenizer",
     "ChatTemplate",
     "Dataset",

@@ -21,7 +21,7 @@ Sample = Callable[[], Sequence[Rows]]
 """Gives the rows of steps such as will come."""
 
 
-class Maker(Protocol):
+class Collator(Protocol):
     """Makes batches of one dataset."""
 
     def batch(self, rows: Rows) -> Batch:
@@ -32,13 +32,13 @@ class Maker(Protocol):
         """Which of the rows stands where in that batch; -1 where none does."""
         ...
 
-    def over(self, dataset: Dataset) -> Maker:
+    def over(self, dataset: Dataset) -> Collator:
         """The same over another form of the same rows."""
         ...
 
 
 @functools.singledispatch
-def maker(batching: Batching, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Maker:
+def maker(batching: Batching, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     """What makes the batches of a dataset; ways of other packages register here: `@maker.register(MyBatching)`.
 
     Args:
@@ -68,12 +68,12 @@ class _Padded:
     def places(self, rows: Rows) -> Rows:
         return rows
 
-    def over(self, dataset: Dataset) -> Maker:
+    def over(self, dataset: Dataset) -> Collator:
         return attrs.evolve(self, dataset=dataset)
 
 
 @maker.register
-def _(batching: Padded, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Maker:
+def _(batching: Padded, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     return _Padded(dataset, batch_size)
 
 
@@ -96,12 +96,12 @@ class _Bucketed:
     def places(self, rows: Rows) -> Rows:
         return rows
 
-    def over(self, dataset: Dataset) -> Maker:
+    def over(self, dataset: Dataset) -> Collator:
         return attrs.evolve(self, dataset=dataset)
 
 
 @maker.register
-def _(batching: Bucketed, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Maker:
+def _(batching: Bucketed, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     needed = dataset.axis_lengths()
     found = {axis: buckets(own, dataset.shapes[axis], batching.buckets, batch_size) for axis, own in needed.items()}
     return _Bucketed(dataset, batch_size, needed, found)
@@ -136,12 +136,12 @@ class _Packed:
     def places(self, rows: Rows) -> Rows:
         return places(rows, *self.packer.pack(rows))
 
-    def over(self, dataset: Dataset) -> Maker:
+    def over(self, dataset: Dataset) -> Collator:
         return attrs.evolve(self, dataset=dataset)
 
 
 @maker.register
-def _(batching: Packed, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Maker:
+def _(batching: Packed, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     tokens, targets = dataset.loads()
     longest = int(np.argmax(tokens))
     if batching.length is not None and tokens[longest] > batching.length:

@@ -23,7 +23,7 @@ ROUND_TO = 8
 """Batch lengths are rounded up to a multiple of this, as accelerators like it."""
 
 
-class Kept(NamedTuple):
+class TokenizedRows(NamedTuple):
     """All kept rows of a file."""
 
     parts: dict[str, Ragged]
@@ -45,7 +45,7 @@ class Dataset(abc.ABC):
         shapes: Lengths of every batch, by axis: longest kept row, rounded up to a multiple of 8.
     """
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: TokenizedRows) -> None:
         self._parts = kept.parts
         self.report = kept.report
         self.digest = kept.digest

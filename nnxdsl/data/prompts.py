@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.batch import RolloutBatch, SequenceBatch
-from nnxdsl.data.dataset import Dataset, Kept, round_length
+from nnxdsl.data.dataset import Dataset, TokenizedRows, round_length
 from nnxdsl.errors import DataError
 
 
@@ -20,7 +20,7 @@ class Prompts(Dataset):
         max_response_length: Longest answer that is drawn, in tokens, its end token included.
     """
 
-    def __init__(self, kept: Kept, max_response_length: int) -> None:
+    def __init__(self, kept: TokenizedRows, max_response_length: int) -> None:
         self.max_response_length = max_response_length
         self.columns = kept.columns
         super().__init__(kept)

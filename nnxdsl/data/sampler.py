@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nnxdsl.config.batching import Batching
 from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch
-from nnxdsl.data.collate import Maker, maker
+from nnxdsl.data.collate import Collator, maker
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.errors import DataError
 
@@ -61,7 +61,7 @@ def ordered(order: Order, rows: int, seed: int, epoch: int) -> Rows:
     return found
 
 
-class Batches:
+class BatchSampler:
     """Endless batches over a dataset, any of them reachable at once. Holds no position: `at(step)` is pure.
 
     Epoch follows epoch without a gap, so a batch may hold the end of one and the beginning of the next, and no row is
@@ -96,9 +96,9 @@ class Batches:
         self.order = order
         # A cache for speed alone: two epochs, since a batch may span a border.
         self._permutation = functools.lru_cache(maxsize=2)(lambda epoch: ordered(order, len(dataset), seed, epoch))
-        self._maker: Maker = maker(batching, dataset, batch_size, blocks, self._sample)
+        self._maker: Collator = maker(batching, dataset, batch_size, blocks, self._sample)
 
-    def over(self, dataset: Dataset) -> Batches:
+    def over(self, dataset: Dataset) -> BatchSampler:
         """The same order over another form of the same rows."""
         same = copy.copy(self)
         same.dataset, same._maker = dataset, self._maker.over(dataset)

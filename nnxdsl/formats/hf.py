@@ -17,12 +17,12 @@ from nnxdsl.errors import Problem, WeightsError
 from nnxdsl.formats import safetensors
 from nnxdsl.formats.files import read_json
 from nnxdsl.formats.finite import all_finite, require_finite
-from nnxdsl.formats.hf_names import HEAD, copies, may_go_further, sources, stands_beside
-from nnxdsl.formats.mapped_arrays import Pieces
-from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, unpacked
+from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, tensor_sources
+from nnxdsl.formats.mapped_arrays import MappedArray
+from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, dequantize
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import from_hf, to_hf
-from nnxdsl.models.params import Template, is_further
+from nnxdsl.models.params import AbstractModel, is_mtp_param
 
 Stored = safetensors.Tensor | Mxfp4 | BlockFloat8
 
@@ -101,8 +101,8 @@ class HubReader:
         self.config = read_config(directory)
         fields = read_fields(directory)
         further = _further(self.config, fields)
-        whole = attrs.evolve(self.config, mtp_layers=1) if may_go_further(fields) else self.config
-        self._sources = sources(whole, fields.get("model_type"))
+        whole = attrs.evolve(self.config, mtp_layers=1) if has_mtp(fields) else self.config
+        self._sources = tensor_sources(whole, fields.get("model_type"))
         self._copies = copies(whole, fields.get("model_type"))
         self._tensors: dict[str, Stored] = {}
         self._heads: dict[str, Stored] = {}
@@ -110,7 +110,7 @@ class HubReader:
         self._listing, self._where = _list_files(self.directory)
         files = sorted(set(self._where.values())) or [self._listing]
         stored = {name: tensor for file in files for name, tensor in safetensors.index(file).items()}
-        tensors: dict[str, Stored] = dict(unpacked(stored))
+        tensors: dict[str, Stored] = dict(dequantize(stored))
         self._prefix = next((p for p in _PREFIXES if any(name.startswith(p + "layers.") for name in tensors)), "model.")
         wanted = {name for source in self._sources.values() for name in source.names} | set(self._copies)
         for name, tensor in tensors.items():
@@ -138,7 +138,7 @@ class HubReader:
         """
         return self.pieces(path).read()
 
-    def pieces(self, path: str) -> Pieces:
+    def pieces(self, path: str) -> MappedArray:
         """The same leaf, of which nothing is read before it is asked for; errors as of `leaf`."""
         source = self._sources[path]
         self._require(path)
@@ -168,7 +168,7 @@ class HubReader:
         """The dtype that `leaf` gives, without reading it; KeyError and WeightsError as there."""
         return self.pieces(path).dtype
 
-    def check(self, template: Template) -> list[Problem]:
+    def check(self, template: AbstractModel) -> list[Problem]:
         """Everything that keeps the directory from filling a template; reads headers only, no weights.
 
         Leaves that adapters or quantisation add are not looked for; a quantised kernel is checked as the kernel.
@@ -211,7 +211,7 @@ class HubReader:
             for name, tensor in self._others.items()
         )
         problems += self._check_heads()
-        if any(is_further(path) for path in template.variables):
+        if any(is_mtp_param(path) for path in template.variables):
             problems += self._check_copies()
         return problems
 
@@ -240,7 +240,7 @@ class HubReader:
         return not np.array_equal(copy.read().view(np.uint8), own.read().view(np.uint8))
 
     def _full(self, name: str) -> str:
-        return name if stands_beside(name) else self._prefix + name
+        return name if is_auxiliary(name) else self._prefix + name
 
     def _missing(self, path: str, name: str, shape: tuple[int, ...] | None) -> Problem:
         file = self._where.get(self._full(name), self._listing)
@@ -297,7 +297,7 @@ def write(
             the Hub has such a decoder.
     """
     about = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
-    wanted = sources(config, about["model_type"])
+    wanted = tensor_sources(config, about["model_type"])
     if wanted.keys() != leaves.keys():
         problems = [f"{path}: missing" for path in wanted if path not in leaves]
         problems += [f"{path}: no leaf of a plain decoder" for path in leaves if path not in wanted]
@@ -342,8 +342,8 @@ def write(
 
 
 def tensor_name(name: str, prefix: str = "model.") -> str:
-    """The name in a file of a tensor of `sources`."""
-    return name if stands_beside(name) else prefix + name
+    """The name in a file of a tensor of `tensor_sources`."""
+    return name if is_auxiliary(name) else prefix + name
 
 
 def _further(config: DecoderConfig, fields: Mapping[str, Any]) -> range:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from nnxdsl.formats.mapped_arrays import Pieces
+from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Norms
 
 HEAD = "lm_head.weight"
@@ -125,7 +125,7 @@ class Source:
             return array[None]
         return array.T if self.transposed else array
 
-    def pieces(self, parts: Sequence[Part]) -> Pieces:
+    def pieces(self, parts: Sequence[Part]) -> MappedArray:
         """The leaf of all its tensors, none of which is read."""
         number, of = self.share
         *shape, last = parts[0].shape[self.unit :]
@@ -135,7 +135,7 @@ class Source:
             array = part.read()[0] if self.unit else part.read()
             return array.T if self.transposed else array[..., number::of] if of > 1 else array
 
-        return Pieces(
+        return MappedArray(
             (*self.leading, *shape),
             np.result_type(*(part.numpy for part in parts)),
             tuple(functools.partial(turned, part) for part in parts),
@@ -177,7 +177,7 @@ _FURTHER = {
 _AROUND = ("token_norm.scale", "state_norm.scale", "join.kernel", "norm.scale")
 
 
-def may_go_further(fields: Mapping[str, Any]) -> bool:
+def has_mtp(fields: Mapping[str, Any]) -> bool:
     """Whether a directory with this `config.json` may hold a layer that predicts tokens further ahead."""
     family = fields.get("model_type")
     # Qwen3-Next's says nothing of it.
@@ -197,8 +197,8 @@ def _further(config: DecoderConfig, model_type: str | None) -> dict[str, Source]
     return found
 
 
-def stands_beside(name: str) -> bool:
-    """Whether a tensor of `sources` stands beside the text model's, not in it."""
+def is_auxiliary(name: str) -> bool:
+    """Whether a tensor of `tensor_sources` stands beside the text model's, not in it."""
     return name == HEAD or name.startswith("mtp.")
 
 
@@ -220,7 +220,7 @@ def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
     return {f"{prefix}.{embedding}": embedding, f"{prefix}.shared_head.head.weight": head}
 
 
-def sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, Source]:
+def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, Source]:
     """For each leaf of a plain decoder of `config`: the tensors that it is made of.
 
     Args:

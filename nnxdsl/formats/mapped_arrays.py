@@ -29,7 +29,7 @@ ALIGNMENT = 64
 
 
 @attrs.frozen(eq=False)
-class Pieces:
+class MappedArray:
     """An array, some of whose first axes run over pieces that are each read on their own.
 
     Attributes:
@@ -54,7 +54,7 @@ class Pieces:
         """Numbers of the whole."""
         return math.prod(self.shape)
 
-    def layers(self, first: int, stop: int) -> Pieces:
+    def layers(self, first: int, stop: int) -> MappedArray:
         """Those of the first axis from one on, up to another."""
         each = len(self.parts) // self.shape[0]
         own = slice(first * each, stop * each)

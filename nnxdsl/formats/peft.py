@@ -23,10 +23,10 @@ from nnxdsl.errors import Problem, WeightsError
 from nnxdsl.formats import safetensors
 from nnxdsl.formats.finite import require_finite
 from nnxdsl.formats.hf import tensor_name
-from nnxdsl.formats.hf_names import Source, sources
+from nnxdsl.formats.hf_names import Source, tensor_sources
 from nnxdsl.formats.peft_config import CONFIG, Scale, problems_of, read_config, scales_of
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.params import Leaf, within
+from nnxdsl.models.params import ParamSpec, path_in_group
 
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -80,7 +80,7 @@ class _Part(NamedTuple):
 
 
 def read(
-    directory: str | Path, config: DecoderConfig, base: Mapping[str, Leaf], *, allow_non_finite: bool = False
+    directory: str | Path, config: DecoderConfig, base: Mapping[str, ParamSpec], *, allow_non_finite: bool = False
 ) -> PeftAdapter:
     """Reads an adapter for a network.
 
@@ -156,7 +156,7 @@ def write(
         WeightsError: a path is not that of a linear layer's adapter.
     """
     directory = Path(directory)
-    wanted = sources(config)
+    wanted = tensor_sources(config)
     prefix = _PREFIXES[0] if is_multimodal else _PREFIXES[-1]
     origin: dict[str, tuple[str, int]] = {}
     modules: dict[str, str] = {}  # where each is within its period
@@ -206,7 +206,7 @@ def write(
     (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def targets_of(paths: Iterable[str], base: Mapping[str, Leaf]) -> tuple[str, ...]:
+def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str, ...]:
     """The shortest names by which `Adapter.LoRA` means the linear layers of some kernels, and no others.
 
     Args:
@@ -240,7 +240,7 @@ def _parts(config: DecoderConfig) -> dict[str, _Part]:
     """Where each tensor of a linear layer goes, by its name without prefix."""
     return {
         name: _Part(path, number)
-        for path, source in sources(config).items()
+        for path, source in tensor_sources(config).items()
         if _is_linear(path, source)
         for number, name in enumerate(source.names)
     }
@@ -259,7 +259,7 @@ def _index(directory: Path) -> dict[str, safetensors.Tensor]:
 Patterns = tuple[tuple[str, Any], ...]
 
 
-def _patterns(scales: Mapping[str, Scale], base: Mapping[str, Leaf]) -> tuple[Scale, Patterns, Patterns]:
+def _patterns(scales: Mapping[str, Scale], base: Mapping[str, ParamSpec]) -> tuple[Scale, Patterns, Patterns]:
     """The rank and alpha that most layers have, and the patterns that name the others as `Adapter.LoRA` takes them."""
     every = [path for path in base if path.endswith(".kernel") and ".blocks." in path]
     usual: list[Any] = []
@@ -280,14 +280,14 @@ def _misfits(
     found: Mapping[tuple[str, str], Mapping[int, safetensors.Tensor]],
     sides: Iterable[str],
     paths: Iterable[str],
-    base: Mapping[str, Leaf],
+    base: Mapping[str, ParamSpec],
     config: DecoderConfig,
     names: Mapping[str, str],
     scales: Mapping[str, Scale] | None,
 ) -> list[Problem]:
     """Every tensor of some leaves that is missing, of another shape, or of a dtype that is not understood."""
     problems: list[Problem] = []
-    wanted = sources(config)
+    wanted = tensor_sources(config)
     for path in paths:
         inputs, outputs = base[path].shape[-2:]
         rank = 0 if scales is None else scales.get(_in_period(path), (0, 0))[0]
@@ -316,7 +316,7 @@ def _like(names: Mapping[str, str]) -> str:
 
 
 def _stacked(path: str, side: str, tensors: Mapping[int, safetensors.Tensor], config: DecoderConfig) -> np.ndarray:
-    source, parts = sources(config)[path], [tensors[number] for number in range(len(tensors))]
+    source, parts = tensor_sources(config)[path], [tensors[number] for number in range(len(tensors))]
     if side in ("A", "B"):
         return source.pieces(parts).read()
     return np.stack([part.read() for part in parts]) if source.leading else np.array(parts[0].read())
@@ -341,7 +341,7 @@ def _without_prefix(module: str) -> str:
 
 
 def _in_period(path: str) -> str:
-    return within(path).removesuffix(".kernel")
+    return path_in_group(path).removesuffix(".kernel")
 
 
 def _means(target: str, path: str) -> bool:

@@ -26,7 +26,7 @@ _EIGHT_BITS = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype
 
 
 @attrs.frozen
-class _FewBits:
+class _QuantizedTensor:
     """A tensor of two in the file: what is stored, and what it is multiplied by. Looks as a `safetensors.Tensor`."""
 
     stored: Tensor
@@ -53,7 +53,7 @@ class _FewBits:
         return False
 
 
-class Mxfp4(_FewBits):
+class Mxfp4(_QuantizedTensor):
     """Experts' matrices, `[experts, in, out]`, of blocks `[experts, out, in / 32, 16]` and scales without the last."""
 
     @property
@@ -80,7 +80,7 @@ class Mxfp4(_FewBits):
         return out.reshape(*blocks.shape[:2], -1).swapaxes(1, 2)
 
 
-class BlockFloat8(_FewBits):
+class BlockFloat8(_QuantizedTensor):
     """A matrix `[out, in]` of 8-bit floats, with a float32 factor for each block of it."""
 
     @property
@@ -123,7 +123,7 @@ def _block(length: int, count: int) -> int:
     return size
 
 
-def unpacked(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor | Mxfp4 | BlockFloat8]]:
+def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor | Mxfp4 | BlockFloat8]]:
     """A checkpoint's tensors by name, those in few bits as one each under the name that they have in plain numbers.
 
     What does not fit together is left as it stands: it is told of as any tensor that nobody asked for.

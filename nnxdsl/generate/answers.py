@@ -20,10 +20,10 @@ from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase
 from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.errors import RunError
-from nnxdsl.generate.model_pair import REFERENCE, UNTRAINED, TwoModels
+from nnxdsl.generate.model_pair import REFERENCE, UNTRAINED, ModelPair
 from nnxdsl.generate.sampler import ROUND_TO as PROMPTS_TO
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.losses.base import Pairs as PairsSaid
+from nnxdsl.losses.base import PairLogps as PairsSaid
 from nnxdsl.runs.run_dir import RunDirectory
 
 CONTEXT = 8
@@ -45,7 +45,7 @@ Tell = Callable[[str], object]
 SIDES = ("chosen", "rejected")
 
 
-def generate(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+def generate(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """Answers of both models to one prompt with the same draws.
 
     Args:
@@ -106,7 +106,7 @@ def generate(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[st
     }
 
 
-def _said(models: TwoModels, ids: list[int]) -> dict[str, Any]:
+def _said(models: ModelPair, ids: list[int]) -> dict[str, Any]:
     """One answer, as text and token by token."""
     stopped = bool(ids) and ids[-1] in stop_ids(models.tokenizer)
     return {
@@ -118,7 +118,7 @@ def _said(models: TwoModels, ids: list[int]) -> dict[str, Any]:
     }
 
 
-def tokens(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+def tokens(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """What both models give each token of a text, teacher-forced.
 
     Args:
@@ -146,7 +146,7 @@ def tokens(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str,
     return {**_who(models), "sides": [_with_alternatives(models, side) for side in sides]}
 
 
-def pairs(models: TwoModels, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+def pairs(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """What both models say of the held-out pairs, and rewards as the objective's own metrics have them.
 
     Args:
@@ -210,7 +210,7 @@ def _piece(tokenizer: TokenizerBase, before: Sequence[int], token: int) -> str:
     return f"<0x{token:02X}>" if isinstance(tokenizer, BytesTokenizer) and token < 256 else f"<id {token}>"
 
 
-def _who(models: TwoModels) -> dict[str, Any]:
+def _who(models: ModelPair) -> dict[str, Any]:
     experiment = models.program.experiment
     return {
         "run": models.directory.name,
@@ -221,18 +221,18 @@ def _who(models: TwoModels) -> dict[str, Any]:
     }
 
 
-def _recorded(models: TwoModels) -> dict[str, float]:
+def _recorded(models: ModelPair) -> dict[str, float]:
     """What the run itself wrote of the held-out rows at this step."""
     found = [row for row in RunDirectory(models.directory).evaluations() if row.get("step") == models.step]
     return {name: value for name, value in (found[-1] if found else {}).items() if name.startswith("eval/")}
 
 
-def _specials(models: TwoModels, ids: Sequence[int]) -> list[int]:
+def _specials(models: ModelPair, ids: Sequence[int]) -> list[int]:
     """The places of tokens that are markers and no text."""
     return [at for at, token in enumerate(ids) if token in models.tokenizer.special_ids]
 
 
-def _ids(models: TwoModels, given: Any) -> list[int]:
+def _ids(models: ModelPair, given: Any) -> list[int]:
     known = models.program.blueprint.config.vocab_size
     if not isinstance(given, list) or not all(isinstance(one, int) and 0 <= one < known for one in given):
         raise RunError(f"expected token ids below {known:,}")
@@ -245,12 +245,12 @@ def _index(data: Dataset, where: str) -> int:
     return data.row_ids.index(where)
 
 
-def _chat_or_text(models: TwoModels, asked: Mapping[str, Any], text: str) -> Any:
+def _chat_or_text(models: ModelPair, asked: Mapping[str, Any], text: str) -> Any:
     is_chat = models.is_chat if asked.get("chat") is None else bool(asked["chat"])
     return [{"role": "user", "content": text}] if is_chat else text
 
 
-def _prompt(models: TwoModels, asked: Mapping[str, Any]) -> list[int]:
+def _prompt(models: ModelPair, asked: Mapping[str, Any]) -> list[int]:
     if asked.get("row"):
         data = models.held_out
         if not isinstance(data, Pairs | Prompts):
@@ -265,7 +265,7 @@ def _prompt(models: TwoModels, asked: Mapping[str, Any]) -> list[int]:
     return ids
 
 
-def _pair_sides(models: TwoModels, data: Pairs, index: int) -> list[dict[str, Any]]:
+def _pair_sides(models: ModelPair, data: Pairs, index: int) -> list[dict[str, Any]]:
     """Both completions of a pair, by the very program that reads all pairs."""
     batch, row = data.batch([index], models.program.blueprint.forward_batch_size), data.row(index)
     both = [np.asarray(read.stats.logp[0]) for read in models.read(batch)]
@@ -277,7 +277,7 @@ def _pair_sides(models: TwoModels, data: Pairs, index: int) -> list[dict[str, An
     return sides
 
 
-def _text_side(models: TwoModels, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _text_side(models: ModelPair, asked: Mapping[str, Any]) -> dict[str, Any]:
     prompt, text = str(asked.get("prompt", "")), str(asked.get("text", ""))
     if not text:
         raise RunError("the answer is empty; write the text whose tokens are to be looked at")
@@ -293,7 +293,7 @@ def _text_side(models: TwoModels, asked: Mapping[str, Any]) -> dict[str, Any]:
     return _sequence_side(models, "text", ids, [False] * begin + [True] * (len(ids) - begin))
 
 
-def _sequence_side(models: TwoModels, name: str, ids: list[int], target: list[bool]) -> dict[str, Any]:
+def _sequence_side(models: ModelPair, name: str, ids: list[int], target: list[bool]) -> dict[str, Any]:
     """One text as a row of its own; the tokens of `target` are looked at, from the first of them on."""
     room = models.program.blueprint.config.max_length
     if len(ids) > room:
@@ -312,7 +312,7 @@ def _sequence_side(models: TwoModels, name: str, ids: list[int], target: list[bo
 
 
 def _side(
-    models: TwoModels, name: str, ids: list[int], begin: int, policy: np.ndarray, other: np.ndarray
+    models: ModelPair, name: str, ids: list[int], begin: int, policy: np.ndarray, other: np.ndarray
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -325,7 +325,7 @@ def _side(
     }
 
 
-def _with_alternatives(models: TwoModels, side: dict[str, Any]) -> dict[str, Any]:
+def _with_alternatives(models: ModelPair, side: dict[str, Any]) -> dict[str, Any]:
     ids, begin = side["ids"], side["begin"]
     found, table = models.alternatives(ids), {}
     for name, (best, policy, other) in found.items():
@@ -340,7 +340,7 @@ def _with_alternatives(models: TwoModels, side: dict[str, Any]) -> dict[str, Any
 
 
 def _pair_row(
-    models: TwoModels,
+    models: ModelPair,
     data: Pairs,
     index: int,
     at: int,

@@ -24,14 +24,14 @@ from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, RunError, WeightsError
 from nnxdsl.generate.sampler import Sampler
-from nnxdsl.losses.base import Pairs as PairsSaid
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.losses.base import PairLogps as PairsSaid
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.attention.row_layout import sequence
-from nnxdsl.models.params import Template
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.program import init
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.compile import compile as compile_experiment
-from nnxdsl.program.forward import Read
+from nnxdsl.program.forward import ForwardOutput
 from nnxdsl.program.step import Leaves
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.weights import sources
@@ -54,7 +54,7 @@ LOOKED_AT = 32
 
 
 @attrs.frozen(eq=False)
-class Other:
+class Comparison:
     """What a policy is compared with.
 
     Attributes:
@@ -65,13 +65,13 @@ class Other:
     """
 
     name: str
-    template: Template
+    template: AbstractModel
     leaves: Leaves
-    read: Callable[[Batch], Read]
+    read: Callable[[Batch], ForwardOutput]
 
 
 @attrs.frozen(eq=False)
-class TwoModels:
+class ModelPair:
     """Policy and other of one run on this machine's first device.
 
     Attributes:
@@ -90,9 +90,9 @@ class TwoModels:
     directory: Path
     step: int
     program: Program
-    policy: State
-    first: State
-    other: Other
+    policy: TrainState
+    first: TrainState
+    other: Comparison
     tokenizer: TokenizerBase
     held_out: Dataset | None
     is_chat: bool
@@ -103,7 +103,7 @@ class TwoModels:
     @classmethod
     def open(
         cls, directory: Path, step: int, against: str = REFERENCE, tell: Callable[[str], object] = lambda stage: None
-    ) -> TwoModels:
+    ) -> ModelPair:
         """Reads the weights of both.
 
         Relative paths in the experiment are taken from the directory that this process works in.
@@ -146,7 +146,7 @@ class TwoModels:
             elif program.computation.reference is None:
                 other = _of_state(program, UNTRAINED, first)
             else:
-                base = lora.off(first.trainable) if program.computation.is_off else first.trainable
+                base = lora.disable_adapter(first.trainable) if program.computation.is_off else first.trainable
                 other = _of_state(program, REFERENCE, state(0, base))
         tell("reading held-out rows")
         tokenizer = _tokenizer(asked, home)
@@ -160,11 +160,11 @@ class TwoModels:
         """How text becomes ids."""
         return Encoder(self.tokenizer)
 
-    def read(self, batch: Batch) -> tuple[Read, Read]:
+    def read(self, batch: Batch) -> tuple[ForwardOutput, ForwardOutput]:
         """What both say of a batch, policy first: by one compiled program, so that equal models give equal bits."""
         return self.program.score(self.policy, batch), self.other.read(batch)
 
-    def models(self) -> dict[str, tuple[Template, Leaves]]:
+    def models(self) -> dict[str, tuple[AbstractModel, Leaves]]:
         """Both as they generate."""
         return {"policy": self.program.policy(self.policy), "other": (self.other.template, self.other.leaves)}
 
@@ -219,7 +219,7 @@ class TwoModels:
         def said(leaves: dict[str, Leaves], tokens: jax.Array, length: jax.Array) -> dict[str, Any]:
             width = tokens.shape[1]
             models = {name: forward.model(templates[name], part) for name, part in leaves.items()}
-            method, places = forward.kernels.method(sequence(width)), right_padded(length, width)
+            method, places = forward.kernels.method(sequence(width)), positions_right_padded(length, width)
             hidden = {
                 name: model(tokens, places, dtype=forward.dtype, method=method)
                 .hidden[0]
@@ -266,14 +266,14 @@ class _Saved:
         cls, directory: Path, program: Program, checkpoints: Checkpoints, source: Any, tell: Callable[[str], object]
     ) -> _Saved:
         """With the first weights, before any step."""
-        trainable, frozen, _ = init.fill(program.blueprint, source, program.mesh)
+        trainable, frozen, _ = init.init_arrays(program.blueprint, source, program.mesh)
         return cls(directory, program, checkpoints, trainable, init.order(frozen, program.blueprint.frozen), tell)
 
-    def state(self, number: int, leaves: Leaves) -> State:
+    def state(self, number: int, leaves: Leaves) -> TrainState:
         at = jnp.asarray(number, jnp.int32)
-        return State(at, init.order(leaves, self.program.blueprint.trainable), None, self.frozen, {})
+        return TrainState(at, init.order(leaves, self.program.blueprint.trainable), None, self.frozen, {})
 
-    def at_step(self, number: int, group: str = "trainable") -> State:
+    def at_step(self, number: int, group: str = "trainable") -> TrainState:
         steps = self.checkpoints.steps()
         if number == 0:
             return self.state(0, self.trainable)
@@ -284,7 +284,7 @@ class _Saved:
         return self.state(number, found)
 
 
-def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], object]) -> Other:
+def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], object]) -> Comparison:
     """The policy of another run, read by the computation that reads this one's.
 
     Args:
@@ -313,7 +313,7 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
     template, leaves = program.policy(state)
     forward = mine.computation.forward
     read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
-    return Other(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.put(batch)))
+    return Comparison(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.put(batch)))
 
 
 def _tokenizer(experiment: Experiment, home: Path) -> TokenizerBase:
@@ -321,18 +321,18 @@ def _tokenizer(experiment: Experiment, home: Path) -> TokenizerBase:
     return open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, home))
 
 
-def _of_state(program: Program, name: str, state: State) -> Other:
+def _of_state(program: Program, name: str, state: TrainState) -> Comparison:
     template, leaves = program.policy(state)
-    return Other(name, template, leaves, lambda batch: program.score(state, batch))
+    return Comparison(name, template, leaves, lambda batch: program.score(state, batch))
 
 
-def _apart(program: Program, leaves: Leaves) -> Other:
+def _apart(program: Program, leaves: Leaves) -> Comparison:
     """A reference with weights of its own, read as training reads it."""
     template, forward = program.computation.reference, program.computation.apart
     assert template is not None
     assert forward is not None
     read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
-    return Other(REFERENCE, template, leaves, lambda batch: read(leaves, program.put(batch)))
+    return Comparison(REFERENCE, template, leaves, lambda batch: read(leaves, program.put(batch)))
 
 
 def _loaded(program: Program, data: Data, tokenizer: TokenizerBase) -> Dataset:

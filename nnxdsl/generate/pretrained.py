@@ -21,10 +21,10 @@ from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.models.attention.positions import Places
+from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.params import Template, abstract
+from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.program.init import place
 
 Prompt = str | Sequence[Mapping[str, str]]
@@ -42,7 +42,7 @@ class Pretrained:
 
     def __init__(
         self,
-        template: Template,
+        template: AbstractModel,
         config: DecoderConfig,
         leaves: Mapping[str, jax.Array],
         dtype: DTypeLike,
@@ -94,7 +94,7 @@ class Pretrained:
         if real.sum(1).max(initial=0) > self.config.max_length:
             raise ValueError(f"tokens: {real.sum(1).max()} tokens in a row, this model reads {self.config.max_length}")
         position = np.maximum(np.cumsum(real, axis=1) - 1, 0).astype(np.int32)
-        places = Places(*map(jnp.asarray, (position, real.astype(np.int32), np.zeros_like(position))))
+        places = TokenPositions(*map(jnp.asarray, (position, real.astype(np.int32), np.zeros_like(position))))
         return self._logits(self.leaves, jnp.asarray(np.where(real, ids, 0), jnp.int32), places)
 
     def generate(
@@ -133,7 +133,7 @@ class Pretrained:
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
         return [self.tokenizer.decode(answer) for answer in self._sampler(self.leaves, ids, sampling)]
 
-    def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
+    def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = self._template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=self.dtype).hidden)
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.generate.sampling import Sampling, draw, numbers_of, streams
-from nnxdsl.models.attention.kv_cache import Cache, New, init_cache, stored
-from nnxdsl.models.attention.positions import Places, left_padded
-from nnxdsl.models.attention.row_layout import Method, sequence
+from nnxdsl.models.attention.kv_cache import Cache, CacheUpdate, append, init_cache
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.params import Template
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.step import Leaves
 
 ROUND_TO = 16
@@ -26,7 +26,7 @@ ROUND_TO = 16
 # Where models stand beside each other in a cache: after the axis of the scanned layers, so that a scan over those moves
 # nothing. The tokens' places are the same for all models.
 _CACHE: Any = Cache(layers=1, tail=0, places=None, next_slot=None, lead=0)  # pyright: ignore[reportArgumentType]
-_NEW: Any = New(layers=1, tail=0, places=None, lead=0)  # pyright: ignore[reportArgumentType]
+_NEW: Any = CacheUpdate(layers=1, tail=0, places=None, lead=0)  # pyright: ignore[reportArgumentType]
 
 
 class Sampler:
@@ -43,7 +43,7 @@ class Sampler:
 
     def __init__(
         self,
-        template: Template,
+        template: AbstractModel,
         config: DecoderConfig,
         dtype: Any,
         stop_ids: Collection[int],
@@ -153,7 +153,7 @@ class Sampler:
 class _Loop:
     """What is compiled for one structure; arrays come as arguments."""
 
-    template: Template
+    template: AbstractModel
     config: DecoderConfig
     dtype: Any
     stop_ids: tuple[int, ...]
@@ -204,10 +204,10 @@ class _Loop:
         def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             count, cache, token, done, out, counts = carry
             position = (lengths + count - 1)[:, None]  # [B, 1]
-            places = Places(position, jnp.ones_like(position), jnp.zeros_like(position))
+            places = TokenPositions(position, jnp.ones_like(position), jnp.zeros_like(position))
             logits, new = following(stacked, token[:, :, None], places, cache)
             # Written outside of vmap, which would copy the cache for it; so it is written in place.
-            return count + 1, stored(cache, new), *added(count, choose(logits, count), done, out, counts)
+            return count + 1, append(cache, new), *added(count, choose(logits, count), done, out, counts)
 
         def added(
             count: jax.Array, token: jax.Array, done: jax.Array, out: jax.Array, counts: jax.Array
@@ -218,8 +218,8 @@ class _Loop:
         def is_going(carry: tuple[Any, ...]) -> jax.Array:
             return (carry[0] < new_tokens) & ~jnp.all(carry[3])
 
-        logits, new = first(stacked, tokens, left_padded(lengths, prompt), None)
-        cache = stored(self._empty(models, rows, prompt + new_tokens - 1), new)
+        logits, new = first(stacked, tokens, positions_left_padded(lengths, prompt), None)
+        cache = append(self._empty(models, rows, prompt + new_tokens - 1), new)
         none = jnp.zeros((models, rows), jnp.int32)
         zero, out = jnp.zeros((), jnp.int32), jnp.zeros((models, rows, new_tokens), jnp.int32)
         begun = added(zero, choose(logits, zero), none.astype(bool), out, none)
@@ -227,12 +227,12 @@ class _Loop:
         return out, counts
 
     def _forward(
-        self, shared: Leaves, own: Leaves, tokens: jax.Array, places: Places, cache: Cache | None
-    ) -> tuple[jax.Array, New]:
+        self, shared: Leaves, own: Leaves, tokens: jax.Array, places: TokenPositions, cache: Cache | None
+    ) -> tuple[jax.Array, CacheUpdate]:
         """Logits `[B, V]` after the last of some tokens `[B, T]`, and what a cache takes of these."""
         model = self.template.merge({**shared, **own})
         assert isinstance(model, Decoder)
-        method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
+        method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
         hidden, new, _ = model(tokens, places, cache=cache, keeps=True, dtype=self.dtype, method=method)
         assert new is not None  # it is asked for
         return model.logits(hidden[:, -1]), new

@@ -20,11 +20,11 @@ from typing import Any
 
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.generate import answers
-from nnxdsl.generate.model_pair import REFERENCE, TwoModels
+from nnxdsl.generate.model_pair import REFERENCE, ModelPair
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime.compile_cache import compile_cache
 
-DOES: Mapping[str, Callable[[TwoModels, Mapping[str, Any], Callable[[str], object]], dict[str, Any]]] = {
+DOES: Mapping[str, Callable[[ModelPair, Mapping[str, Any], Callable[[str], object]], dict[str, Any]]] = {
     "generate": answers.generate,
     "tokens": answers.tokens,
     "pairs": answers.pairs,
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.dup2(2, 1)  # whatever libraries print is no answer
     directory = options.run.absolute()
     _go_where_it_was_started(directory)
-    models: TwoModels | None = None
+    models: ModelPair | None = None
     with compile_cache(directory.parent, lambda problem: sys.stderr.write(f"{problem}\n")):
         for line in _lines(options.idle):
             tell, asked = _teller(output, line), {}
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if do is None:
                     raise RunError(f"expected one of {', '.join(DOES)}, got {asked.get('do')!r}")
                 if models is None:
-                    models = TwoModels.open(directory, options.step, options.against, tell)
+                    models = ModelPair.open(directory, options.step, options.against, tell)
                 _answer(output, asked, result=do(models, asked, tell))
             except NnxdslError as error:
                 _answer(output, asked, error=f"{type(error).__name__}: {error}")

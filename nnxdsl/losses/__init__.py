@@ -4,16 +4,16 @@ Importing the package registers the losses of all built-in objectives; `losses.b
 """
 
 from nnxdsl.losses import distillation, grpo, kto, preference
-from nnxdsl.losses.base import Loss, Pairs, Ratio, Terms, build, finished, per_row, row_mean
+from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, build, derived_metrics, per_row, row_mean
 
 __all__ = [
     "Loss",
-    "Pairs",
-    "Ratio",
-    "Terms",
+    "LossTerms",
+    "PairLogps",
+    "WeightedMean",
     "build",
+    "derived_metrics",
     "distillation",
-    "finished",
     "grpo",
     "kto",
     "per_row",

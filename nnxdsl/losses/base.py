@@ -23,14 +23,14 @@ from nnxdsl.errors import NotRegisteredError
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 
-class Ratio(NamedTuple):
+class WeightedMean(NamedTuple):
     """A sum and what it is to be divided by, kept apart until everything has been added up."""
 
     total: jax.Array
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - nobody counts the items of a Ratio
 
 
-class Terms(NamedTuple):
+class LossTerms(NamedTuple):
     """What a loss says of one micro-batch: sums, which add over micro-batches and devices.
 
     Attributes:
@@ -38,11 +38,11 @@ class Terms(NamedTuple):
         metrics: Further means, by their public names.
     """
 
-    loss: Ratio
-    metrics: Mapping[str, Ratio]
+    loss: WeightedMean
+    metrics: Mapping[str, WeightedMean]
 
 
-class Pairs(NamedTuple):
+class PairLogps(NamedTuple):
     """Log-probabilities of a micro-batch of pairs; all float32 `[B]`.
 
     Attributes:
@@ -63,9 +63,9 @@ class Pairs(NamedTuple):
     likelihood: Array | None = None
 
 
-Loss = Callable[[Any, Any, jax.Array], Terms]
+Loss = Callable[[Any, Any, jax.Array], LossTerms]
 """From what policy and reference (None where there is none) say of a micro-batch, and the weight of each row `[B]`,
-to the terms. Both are `Pairs` where the objective reads pairs, and `TokenStats` where it reads sequences."""
+to the terms. Both are `PairLogps` where the objective reads pairs, and `TokenStats` where it reads sequences."""
 
 
 @singledispatch
@@ -82,20 +82,22 @@ def build(objective: Objective) -> Loss:
 
 @build.register
 def _(objective: SFT) -> Loss:
-    def loss(policy: TokenStats, reference: TokenStats | None, weight: jax.Array) -> Terms:
+    def loss(policy: TokenStats, reference: TokenStats | None, weight: jax.Array) -> LossTerms:
         counted = policy.mask * weight[:, None]  # [B, N]
         per_token = objective.z_loss * jnp.square(policy.log_z) - policy.logp
-        return Terms(Ratio(jnp.sum(per_token * counted), jnp.sum(counted)), {})
+        return LossTerms(WeightedMean(jnp.sum(per_token * counted), jnp.sum(counted)), {})
 
     return loss
 
 
-def per_row(loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]], weight: Float[Array, " B"]) -> Terms:
+def per_row(
+    loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]], weight: Float[Array, " B"]
+) -> LossTerms:
     """Terms of a loss that is a mean over rows."""
-    return Terms(row_mean(loss, weight), {name: row_mean(value, weight) for name, value in metrics.items()})
+    return LossTerms(row_mean(loss, weight), {name: row_mean(value, weight) for name, value in metrics.items()})
 
 
-def finished(means: Mapping[str, Any]) -> dict[str, Any]:
+def derived_metrics(means: Mapping[str, Any]) -> dict[str, Any]:
     """Means of a whole batch with what follows from two of them: the margin of rewards whose rows are not the same."""
     chosen, rejected = means.get("rewards/chosen"), means.get("rewards/rejected")
     if chosen is None or rejected is None or "rewards/margins" in means:
@@ -103,6 +105,6 @@ def finished(means: Mapping[str, Any]) -> dict[str, Any]:
     return {**means, "rewards/margins": chosen - rejected}
 
 
-def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> Ratio:
+def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> WeightedMean:
     """A mean over rows, not divided yet; what a row of weight 0 holds does not matter."""
-    return Ratio(jnp.sum(jnp.where(weight > 0, value, 0.0) * weight), jnp.sum(weight))
+    return WeightedMean(jnp.sum(jnp.where(weight > 0, value, 0.0) * weight), jnp.sum(weight))

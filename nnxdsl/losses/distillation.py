@@ -24,14 +24,14 @@ from jaxtyping import Array, Bool, Float
 
 from nnxdsl.config.objectives.distillation import JSD, Distance, Distill, ForwardKL, ReverseKL
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.losses.base import Loss, Ratio, Terms, build
+from nnxdsl.losses.base import Loss, LossTerms, WeightedMean, build
 from nnxdsl.losses.lm_head import tiling
-from nnxdsl.losses.lm_head.selected_logits import log_sum, with_tile
+from nnxdsl.losses.lm_head.selected_logits import merge_logsumexp, online_update
 from nnxdsl.losses.lm_head.tiling import LOWEST, Tiling
-from nnxdsl.losses.lm_head.token_stats import Chunks, TokenStats, Where
+from nnxdsl.losses.lm_head.token_stats import Chunks, ShardContext, TokenStats
 
 
-class Taught(NamedTuple):
+class TeacherOutputs(NamedTuple):
     """What a teacher says of a micro-batch.
 
     Attributes:
@@ -45,7 +45,7 @@ class Taught(NamedTuple):
     soft_cap: float | None = None
 
 
-class Distilled(NamedTuple):
+class DistillationInputs(NamedTuple):
     """What a loss reads of a student.
 
     Attributes:
@@ -63,19 +63,19 @@ class Distilled(NamedTuple):
 def _(objective: Distill) -> Loss:
     hard, square = objective.hard_weight, objective.temperature**2
 
-    def loss(policy: Distilled, reference: None, weight: jax.Array) -> Terms:
+    def loss(policy: DistillationInputs, reference: None, weight: jax.Array) -> LossTerms:
         counted = policy.stats.mask * weight[:, None]  # [B, N]
         count, apart = jnp.sum(counted), jnp.sum(policy.distance * counted)
         nll = -jnp.sum(policy.stats.logp * counted)
         total = (1 - hard) * square * apart
         if hard:
             total = total + hard * nll
-        metrics = {"distance": Ratio(apart, count), "nll_loss": Ratio(nll, count)}
+        metrics = {"distance": WeightedMean(apart, count), "nll_loss": WeightedMean(nll, count)}
         if policy.features is not None:
             features = jnp.sum(policy.features * counted)
             total = total + objective.feature_weight * features
-            metrics["feature_distance"] = Ratio(features, count)
-        return Terms(Ratio(total, count), metrics)
+            metrics["feature_distance"] = WeightedMean(features, count)
+        return LossTerms(WeightedMean(total, count), metrics)
 
     return loss
 
@@ -96,7 +96,7 @@ def feature_distance(
 
 
 @attrs.frozen
-class How:
+class HeadTilings:
     """How two heads are compared.
 
     Attributes:
@@ -113,12 +113,12 @@ class How:
 def distance(
     hidden: Float[Array, "B N D"],
     head: Float[Array, "V D"],
-    taught: Taught,
+    taught: TeacherOutputs,
     mask: Bool[Array, "B N"],
     asked: Distill,
     soft_cap: float | None = None,
     limit: int | None = None,
-    where: Where | None = None,
+    where: ShardContext | None = None,
 ) -> Float[Array, "B N"]:
     """Distance of softmax(hidden @ head.T / T) from the teacher's softmax over the same words, in nats.
 
@@ -135,12 +135,12 @@ def distance(
     Returns:
         Float32, zero where the mask is off, from products accumulated in float32.
     """
-    where = where or Where()
+    where = where or ShardContext()
     # Tiles are sized for both heads: as if for one whose rows are as long as the longer ones.
     chunks = Chunks.of(mask, (len(head), max(head.shape[1], taught.head.shape[1])), limit, where)
     # Of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t)).
     caps = [None if cap is None else cap / asked.temperature for cap in (soft_cap, taught.soft_cap)]
-    how = How(chunks.tiling(caps[0], where), chunks.tiling(caps[1], where), asked.distance)
+    how = HeadTilings(chunks.tiling(caps[0], where), chunks.tiling(caps[1], where), asked.distance)
     states = []
     for x in (hidden, taught.hidden):
         states.append(chunks.split(x / asked.temperature))
@@ -156,7 +156,7 @@ def _apart(
     head: Float[Array, "w d"],
     taught: Float[Array, "n g l c e"],
     other: Float[Array, "w e"],
-    how: How,
+    how: HeadTilings,
 ) -> Float[Array, "n g l c"]:
     return _forward(hidden, head, taught, other, how)[0]
 
@@ -188,7 +188,7 @@ class _Trained(NamedTuple):
 
 
 def _forward_rule(
-    hidden: CustomVJPPrimal, head: CustomVJPPrimal, taught: CustomVJPPrimal, other: CustomVJPPrimal, how: How
+    hidden: CustomVJPPrimal, head: CustomVJPPrimal, taught: CustomVJPPrimal, other: CustomVJPPrimal, how: HeadTilings
 ) -> tuple[Array, _Kept | _Trained]:
     values = hidden.value, head.value, taught.value, other.value
     found, center, log_z = _forward(*values, how)
@@ -196,7 +196,7 @@ def _forward_rule(
     return found, _Trained(kept) if head.perturbed else kept
 
 
-def _backward_rule(how: How, residuals: _Kept | _Trained, toward: Array) -> tuple[Array | None, ...]:
+def _backward_rule(how: HeadTilings, residuals: _Kept | _Trained, toward: Array) -> tuple[Array | None, ...]:
     is_trained = isinstance(residuals, _Trained)
     kept = residuals.kept if isinstance(residuals, _Trained) else residuals
     if isinstance(toward, SymbolicZero):
@@ -208,7 +208,7 @@ _apart.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _forward(
-    hidden: jax.Array, head: jax.Array, taught: jax.Array, other: jax.Array, how: How
+    hidden: jax.Array, head: jax.Array, taught: jax.Array, other: jax.Array, how: HeadTilings
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """The distances, their centers, and what both softmaxes divide by; all `[n, g, l, c]`."""
     heads = tiling.cut(head, how.student), tiling.cut(other, how.teacher)
@@ -219,11 +219,11 @@ def _forward(
 
         def divide(sums: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
             both = _logits(given, heads, how, number)
-            return (*with_tile(sums[0], sums[1], both[0]), *with_tile(sums[2], sums[3], both[1])), None
+            return (*online_update(sums[0], sums[1], both[0]), *online_update(sums[2], sums[3], both[1])), None
 
         lowest = nothing + LOWEST
         sums, _ = tiling.loop(divide, (lowest, nothing, lowest, nothing), numbers)
-        log_z = log_sum(sums[0], sums[1]), log_sum(sums[2], sums[3])
+        log_z = merge_logsumexp(sums[0], sums[1]), merge_logsumexp(sums[2], sums[3])
 
         def add(sums: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             s, t = _logits(given, heads, how, number)
@@ -240,7 +240,9 @@ def _forward(
     return value, center, (log_z[0], log_z[1])
 
 
-def _gradients(kept: _Kept, toward: jax.Array, how: How, *, trained: bool) -> tuple[jax.Array, jax.Array | None]:
+def _gradients(
+    kept: _Kept, toward: jax.Array, how: HeadTilings, *, trained: bool
+) -> tuple[jax.Array, jax.Array | None]:
     """Gradients of the student's states and, if it is trained, of its head."""
     heads = tiling.cut(kept.head, how.student), tiling.cut(kept.other, how.teacher)
 
@@ -255,7 +257,7 @@ def _gradients(kept: _Kept, toward: jax.Array, how: How, *, trained: bool) -> tu
 
 
 def _logits(
-    states: tuple[jax.Array, jax.Array], heads: tuple[jax.Array, jax.Array], how: How, number: jax.Array
+    states: tuple[jax.Array, jax.Array], heads: tuple[jax.Array, jax.Array], how: HeadTilings, number: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """A tile of the student's logits and of the teacher's, `[s, g, l, c, v]`."""
     found = [

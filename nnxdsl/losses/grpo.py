@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Float
 
 from nnxdsl.config.objectives.grpo import GRPO
-from nnxdsl.losses.base import Loss, Ratio, Terms, build
+from nnxdsl.losses.base import Loss, LossTerms, WeightedMean, build
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 SLACK = 1e-4
@@ -25,7 +25,7 @@ SLACK = 1e-4
 Float64 = npt.NDArray[np.float64]
 
 
-class Answers(NamedTuple):
+class RolloutOutputs(NamedTuple):
     """What one model says of answers that a policy has given.
 
     Attributes:
@@ -45,23 +45,25 @@ class Answers(NamedTuple):
 def _(objective: GRPO) -> Loss:
     low, high = 1 - objective.clip_low, 1 + objective.clip_high
 
-    def loss(policy: Answers, reference: Answers | None, weight: jax.Array) -> Terms:
+    def loss(policy: RolloutOutputs, reference: RolloutOutputs | None, weight: jax.Array) -> LossTerms:
         logp, mask = policy.stats.logp, policy.stats.mask * weight[:, None]  # [B, N]
         count = jnp.sum(mask)
         old = jax.lax.stop_gradient(logp) if policy.old is None else policy.old
         ratio = jnp.exp(logp - old)
         gain = policy.advantage[:, None]
         per_token = -jnp.minimum(ratio * gain, jnp.clip(ratio, low, high) * gain)
-        metrics: dict[str, Ratio] = {}
+        metrics: dict[str, WeightedMean] = {}
         if reference is not None:
             estimate = kl(objective.kl, logp - reference.stats.logp)
             per_token = per_token + objective.beta * estimate
-            metrics["kl"] = Ratio(jnp.sum(estimate * mask), count)
+            metrics["kl"] = WeightedMean(jnp.sum(estimate * mask), count)
         if policy.old is not None:
             below, above = (ratio < low) & (gain < 0), (ratio > high) & (gain > 0)
             sides = {"low": below, "high": above, "region": below | above}
-            metrics |= {f"clip_ratio/{name}_mean": Ratio(jnp.sum(is_in * mask), count) for name, is_in in sides.items()}
-        return Terms(_averaged(objective.average, per_token, mask, weight, policy.limit), metrics)
+            metrics |= {
+                f"clip_ratio/{name}_mean": WeightedMean(jnp.sum(is_in * mask), count) for name, is_in in sides.items()
+            }
+        return LossTerms(_averaged(objective.average, per_token, mask, weight, policy.limit), metrics)
 
     return loss
 
@@ -84,14 +86,14 @@ def _averaged(
     mask: jax.Array,
     weight: jax.Array,
     limit: jax.Array,
-) -> Ratio:
+) -> WeightedMean:
     """The loss of tokens `[B, N]` as a sum and what it is divided by."""
     sums = jnp.sum(per_token * mask, axis=1)  # [B]
     if average == "tokens":
-        return Ratio(jnp.sum(sums), jnp.sum(mask))
+        return WeightedMean(jnp.sum(sums), jnp.sum(mask))
     if average == "length":
-        return Ratio(jnp.sum(sums), jnp.sum(limit * weight))
-    return Ratio(jnp.sum(sums / jnp.maximum(jnp.sum(mask, axis=1), 1)), jnp.sum(weight))
+        return WeightedMean(jnp.sum(sums), jnp.sum(limit * weight))
+    return WeightedMean(jnp.sum(sums / jnp.maximum(jnp.sum(mask, axis=1), 1)), jnp.sum(weight))
 
 
 def advantages(rewards: Float64, scale: Literal["group", "batch", "none"]) -> Float64:

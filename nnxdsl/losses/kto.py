@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nnxdsl.config.objectives import kto as spec
-from nnxdsl.losses.base import Loss, Pairs, Ratio, Terms, build, row_mean
-from nnxdsl.losses.preference import log_ratios, real
+from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, build, row_mean
+from nnxdsl.losses.preference import log_ratios, mask_padding_rows
 
 Rows = Float[Array, " B"]
 
@@ -21,10 +21,10 @@ Rows = Float[Array, " B"]
 def _(objective: spec.KTO) -> Loss:
     beta = objective.beta
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         assert reference is not None
         assert policy.desirable is not None
-        pair = log_ratios(real(policy, weight), real(reference, weight))
+        pair = log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
         liked = policy.desirable > 0
         apart = row_mean(jax.lax.stop_gradient(pair.rejected), weight)
         kl = jax.nn.relu(apart.total / jnp.maximum(apart.count, 1))
@@ -32,11 +32,11 @@ def _(objective: spec.KTO) -> Loss:
         factor = jnp.where(liked, objective.desirable_weight, objective.undesirable_weight)
         # 1 - sigmoid(z) is sigmoid(-z), which loses nothing where z is large.
         terms = row_mean(factor * jax.nn.sigmoid(-beta * signed), weight)
-        metrics = {"kl": Ratio(kl * apart.count, apart.count)}
+        metrics = {"kl": WeightedMean(kl * apart.count, apart.count)}
         for name, rows in (("chosen", liked), ("rejected", ~liked)):
             own = weight * rows
             metrics[f"rewards/{name}"] = row_mean(beta * pair.chosen, own)
             metrics[f"logps/{name}"] = row_mean(policy.chosen, own)
-        return Terms(terms, metrics)
+        return LossTerms(terms, metrics)
 
     return loss

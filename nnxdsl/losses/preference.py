@@ -18,10 +18,12 @@ from nnxdsl.config.objectives import preference as spec
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.divergence import Alpha, Divergence, ForwardKL, JensenShannon, ReverseKL
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.losses.base import Loss, Pairs, Ratio, Terms, build, per_row, row_mean
+from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, build, per_row, row_mean
 
 Rows = Float[Array, " B"]
-OfDifference = spec.DPO | spec.RobustDPO | spec.IPO | spec.Hinge | spec.LengthNormalizedDPO | spec.EXO | spec.DiscoPOP
+MarginObjective = (
+    spec.DPO | spec.RobustDPO | spec.IPO | spec.Hinge | spec.LengthNormalizedDPO | spec.EXO | spec.DiscoPOP
+)
 
 LARGEST_EXPONENT = 80.0
 """Of a likelihood ratio: exp(80) and its products with small numbers are float32's still. Scores are flat beyond, as
@@ -34,7 +36,7 @@ CERTAIN = -float(jnp.finfo(jnp.float32).eps)
 """The largest mean log-probability whose odds are told from those of 1, the probability that has none."""
 
 
-class Compared(NamedTuple):
+class LogRatios(NamedTuple):
     """What a formula reads of pairs; all float32 `[B]`.
 
     Attributes:
@@ -50,21 +52,21 @@ class Compared(NamedTuple):
     rejected_tokens: Array
 
 
-def real(pairs: Pairs, weight: Rows) -> Pairs:
+def mask_padding_rows(pairs: PairLogps, weight: Rows) -> PairLogps:
     """Rows of weight 0 replaced by harmless ones, so that not even a NaN in them reaches a gradient."""
     counts = weight > 0
     chosen, rejected = (jnp.where(counts, logp, -1.0) for logp in (pairs.chosen, pairs.rejected))
     lengths = (jnp.where(counts, tokens, 1.0) for tokens in (pairs.chosen_tokens, pairs.rejected_tokens))
-    return Pairs(chosen, rejected, *lengths)
+    return PairLogps(chosen, rejected, *lengths)
 
 
-def log_ratios(policy: Pairs, reference: Pairs) -> Compared:
+def log_ratios(policy: PairLogps, reference: PairLogps) -> LogRatios:
     """How much likelier the policy finds each completion than the reference does."""
     chosen, rejected = policy.chosen - reference.chosen, policy.rejected - reference.rejected
-    return Compared(chosen, rejected, policy.chosen_tokens, policy.rejected_tokens)
+    return LogRatios(chosen, rejected, policy.chosen_tokens, policy.rejected_tokens)
 
 
-def rewarded(loss: Rows, chosen: Rows, rejected: Rows, weight: Rows, **more: Rows) -> Terms:
+def with_reward_metrics(loss: Rows, chosen: Rows, rejected: Rows, weight: Rows, **more: Rows) -> LossTerms:
     """Terms of a loss that is a mean over rows, with rewards under TRL's names and further means."""
     metrics = {
         "rewards/chosen": chosen,
@@ -115,7 +117,9 @@ def _expm1(x: Rows) -> Rows:
 _expm1.defjvp(lambda primals, tangents: (jnp.expm1(primals[0]), jnp.exp(primals[0]) * tangents[0]))
 
 
-def of_difference(objective: OfDifference, beta: float, of: Callable[[Rows], Rows], *, per_token: bool = False) -> Loss:
+def margin_loss(
+    objective: MarginObjective, beta: float, of: Callable[[Rows], Rows], *, per_token: bool = False
+) -> Loss:
     """The loss of a difference of scores, chosen minus rejected.
 
     Args:
@@ -125,7 +129,7 @@ def of_difference(objective: OfDifference, beta: float, of: Callable[[Rows], Row
         per_token: Whether scores are divided by the tokens of their completion.
     """
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         pair = _pair(policy, reference, weight)
         chosen, rejected = (score(objective.divergence, ratio) for ratio in (pair.chosen, pair.rejected))
         if per_token:
@@ -134,27 +138,27 @@ def of_difference(objective: OfDifference, beta: float, of: Callable[[Rows], Row
         if objective.weighting == "on_policy":
             assert policy.likelihood is not None
             each = each * jax.lax.stop_gradient(jnp.where(weight > 0, policy.likelihood, 0.0))
-        return rewarded(each, beta * pair.chosen, beta * pair.rejected, weight)
+        return with_reward_metrics(each, beta * pair.chosen, beta * pair.rejected, weight)
 
     return loss
 
 
-def of_rewards(beta: float, of: Callable[[Rows, Rows], Rows]) -> Loss:
+def pointwise_loss(beta: float, of: Callable[[Rows, Rows], Rows]) -> Loss:
     """The loss of both rewards, `beta` times log-ratios of the chosen and of the rejected completion."""
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         pair = _pair(policy, reference, weight)
         chosen, rejected = beta * pair.chosen, beta * pair.rejected
-        return rewarded(of(chosen, rejected), chosen, rejected, weight)
+        return with_reward_metrics(of(chosen, rejected), chosen, rejected, weight)
 
     return loss
 
 
-def _pair(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Compared:
+def _pair(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LogRatios:
     if reference is None:  # all answers are as likely: of a difference nothing is left
         nothing = jnp.zeros_like(policy.chosen)
-        reference = Pairs(nothing, nothing, nothing, nothing)
-    return log_ratios(real(policy, weight), real(reference, weight))
+        reference = PairLogps(nothing, nothing, nothing, nothing)
+    return log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
 
 
 def smoothed(z: Rows, smoothing: float) -> Rows:
@@ -165,7 +169,7 @@ def smoothed(z: Rows, smoothing: float) -> Rows:
 @build.register
 def _(objective: spec.DPO) -> Loss:
     beta, smoothing = objective.beta, objective.label_smoothing
-    return of_difference(objective, beta, lambda d: smoothed(beta * d, smoothing))
+    return margin_loss(objective, beta, lambda d: smoothed(beta * d, smoothing))
 
 
 @build.register
@@ -176,7 +180,7 @@ def _(objective: spec.RobustDPO) -> Loss:
         right, wrong = -jax.nn.log_sigmoid(beta * d), -jax.nn.log_sigmoid(-beta * d)
         return ((1 - flipped) * right - flipped * wrong) / (1 - 2 * flipped)
 
-    return of_difference(objective, beta, of)
+    return margin_loss(objective, beta, of)
 
 
 @build.register
@@ -186,19 +190,19 @@ def _(objective: spec.IPO) -> Loss:
     def of(d: Rows) -> Rows:
         return jnp.square(jnp.clip(d, -LARGEST_SQUARED, LARGEST_SQUARED) - 1 / (2 * tau))
 
-    return of_difference(objective, tau, of, per_token=True)
+    return margin_loss(objective, tau, of, per_token=True)
 
 
 @build.register
 def _(objective: spec.Hinge) -> Loss:
     beta = objective.beta
-    return of_difference(objective, beta, lambda d: jax.nn.relu(1 - beta * d))
+    return margin_loss(objective, beta, lambda d: jax.nn.relu(1 - beta * d))
 
 
 @build.register
 def _(objective: spec.LengthNormalizedDPO) -> Loss:
     beta = objective.beta
-    return of_difference(objective, beta, lambda d: -jax.nn.log_sigmoid(beta * d), per_token=True)
+    return margin_loss(objective, beta, lambda d: -jax.nn.log_sigmoid(beta * d), per_token=True)
 
 
 @build.register
@@ -210,7 +214,7 @@ def _(objective: spec.EXO) -> Loss:
         for_chosen = jax.nn.sigmoid(z) * (jax.nn.log_sigmoid(z) - math.log1p(-swapped))
         return for_chosen + jax.nn.sigmoid(-z) * (jax.nn.log_sigmoid(-z) - math.log(swapped))
 
-    return of_difference(objective, beta, of)
+    return margin_loss(objective, beta, of)
 
 
 @build.register
@@ -222,30 +226,30 @@ def _(objective: spec.DiscoPOP) -> Loss:
         logistic = -jax.nn.sigmoid(-z / tau) * jax.nn.log_sigmoid(z)
         return logistic + jnp.exp(jax.nn.log_sigmoid(z / tau) - z)  # in one exponential, which the blend keeps small
 
-    return of_difference(objective, beta, of)
+    return margin_loss(objective, beta, of)
 
 
 @build.register
 def _(objective: spec.NCA) -> Loss:
     s = jax.nn.log_sigmoid
-    return of_rewards(objective.beta, lambda chosen, rejected: -s(chosen) - s(-chosen) / 2 - s(-rejected) / 2)
+    return pointwise_loss(objective.beta, lambda chosen, rejected: -s(chosen) - s(-chosen) / 2 - s(-rejected) / 2)
 
 
 @build.register
 def _(objective: spec.BCO) -> Loss:
     s = jax.nn.log_sigmoid
-    plain = of_rewards(objective.beta, lambda chosen, rejected: -s(chosen) - s(-rejected))
+    plain = pointwise_loss(objective.beta, lambda chosen, rejected: -s(chosen) - s(-rejected))
     if objective.shift == "none":
         return plain
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         assert reference is not None
-        pair = log_ratios(real(policy, weight), real(reference, weight))
+        pair = log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
         chosen, rejected = objective.beta * pair.chosen, objective.beta * pair.rejected
         both = row_mean(jax.lax.stop_gradient(chosen + rejected) / 2, weight)
         shift = both.total / jnp.maximum(both.count, 1)
-        terms = rewarded(-s(chosen - shift) - s(shift - rejected), chosen, rejected, weight)
-        return terms._replace(metrics={**terms.metrics, "reward_shift": Ratio(shift * both.count, both.count)})
+        terms = with_reward_metrics(-s(chosen - shift) - s(shift - rejected), chosen, rejected, weight)
+        return terms._replace(metrics={**terms.metrics, "reward_shift": WeightedMean(shift * both.count, both.count)})
 
     return loss
 
@@ -254,24 +258,26 @@ def _(objective: spec.BCO) -> Loss:
 def _(objective: spec.SPPO) -> Loss:
     beta = objective.beta
     # (c - 1 / (2 beta))^2 with c = chosen / beta.
-    return of_rewards(beta, lambda chosen, rejected: (jnp.square(chosen - 0.5) + jnp.square(rejected + 0.5)) / beta**2)
+    return pointwise_loss(
+        beta, lambda chosen, rejected: (jnp.square(chosen - 0.5) + jnp.square(rejected + 0.5)) / beta**2
+    )
 
 
 @build.register
 def _(objective: spec.APOZero) -> Loss:
-    return of_rewards(objective.beta, lambda chosen, rejected: jax.nn.sigmoid(-chosen) + jax.nn.sigmoid(rejected))
+    return pointwise_loss(objective.beta, lambda chosen, rejected: jax.nn.sigmoid(-chosen) + jax.nn.sigmoid(rejected))
 
 
 @build.register
 def _(objective: spec.APODown) -> Loss:
-    return of_rewards(
+    return pointwise_loss(
         objective.beta, lambda chosen, rejected: jax.nn.sigmoid(chosen) + jax.nn.sigmoid(rejected - chosen)
     )
 
 
 @build.register
 def _(objective: spec.AOT) -> Loss:
-    def sides(policy: Pairs, reference: Pairs) -> tuple[Rows, Rows]:
+    def sides(policy: PairLogps, reference: PairLogps) -> tuple[Rows, Rows]:
         return policy.chosen - policy.rejected, reference.chosen - reference.rejected
 
     return _transported(objective.beta, objective.label_smoothing, sides)
@@ -279,25 +285,27 @@ def _(objective: spec.AOT) -> Loss:
 
 @build.register
 def _(objective: spec.AOTUnpaired) -> Loss:
-    def sides(policy: Pairs, reference: Pairs) -> tuple[Rows, Rows]:
+    def sides(policy: PairLogps, reference: PairLogps) -> tuple[Rows, Rows]:
         pair = log_ratios(policy, reference)
         return pair.chosen, pair.rejected
 
     return _transported(objective.beta, objective.label_smoothing, sides)
 
 
-def _transported(beta: float, smoothing: float, sides: Callable[[Pairs, Pairs], tuple[Rows, Rows]]) -> Loss:
+def _transported(beta: float, smoothing: float, sides: Callable[[PairLogps, PairLogps], tuple[Rows, Rows]]) -> Loss:
     """DPO's loss of the k-th of one side minus the k-th of the other, both sorted over the batch."""
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         assert reference is not None
-        policy, reference = real(policy, weight), real(reference, weight)
+        policy, reference = mask_padding_rows(policy, weight), mask_padding_rows(reference, weight)
         one, other = (_sorted(side, weight) for side in sides(policy, reference))
         # Rows that count come first on both sides, so weights are sorted likewise.
         counted = jnp.arange(len(weight)) < jnp.sum(weight > 0)
-        total = Ratio(jnp.sum(jnp.where(counted, smoothed(beta * (one - other), smoothing), 0.0)), jnp.sum(weight))
+        total = WeightedMean(
+            jnp.sum(jnp.where(counted, smoothed(beta * (one - other), smoothing), 0.0)), jnp.sum(weight)
+        )
         pair = log_ratios(policy, reference)
-        return rewarded(weight, beta * pair.chosen, beta * pair.rejected, weight)._replace(loss=total)
+        return with_reward_metrics(weight, beta * pair.chosen, beta * pair.rejected, weight)._replace(loss=total)
 
     return loss
 
@@ -315,12 +323,12 @@ def _sorted(x: Rows, weight: Rows) -> Rows:
 def _(objective: spec.ORPO) -> Loss:
     beta = objective.beta
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         chosen, rejected = _means(policy, weight)
         log_odds = _log_odds(chosen) - _log_odds(rejected)
         ratio = jax.nn.log_sigmoid(log_odds)
         more = {"nll_loss": -chosen, "log_odds_ratio": ratio, "log_odds_chosen": log_odds}
-        return rewarded(-chosen - beta * ratio, beta * chosen, beta * rejected, weight, **more)
+        return with_reward_metrics(-chosen - beta * ratio, beta * chosen, beta * rejected, weight, **more)
 
     return loss
 
@@ -329,9 +337,9 @@ def _(objective: spec.ORPO) -> Loss:
 def _(objective: spec.SimPO) -> Loss:
     beta, gamma = objective.beta, objective.gamma
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         chosen, rejected = (beta * mean for mean in _means(policy, weight))
-        return rewarded(-jax.nn.log_sigmoid(chosen - rejected - gamma), chosen, rejected, weight)
+        return with_reward_metrics(-jax.nn.log_sigmoid(chosen - rejected - gamma), chosen, rejected, weight)
 
     return loss
 
@@ -340,27 +348,27 @@ def _(objective: spec.SimPO) -> Loss:
 def _(objective: spec.CPO) -> Loss:
     beta, alpha = objective.beta, objective.alpha
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
-        policy = real(policy, weight)
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
+        policy = mask_padding_rows(policy, weight)
         chosen, rejected, nll = beta * policy.chosen, beta * policy.rejected, -policy.chosen / policy.chosen_tokens
         preferred = -jax.nn.log_sigmoid(chosen - rejected)
-        return rewarded(preferred + alpha * nll, chosen, rejected, weight, nll_loss=nll)
+        return with_reward_metrics(preferred + alpha * nll, chosen, rejected, weight, nll_loss=nll)
 
     return loss
 
 
 @build.register
 def _(objective: spec.ChosenSFT) -> Loss:
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         chosen, _ = _means(policy, weight)
         return per_row(-chosen, {}, weight)
 
     return loss
 
 
-def _means(policy: Pairs, weight: Rows) -> tuple[Rows, Rows]:
+def _means(policy: PairLogps, weight: Rows) -> tuple[Rows, Rows]:
     """Mean log-probabilities of the tokens of both completions."""
-    policy = real(policy, weight)
+    policy = mask_padding_rows(policy, weight)
     return policy.chosen / policy.chosen_tokens, policy.rejected / policy.rejected_tokens
 
 
@@ -379,14 +387,14 @@ def _log_odds(x: Rows) -> Rows:
 def _(objective: spec.Sum) -> Loss:
     losses, names = [build(term) for term in objective.terms], _names(objective.terms)
 
-    def loss(policy: Pairs, reference: Pairs | None, weight: jax.Array) -> Terms:
+    def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         found = [loss(policy, reference if term.needs_reference else None, weight) for loss, term in parts]
         total = sum(factor * terms.loss.total for factor, terms in zip(objective.weights, found, strict=True))
-        metrics: dict[str, Ratio] = {}
+        metrics: dict[str, WeightedMean] = {}
         for terms in reversed(found):  # the first one's go before the others'
             metrics |= terms.metrics
         own = {f"loss/{name}": terms.loss for name, terms in zip(names, found, strict=True)}
-        return Terms(Ratio(jnp.asarray(total), found[0].loss.count), {**metrics, **own})
+        return LossTerms(WeightedMean(jnp.asarray(total), found[0].loss.count), {**metrics, **own})
 
     parts = list(zip(losses, objective.terms, strict=True))
     return loss

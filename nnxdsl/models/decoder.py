@@ -12,24 +12,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.dot_product import capped
-from nnxdsl.models.attention.kv_cache import KV, Cache, New, Slots
-from nnxdsl.models.attention.positions import Places, right_padded
-from nnxdsl.models.attention.row_layout import Method
+from nnxdsl.models.attention.dot_product import apply_soft_cap
+from nnxdsl.models.attention.kv_cache import KV, Cache, CacheUpdate, LayerCaches
+from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.attention.view import Context, context
 from nnxdsl.models.block import Block
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
 from nnxdsl.models.layers.embedding import Embedding, Head
 from nnxdsl.models.layers.norm import norm_of
-from nnxdsl.models.logical_axes import arrive, constrain
+from nnxdsl.models.logical_axes import constrain, shard_weights
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.mtp import Predictor
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, rematerialised
 
 
-class Period(nnx.Module):
+class LayerGroup(nnx.Module):
     """Layers that follow each other; the decoder repeats it, and adapters are put on it before it is repeated.
 
     Args:
@@ -57,8 +57,8 @@ class Period(nnx.Module):
         )
 
     def __call__(
-        self, x: jax.Array, context: Context, past: Slots | None = None, *, keeps: bool = False
-    ) -> tuple[jax.Array, Slots | None, RouterStats | None]:
+        self, x: jax.Array, context: Context, past: LayerCaches | None = None, *, keeps: bool = False
+    ) -> tuple[jax.Array, LayerCaches | None, RouterStats | None]:
         """`[B, T, D]` to the same, what a cache takes of it, and what its routers say.
 
         Args:
@@ -77,7 +77,7 @@ class Period(nnx.Module):
         if not keeps:
             return x, None, routing
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
-        return x, Slots(*stacked), routing
+        return x, LayerCaches(*stacked), routing
 
 
 def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
@@ -100,11 +100,11 @@ def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
 
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
     """The smallest inputs that a Period of `config` runs on: what an `adapt` function gives to qwix."""
-    places = right_padded(jnp.ones((1,), jnp.int32), 1)
+    places = positions_right_padded(jnp.ones((1,), jnp.int32), 1)
     return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, places)
 
 
-class Out(NamedTuple):
+class DecoderOutput(NamedTuple):
     """What a decoder says of tokens.
 
     Attributes:
@@ -114,7 +114,7 @@ class Out(NamedTuple):
     """
 
     hidden: jax.Array
-    new: New | None
+    new: CacheUpdate | None
     routing: RouterStats | None
 
 
@@ -148,10 +148,10 @@ class Decoder(nnx.Module):
         *,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike = jnp.float32,
-        adapt: Callable[[Period], Period] = lambda period: period,
+        adapt: Callable[[LayerGroup], LayerGroup] = lambda period: period,
     ) -> None:
-        def period(kinds: Sequence[LayerKind], dense: Sequence[bool], rngs: nnx.Rngs) -> Period:
-            return adapt(Period(config, kinds, dense, rngs=rngs, param_dtype=param_dtype))
+        def period(kinds: Sequence[LayerKind], dense: Sequence[bool], rngs: nnx.Rngs) -> LayerGroup:
+            return adapt(LayerGroup(config, kinds, dense, rngs=rngs, param_dtype=param_dtype))
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
@@ -173,15 +173,15 @@ class Decoder(nnx.Module):
     def __call__(
         self,
         tokens: jax.Array,
-        places: Places,
+        places: TokenPositions,
         *,
         cache: Cache | None = None,
         keeps: bool = False,
         dtype: DTypeLike,
         remat: Remat = "none",
         stages: Stages | None = None,
-        method: Method = Method(),  # noqa: B008 - frozen
-    ) -> Out:
+        method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
+    ) -> DecoderOutput:
         """Hidden states after the final norm.
 
         Args:
@@ -222,17 +222,17 @@ class Decoder(nnx.Module):
             with at_layer(TAIL):
                 x, tail, last = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
-        return Out(hidden, New(layers, tail, places, lead) if keeps else None, added(routing, last))
+        return DecoderOutput(hidden, CacheUpdate(layers, tail, places, lead) if keeps else None, added(routing, last))
 
     def further(
         self,
         hidden: jax.Array,
         tokens: jax.Array,
-        places: Places,
+        places: TokenPositions,
         *,
         dtype: DTypeLike,
         remat: Remat = "none",
-        method: Method = Method(),  # noqa: B008 - frozen
+        method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
     ) -> tuple[jax.Array, RouterStats | None]:
         """States `[B, T, D]` that predict the token after the next one, by the same head.
 
@@ -269,14 +269,14 @@ class Decoder(nnx.Module):
         head = self.head().astype(hidden.dtype)
         logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
         cap = self.config.logit_soft_cap
-        return logits if cap is None else capped(logits, cap)
+        return logits if cap is None else apply_soft_cap(logits, cap)
 
     def head(self) -> jax.Array:
         """The output head `[V, D]`, the embedding's table if tied, in its own dtype; logits are `hidden @ head.T`."""
         return self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]
 
 
-def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -> Period:
+def _stack(build: Callable[[jax.Array], LayerGroup], key: jax.Array, periods: int) -> LayerGroup:
     """One Period whose Variables hold those of `periods` Periods, each built from a key of its own."""
     graphdefs = []
 
@@ -294,15 +294,15 @@ def _stack(build: Callable[[jax.Array], Period], key: jax.Array, periods: int) -
 
 
 def _run_stack(
-    layers: Period, x: jax.Array, context: Context, past: Slots | None, remat: Remat, keeps: bool
-) -> tuple[jax.Array, Slots | None, RouterStats | None]:
+    layers: LayerGroup, x: jax.Array, context: Context, past: LayerCaches | None, remat: Remat, keeps: bool
+) -> tuple[jax.Array, LayerCaches | None, RouterStats | None]:
     """Runs the periods as a scan over their weights, so that compile time does not grow with depth."""
     run = _period_runner(layers, remat, keeps)
 
-    def step(x: jax.Array, each: tuple[nnx.State, Slots | None, jax.Array | None]) -> tuple[jax.Array, Any]:
+    def step(x: jax.Array, each: tuple[nnx.State, LayerCaches | None, jax.Array | None]) -> tuple[jax.Array, Any]:
         state, past, number = each
         with at_layer(number):
-            x, *others = run(arrive(state, "layers"), x, context, past)
+            x, *others = run(shard_weights(state, "layers"), x, context, past)
         return x, others
 
     # The cache is only read here: all layers' new tokens are written to it at once, in place, when all have run.
@@ -312,12 +312,12 @@ def _run_stack(
     return x, kept, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
 
 
-def _run_in_stages(layers: Period, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
+def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
     state, run = nnx.state(layers), _period_runner(layers, remat, keeps=False)
 
     def stack(state: nnx.State, x: jax.Array, context: Context) -> jax.Array:
         def step(x: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
-            return run(arrive(state, "layers"), x, context, None)[0], None
+            return run(shard_weights(state, "layers"), x, context, None)[0], None
 
         return jax.lax.scan(step, x, state)[0]
 
@@ -325,11 +325,11 @@ def _run_in_stages(layers: Period, x: jax.Array, context: Context, stages: Stage
 
 
 def _period_runner(
-    period: Period, remat: Remat, keeps: bool
-) -> Callable[..., tuple[jax.Array, Slots | None, RouterStats | None]]:
+    period: LayerGroup, remat: Remat, keeps: bool
+) -> Callable[..., tuple[jax.Array, LayerCaches | None, RouterStats | None]]:
     graphdef = nnx.graphdef(period)
 
-    def run(state: nnx.State, x: jax.Array, context: Context, past: Slots | None) -> Any:
+    def run(state: nnx.State, x: jax.Array, context: Context, past: LayerCaches | None) -> Any:
         return nnx.merge(graphdef, state)(x, context, past, keeps=keeps)
 
     # A scan's body is not merged with its own recomputation, so the barrier against that is not needed; the tail is

@@ -14,7 +14,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.positions import Places
+from nnxdsl.models.attention.positions import TokenPositions
 
 BRANCHES = 1 << 24
 """Positions that a branch of a row may have; the branches of a row follow each other."""
@@ -48,7 +48,7 @@ def dropping(rows: jax.Array | None, is_on: jax.Array | bool = True) -> Iterator
         _current.reset(token)
 
 
-def stamp(places: Places) -> None:
+def stamp(places: TokenPositions) -> None:
     """Tells where the tokens `[B, T]` of a decoder's call stand; nothing unless `dropping` is in force."""
     found = _current.get()
     if found is not None:

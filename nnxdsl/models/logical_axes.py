@@ -16,16 +16,16 @@ Axes = tuple[str | None, ...]
 "activation_kv_heads", "activation_mlp", "activation_vocab"."""
 
 Constraint = Callable[[jax.Array, Axes], jax.Array]
-Arrival = Callable[[str, jax.Array], jax.Array]
+WeightSharding = Callable[[str, jax.Array], jax.Array]
 Apart = Callable[[Callable[..., jax.Array], tuple[jax.Array, ...], tuple[Axes, ...], Axes], jax.Array]
 
 _current: ContextVar[Constraint | None] = ContextVar("constraint", default=None)
-_arrival: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
+_arrival: ContextVar[WeightSharding | None] = ContextVar("arrival", default=None)
 _apart: ContextVar[Apart | None] = ContextVar("apart", default=None)
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """The same values, where the layout wants them; `x` itself unless `constrained_by` is in force.
+    """The same values, where the layout wants them; `x` itself unless `sharding_hooks` is in force.
 
     Args:
         x: an activation.
@@ -48,7 +48,7 @@ def is_constrained() -> bool:
     return _current.get() is not None
 
 
-def arrive(state: nnx.State, prefix: str) -> nnx.State:
+def shard_weights(state: nnx.State, prefix: str) -> nnx.State:
     """The weights of one period of a scan, where the layout wants them, as are their gradients.
 
     Args:
@@ -56,7 +56,7 @@ def arrive(state: nnx.State, prefix: str) -> nnx.State:
         prefix: the path of the stack that they are a slice of.
 
     Returns:
-        What the arrival in force makes of each; `state` itself unless `constrained_by` is in force.
+        What the arrival in force makes of each; `state` itself unless `sharding_hooks` is in force.
     """
     arrival = _arrival.get()
     if arrival is None:
@@ -68,7 +68,7 @@ def arrive(state: nnx.State, prefix: str) -> nnx.State:
     return nnx.from_flat_state(placed)
 
 
-def apart(
+def shard_map_call(
     function: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], axes: tuple[Axes, ...], out: Axes
 ) -> jax.Array:
     """`function(*arrays)`, computed by each device for the part that it has, as kernels are that cannot be cut.
@@ -80,17 +80,17 @@ def apart(
         out: the same of the result.
 
     Returns:
-        The result; that of a plain call unless `constrained_by` is in force with a way to compute apart.
+        The result; that of a plain call unless `sharding_hooks` is in force with a way to compute apart.
     """
     found = _apart.get()
     return function(*arrays) if found is None else found(function, arrays, axes, out)
 
 
 @contextmanager
-def constrained_by(
-    constraint: Constraint | None, arrival: Arrival | None = None, apart: Apart | None = None
+def sharding_hooks(
+    constraint: Constraint | None, arrival: WeightSharding | None = None, apart: Apart | None = None
 ) -> Iterator[None]:
-    """Within the context, `constrain` calls `constraint(x, axes)`, and `arrive` calls `arrival(path, weight)`.
+    """Within the context, `constrain` calls `constraint(x, axes)`, and `shard_weights` calls `arrival(path, weight)`.
 
     It is called while a model is traced, so it costs nothing when the compiled program runs. For the same reason a
     `jax.jit` function that was traced before, or within another context, keeps what it was traced with: enter the

@@ -14,7 +14,7 @@ STACKS = ("lead", "layers", "tail")
 
 
 @attrs.frozen
-class Leaf:
+class ParamSpec:
     """What is known of one array before there is one.
 
     Attributes:
@@ -30,7 +30,7 @@ class Leaf:
     kind: type[nnx.Variable]
 
 
-class Template:
+class AbstractModel:
     """A module without its arrays: all that is static, and what the arrays must be.
 
     Attributes:
@@ -41,7 +41,9 @@ class Template:
     def __init__(self, graphdef: nnx.GraphDef, flat: Iterable[tuple[tuple[Any, ...], nnx.Variable]]) -> None:
         self.graphdef = graphdef
         self._flat = {join(path): (path, variable) for path, variable in flat}
-        self.variables: dict[str, Leaf] = {path: _leaf(path, variable) for path, (_, variable) in self._flat.items()}
+        self.variables: dict[str, ParamSpec] = {
+            path: _leaf(path, variable) for path, (_, variable) in self._flat.items()
+        }
 
     def merge(self, leaves: Mapping[str, jax.Array]) -> nnx.Module:
         """The module with these arrays; may be called inside `jit`.
@@ -65,7 +67,7 @@ class Template:
         return nnx.merge(self.graphdef, state)
 
 
-def abstract(build: Callable[[], nnx.Module]) -> Template:
+def abstract(build: Callable[[], nnx.Module]) -> AbstractModel:
     """Runs a constructor without making arrays.
 
     Args:
@@ -75,20 +77,20 @@ def abstract(build: Callable[[], nnx.Module]) -> Template:
         The template of what it makes.
     """
     graphdef, state = nnx.split(nnx.eval_shape(build))
-    return Template(graphdef, nnx.to_flat_state(state))
+    return AbstractModel(graphdef, nnx.to_flat_state(state))
 
 
 def flatten(module: nnx.Module) -> dict[str, jax.Array]:
-    """The arrays of a module by dotted path, as `Template.merge` takes them."""
+    """The arrays of a module by dotted path, as `AbstractModel.merge` takes them."""
     return {join(path): variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(module))}
 
 
-def is_further(path: str) -> bool:
+def is_mtp_param(path: str) -> bool:
     """Whether a leaf is of what predicts tokens further ahead, behind the decoder."""
     return path.startswith("mtp.")
 
 
-def within(path: str) -> str:
+def path_in_group(path: str) -> str:
     """The path of a layer's leaf within its stack of layers: `blocks.0.mlp.up.kernel` without what stands before."""
     first, _, rest = path.partition(".")
     return rest if first in STACKS else path
@@ -99,9 +101,9 @@ def join(path: Iterable[Any]) -> str:
     return ".".join(str(part) for part in path)
 
 
-def _leaf(path: str, variable: nnx.Variable) -> Leaf:
+def _leaf(path: str, variable: nnx.Variable) -> ParamSpec:
     value = variable.get_value()
     axes = variable.get_metadata().get("axes") or (None,) * len(value.shape)
     if len(axes) != len(value.shape):
         raise ValueError(f"{path}: {len(axes)} names of axes {axes} for shape {tuple(value.shape)}")
-    return Leaf(tuple(value.shape), value.dtype, tuple(axes), type(variable))
+    return ParamSpec(tuple(value.shape), value.dtype, tuple(axes), type(variable))

@@ -14,7 +14,7 @@ from optax import contrib
 from nnxdsl.config.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
 from nnxdsl.errors import NotRegisteredError, Problem
 from nnxdsl.optim import adafactor
-from nnxdsl.optim.param_filters import idle, named
+from nnxdsl.optim.param_filters import matches, unmatched_patterns
 from nnxdsl.optim.param_roles import Role
 from nnxdsl.optim.schedules import Curve
 
@@ -44,7 +44,7 @@ def problems(optimizer: Optimizer, roles: Mapping[str, Role]) -> list[Problem]:
     """Patterns of an optimizer that name none of the arrays that it updates, with paths from the experiment."""
     found: list[Problem] = []
     for field in PATTERNS:
-        found += idle(f"optimizer.{field}", getattr(optimizer, field, ()), roles)
+        found += unmatched_patterns(f"optimizer.{field}", getattr(optimizer, field, ()), roles)
     return found
 
 
@@ -81,7 +81,7 @@ def _(optimizer: Adafactor, curve: Curve, roles: Mapping[str, Role]) -> optax.Gr
 @build.register
 def _(optimizer: Muon, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
     def is_orthogonal(path: str) -> bool:
-        return roles[path].kind == "matrix" and not named(optimizer.by_adamw, path)
+        return roles[path].kind == "matrix" and not matches(optimizer.by_adamw, path)
 
     def axes(updates: Any) -> dict[str, Any]:
         """The axes of each matrix in optax's words; what AdamW updates is masked there, and is here."""
@@ -128,7 +128,7 @@ def _decayed(
     roles: Mapping[str, Role],
 ) -> optax.GradientTransformation:
     """Down a direction by the learning rate, which also scales the decay of weights."""
-    mask = {path: role.is_decayed and not named(optimizer.undecayed, path) for path, role in roles.items()}
+    mask = {path: role.is_decayed and not matches(optimizer.undecayed, path) for path, role in roles.items()}
     return optax.chain(
         direction, optax.add_decayed_weights(optimizer.weight_decay, mask), optax.scale_by_learning_rate(curve)
     )

@@ -15,17 +15,17 @@ PLAIN = (*STACKS, "blocks", "kernel", "scale")
 """Parts of paths that tell little, so that nobody who mistyped is shown them."""
 
 
-def named(patterns: Sequence[str], path: str) -> bool:
+def matches(patterns: Sequence[str], path: str) -> bool:
     """Whether one of the patterns names an array, or a module around it: "embed", "mlp.up", "*norm", "tail.*.bias"."""
     return any(fnmatch.fnmatchcase(f".{path}.", f"*.{pattern}.*") for pattern in patterns)
 
 
-def idle(where: str, patterns: Sequence[str], paths: Iterable[str]) -> list[Problem]:
+def unmatched_patterns(where: str, patterns: Sequence[str], paths: Iterable[str]) -> list[Problem]:
     """A problem for each pattern that names none of the paths, with the nearest name that there is, or all of them."""
     known = list(paths)
     parts = {part for path in known for part in path.split(".") if not part.isdigit() and part not in PLAIN}
     return [
         Problem(f"{where}.{index}", f"'{pattern}' names no array{suggest(pattern, parts)}")
         for index, pattern in enumerate(patterns)
-        if not any(named((pattern,), path) for path in known)
+        if not any(matches((pattern,), path) for path in known)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from nnxdsl.models.params import Leaf
+from nnxdsl.models.params import ParamSpec
 
 STACKED = ("layers", "experts")
 """Axes along which an array holds one weight after another: each is a matrix, or a vector, of its own."""
@@ -34,7 +34,7 @@ class Role(NamedTuple):
         return self.kind != "vector"
 
 
-def role(path: str, leaf: Leaf) -> Role:
+def role(path: str, leaf: ParamSpec) -> Role:
     """The role of one array, however many layers and experts are stacked in it."""
     own = [axis for axis in leaf.axes if axis not in STACKED]
     if len(own) < 2:
@@ -47,6 +47,6 @@ def role(path: str, leaf: Leaf) -> Role:
     return Role("matrix", -1, -2) if path.endswith("router.weight") else Role("matrix")
 
 
-def roles(leaves: Mapping[str, Leaf]) -> dict[str, Role]:
+def roles(leaves: Mapping[str, ParamSpec]) -> dict[str, Role]:
     """The role of every array, by path."""
     return {path: role(path, leaf) for path, leaf in leaves.items()}

@@ -49,7 +49,7 @@ def with_inner(optimizer: Any, state: Any) -> Any:
     return optimizer._replace(inner=state) if isinstance(optimizer, Guarded) else state
 
 
-class Halting:
+class StopOnNonFinite:
     """Stops at the first step that is not finite: that step and all after it change nothing.
 
     From then on the step's number is negative, `-(number of steps done) - 1`, which no other step can make good again.
@@ -73,7 +73,7 @@ class Halting:
 
 
 @attrs.frozen
-class Skipping:
+class SkipStep:
     """Passes over steps that are not finite, or are spikes where it knows what is usual.
 
     Attributes:
@@ -124,7 +124,7 @@ class Skipping:
 
 
 @singledispatch
-def build(guard: Guard) -> Halting | Skipping:
+def build(guard: Guard) -> StopOnNonFinite | SkipStep:
     """What watches over the steps of a run."""
     raise NotRegisteredError(
         f"no guard is registered for {type(guard).__qualname__}; register one with nnxdsl.optim.step_guard.build"
@@ -132,21 +132,21 @@ def build(guard: Guard) -> Halting | Skipping:
 
 
 @build.register
-def _(guard: Stop) -> Halting:
-    return Halting()
+def _(guard: Stop) -> StopOnNonFinite:
+    return StopOnNonFinite()
 
 
 @build.register
-def _(guard: Skip) -> Skipping:
-    return Skipping()
+def _(guard: Skip) -> SkipStep:
+    return SkipStep()
 
 
 @build.register
-def _(guard: SkipSpikes) -> Skipping:
+def _(guard: SkipSpikes) -> SkipStep:
     ratios = (("norm", guard.max_norm_ratio),)
     if guard.max_loss_ratio is not None:
         ratios += (("loss", guard.max_loss_ratio),)
-    return Skipping(guard.window, ratios)
+    return SkipStep(guard.window, ratios)
 
 
 def _is_finite(loss: jax.Array, norm: jax.Array) -> jax.Array:

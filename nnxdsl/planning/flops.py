@@ -20,7 +20,7 @@ from nnxdsl.adapters import lora
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.params import Leaf, is_further
+from nnxdsl.models.params import ParamSpec, is_mtp_param
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.program.batch_shapes import Lengths
 from nnxdsl.program.blueprint import Blueprint, Teacher
@@ -161,7 +161,7 @@ def _trunk(model: Blueprint | Teacher) -> int:
     layers = (size for layer in range(model.config.num_layers) for size in _kernels(model, layer).values())
     if isinstance(model, Teacher) or not model.further:
         return sum(layers)
-    further = (leaf for path, leaf in model.base.items() if is_further(path) and path.endswith(".kernel"))
+    further = (leaf for path, leaf in model.base.items() if is_mtp_param(path) and path.endswith(".kernel"))
     return sum(layers) + sum(_used(model, leaf) for leaf in further)
 
 
@@ -250,7 +250,7 @@ def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
     }
 
 
-def _used(blueprint: Blueprint | Teacher, leaf: Leaf) -> int:
+def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
     """How many numbers of a leaf one token meets."""
     size, experts = math.prod(leaf.shape), blueprint.config.experts
     return size if experts is None or "experts" not in leaf.axes else size * experts.per_token // experts.count

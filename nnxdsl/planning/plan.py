@@ -17,13 +17,13 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.reference import Checkpoint, Synced
 from nnxdsl.errors import SpecError
 from nnxdsl.models.attention.row_layout import packed, sequence
-from nnxdsl.models.params import is_further
+from nnxdsl.models.params import is_mtp_param
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program import layout_warnings
 from nnxdsl.program.activation_sharding import Flow, flows
-from nnxdsl.program.auto_remat import LADDER, settled
+from nnxdsl.program.auto_remat import REMAT_POLICIES, resolve_remat
 from nnxdsl.program.batch_shapes import Lengths, lengths
-from nnxdsl.program.blueprint import Blueprint, draw
+from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.program.memory import Part, activations, memory, rows_of, top_bytes
 from nnxdsl.sharding.hardware import Device
 from nnxdsl.sharding.layout import Layout, Placed, starred
@@ -44,7 +44,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
     Raises:
         PlanError: with everything that does not fit.
     """
-    blueprint, why = settled(draw(experiment, platform), None if device is None else device.usable)
+    blueprint, why = resolve_remat(build_blueprint(experiment, platform), None if device is None else device.usable)
     layout, longest = blueprint.layout, lengths(experiment.data)
     parts = memory(blueprint, longest)
     here, away = _bytes(parts, "device"), _bytes(parts, "host")
@@ -134,7 +134,7 @@ def _by_policy(blueprint: Blueprint, longest: Lengths) -> dict[str, int]:
     if not longest.trunk:
         return {}
     rows = rows_of(blueprint)
-    return {remat: activations(blueprint, rows, remat).trunk for remat in LADDER}
+    return {remat: activations(blueprint, rows, remat).trunk for remat in REMAT_POLICIES}
 
 
 def _device(device: Device) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _quantization(blueprint: Blueprint) -> str | None:
     kind, block = type(asked).__name__, asked.block_size
     scaled = "a scale for each output" if block is None else f"a scale for each {block} inputs"
     if not asked.freezes:
-        linears = (path for path in blueprint.base if path.endswith(".kernel") and not is_further(path))
+        linears = (path for path in blueprint.base if path.endswith(".kernel") and not is_mtp_param(path))
         meant = [path for path in linears if lora.is_targeted(path, asked)]
         return f"{kind}: products of {len(meant)} arrays, {scaled}; the weights stay float32"
     few = [placed for placed in blueprint.layout if placed.path.endswith((lora.QVALUE, lora.SCALE))]

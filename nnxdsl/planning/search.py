@@ -12,9 +12,9 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import PlanError, Problem, SpecError
 from nnxdsl.models.remat import Remat
 from nnxdsl.planning.step_time import Cost, cost
-from nnxdsl.program.auto_remat import LADDER
+from nnxdsl.program.auto_remat import REMAT_POLICIES
 from nnxdsl.program.batch_shapes import lengths
-from nnxdsl.program.blueprint import outline
+from nnxdsl.program.blueprint import build_unplaced
 from nnxdsl.program.memory import Share, held, memory
 from nnxdsl.sharding.hardware import Device
 from nnxdsl.sharding.mesh_candidates import factorizations
@@ -62,7 +62,7 @@ def search(
             f"'{device.name}' has no published memory and speed" if longest.trunk else "the data's lengths are unknown"
         )
         raise PlanError([Problem("", f"{what}, so nothing can be compared")], f"Experiment '{experiment.name}'")
-    drawn, trace = outline(experiment, device.platform), _Rows()
+    drawn, trace = build_unplaced(experiment, device.platform), _Rows()
     found: list[Found] = []
     tried = 0
     meshes = _meshes(experiment, device, count)
@@ -107,7 +107,7 @@ def _placements(experiment: Experiment) -> Iterator[Experiment]:
     for parts in range(1, experiment.batch_size + 1):
         if experiment.batch_size % parts:
             continue
-        for remat in LADDER:
+        for remat in REMAT_POLICIES:
             with contextlib.suppress(SpecError):
                 yield attrs.evolve(
                     experiment,

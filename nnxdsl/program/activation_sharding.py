@@ -67,11 +67,13 @@ def flows(blueprint: Blueprint) -> list[Flow]:
     return list(seen.values())
 
 
-Told = Callable[[Axes, tuple[int, ...], Any], None]
+OnSharding = Callable[[Axes, tuple[int, ...], Any], None]
 """Called with names, shape and the sharding that the compiler chose."""
 
 
-def inspected(constrain: Callable[[jax.Array, Axes], jax.Array], told: Told) -> Callable[[jax.Array, Axes], jax.Array]:
+def report_shardings(
+    constrain: Callable[[jax.Array, Axes], jax.Array], told: OnSharding
+) -> Callable[[jax.Array, Axes], jax.Array]:
     """A constraint that also asks the compiler, when it compiles, where it put the activation."""
 
     def asked(x: jax.Array, axes: Axes) -> jax.Array:

@@ -29,7 +29,7 @@ from nnxdsl.config.model import (
 )
 from nnxdsl.errors import NotRegisteredError, PlanError, Problem
 from nnxdsl.formats import hf
-from nnxdsl.formats.hf_names import may_go_further
+from nnxdsl.formats.hf_names import has_mtp
 from nnxdsl.models.families.registry import (
     DEEPSEEK_V3,
     GEMMA,
@@ -86,7 +86,7 @@ def _(model: HF) -> DecoderConfig:
     directory = Path(model.path).expanduser()
     if not directory.is_dir():
         raise PlanError([Problem("model.path", f"{model.path}: no such directory")], f"{type(model).__qualname__}")
-    if model.mtp_layers and not may_go_further(hf.read_fields(directory)):
+    if model.mtp_layers and not has_mtp(hf.read_fields(directory)):
         message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
     return attrs.evolve(hf.read_config(directory), mtp_layers=model.mtp_layers)

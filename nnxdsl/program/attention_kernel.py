@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from nnxdsl.config.memory import Attention
 from nnxdsl.errors import PlanError, Problem
-from nnxdsl.models.attention.row_layout import QUERIES, Kernel, Method, Row
+from nnxdsl.models.attention.row_layout import QUERIES, AttentionMethod, Kernel, RowLayout
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.sharding.rules import pieces
@@ -58,7 +58,7 @@ class Kernels:
     sinks: bool = False
     capability: float | None = None
 
-    def choose(self, row: Row | None) -> Choice:
+    def choose(self, row: RowLayout | None) -> Choice:
         """The kernel for rows of this layout; None for slots of which nothing is known, as in a cache.
 
         A kernel that was asked for by name is taken wherever it can compute the row: `problems` says whether it serves
@@ -79,10 +79,10 @@ class Kernels:
             return Choice("dense", f"rows of {row.size} slots are short{because}")
         return Choice("chunked", f"of rows of {row.size} slots, blocks leave out what no token sees{because}")
 
-    def method(self, row: Row) -> Method:
+    def method(self, row: RowLayout) -> AttentionMethod:
         """How attention over such rows is computed."""
         # Each block is code of its own, which compilers for GPUs and TPUs take seconds for.
-        return Method(self.choose(row).kernel, row, queries=QUERIES if self.platform == "cpu" else 4 * QUERIES)
+        return AttentionMethod(self.choose(row).kernel, row, queries=QUERIES if self.platform == "cpu" else 4 * QUERIES)
 
     def problems(self) -> list[Problem]:
         """Why the kernel that was asked for by name cannot serve; nothing if it can, or if none was asked for."""

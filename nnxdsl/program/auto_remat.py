@@ -9,11 +9,11 @@ from nnxdsl.program.batch_shapes import lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import Trace, memory
 
-LADDER: tuple[Remat, ...] = ("none", "products", "attention", "inputs", "full")
+REMAT_POLICIES: tuple[Remat, ...] = ("none", "products", "attention", "inputs", "full")
 """From what costs memory to what costs time."""
 
 
-def settled(blueprint: Blueprint, usable: int | None, trace: Trace | None = None) -> tuple[Blueprint, str]:
+def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None = None) -> tuple[Blueprint, str]:
     """The blueprint with its rematerialisation chosen, and why it is that.
 
     Args:
@@ -28,11 +28,11 @@ def settled(blueprint: Blueprint, usable: int | None, trace: Trace | None = None
         return with_remat(blueprint, "none"), "nobody knows the device's memory"
     if not longest.trunk:
         return with_remat(blueprint, "none"), "nobody knows how long the rows are"
-    for remat in LADDER:
+    for remat in REMAT_POLICIES:
         chosen = with_remat(blueprint, remat)
         if sum(part.bytes for part in memory(chosen, longest, trace) if part.memory == "device") <= usable:
-            return chosen, "fits" if remat == LADDER[0] else "the first that fits"
-    return with_remat(blueprint, LADDER[-1]), "nothing fits, and this takes the least"
+            return chosen, "fits" if remat == REMAT_POLICIES[0] else "the first that fits"
+    return with_remat(blueprint, REMAT_POLICIES[-1]), "nothing fits, and this takes the least"
 
 
 def with_remat(blueprint: Blueprint, remat: Remat) -> Blueprint:

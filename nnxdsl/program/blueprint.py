@@ -24,7 +24,7 @@ from nnxdsl.errors import PlanError, Problem
 from nnxdsl.models.config.decoder import LayerKind
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.params import Leaf, Template, abstract, is_further
+from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_mtp_param
 from nnxdsl.models.remat import Remat
 from nnxdsl.optim import adafactor, optimizers, param_filters, schedules, step_guard
 from nnxdsl.optim.param_roles import roles
@@ -50,10 +50,10 @@ class Teacher:
     """
 
     config: DecoderConfig
-    template: Template
+    template: AbstractModel
 
     @property
-    def base(self) -> Mapping[str, Leaf]:
+    def base(self) -> Mapping[str, ParamSpec]:
         """Its leaves, by path."""
         return self.template.variables
 
@@ -84,19 +84,19 @@ class Blueprint:
     config: DecoderConfig
     compute: jnp.dtype
     kept: jnp.dtype
-    base_template: Template
-    policy: Template
-    reference: Template | None
-    trainable: Mapping[str, Leaf]
-    frozen: Mapping[str, Leaf]
-    copied: Mapping[str, Leaf]
+    base_template: AbstractModel
+    policy: AbstractModel
+    reference: AbstractModel | None
+    trainable: Mapping[str, ParamSpec]
+    frozen: Mapping[str, ParamSpec]
+    copied: Mapping[str, ParamSpec]
     update: optax.GradientTransformation
     layout: Layout
     platform: str
     teacher: Teacher | None = None
 
     @property
-    def base(self) -> Mapping[str, Leaf]:
+    def base(self) -> Mapping[str, ParamSpec]:
         """Leaves of the published network, by path."""
         return self.base_template.variables
 
@@ -179,7 +179,7 @@ class Blueprint:
     def is_off(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
         adapter = self.experiment.adapter
-        is_new = adapter is not None and not any(lora.beyond_base(adapter, path) for path in self.trainable)
+        is_new = adapter is not None and not any(lora.needs_initial_copy(adapter, path) for path in self.trainable)
         return self.reference is not None and is_new and not self.follows and not self.is_apart
 
     @property
@@ -198,7 +198,7 @@ class Blueprint:
         return {"total": _size(self.base), "trainable": _size(self.trainable)}
 
 
-def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
+def build_blueprint(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     """The blueprint of an experiment.
 
     Args:
@@ -218,7 +218,7 @@ def draw(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     return blueprint
 
 
-def outline(experiment: Experiment, platform: str = "cpu") -> Blueprint:
+def build_unplaced(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     """The blueprint of an experiment whose arrays need not fit its mesh: something to place on other meshes.
 
     Raises:
@@ -237,7 +237,7 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
 
     base = template(config, kept)
     # Neither is put on a layer behind the decoder.
-    own = {path: leaf for path, leaf in base.variables.items() if not is_further(path)}
+    own = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
     problems = lora.problems(adapter, quantization, own) + _length_problems(experiment, config)
     if experiment.router_loss and config.experts is None:
         problems.append(Problem("model.router_loss", "has no effect: this network has no experts"))
@@ -249,9 +249,9 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     problems = lora.missed(adapter, quantization, policy, own)
     trained = {path for path in policy.variables if adapter is None or lora.is_adapter(path)}
     if not experiment.mtp_weight:  # no gradient reaches it
-        trained = {path for path in trained if not is_further(path)}
-    problems += param_filters.idle("frozen", experiment.frozen, trained)
-    trained = {path for path in trained if not param_filters.named(experiment.frozen, path)}
+        trained = {path for path in trained if not is_mtp_param(path)}
+    problems += param_filters.unmatched_patterns("frozen", experiment.frozen, trained)
+    trained = {path for path in trained if not param_filters.matches(experiment.frozen, path)}
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }
@@ -270,7 +270,7 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
         reference = base
         copied = base.variables if experiment.reference_mode == "online" else {}
     elif experiment.reference_mode == "online" and adapter is not None:
-        copied = {p: leaf for p, leaf in trainable.items() if lora.beyond_base(adapter, p)}
+        copied = {p: leaf for p, leaf in trainable.items() if lora.needs_initial_copy(adapter, p)}
     elif experiment.reference_mode == "online":
         copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in trainable.items()}
     problems += optimizers.problems(experiment.optimizer, roles(trainable))
@@ -322,7 +322,7 @@ def _teacher(experiment: Experiment, config: DecoderConfig, kept: DTypeLike, pro
 
 def template(
     config: DecoderConfig, dtype: DTypeLike, adapter: Adapter | None = None, quantization: Quantization | None = None
-) -> Template:
+) -> AbstractModel:
     """A decoder without its arrays: adapted, quantised, or as it is published."""
     change = lora.adapt(adapter, quantization, config)
     return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=change))
@@ -337,19 +337,19 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
     return jnp.dtype(compute), jnp.dtype(compute if precision.frozen == "auto" else precision.frozen)
 
 
-def _update(experiment: Experiment, trainable: Mapping[str, Leaf]) -> optax.GradientTransformation:
+def _update(experiment: Experiment, trainable: Mapping[str, ParamSpec]) -> optax.GradientTransformation:
     curve = schedules.learning_rate(experiment.optimizer.schedule, experiment.steps)
     update = optimizers.build(experiment.optimizer, curve, roles(trainable))
     if experiment.outer is not None:
-        update = diloco.wrapped(update, experiment.outer)
+        update = diloco.with_diloco(update, experiment.outer)
     return step_guard.build(experiment.guard).wrapped(update)
 
 
 def _arrays(
-    frozen: Mapping[str, Leaf],
-    trainable: Mapping[str, Leaf],
-    copied: Mapping[str, Leaf],
-    taught: Mapping[str, Leaf],
+    frozen: Mapping[str, ParamSpec],
+    trainable: Mapping[str, ParamSpec],
+    copied: Mapping[str, ParamSpec],
+    taught: Mapping[str, ParamSpec],
     update: optax.GradientTransformation,
 ) -> dict[str, dict[str, Array]]:
     parts = {
@@ -364,7 +364,7 @@ def _arrays(
     return {**parts, "optimizer": optimizer_arrays(update, trainable)}
 
 
-def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[str, Leaf]) -> dict[str, Array]:
+def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[str, ParamSpec]) -> dict[str, Array]:
     """Every array of the optimizer's state by its path, with the logical axes of the parameter that it belongs to."""
     params = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trainable.items()}
     leaves, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(update.init, params))
@@ -382,7 +382,7 @@ def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[st
     return found
 
 
-def _axes_kept(own: Leaf, field: str, shape: tuple[int, ...]) -> Axes | None:
+def _axes_kept(own: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | None:
     """The axes of a parameter that an array of the optimizer's state has: all, or all but one where it is factored."""
     if own.shape == shape:
         return own.axes
@@ -415,5 +415,5 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
     return found
 
 
-def _size(leaves: Mapping[str, Leaf]) -> int:
+def _size(leaves: Mapping[str, ParamSpec]) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves.values())

@@ -20,23 +20,23 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.config.objectives.reference import Synced
-from nnxdsl.losses.base import Ratio
-from nnxdsl.losses.lm_head.teacher_top_k import Top, with_top
-from nnxdsl.models.params import Template
+from nnxdsl.losses.base import WeightedMean
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, with_teacher_top_k
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.optim import schedules, step_guard
 from nnxdsl.program import diloco, xla_options
 from nnxdsl.program import init as initial
-from nnxdsl.program.activation_sharding import Told, inspected
-from nnxdsl.program.auto_remat import settled
+from nnxdsl.program.activation_sharding import OnSharding, report_shardings
+from nnxdsl.program.auto_remat import resolve_remat
 from nnxdsl.program.batch_shapes import abstract_batch
-from nnxdsl.program.blueprint import Blueprint, draw
-from nnxdsl.program.forward import Forward, bare, kept, with_reference
-from nnxdsl.program.step import Batch, Computation, Leaves, Moving, Read, Teaching
+from nnxdsl.program.blueprint import Blueprint, build_blueprint
+from nnxdsl.program.forward import Forward, cached_reference_logps, with_reference_logps, without_cached
+from nnxdsl.program.step import Batch, DonatedState, ForwardOutput, Leaves, TeacherModel, TrainStep
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.sharding.mesh import device_mesh, on_devices, own_device, usable_memory
 
 
-class State(NamedTuple):
+class TrainState(NamedTuple):
     """All arrays of a run.
 
     Attributes:
@@ -68,7 +68,7 @@ class Program:
     experiment: Experiment
     blueprint: Blueprint
     mesh: Mesh
-    computation: Computation
+    computation: TrainStep
     _step: Any = None
     _evaluate: Any = None
     _score: Any = None
@@ -81,7 +81,7 @@ class Program:
         """Every array: path, logical axes, partition spec, per-device shape and bytes, and the rules tried."""
         return self.blueprint.layout
 
-    def init(self, source: initial.Source | None = None) -> State:
+    def init(self, source: initial.Source | None = None) -> TrainState:
         """First state, every array born with its sharding.
 
         Args:
@@ -94,13 +94,13 @@ class Program:
         """
         if source is None:
             source = initial.open_source(self.blueprint)
-        trainable, frozen, reference = initial.fill(self.blueprint, source, self.mesh)
+        trainable, frozen, reference = initial.init_arrays(self.blueprint, source, self.mesh)
         trainable = initial.order(trainable, self.blueprint.trainable)
         begin = jax.jit(self.blueprint.update.init, out_shardings=self._optimizer_shardings())
         step = self._number(0)
-        return State(step, trainable, begin(trainable), initial.order(frozen, self.blueprint.frozen), reference)
+        return TrainState(step, trainable, begin(trainable), initial.order(frozen, self.blueprint.frozen), reference)
 
-    def step(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimizer step; `state`'s step, trainable and optimizer buffers are donated and must not be used again.
 
         Args:
@@ -113,28 +113,28 @@ class Program:
         moving, still = self._moving(state)
         moved, metrics = self._step(moving, state.frozen, still, self.put(batch))
         reference = moved.reference or state.reference
-        return State(moved.step, moved.trainable, moved.optimizer, state.frozen, reference), metrics
+        return TrainState(moved.step, moved.trainable, moved.optimizer, state.frozen, reference), metrics
 
-    def _moving(self, state: State) -> tuple[Moving, Leaves]:
+    def _moving(self, state: TrainState) -> tuple[DonatedState, Leaves]:
         """What a step replaces, and the reference where it stands still."""
-        moving = Moving(state.step, state.trainable, state.optimizer, {})
+        moving = DonatedState(state.step, state.trainable, state.optimizer, {})
         if not self.blueprint.follows:
             return moving, state.reference
         return moving._replace(reference=state.reference), {}
 
-    def evaluate(self, state: State, batch: Batch) -> dict[str, Ratio]:
+    def evaluate(self, state: TrainState, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
         batch = self.put(batch)
-        is_asked = self.computation.reference is not None and kept(batch) is None
+        is_asked = self.computation.reference is not None and cached_reference_logps(batch) is None
         if is_asked or self.computation.teacher is not None:
             return self._evaluate(state.trainable, state.frozen, state.reference, batch)
         return self._judge(self.score(state, batch), batch)
 
-    def score(self, state: State, batch: Batch) -> Read:
+    def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
         """What the policy says of a batch; equal weights and equal shapes give equal bits."""
-        return self._score(state.trainable, state.frozen, self.put(bare(batch)))
+        return self._score(state.trainable, state.frozen, self.put(without_cached(batch)))
 
-    def referenced(self, state: State, batch: Batch) -> Batch:
+    def referenced(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with what the policy of `state` says of its pairs, which is then its reference.
 
         Args:
@@ -144,7 +144,7 @@ class Program:
         Raises:
             ValueError: the batch has no pairs.
         """
-        return with_reference(batch, self.score(state, batch).scored)
+        return with_reference_logps(batch, self.score(state, batch).scored)
 
     def apart(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a reference that has its own, on the devices.
@@ -157,11 +157,11 @@ class Program:
             WeightsError: as `init`.
         """
         source = initial.open_source(self.blueprint) if source is None else source
-        return initial.apart(self.blueprint, source, self.mesh)
+        return initial.init_reference(self.blueprint, source, self.mesh)
 
     def compare(self, apart: Leaves, batch: Batch) -> Any:
         """What a reference with weights of its own says of a batch."""
-        return self._compare(apart, self.put(bare(batch)))
+        return self._compare(apart, self.put(without_cached(batch)))
 
     def teacher(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a teacher, on the devices: of one that is asked once, before there is any state.
@@ -174,11 +174,11 @@ class Program:
             WeightsError: as `init`.
         """
         source = initial.open_source(self.blueprint) if source is None else source
-        return initial.teacher(self.blueprint, source, self.mesh)
+        return initial.init_teacher(self.blueprint, source, self.mesh)
 
-    def top(self, teacher: Leaves, batch: Batch) -> Top:
+    def top(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
         """The words that a teacher finds likeliest in place of each target of a batch, `[B, T - 1, k]`."""
-        return self._top(teacher, self.put(bare(batch)))
+        return self._top(teacher, self.put(without_cached(batch)))
 
     def taught(self, teacher: Leaves, batch: Batch) -> Batch:
         """The batch with what a teacher says of it, which a step with `objective.top_k` reads.
@@ -190,7 +190,7 @@ class Program:
         Raises:
             ValueError: the batch has no sequences.
         """
-        return with_top(batch, self.top(teacher, batch))
+        return with_teacher_top_k(batch, self.top(teacher, batch))
 
     def put(self, batch: Batch) -> Batch:
         """A batch on the devices, its rows split over the data axes of the mesh; not waited for.
@@ -212,14 +212,14 @@ class Program:
         # What holds for the rows of a micro-batch holds for a batch, which is micro-batches one after another.
         return NamedSharding(self.mesh, self.layout.batch_spec(math.gcd(rows, self.experiment.rows_at_once)))
 
-    def policy(self, state: State) -> tuple[Template, Leaves]:
+    def policy(self, state: TrainState) -> tuple[AbstractModel, Leaves]:
         """The trained model as a template and its leaves, in the dtype that is computed in."""
         return self.computation.policy, {
             **self._fetched("frozen", state.frozen),
             **self.computation.cast(state.trainable),
         }
 
-    def reference(self, state: State) -> tuple[Template, Leaves] | None:
+    def reference(self, state: TrainState) -> tuple[AbstractModel, Leaves] | None:
         """The reference model as a template and its leaves; None where the objective has none.
 
         None as well where it is what was trained as it was before any step, and was asked once: it is gone by then.
@@ -233,7 +233,7 @@ class Program:
         kept = self._fetched("reference", state.reference)
         if not frozen or self.blueprint.is_apart:
             return template, kept
-        return self.computation.policy, {**frozen, **lora.off(self.computation.cast(state.trainable), kept)}
+        return self.computation.policy, {**frozen, **lora.disable_adapter(self.computation.cast(state.trainable), kept)}
 
     def _fetched(self, part: str, leaves: Leaves) -> Leaves:
         """The leaves of a part on the devices, whole, wherever they lie."""
@@ -256,7 +256,7 @@ class Program:
         parts = ("trainable", "optimizer", *(("reference",) if self.blueprint.follows else ()))
         return {part: abstract(part) for part in parts}
 
-    def saved(self, state: State) -> dict[str, dict[str, jax.Array]]:
+    def saved(self, state: TrainState) -> dict[str, dict[str, jax.Array]]:
         """The arrays of a checkpoint, by group and path, in the form of `targets`."""
         leaves = jax.tree.leaves(state.optimizer)
         return {
@@ -265,12 +265,12 @@ class Program:
             **({"reference": dict(state.reference)} if self.blueprint.follows else {}),
         }
 
-    def restored(self, state: State, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> State:
+    def restored(self, state: TrainState, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> TrainState:
         """`state` with what a checkpoint of `step` holds in its place."""
         structure = jax.tree.structure(state.optimizer)
         kept = self.layout.arrays.get("optimizer", {})
         optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in kept])
-        return State(
+        return TrainState(
             self._number(step),
             initial.order(groups["trainable"], self.blueprint.trainable),
             optimizer_state,
@@ -281,7 +281,7 @@ class Program:
     def _number(self, step: int) -> jax.Array:
         return on_devices(np.int32(step), self.whole)
 
-    def abstract(self) -> State:
+    def abstract(self) -> TrainState:
         """The state without its arrays: shapes, dtypes and shardings."""
 
         def part(name: str) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class Program:
 
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
         optimizer = jax.tree.unflatten(self._optimizer_structure(), list(part("optimizer").values()))
-        return State(step, part("trainable"), optimizer, part("frozen"), part("reference") or part("teacher"))  # pyright: ignore[reportArgumentType]
+        return TrainState(step, part("trainable"), optimizer, part("frozen"), part("reference") or part("teacher"))  # pyright: ignore[reportArgumentType]
 
     def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
         """The step as XLA reads it, on devices that need not be there; `.compile()` compiles it ahead of time.
@@ -339,14 +339,14 @@ def _teaching(
     forward: Forward,
     mesh: Mesh,
     device: jax.Device,  # pyright: ignore[reportInvalidTypeForm]
-) -> Teaching | None:
+) -> TeacherModel | None:
     """The teacher, computed as the model that it teaches, with a network, weights and kernels of its own."""
     if blueprint.teacher is None:
         return None
     arrive = None if forward.arrive is None else blueprint.teacher_layout.arrive(mesh, ("teacher",))
     kernels = blueprint.teacher_kernels.on(device, blueprint.experiment.name)
     own = attrs.evolve(forward, remat="none", arrive=arrive, kernels=kernels, routed=False)
-    return Teaching(blueprint.teacher.template, own)
+    return TeacherModel(blueprint.teacher.template, own)
 
 
 def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None:
@@ -357,7 +357,7 @@ def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None
     return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
 
 
-def _with_workers(program: Program) -> Computation:
+def _with_workers(program: Program) -> TrainStep:
     """The mathematics of a program, whose steps workers take apart if that is asked for, each on its own devices."""
     blueprint, computation, mesh = program.blueprint, program.computation, program.mesh
     asked = blueprint.experiment.outer
@@ -387,7 +387,7 @@ def _with_workers(program: Program) -> Computation:
     )
     return attrs.evolve(
         computation,
-        outer=diloco.Apart(
+        outer=diloco.DiLoCoStep(
             worker,
             count=asked.workers,
             every_steps=asked.every_steps,
@@ -402,7 +402,7 @@ def _with_workers(program: Program) -> Computation:
 def compile(
     experiment: Experiment,
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
-    told: Told | None = None,
+    told: OnSharding | None = None,
 ) -> Program:
     """Compile an experiment into a program on devices; XLA compiles at the first step.
 
@@ -417,12 +417,12 @@ def compile(
     available = list(jax.devices() if devices is None else devices)
     mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
     own = own_device(mesh, f"Experiment '{experiment.name}'")
-    blueprint, _ = settled(draw(experiment, own.platform), usable_memory(own))
+    blueprint, _ = resolve_remat(build_blueprint(experiment, own.platform), usable_memory(own))
     layout = blueprint.layout
     constrain = layout.constrain(mesh) if mesh.size > 1 else None
     is_one = layout.stages == 1 and experiment.outer is None  # within a vmap nobody can be asked
     if constrain is not None and told is not None and is_one:
-        constrain = inspected(constrain, told)
+        constrain = report_shardings(constrain, told)
     objective = experiment.objective
     forward = Forward(
         dtype=blueprint.compute,
@@ -444,7 +444,7 @@ def compile(
         routed=experiment.router_loss > 0,
         further=experiment.mtp_weight > 0,
     )
-    computation = Computation(
+    computation = TrainStep(
         policy=blueprint.policy,
         reference=blueprint.reference,
         forward=forward,
@@ -469,7 +469,7 @@ def compile(
     program = attrs.evolve(program, computation=computation)
     followed = blueprint.layout.shardings("reference", mesh) if blueprint.follows else {}
     placed = (scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings(), followed)
-    moving = Moving._make(placed)
+    moving = DonatedState._make(placed)
     jit = partial(jax.jit, compiler_options=xla_options.options(blueprint.platform))
     return attrs.evolve(
         program,

@@ -18,11 +18,11 @@ import optax
 from nnxdsl.config.diloco import DiLoCo, Outer
 from nnxdsl.data.batch import Batch
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.losses.base import Terms
+from nnxdsl.losses.base import LossTerms
 from nnxdsl.optim import step_guard
 
 if TYPE_CHECKING:
-    from nnxdsl.program.step import Computation, Leaves, Moving
+    from nnxdsl.program.step import DonatedState, Leaves, TrainStep
 
 
 class Workers(NamedTuple):
@@ -37,7 +37,7 @@ class Workers(NamedTuple):
     optimizer: Any
 
 
-class Together(NamedTuple):
+class DiLoCoState(NamedTuple):
     """The state of an optimizer whose steps workers take apart.
 
     Attributes:
@@ -70,18 +70,18 @@ def _(outer: DiLoCo) -> optax.GradientTransformation:
     return optax.sgd(outer.lr, momentum=outer.momentum or None, nesterov=outer.momentum > 0)
 
 
-def wrapped(update: optax.GradientTransformation, outer: Outer) -> optax.GradientTransformation:
+def with_diloco(update: optax.GradientTransformation, outer: Outer) -> optax.GradientTransformation:
     """An update rule taken by each worker from its own gradient; the outer weights stay where they are.
 
     Its `update` takes gradients `[workers, ...]` and gives an update for no parameter.
     """
     rule = build(outer)
 
-    def init(params: optax.Params) -> Together:
+    def init(params: optax.Params) -> DiLoCoState:
         leaves = _copies(params, outer.workers)
-        return Together(Workers(leaves, jax.vmap(update.init)(leaves)), rule.init(params))
+        return DiLoCoState(Workers(leaves, jax.vmap(update.init)(leaves)), rule.init(params))
 
-    def moved(updates: Any, state: Any, params: optax.Params | None = None) -> tuple[Any, Together]:
+    def moved(updates: Any, state: Any, params: optax.Params | None = None) -> tuple[Any, DiLoCoState]:
         leaves, optimizer = state.workers
         steps, optimizer = jax.vmap(update.update)(updates, optimizer, leaves)
         leaves: Any = optax.apply_updates(leaves, steps)
@@ -97,7 +97,7 @@ def is_of_workers(keys: tuple[Any, ...]) -> bool:
 
 
 @attrs.frozen
-class Apart:
+class DiLoCoStep:
     """How workers take their steps, and come together.
 
     Attributes:
@@ -110,7 +110,7 @@ class Apart:
         shardings: Where the outer weights and the state lie; None on one device.
     """
 
-    worker: Computation
+    worker: TrainStep
     count: int
     every_steps: int
     steps: int
@@ -120,7 +120,7 @@ class Apart:
 
     def gradients(
         self, optimizer: Any, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
-    ) -> tuple[Leaves, Terms, jax.Array]:
+    ) -> tuple[Leaves, LossTerms, jax.Array]:
         """Each worker's gradients of its own mean loss `[workers, ...]`, the terms of all, and the gradients' norm.
 
         The norm is the root of the mean over workers of their squared norms.
@@ -133,7 +133,7 @@ class Apart:
             keys: Of its rows, for dropout; None for no dropout.
         """
 
-        def own(leaves: Leaves, rows: tuple[Batch, jax.Array | None]) -> tuple[Leaves, Terms, jax.Array]:
+        def own(leaves: Leaves, rows: tuple[Batch, jax.Array | None]) -> tuple[Leaves, LossTerms, jax.Array]:
             batch, keys = rows
             gradients, terms = self.worker.learnt(leaves, frozen, reference, self._placed(batch), keys)
             return gradients, terms, optax.tree.norm(gradients)
@@ -143,7 +143,7 @@ class Apart:
         gradients, terms, norms = jax.vmap(own, spmd_axis_name=self.axis)(leaves, rows)
         return gradients, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), jnp.sqrt(jnp.mean(jnp.square(norms)))
 
-    def joined(self, before: Moving, after: Moving) -> Moving:
+    def joined(self, before: DonatedState, after: DonatedState) -> DonatedState:
         """What a step replaces, after the workers have come together if it is time.
 
         Args:
@@ -154,11 +154,11 @@ class Apart:
         is_due = (done(after) % self.every_steps == 0) & (done(after) > done(before))
         is_due |= after.step == self.steps
 
-        def join(trainable: Leaves, state: Together) -> tuple[Leaves, Together]:
+        def join(trainable: Leaves, state: DiLoCoState) -> tuple[Leaves, DiLoCoState]:
             gone = {path: leaf - jnp.mean(state.workers.leaves[path], axis=0) for path, leaf in trainable.items()}
             updates, outer = self.rule.update(gone, state.outer, trainable)
             met: Any = optax.apply_updates(trainable, updates)
-            return lie(met, Together(state.workers._replace(leaves=_copies(met, self.count)), outer))
+            return lie(met, DiLoCoState(state.workers._replace(leaves=_copies(met, self.count)), outer))
 
         def lie(*both: Any) -> Any:
             # Without a word XLA lets them leave the branch in other pieces, and gathers these at every step.

@@ -17,24 +17,24 @@ import numpy as np
 
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
-from nnxdsl.losses.base import Pairs
-from nnxdsl.losses.distillation import Distilled, Taught, distance, feature_distance
-from nnxdsl.losses.grpo import Answers
-from nnxdsl.losses.lm_head.teacher_top_k import Top, top_distance, top_words
-from nnxdsl.losses.lm_head.token_stats import Cuts, TokenStats, Where, token_stats
+from nnxdsl.losses.base import PairLogps
+from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, distance, feature_distance
+from nnxdsl.losses.grpo import RolloutOutputs
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_distance
+from nnxdsl.losses.lm_head.token_stats import Cuts, ShardContext, TokenStats, token_stats
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.positions import Places, right_padded
-from nnxdsl.models.attention.row_layout import Row
+from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
+from nnxdsl.models.attention.row_layout import RowLayout
 from nnxdsl.models.decoder import Decoder, added
-from nnxdsl.models.logical_axes import Apart, Arrival, Constraint, constrained_by
+from nnxdsl.models.logical_axes import Apart, Constraint, WeightSharding, sharding_hooks
 from nnxdsl.models.moe.router import RouterStats
-from nnxdsl.models.params import Template
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
 
 
-class Read(NamedTuple):
+class ForwardOutput(NamedTuple):
     """What one model says of a micro-batch.
 
     Attributes:
@@ -46,7 +46,7 @@ class Read(NamedTuple):
             `batch.weight` as what is scored does.
     """
 
-    scored: Pairs | TokenStats | Answers | Distilled
+    scored: PairLogps | TokenStats | RolloutOutputs | DistillationInputs
     stats: TokenStats
     routing: RouterStats | None
     further: TokenStats | None = None
@@ -81,7 +81,7 @@ class Forward:
     remat: Remat
     logprob_tokens: int | None
     constrain: Constraint | None = None
-    arrive: Arrival | None = None
+    arrive: WeightSharding | None = None
     length_multiple: int = 1
     stages: int = 1
     row_shards: int = 1
@@ -96,7 +96,7 @@ class Forward:
     distill: Distill | None = None
     further: bool = False
 
-    def read(self, model: Decoder, batch: Batch, taught: Taught | Top | None = None) -> Read:
+    def read(self, model: Decoder, batch: Batch, taught: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
         """What a model says of a batch of any kind; with what a teacher says of it, how far the two are apart."""
         hidden, routing, beyond = self._hidden(model, *_laid_out(batch))
         further = None
@@ -108,40 +108,40 @@ class Forward:
         else:
             predicting, targets, mask = _predicting(hidden, batch)
             if beyond is not None and not isinstance(batch, RolloutBatch):
-                further = self._stats(_earlier(beyond, batch), model, targets, further_mask(batch))
+                further = self._stats(_earlier(beyond, batch), model, targets, mtp_mask(batch))
             learnt = taught is None or self.distill is None or self.distill.hard_weight > 0
             # What nothing is learnt from is not computed backward.
             said = self._stats(predicting, model, targets, mask, learnt=learnt)
             stats = said._replace(mask=said.mask * batch.weight[:, None])
             scored = said
             if isinstance(batch, RolloutBatch):
-                scored = Answers(said, batch.advantage, batch.limit, batch.old)
+                scored = RolloutOutputs(said, batch.advantage, batch.limit, batch.old)
             elif taught is not None:
                 features = None
-                if self.distill is not None and self.distill.feature_weight and isinstance(taught, Taught):
+                if self.distill is not None and self.distill.feature_weight and isinstance(taught, TeacherOutputs):
                     features = feature_distance(predicting, taught.hidden, mask)
-                scored = Distilled(said, self._distance(predicting, model, taught, mask), features)
-        return Read(scored, stats, routing, further)
+                scored = DistillationInputs(said, self._distance(predicting, model, taught, mask), features)
+        return ForwardOutput(scored, stats, routing, further)
 
-    def teach(self, model: Decoder, batch: Batch) -> Taught:
+    def teach(self, model: Decoder, batch: Batch) -> TeacherOutputs:
         """What a teacher says of a batch of sequences; carries no gradient."""
         assert isinstance(batch, SequenceBatch | PackedSequences)
         hidden, _, _ = self._hidden(model, *_laid_out(batch))
         predicting, _, _ = _predicting(hidden, batch)
         predicting, head = jax.lax.stop_gradient((predicting, model.head()))
-        return Taught(predicting, head, model.config.logit_soft_cap)
+        return TeacherOutputs(predicting, head, model.config.logit_soft_cap)
 
-    def top(self, model: Decoder, batch: Batch) -> Top:
+    def top(self, model: Decoder, batch: Batch) -> TeacherTopK:
         """The words that a teacher finds likeliest in place of each target of a batch of sequences."""
         assert isinstance(batch, SequenceBatch | PackedSequences)
         assert self.distill is not None
         hidden, _, _ = self._hidden(model, *_laid_out(batch))
         predicting, _, mask = _predicting(hidden, batch)
-        where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
+        where = ShardContext(self.platform, self.constrain, self.cuts, self.length_multiple)
         soft_cap = model.config.logit_soft_cap
-        return top_words(predicting, model.head(), mask, self.distill, soft_cap, self.logprob_tokens, where)
+        return teacher_top_k(predicting, model.head(), mask, self.distill, soft_cap, self.logprob_tokens, where)
 
-    def _pairs(self, model: Decoder, hidden: jax.Array, batch: PairBatch) -> tuple[Pairs, TokenStats]:
+    def _pairs(self, model: Decoder, hidden: jax.Array, batch: PairBatch) -> tuple[PairLogps, TokenStats]:
         """Summed log-probabilities of both completions, and the statistics of each of their tokens `[B, 2R]`."""
         prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
         # A token is predicted from the slot before it, and the first of both completions from the prompt's last slot.
@@ -163,14 +163,14 @@ class Forward:
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         if batch.desirable is not None:  # of a mismatched completion nothing is told
             stats = stats._replace(mask=stats.mask.at[:, response:].set(0.0))
-        said = Pairs(chosen, rejected, *lengths, batch.desirable)
+        said = PairLogps(chosen, rejected, *lengths, batch.desirable)
         if not self.weighted:
             return said, stats
         own = self._aligned(predicting, model, stats, targets, mask)
         means = jnp.sum(own[:, :response], axis=1) / lengths[0] + jnp.sum(own[:, response:], axis=1) / lengths[1]
         return said._replace(likelihood=jnp.exp(means)), stats
 
-    def _packed_pairs(self, model: Decoder, hidden: jax.Array, batch: PackedPairs) -> tuple[Pairs, TokenStats]:
+    def _packed_pairs(self, model: Decoder, hidden: jax.Array, batch: PackedPairs) -> tuple[PairLogps, TokenStats]:
         """As `_pairs`, of all pairs `[G * K]`; the statistics of each target `[G, C]`."""
         pairs = batch.weight.shape[1]
         predicting = _of_sources(hidden, batch)
@@ -184,7 +184,7 @@ class Forward:
         sums = jnp.sum(logp, axis=-1)
         scored = sums[:, :pairs], sums[:, pairs:]
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
-        said = Pairs(*(part.reshape(-1) for part in (*scored, *lengths)))
+        said = PairLogps(*(part.reshape(-1) for part in (*scored, *lengths)))
         if self.weighted:
             slots = hidden.reshape(len(batch.tokens), -1, hidden.shape[-1])  # [G, r * T, D]
             predicting = jnp.take_along_axis(slots, batch.source[:, :, None], axis=1)  # [G, C, D]
@@ -197,7 +197,7 @@ class Forward:
         stats = stats._replace(mask=stats.mask * (batch.owner < pairs))
         return said._replace(desirable=batch.desirable.reshape(-1)), stats
 
-    def model(self, template: Template, leaves: Mapping[str, jax.Array]) -> Decoder:
+    def model(self, template: AbstractModel, leaves: Mapping[str, jax.Array]) -> Decoder:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
         inside = {path: leaf for path, leaf in leaves.items() if path.startswith("layers.")}
         outside = {path: leaf for path, leaf in leaves.items() if path not in inside}
@@ -210,7 +210,7 @@ class Forward:
         return {path: leaf if self.arrive is None else self.arrive(path, leaf) for path, leaf in leaves.items()}
 
     def _hidden(
-        self, model: Decoder, tokens: jax.Array, places: Places, row: Row
+        self, model: Decoder, tokens: jax.Array, places: TokenPositions, row: RowLayout
     ) -> tuple[jax.Array, RouterStats | None, jax.Array | None]:
         """Final hidden states `[B, T, D]` of tokens `[B, T]`, in rows that are laid out so, and what routers say.
 
@@ -219,9 +219,9 @@ class Forward:
         length = tokens.shape[1]
         if fill := -length % self.length_multiple:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
-            places = Places(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
+            places = TokenPositions(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
         method = self.kernels.method(row.filled(tokens.shape[1]))
-        with constrained_by(self.constrain, self.arrive, self.apart):
+        with sharding_hooks(self.constrain, self.arrive, self.apart):
             stages = self._stages(len(tokens))
             out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
             routing, beyond = out.routing, None
@@ -248,7 +248,7 @@ class Forward:
     def _stats(
         self, hidden: jax.Array, model: Decoder, targets: jax.Array, mask: jax.Array, *, learnt: bool = True
     ) -> TokenStats:
-        where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
+        where = ShardContext(self.platform, self.constrain, self.cuts, self.length_multiple)
         head, soft_cap = model.head(), model.config.logit_soft_cap
         if not learnt:
             hidden, head = jax.lax.stop_gradient((hidden, head))
@@ -257,11 +257,13 @@ class Forward:
             soft_cap = None if soft_cap is None else soft_cap / self.temperature
         return token_stats(hidden, head, targets, mask, self.logprob_tokens, soft_cap, where)
 
-    def _distance(self, hidden: jax.Array, model: Decoder, taught: Taught | Top, mask: jax.Array) -> jax.Array:
+    def _distance(
+        self, hidden: jax.Array, model: Decoder, taught: TeacherOutputs | TeacherTopK, mask: jax.Array
+    ) -> jax.Array:
         assert self.distill is not None
-        where = Where(self.platform, self.constrain, self.cuts, self.length_multiple)
+        where = ShardContext(self.platform, self.constrain, self.cuts, self.length_multiple)
         soft_cap = model.config.logit_soft_cap
-        if isinstance(taught, Top):
+        if isinstance(taught, TeacherTopK):
             head, limit = model.head(), self.logprob_tokens
             return top_distance(hidden, head, taught, mask, self.distill, soft_cap, limit, where)
         return distance(hidden, model.head(), taught, mask, self.distill, soft_cap, self.logprob_tokens, where)
@@ -294,7 +296,7 @@ def _earlier(hidden: jax.Array, batch: SequenceBatch | PackedSequences) -> jax.A
     return jnp.concatenate([hidden[:, :1], hidden[:, :-2]], axis=1)
 
 
-def further_mask(batch: SequenceBatch | PackedSequences) -> jax.Array:
+def mtp_mask(batch: SequenceBatch | PackedSequences) -> jax.Array:
     """Which targets count where they are predicted one token earlier: the token before that is of the same sequence.
 
     Args:
@@ -324,21 +326,21 @@ def parts_in_stages(stages: int, rows: int) -> int:
     return max(parts for parts in range(1, min(rows, 4 * stages) + 1) if rows % parts == 0)
 
 
-def _laid_out(batch: Batch) -> tuple[jax.Array, Places, Row]:
+def _laid_out(batch: Batch) -> tuple[jax.Array, TokenPositions, RowLayout]:
     """The tokens of a batch as rows `[B, T]`, where they stand, and what is known of every row."""
     if isinstance(batch, PairBatch):
         tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)  # [B, P + 2R]
         return tokens, pair_places(batch), rows.pair(batch.prompt.shape[1], batch.chosen.shape[1])
     if isinstance(batch, SequenceBatch | RolloutBatch):
         length = batch.tokens.shape[1]
-        return jnp.asarray(batch.tokens), right_padded(batch.length, length), rows.sequence(length)
+        return jnp.asarray(batch.tokens), positions_right_padded(batch.length, length), rows.sequence(length)
     branch = batch.branch if isinstance(batch, PackedPairs) else jnp.zeros_like(batch.segment)
     length = batch.tokens.shape[-1]
     tokens, *places = (x.reshape(-1, length) for x in (batch.tokens, batch.position, batch.segment, branch))
-    return tokens, Places(*places), rows.packed(length)
+    return tokens, TokenPositions(*places), rows.packed(length)
 
 
-def pair_places(batch: PairBatch) -> Places:
+def pair_places(batch: PairBatch) -> TokenPositions:
     """Where the tokens of `[prompt | chosen | rejected]` stand: prompts end at their last slot, completions do not."""
     prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
     start = batch.prompt_length[:, None]  # [B, 1]
@@ -350,34 +352,36 @@ def pair_places(batch: PairBatch) -> Places:
     )
     position = jnp.concatenate([in_prompt, start + after, start + after], axis=1)
     branch = np.repeat(np.arange(3), [prompt, response, response])  # [P + 2R]
-    return Places(
+    return TokenPositions(
         jnp.where(real, position, 0).astype(jnp.int32),
         real.astype(jnp.int32),
         jnp.broadcast_to(branch, (rows, branch.size)).astype(jnp.int32),
     )
 
 
-def kept(batch: Batch) -> Pairs | None:
+def cached_reference_logps(batch: Batch) -> PairLogps | None:
     """What a batch carries of the reference; None if nothing."""
     if not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:
         return None
     lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
-    return Pairs(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
+    return PairLogps(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
 
 
-def with_reference(batch: Batch, scored: Pairs | TokenStats | Answers | Distilled) -> PairBatch | PackedPairs:
-    """The batch with what the reference says of it, as `kept` finds it again.
+def with_reference_logps(
+    batch: Batch, scored: PairLogps | TokenStats | RolloutOutputs | DistillationInputs
+) -> PairBatch | PackedPairs:
+    """The batch with what the reference says of it, as `cached_reference_logps` finds it again.
 
     Raises:
         ValueError: the batch has no pairs.
     """
-    if not isinstance(batch, PairBatch | PackedPairs) or not isinstance(scored, Pairs):
+    if not isinstance(batch, PairBatch | PackedPairs) or not isinstance(scored, PairLogps):
         raise ValueError("what a reference says can be kept of pairs alone")
     chosen, rejected = (part.reshape(batch.weight.shape) for part in (scored.chosen, scored.rejected))
     return batch._replace(reference_chosen=chosen, reference_rejected=rejected)
 
 
-def bare(batch: Batch) -> Batch:
+def without_cached(batch: Batch) -> Batch:
     """The batch without what it carries of a reference or a teacher, so that one compiled program serves both."""
     if isinstance(batch, SequenceBatch | PackedSequences):
         return batch._replace(teacher_words=None, teacher_logp=None)

@@ -13,21 +13,21 @@ import jax
 import jax.numpy as jnp
 
 from nnxdsl.data.batch import Batch
-from nnxdsl.losses.base import Terms
-from nnxdsl.program.forward import Read
+from nnxdsl.losses.base import LossTerms
+from nnxdsl.program.forward import ForwardOutput
 
 if TYPE_CHECKING:
-    from nnxdsl.program.step import Computation, Leaves
+    from nnxdsl.program.step import Leaves, TrainStep
 
 
 def gradients(
-    computation: Computation,
+    computation: TrainStep,
     trainable: Leaves,
     frozen: Leaves,
     reference: Leaves,
     parts: Batch,
     keys: jax.Array | None,
-) -> tuple[Leaves, Terms]:
+) -> tuple[Leaves, LossTerms]:
     """Gradients of the loss's sum over a batch (float32), and its terms.
 
     Args:
@@ -47,10 +47,10 @@ def gradients(
     (scored, stats, routing, further), compared = jax.lax.map(ask, (parts, keys))
     scored, stats, further, compared = (jax.tree.map(_joined, tree) for tree in (scored, stats, further, compared))
     # What routers say are sums over tokens.
-    said = Read(scored, stats, jax.tree.map(lambda x: jnp.sum(x, axis=0), routing), further)
+    said = ForwardOutput(scored, stats, jax.tree.map(lambda x: jnp.sum(x, axis=0), routing), further)
     batch = jax.tree.map(_joined, parts)
 
-    def total(said: Read) -> tuple[jax.Array, Terms]:
+    def total(said: ForwardOutput) -> tuple[jax.Array, LossTerms]:
         terms = computation.trained(said, compared, batch)
         return terms.loss.total, terms
 
@@ -62,7 +62,7 @@ def gradients(
     def add(summed: Leaves, part: tuple[Batch, jax.Array | None, Any]) -> tuple[Leaves, None]:
         batch, keys, (of_scored, of_stats, of_further) = part
         _, back = jax.vjp(computation.reader(frozen, batch, reference, keys), leaves)
-        (more,) = back(Read(of_scored, of_stats, toward.routing, of_further))
+        (more,) = back(ForwardOutput(of_scored, of_stats, toward.routing, of_further))
         return jax.tree.map(lambda one, other: one + other.astype(one.dtype), summed, more), None
 
     nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}

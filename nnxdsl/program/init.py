@@ -25,16 +25,16 @@ from nnxdsl.errors import NotRegisteredError, PlanError
 from nnxdsl.formats import peft
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
-from nnxdsl.formats.mapped_arrays import Pieces, aligned, copied, unaligned
+from nnxdsl.formats.mapped_arrays import MappedArray, aligned, copied, unaligned
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import flatten
 from nnxdsl.program.architecture import config_problems
-from nnxdsl.program.blueprint import Blueprint, outline
+from nnxdsl.program.blueprint import Blueprint, build_unplaced
 from nnxdsl.program.step import Leaves
 from nnxdsl.program.teacher import teacher_of
 
-ArrayLike = np.ndarray | jax.Array | Pieces
+ArrayLike = np.ndarray | jax.Array | MappedArray
 
 AT_ONCE_BYTES = 2**28
 """Of layers that are kept in few bits: what is on the devices in full at a time, or one layer if that is more."""
@@ -48,7 +48,7 @@ class Source(Protocol):
         ...
 
 
-class Started:
+class AdapterSource:
     """Base weights with an adapter that was trained before.
 
     Args:
@@ -104,10 +104,10 @@ def open_source(blueprint: Blueprint) -> Source:
         PlanError: every tensor that is missing or of another shape; an adapter that is not the one asked for.
         WeightsError: a file that cannot be read.
     """
-    return started(blueprint, open_base(blueprint))
+    return with_adapter_start(blueprint, open_base(blueprint))
 
 
-def started(blueprint: Blueprint, base: Source) -> Source:
+def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
     """A source of base weights, with the adapter that `adapter.start` says where that is of PEFT's format.
 
     Raises:
@@ -125,7 +125,7 @@ def started(blueprint: Blueprint, base: Source) -> Source:
             assert isinstance(adapter, LowRank)
             if problems := list(found.unlike(adapter, blueprint.trainable)):
                 raise PlanError(problems, f"Experiment '{experiment.name}'")
-            return Started(base, found.leaves)
+            return AdapterSource(base, found.leaves)
         case start:
             raise NotRegisteredError(f"{type(start).__qualname__} is opened by nnxdsl.weights.sources.open_source")
 
@@ -147,7 +147,7 @@ def open_base(blueprint: Blueprint) -> Source:
             raise NotRegisteredError(f"{type(weights).__qualname__} is opened by nnxdsl.weights.sources.open_source")
 
 
-def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple[Leaves, Leaves, Leaves]:
+def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple[Leaves, Leaves, Leaves]:
     """First values of all leaves, born with their shardings.
 
     Args:
@@ -176,7 +176,7 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
             where = tuple(shardings["frozen"][name] for name in names)
             # Spread over the devices and quantised there, wherever it is kept, so that none ever holds the whole of it.
             there = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
-            few = _in_few_bits(weight, leaf.dtype, there, quantization)
+            few = _quantize_layers(weight, leaf.dtype, there, quantization)
             frozen |= dict(zip(names, jax.device_put(few, where), strict=True))
         if path in blueprint.copied and not blueprint.is_apart:
             dtype, sharding = blueprint.copied[path].dtype, shardings["reference"][path]
@@ -195,13 +195,13 @@ def fill(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple
         if path in blueprint.copied and lora.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
     if blueprint.copied and blueprint.is_apart:
-        reference = apart(blueprint, source, mesh)
+        reference = init_reference(blueprint, source, mesh)
     if blueprint.asked_teacher is not None:
-        reference = teacher(blueprint, source, mesh)
+        reference = init_teacher(blueprint, source, mesh)
     return trainable, frozen, reference
 
 
-def _in_few_bits(
+def _quantize_layers(
     weight: ArrayLike,
     dtype: DTypeLike,
     where: tuple[NamedSharding, ...],
@@ -213,15 +213,15 @@ def _in_few_bits(
     could not hold in full comes to them in few bits.
     """
     spread = where[0]  # a weight has the axes of its values
-    is_whole = not isinstance(weight, Pieces) or not weight.leading or spread.spec[:1] not in ((), (None,))
+    is_whole = not isinstance(weight, MappedArray) or not weight.leading or spread.spec[:1] not in ((), (None,))
     layers = 1 if is_whole else weight.shape[0]
     size = weight.size * jnp.dtype(dtype).itemsize // layers
     at_once = max((n for n in range(1, layers + 1) if layers % n == 0 and n * size <= AT_ONCE_BYTES), default=1)
-    if not isinstance(weight, Pieces) or at_once == layers:
-        quantise = jax.jit(lora.quantise, static_argnums=1, out_shardings=where)
+    if not isinstance(weight, MappedArray) or at_once == layers:
+        quantise = jax.jit(lora.quantize, static_argnums=1, out_shardings=where)
         return quantise(place(weight, dtype, spread), quantization)
     whole = jax.ShapeDtypeStruct(weight.shape, dtype)
-    shapes = jax.eval_shape(functools.partial(lora.quantise, quantization=quantization), whole)
+    shapes = jax.eval_shape(functools.partial(lora.quantize, quantization=quantization), whole)
     found = tuple(
         jax.jit(functools.partial(jnp.zeros, each.shape, each.dtype), out_shardings=sharding)()
         for each, sharding in zip(shapes, where, strict=True)
@@ -237,7 +237,7 @@ def _write(
 ) -> tuple[jax.Array, ...]:
     """Some layers of a stack in few bits, from `first` on."""
     update = jax.lax.dynamic_update_slice_in_dim
-    return tuple(update(*pair, first, 0) for pair in zip(found, lora.quantise(layers, quantization), strict=True))
+    return tuple(update(*pair, first, 0) for pair in zip(found, lora.quantize(layers, quantization), strict=True))
 
 
 def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, sharding: NamedSharding) -> jax.Array:
@@ -246,11 +246,11 @@ def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, s
         return jax.jit(lora_math.magnitude, out_shardings=sharding)(frozen[kernel])
     few = frozen[kernel + lora.QVALUE], frozen[kernel + lora.SCALE]
     assert quantization is not None
-    norms = jax.jit(lambda q, s: lora_math.magnitude(lora.unpacked(q, s, quantization)), out_shardings=sharding)
+    norms = jax.jit(lambda q, s: lora_math.magnitude(lora.dequantize(q, s, quantization)), out_shardings=sharding)
     return norms(*few)
 
 
-class Taught:
+class TeacherSource:
     """Base weights with those of a teacher beside them.
 
     Args:
@@ -266,7 +266,7 @@ class Taught:
         return self._base.leaf(path)
 
 
-class Beside:
+class ReferenceSource:
     """Base weights with those of a reference that has its own.
 
     Args:
@@ -282,11 +282,11 @@ class Beside:
         return self._base.leaf(path)
 
 
-def apart(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
+def init_reference(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
     """The leaves of a reference that has weights of its own, born with their shardings."""
     asked = blueprint.experiment.reference
     assert isinstance(asked, Checkpoint)
-    own = source.reference if isinstance(source, Beside) else open_base(with_weights(blueprint, asked.weights))
+    own = source.reference if isinstance(source, ReferenceSource) else open_base(with_weights(blueprint, asked.weights))
     placed = blueprint.apart_layout.shardings("reference", mesh)
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.base.items()}
 
@@ -298,12 +298,12 @@ def with_weights(blueprint: Blueprint, weights: Weights) -> Blueprint:
     return attrs.evolve(blueprint, experiment=changed)
 
 
-def teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
+def init_teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
     """The leaves of a teacher, born with their shardings."""
     asked = teacher_of(blueprint.experiment)
     assert asked is not None
     assert blueprint.teacher is not None
-    own = source.teacher if isinstance(source, Taught) else open_base(outline(asked, blueprint.platform))
+    own = source.teacher if isinstance(source, TeacherSource) else open_base(build_unplaced(asked, blueprint.platform))
     placed = blueprint.teacher_layout.shardings("teacher", mesh)
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.teacher.base.items()}
 
@@ -314,7 +314,7 @@ def place(
     """One weight on its devices, each of which is given only its own part; always a buffer of its own.
 
     Args:
-        weight: The values; `Pieces` are read as devices ask for their parts.
+        weight: The values; `MappedArray` are read as devices ask for their parts.
         dtype: Of the result.
         sharding: Where it is to be.
         is_donated: Whether a program will write over it. XLA on CPUs takes memory of the host as its own where it can,
@@ -326,7 +326,7 @@ def place(
     parts: dict[str, np.ndarray] = {}  # those that several devices have are read once
 
     def read(index: Any) -> np.ndarray:
-        if isinstance(host, Pieces):
+        if isinstance(host, MappedArray):
             return host.read(index, dtype, memory)
         return copied(np.asarray(host[index]), dtype, memory)
 
@@ -335,7 +335,7 @@ def place(
             parts[str(index)] = read(index)
         return parts[str(index)]
 
-    is_read_late = isinstance(weight, Pieces) and (weight.is_mapped or sharding.is_fully_replicated)
+    is_read_late = isinstance(weight, MappedArray) and (weight.is_mapped or sharding.is_fully_replicated)
     host = weight if is_read_late else np.asarray(weight)
     return jax.make_array_from_callback(host.shape, sharding, part)
 

@@ -21,11 +21,11 @@ from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
-from nnxdsl.losses.lm_head.token_stats import Where, tiles
+from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.row_layout import Kernel
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.params import Leaf, Template
+from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.batch_shapes import Lengths, abstract_batch, lengths
@@ -271,7 +271,7 @@ def share_of(blueprint: Blueprint) -> Share:
 
 
 @lru_cache(maxsize=8)
-def _network(config: DecoderConfig, kept: jnp.dtype, adapter: Adapter | None) -> Template:
+def _network(config: DecoderConfig, kept: jnp.dtype, adapter: Adapter | None) -> AbstractModel:
     return template(config, kept, adapter)
 
 
@@ -344,7 +344,7 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     devices = math.prod(layout.cuts(("head_batch", "length"), (rows, length)))
     tokens = rows * length // devices
     share = None if limit is None else limit // devices
-    chunks, tile, keep = tiles(tokens, words, blueprint.config.embed_dim, share, Where(blueprint.platform).sizes)
+    chunks, tile, keep = tiles(tokens, words, blueprint.config.embed_dim, share, ShardContext(blueprint.platform).sizes)
     chunk = -(-tokens // chunks)
     # In float32, and once more in the dtype that is multiplied, as weights of the head's rows or as gradients.
     # A teacher's logits, and how far words are apart, beside the own; of its likeliest words, those without them.
@@ -358,6 +358,6 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
 
 def _period_weights(blueprint: Blueprint) -> int:
     """Bytes of one period's weights, cut over `tensor` alone, in the dtype that is computed in."""
-    leaves: Mapping[str, Leaf] = {p: leaf for p, leaf in blueprint.base.items() if p.startswith("layers.")}
+    leaves: Mapping[str, ParamSpec] = {p: leaf for p, leaf in blueprint.base.items() if p.startswith("layers.")}
     count = sum(math.prod(leaf.shape) for leaf in leaves.values()) // max(blueprint.config.periods, 1)
     return count * blueprint.compute.itemsize // blueprint.layout.mesh.tensor

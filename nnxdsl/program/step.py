@@ -16,21 +16,21 @@ import optax
 from nnxdsl.adapters import lora
 from nnxdsl.config.objectives.reference import Synced
 from nnxdsl.data.batch import Batch, PackedSequences, SequenceBatch, token_count
-from nnxdsl.losses.base import Loss, Pairs, Ratio, Terms, finished, row_mean
-from nnxdsl.losses.distillation import Distilled, Taught
-from nnxdsl.losses.grpo import Answers
-from nnxdsl.losses.lm_head.teacher_top_k import Top, carried
+from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, derived_metrics, row_mean
+from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs
+from nnxdsl.losses.grpo import RolloutOutputs
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, cached_teacher_top_k
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.dropout import dropping
 from nnxdsl.models.moe.router import load_balance
-from nnxdsl.models.params import Template
-from nnxdsl.optim.step_guard import Halting, Skipping
+from nnxdsl.models.params import AbstractModel
+from nnxdsl.optim.step_guard import SkipStep, StopOnNonFinite
 from nnxdsl.program import gradcache
-from nnxdsl.program.diloco import Apart
-from nnxdsl.program.forward import Forward, Read, further_mask, kept, target_mask
+from nnxdsl.program.diloco import DiLoCoStep
+from nnxdsl.program.forward import Forward, ForwardOutput, cached_reference_logps, mtp_mask, target_mask
 
 Leaves = dict[str, jax.Array]
-Scored = Pairs | TokenStats | Answers | Distilled
+LossInputs = PairLogps | TokenStats | RolloutOutputs | DistillationInputs
 """What a loss reads of one model: of pairs, of the tokens of sequences, of a policy's answers, or of a student."""
 _TURNS = np.array([False, True])  # whether it is the policy's turn
 _NOT_THERE = (
@@ -43,7 +43,7 @@ _NOT_TAUGHT = (
 )
 
 
-class Moving(NamedTuple):
+class DonatedState(NamedTuple):
     """What a step replaces; its buffers are donated.
 
     Attributes:
@@ -60,7 +60,7 @@ class Moving(NamedTuple):
 
 
 @attrs.frozen
-class Teaching:
+class TeacherModel:
     """A frozen model that another learns from.
 
     Attributes:
@@ -68,20 +68,20 @@ class Teaching:
         forward: How its forward pass is computed.
     """
 
-    template: Template
+    template: AbstractModel
     forward: Forward
 
-    def says(self, leaves: Leaves, batch: Batch) -> Taught:
+    def says(self, leaves: Leaves, batch: Batch) -> TeacherOutputs:
         """What it says of a micro-batch; carries no gradient."""
         return self.forward.teach(self.forward.model(self.template, leaves), batch)
 
-    def top(self, leaves: Leaves, batch: Batch) -> Top:
+    def top(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
         """The words that it finds likeliest in place of each target of a micro-batch; carries no gradient."""
         return jax.lax.stop_gradient(self.forward.top(self.forward.model(self.template, leaves), batch))
 
 
 @attrs.frozen
-class Computation:
+class TrainStep:
     """The mathematics of a run, without its arrays.
 
     Attributes:
@@ -107,8 +107,8 @@ class Computation:
             those of the micro-batch.
     """
 
-    policy: Template
-    reference: Template | None
+    policy: AbstractModel
+    reference: AbstractModel | None
     forward: Forward
     loss: Loss
     optimizer: optax.GradientTransformation
@@ -119,22 +119,22 @@ class Computation:
     dropout: int | None = None
     is_off: bool = False
     is_whole: bool = False
-    guard: Halting | Skipping = attrs.field(factory=Halting)
+    guard: StopOnNonFinite | SkipStep = attrs.field(factory=StopOnNonFinite)
     synced: Synced | None = None
     apart: Forward | None = None
-    teacher: Teaching | None = None
-    outer: Apart | None = None
+    teacher: TeacherModel | None = None
+    outer: DiLoCoStep | None = None
     mtp_weight: float = 0.0
     mtp_scale: jax.Array | None = None
-    _says: Callable[..., Read] = attrs.field(init=False, eq=False, repr=False)
+    _says: Callable[..., ForwardOutput] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         # Asked for several times in one program: of its result's shapes, with and without gradients. It is traced once.
-        object.__setattr__(self, "_says", jax.jit(partial(_said, self.forward, self.policy)))
+        object.__setattr__(self, "_says", jax.jit(partial(_forward, self.forward, self.policy)))
 
     def step(
-        self, moving: Moving, frozen: Leaves, reference: Leaves, batch: Batch
-    ) -> tuple[Moving, dict[str, jax.Array]]:
+        self, moving: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch
+    ) -> tuple[DonatedState, dict[str, jax.Array]]:
         """One optimizer step.
 
         Returns:
@@ -154,14 +154,14 @@ class Computation:
             "loss": _divide(*terms.loss),
             "grad_norm": norm,
             "learning_rate": jnp.asarray(self.curve(self.guard.done(moving)), jnp.float32),
-            **finished({name: _divide(*ratio) for name, ratio in terms.metrics.items()}),
+            **derived_metrics({name: _divide(*ratio) for name, ratio in terms.metrics.items()}),
             "num_tokens": token_count(batch),
         }
         trainable: Any = moving.trainable
         if self.outer is None:
             trainable = optax.apply_updates(trainable, updates)
         followed = self._followed(moving.step + 1, trainable, moving.reference)
-        moved = Moving(moving.step + 1, trainable, optimizer, followed)
+        moved = DonatedState(moving.step + 1, trainable, optimizer, followed)
         fetched = moving._replace(optimizer=before, reference=self._fetch("reference", moving.reference))
         moved, told = self.guard.settle(fetched, moved, metrics["loss"], metrics["grad_norm"])
         if self.outer is not None:
@@ -170,7 +170,7 @@ class Computation:
 
     def learnt(
         self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
-    ) -> tuple[Leaves, Terms]:
+    ) -> tuple[Leaves, LossTerms]:
         """Gradients of the mean loss over a batch (float32), computed in micro-batches, and its terms.
 
         Args:
@@ -181,7 +181,9 @@ class Computation:
             keys: Of its rows `[B]`, for the policy's dropout; None for no dropout.
         """
 
-        def add(total: tuple[Leaves, Terms], part: tuple[Batch, jax.Array | None]) -> tuple[tuple[Leaves, Terms], None]:
+        def add(
+            total: tuple[Leaves, LossTerms], part: tuple[Batch, jax.Array | None]
+        ) -> tuple[tuple[Leaves, LossTerms], None]:
             return self.accumulate(total, trainable, frozen, reference, *part), None
 
         if self.mtp_weight:
@@ -208,21 +210,21 @@ class Computation:
             path: jnp.where(is_due, share * trainable[path] + (1 - share) * leaf, leaf) for path, leaf in before.items()
         }
 
-    def score(self, trainable: Leaves, frozen: Leaves, batch: Batch) -> Read:
+    def score(self, trainable: Leaves, frozen: Leaves, batch: Batch) -> ForwardOutput:
         """What the policy says of one batch, forward only."""
         return self.reader(frozen, batch)(self.cast(trainable))
 
-    def judge(self, read: Read, batch: Batch) -> dict[str, Ratio]:
+    def judge(self, read: ForwardOutput, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and every metric of one batch; add them up over batches, then divide.
 
         Args:
             read: What the policy says of the batch.
             batch: The batch, with what the reference says of it where the objective has one.
         """
-        terms = self._terms(read, kept(batch), batch)
+        terms = self._terms(read, cached_reference_logps(batch), batch)
         return {"loss": terms.loss, **terms.metrics}
 
-    def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, Ratio]:
+    def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, WeightedMean]:
         """As `judge`, of a batch that nothing is known of: the reference, or the teacher, is asked as well."""
         read, compared = self.both(self.cast(trainable), frozen, reference, batch)
         terms = self._terms(read, compared, batch)
@@ -230,7 +232,7 @@ class Computation:
 
     def both(
         self, leaves: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None = None
-    ) -> tuple[Read, Scored | None]:
+    ) -> tuple[ForwardOutput, LossInputs | None]:
         """What the policy and the reference (None where there is none) say of a micro-batch, forward only.
 
         Args:
@@ -246,26 +248,26 @@ class Computation:
         # One piece of code for both models, so that equal models give equal bits: see `accumulate`.
         off = self._off(leaves, reference)
 
-        def turn(_: None, is_policy: jax.Array) -> tuple[None, Read]:
+        def turn(_: None, is_policy: jax.Array) -> tuple[None, ForwardOutput]:
             return None, read(_either(is_policy, leaves, off), is_policy)
 
         _, said = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
         compared, out = (jax.tree.map(lambda x, side=side: x[side], said) for side in (0, 1))
         return out, compared.scored
 
-    def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, Terms]:
+    def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, LossTerms]:
         """Gradients of the loss's sum over one micro-batch (float32), and its terms."""
         return self.accumulate(None, trainable, frozen, reference, batch)
 
     def accumulate(
         self,
-        total: tuple[Leaves, Terms] | None,
+        total: tuple[Leaves, LossTerms] | None,
         trainable: Leaves,
         frozen: Leaves,
         reference: Leaves,
         batch: Batch,
         keys: jax.Array | None = None,
-    ) -> tuple[Leaves, Terms]:
+    ) -> tuple[Leaves, LossTerms]:
         """`total` with the gradients of the loss's sum over one micro-batch (float32), and its terms, added to it.
 
         With a reference that the batch knows nothing of, both models go through one loop of two turns: first the
@@ -284,11 +286,11 @@ class Computation:
         read = self.reader(frozen, batch, reference, keys)
 
         def pull(
-            leaves: Leaves, compared: Scored | None, is_policy: jax.Array | bool = True
-        ) -> tuple[Read, Callable[[], tuple[Leaves, Terms]]]:
+            leaves: Leaves, compared: LossInputs | None, is_policy: jax.Array | bool = True
+        ) -> tuple[ForwardOutput, Callable[[], tuple[Leaves, LossTerms]]]:
             out, back = jax.vjp(lambda leaves: read(leaves, is_policy), leaves)
 
-            def gradient() -> tuple[Leaves, Terms]:
+            def gradient() -> tuple[Leaves, LossTerms]:
                 toward, terms = jax.grad(lambda out: _total(self.trained(out, compared, batch)), has_aux=True)(out)
                 return back(toward)[0], terms
 
@@ -303,7 +305,7 @@ class Computation:
         # In the form of a gradient and its terms.
         zeros = self.forward.laid_out(_zeros(leaves)), self._no_terms(read, leaves, batch)
 
-        def turn(carry: tuple[Scored, Any], is_policy: jax.Array) -> tuple[tuple[Scored, Any], None]:
+        def turn(carry: tuple[LossInputs, Any], is_policy: jax.Array) -> tuple[tuple[LossInputs, Any], None]:
             compared, summed = carry
             out, gradient = pull(_either(is_policy, leaves, off), compared, is_policy)
             if total is None:  # the gradient takes the place of the zeros before it: one set of arrays
@@ -324,7 +326,7 @@ class Computation:
 
     def reader(
         self, frozen: Leaves, batch: Batch, reference: Leaves | None = None, keys: jax.Array | None = None
-    ) -> Callable[..., Read]:
+    ) -> Callable[..., ForwardOutput]:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch.
 
         The function takes, after the leaves, whether they are the policy's (which may be traced): only it has dropout.
@@ -343,11 +345,11 @@ class Computation:
         """
         taught = None if self.teacher is None or not reference else self.teacher.says(reference, batch)
         if self.is_taught_once and reference is not None:
-            taught = carried(batch)
+            taught = cached_teacher_top_k(batch)
             if taught is None:
                 raise ValueError(_NOT_TAUGHT)
 
-        def read(leaves: Leaves, is_policy: jax.Array | bool = True) -> Read:
+        def read(leaves: Leaves, is_policy: jax.Array | bool = True) -> ForwardOutput:
             return self._says({**frozen, **leaves}, batch, taught, keys, is_policy)
 
         return read
@@ -357,12 +359,12 @@ class Computation:
         """Whether batches carry what a teacher said before the first step."""
         return self.forward.distill is not None and self.forward.distill.top_k is not None
 
-    def top(self, teacher: Leaves, batch: Batch) -> Top:
+    def top(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
         """The words that a teacher finds likeliest in place of each target of a micro-batch."""
         assert self.teacher is not None
         return self.teacher.top(teacher, batch)
 
-    def compare(self, reference: Leaves, batch: Batch) -> Scored:
+    def compare(self, reference: Leaves, batch: Batch) -> LossInputs:
         """What a reference with weights of its own says of a micro-batch; carries no gradient.
 
         Raises:
@@ -375,16 +377,16 @@ class Computation:
         model = self.apart.model(self.reference, jax.lax.stop_gradient(reference))
         return jax.lax.stop_gradient(self.apart.read(model, batch).scored)
 
-    def _known(self, reference: Leaves, batch: Batch) -> Scored | None:
+    def _known(self, reference: Leaves, batch: Batch) -> LossInputs | None:
         """What a reference says of a micro-batch, where it need not be asked beside the policy."""
-        known = kept(batch)
+        known = cached_reference_logps(batch)
         return self.compare(reference, batch) if known is None and self.apart is not None else known
 
     def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves that make the policy's graph the reference: its own copy of them, or the adapter as it began."""
         if not reference and not self.is_off:
             raise ValueError(_NOT_THERE)
-        return lora.off(leaves, self._fetch("reference", reference))
+        return lora.disable_adapter(leaves, self._fetch("reference", reference))
 
     def _row_keys(self, step: jax.Array, rows: int) -> jax.Array | None:
         """A key for each row of a step's batch `[B]`; None for no dropout."""
@@ -399,16 +401,16 @@ class Computation:
             return tree
         return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), tree)
 
-    def _no_terms(self, read: Callable[..., Read], leaves: Leaves, batch: Batch) -> Terms:
+    def _no_terms(self, read: Callable[..., ForwardOutput], leaves: Leaves, batch: Batch) -> LossTerms:
         """Zeros in the form of the terms of a micro-batch."""
 
-        def terms() -> Terms:
+        def terms() -> LossTerms:
             out = read(leaves)
             return self.trained(out, None if self.reference is None else out.scored, batch)
 
         return _zeros(jax.eval_shape(terms))
 
-    def trained(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
+    def trained(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> LossTerms:
         """What is minimised: the objective's terms and what is added to them where it is asked for.
 
         That is the loss of tokens predicted further ahead, and the load-balancing loss of routers, which both belong to
@@ -420,39 +422,39 @@ class Computation:
             # A mean over targets of its own, though the sum is divided by the count of all targets.
             scale = _mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
             more = self.mtp_weight * scale * terms.metrics["mtp_loss"].total
-            terms = terms._replace(loss=Ratio(terms.loss.total + more, terms.loss.count))
+            terms = terms._replace(loss=WeightedMean(terms.loss.total + more, terms.loss.count))
         if out.routing is None:
             return terms
         uneven = load_balance(out.routing)
         loss = terms.loss.total + self.router_loss * terms.loss.count * _divide(*uneven)
-        return Terms(Ratio(loss, terms.loss.count), {**terms.metrics, "aux_loss": Ratio(*uneven)})
+        return LossTerms(WeightedMean(loss, terms.loss.count), {**terms.metrics, "aux_loss": WeightedMean(*uneven)})
 
-    def _terms(self, out: Read, compared: Scored | None, batch: Batch) -> Terms:
+    def _terms(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> LossTerms:
         weight = batch.weight.reshape(-1)
         terms = self.loss(out.scored, compared, weight)
         extra = {}
-        if isinstance(out.scored, Pairs):
+        if isinstance(out.scored, PairLogps):
             logps = {"logps/chosen": out.scored.chosen, "logps/rejected": out.scored.rejected}
             extra = {name: row_mean(value, weight) for name, value in logps.items()}
         if out.further is not None:
             counted = out.further.mask * weight[:, None]
-            extra = {"mtp_loss": Ratio(-jnp.sum(out.further.logp * counted), jnp.sum(counted))}
-        return Terms(terms.loss, {**extra, **terms.metrics, **_token_metrics(out.stats)})
+            extra = {"mtp_loss": WeightedMean(-jnp.sum(out.further.logp * counted), jnp.sum(counted))}
+        return LossTerms(terms.loss, {**extra, **terms.metrics, **_token_metrics(out.stats)})
 
     def _split(self, x: jax.Array) -> jax.Array:
         """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""
         return jnp.moveaxis(x.reshape(-1, self.microbatches, *x.shape[1:]), 1, 0)
 
 
-def _said(
+def _forward(
     forward: Forward,
-    policy: Template,
+    policy: AbstractModel,
     leaves: Leaves,
     batch: Batch,
-    taught: Taught | Top | None,
+    taught: TeacherOutputs | TeacherTopK | None,
     keys: jax.Array | None,
     is_policy: jax.Array | bool,
-) -> Read:
+) -> ForwardOutput:
     """What a model says of a micro-batch: a function of its arguments, so that it need not be traced anew."""
     with dropping(keys, is_policy):
         return forward.read(forward.model(policy, leaves), batch, taught)
@@ -462,18 +464,18 @@ def _mtp_scale(batch: Batch) -> jax.Array:
     """How many targets of a batch there are for each that is predicted one token earlier as well."""
     assert isinstance(batch, SequenceBatch | PackedSequences)
     weight = batch.weight[:, None]
-    return _divide(jnp.sum(target_mask(batch) * weight), jnp.sum(further_mask(batch) * weight))
+    return _divide(jnp.sum(target_mask(batch) * weight), jnp.sum(mtp_mask(batch) * weight))
 
 
-def _token_metrics(stats: TokenStats) -> dict[str, Ratio]:
+def _token_metrics(stats: TokenStats) -> dict[str, WeightedMean]:
     count = jnp.sum(stats.mask)
     return {
-        "entropy": Ratio(jnp.sum(stats.entropy * stats.mask), count),
-        "mean_token_accuracy": Ratio(jnp.sum(stats.correct * stats.mask), count),
+        "entropy": WeightedMean(jnp.sum(stats.entropy * stats.mask), count),
+        "mean_token_accuracy": WeightedMean(jnp.sum(stats.correct * stats.mask), count),
     }
 
 
-def _added(total: tuple[Leaves, Terms] | None, more: tuple[Leaves, Terms]) -> tuple[Leaves, Terms]:
+def _added(total: tuple[Leaves, LossTerms] | None, more: tuple[Leaves, LossTerms]) -> tuple[Leaves, LossTerms]:
     """Sums in the dtype of `total`, which is float32, as are gradients that are added to nothing."""
     if total is None:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), more[0]), more[1]
@@ -484,7 +486,7 @@ def _either(is_policy: jax.Array, policy: Leaves, other: Leaves) -> Leaves:
     return jax.tree.map(lambda mine, theirs: jnp.where(is_policy, mine, theirs), policy, other)
 
 
-def _total(terms: Terms) -> tuple[jax.Array, Terms]:
+def _total(terms: LossTerms) -> tuple[jax.Array, LossTerms]:
     return terms.loss.total, terms
 
 

@@ -56,7 +56,7 @@ class ProcessError(RunError):
 
 
 @attrs.frozen
-class Asked:
+class DistributedArgs:
     """What the command line says of the processes; all None: found out from the environment.
 
     Attributes:
@@ -70,7 +70,7 @@ class Asked:
     process: int | None = None
 
 
-def asked_of(asked: Asked, environment: Mapping[str, str] = os.environ) -> Asked | None:
+def asked_of(asked: DistributedArgs, environment: Mapping[str, str] = os.environ) -> DistributedArgs | None:
     """What to tell `jax.distributed`; None for a run in one process.
 
     Args:
@@ -82,18 +82,18 @@ def asked_of(asked: Asked, environment: Mapping[str, str] = os.environ) -> Asked
         ProcessError: some of them are given and not all, or they make no sense.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    if asked == Asked() and any(name in environment for name in names[1:]):
+    if asked == DistributedArgs() and any(name in environment for name in names[1:]):
         coordinator, *numbers = (environment.get(name) for name in names)
         try:
-            asked = Asked(coordinator, *(None if number is None else int(number) for number in numbers))
+            asked = DistributedArgs(coordinator, *(None if number is None else int(number) for number in numbers))
         except ValueError as error:
             raise ProcessError(f"{' and '.join(names[1:])}: {error}") from error
-    if asked != Asked():
+    if asked != DistributedArgs():
         return _checked(asked)
-    return Asked() if _is_one_of_many(environment) else None
+    return DistributedArgs() if _is_one_of_many(environment) else None
 
 
-def _checked(asked: Asked) -> Asked | None:
+def _checked(asked: DistributedArgs) -> DistributedArgs | None:
     missing = [f"--{name}" for name, value in attrs.asdict(asked).items() if value is None]
     if missing:
         raise ProcessError(f"{', '.join(missing)}: missing; --coordinator, --processes and --process go together")
@@ -124,7 +124,7 @@ def _is_one_of_many(environment: Mapping[str, str]) -> bool:
     return slurm or number("OMPI_COMM_WORLD_SIZE") > 1 or kubernetes or tpu
 
 
-def join(asked: Asked) -> bool:
+def join(asked: DistributedArgs) -> bool:
     """Joins the other processes of a run, before jax looks for devices; whether there are any.
 
     Raises:
@@ -137,13 +137,15 @@ def join(asked: Asked) -> bool:
     jax.config.update("jax_enable_preemption_service", False)
     # Whoever leaves in good order waits for nobody long: what matters is saved by then.
     settings: dict[str, Any] = {"initialization_timeout": JOIN_SECONDS, "shutdown_timeout_seconds": 60}
-    if told != Asked():
+    if told != DistributedArgs():
         settings |= {"coordinator_address": told.coordinator, "num_processes": told.processes}
         settings |= {"process_id": told.process, "cluster_detection_method": "deactivate"}
     try:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
-        who = "as the environment says" if told == Asked() else f"process {told.process} at {told.coordinator}"
+        who = (
+            "as the environment says" if told == DistributedArgs() else f"process {told.process} at {told.coordinator}"
+        )
         raise ProcessError(
             f"the processes of this run could not find each other within {JOIN_SECONDS} s ({who}): {_line(error)}; "
             "start all of them, with the same --coordinator, reachable from each, and a --process of its own"
@@ -157,7 +159,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def is_alone() -> bool:
+def is_single_process() -> bool:
     """Whether the run has but this process."""
     return jax.process_count() == 1
 
@@ -173,7 +175,7 @@ def first(act: Callable[[], T]) -> T:
     Raises:
         NnxdslError: `act` raised it; in the other processes a RunError with the same words.
     """
-    if is_alone():
+    if is_single_process():
         return act()
     key = f"nnxdsl/first/{next(_asked)}"
     if not is_first():
@@ -192,13 +194,13 @@ def first(act: Callable[[], T]) -> T:
 
 def together() -> None:
     """Waits until all processes are here."""
-    if not is_alone():
+    if not is_single_process():
         _client().wait_at_barrier(f"nnxdsl/together/{next(_asked)}", int(FIRST_SECONDS * 1000))
 
 
 def most(value: int) -> int:
     """The largest value that a process gives; all must call it at the same place, and wait for each other."""
-    if is_alone():
+    if is_single_process():
         return value
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
@@ -212,14 +214,14 @@ class Vote:
     def __init__(self) -> None:
         """Nobody has said anything yet."""
         self._said: jax.Array | None = None
-        if not is_alone():
+        if not is_single_process():
             mesh = Mesh(np.array(jax.devices()), ("all",))
             self._each = NamedSharding(mesh, PartitionSpec("all"))
             self._largest = jax.jit(lambda flags: flags.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def __call__(self, value: int) -> int:
         """Says a number, and returns what the calls before this one came to."""
-        if is_alone():
+        if is_single_process():
             return value
         before = 0 if self._said is None else int(self._said)
         mine = np.full((1,), value, np.int32)
@@ -336,7 +338,7 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def told_of_loss(tell: Callable[[str], object]) -> Iterator[None]:
+def on_peer_failure(tell: Callable[[str], object]) -> Iterator[None]:
     """Within the block, `tell` is called with who is gone and why, from another thread, before this process ends."""
     _told.append(tell)
     try:

@@ -23,9 +23,9 @@ from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, PlanError, Problem
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.losses.base import Ratio, finished
-from nnxdsl.models.params import Template
-from nnxdsl.program.compile import Program, State
+from nnxdsl.losses.base import WeightedMean, derived_metrics
+from nnxdsl.models.params import AbstractModel
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.step import Leaves
 from nnxdsl.trainer.rollouts import Rollouts
 
@@ -67,7 +67,7 @@ class Evaluator:
     def __attrs_post_init__(self) -> None:
         self._prompts = _encoded(self)
 
-    def prepare(self, first: State, apart: Leaves | None = None) -> None:
+    def prepare(self, first: TrainState, apart: Leaves | None = None) -> None:
         """Asks the reference for its answers if its weights will be gone: those before any step, or its own.
 
         Args:
@@ -81,7 +81,7 @@ class Evaluator:
         elif self.evaluation.prompts and is_cached and self.program.reference(first) is None:
             (self._reference_answers,) = self._answers("policy", *self.program.policy(first))
 
-    def metrics(self, state: State, is_to_end: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+    def metrics(self, state: TrainState, is_to_end: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """Means over all held-out rows, each sum divided once; names begin with `eval/`. Empty without held-out data.
 
         Args:
@@ -94,12 +94,12 @@ class Evaluator:
             return None if found is None else {f"eval/{name}": value for name, value in found.items()}
         totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
-        def add(ratios: dict[str, Ratio]) -> None:
+        def add(ratios: dict[str, WeightedMean]) -> None:
             for name, ratio in jax.device_get(ratios).items():
                 totals[name][0] += float(ratio.total)
                 totals[name][1] += float(ratio.count)
 
-        computing: dict[str, Ratio] = {}
+        computing: dict[str, WeightedMean] = {}
         for batch in self._batches():
             if is_to_end():
                 return None
@@ -108,9 +108,9 @@ class Evaluator:
             computing = following
         add(computing)
         means = {name: total / count if count else math.nan for name, (total, count) in totals.items()}
-        return {f"eval/{name}": mean for name, mean in finished(means).items()}
+        return {f"eval/{name}": mean for name, mean in derived_metrics(means).items()}
 
-    def samples(self, state: State) -> list[Sample]:
+    def samples(self, state: TrainState) -> list[Sample]:
         """Answers to the evaluation's prompts. The reference is asked once, unless it follows the policy."""
         prompts = self.evaluation.prompts
         if not prompts:
@@ -121,7 +121,7 @@ class Evaluator:
         answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
         return [Sample(*texts) for texts in zip(prompts, policy, answers, strict=True)]
 
-    def _of_policy(self, state: State) -> list[str]:
+    def _of_policy(self, state: TrainState) -> list[str]:
         """The policy's answers; sees to it that the reference's are known as well, if there still is one."""
         template, leaves = self.program.policy(state)
         reference = self.program.reference(state)
@@ -133,13 +133,13 @@ class Evaluator:
         if reference is None or self._reference_answers is not None:
             return self._answers("policy", template, leaves)[0]
         if not is_apart and any(lora.is_adapter(path) for path in leaves):
-            off = lora.off(leaves) if self.program.computation.is_off else reference[1]
+            off = lora.disable_adapter(leaves) if self.program.computation.is_off else reference[1]
             policy, self._reference_answers = self._answers("policy", template, leaves, off)
             return policy
         (self._reference_answers,) = self._answers("reference", *reference)
         return self._answers("policy", template, leaves)[0]
 
-    def _answers(self, name: str, template: Template, *models: Leaves) -> list[list[str]]:
+    def _answers(self, name: str, template: AbstractModel, *models: Leaves) -> list[list[str]]:
         """Of each of several models of one structure, asked together."""
         blueprint, asked = self.program.blueprint, self.evaluation
         if name not in self._samplers:

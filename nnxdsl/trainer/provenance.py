@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from nnxdsl.errors import RunError
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.step import Leaves
 
 CHANGED = {
@@ -22,7 +22,7 @@ CHANGED = {
 
 
 @attrs.define
-class MadeOf:
+class Provenance:
     """Digests of a run's parts by name, each compared with what was saved as soon as it is known.
 
     Attributes:
@@ -57,7 +57,7 @@ class MadeOf:
             )
 
 
-def reference_of(program: Program, first: State) -> Leaves:
+def reference_of(program: Program, first: TrainState) -> Leaves:
     """The weights of the reference beside the frozen ones, before any step: of an adapter, those of one that goes on.
 
     The magnitudes of a new DoRA follow from the frozen weights; their last bits go by the mesh, so they do not count.

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.pairs import Pairs
-from nnxdsl.data.sampler import Batches
-from nnxdsl.program.compile import Program, State
+from nnxdsl.data.sampler import BatchSampler
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.step import Leaves
 from nnxdsl.runs.code_digest import code_digest, code_versions
 from nnxdsl.runtime import distributed
@@ -39,7 +39,7 @@ Logps = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
 
-def rows_of(batches: Batches, steps: int) -> Rows:
+def rows_of(batches: BatchSampler, steps: int) -> Rows:
     """The rows that so many steps learn from, each once, in the order of the file."""
     if steps * batches.batch_size >= len(batches.dataset):
         return np.arange(len(batches.dataset))
@@ -47,7 +47,7 @@ def rows_of(batches: Batches, steps: int) -> Rows:
 
 
 @attrs.frozen
-class ReferenceLogps:
+class ReferenceCache:
     """The log-probabilities that a program's first policy, which is its reference, gives to pairs.
 
     Attributes:
@@ -63,7 +63,7 @@ class ReferenceLogps:
     apart: Leaves | None = None
 
     def of(
-        self, first: State, dataset: Pairs, rows: Rows, display: Display, is_to_end: Callable[[], bool]
+        self, first: TrainState, dataset: Pairs, rows: Rows, display: Display, is_to_end: Callable[[], bool]
     ) -> Logps | None:
         """What the reference says of some rows: found beside the runs, or asked now and kept there.
 
@@ -90,7 +90,7 @@ class ReferenceLogps:
         if distributed.is_first():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file.with_suffix(".json"), depends)
-        if not distributed.is_alone():  # they wait for each other already
+        if not distributed.is_single_process():  # they wait for each other already
             return self._ask(first, dataset, missing, known, file, display, is_to_end)
 
         def wait() -> None:
@@ -105,7 +105,7 @@ class ReferenceLogps:
 
     def _ask(
         self,
-        first: State,
+        first: TrainState,
         dataset: Pairs,
         missing: Rows,
         known: Logps,
@@ -133,7 +133,7 @@ class ReferenceLogps:
         _save(file, known)
         return None if np.isnan(known[missing]).any() and is_to_end() else known
 
-    def _said(self, first: State, batch: Batch) -> Any:
+    def _said(self, first: TrainState, batch: Batch) -> Any:
         if self.apart is not None:
             return self.program.compare(self.apart, batch)
         return self.program.score(first, batch).scored

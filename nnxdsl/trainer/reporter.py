@@ -21,7 +21,7 @@ LOG_SECONDS = 10.0
 """Least time between two steps that are written to the log."""
 
 
-class Chronicle:
+class Reporter:
     """Tells of one attempt; a context manager, within which its log is open.
 
     Args:
@@ -33,7 +33,7 @@ class Chronicle:
         self._directory, self._display = directory, display
         self._last_logged = -math.inf
 
-    def __enter__(self) -> Chronicle:
+    def __enter__(self) -> Reporter:
         self._log = Log(self._directory.log)
         return self
 

@@ -19,14 +19,14 @@ from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.rewards import Rewards
-from nnxdsl.data.sampler import Batches, Rows
+from nnxdsl.data.sampler import BatchSampler, Rows
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.errors import PlanError, Problem, RunError
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.losses.grpo import advantages
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runtime import distributed
 from nnxdsl.sharding.mesh import on_devices
 
@@ -60,7 +60,7 @@ class Rollouts:
     prompts: Prompts
     tokenizer: TokenizerBase
     rewards: Rewards
-    _order: Batches = attrs.field(init=False)
+    _order: BatchSampler = attrs.field(init=False)
     _stops: frozenset[int] = attrs.field(init=False)
     _sampler: Sampler | None = attrs.field(default=None, init=False)
     _last: Rollout | None = attrs.field(default=None, init=False)
@@ -68,7 +68,7 @@ class Rollouts:
     def __attrs_post_init__(self) -> None:
         experiment = self.program.experiment
         self._stops = stop_ids(self.tokenizer)
-        self._order = Batches(
+        self._order = BatchSampler(
             self.prompts,
             batch_size=experiment.batch_size // self.objective.group_size,
             seed=experiment.seed,
@@ -99,7 +99,7 @@ class Rollouts:
         assert isinstance(objective, GRPO)
         return objective
 
-    def at(self, step: int, state: State) -> Rollout:
+    def at(self, step: int, state: TrainState) -> Rollout:
         """The answers that a step learns from.
 
         Args:
@@ -149,7 +149,7 @@ class Rollouts:
         return position
 
     def evaluate(
-        self, state: State, held_out: Prompts, order: Rows, is_to_end: Callable[[], bool] = lambda: False
+        self, state: TrainState, held_out: Prompts, order: Rows, is_to_end: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
         """Mean rewards of one answer to each held-out prompt, drawn as in training and always with the same draws.
 
@@ -173,7 +173,7 @@ class Rollouts:
         metrics = self._metrics(np.asarray(values), answers, held_out.max_response_length)
         return {name: value for name, value in metrics.items() if name != "frac_reward_zero_std"}
 
-    def _draw(self, step: int, state: State) -> Rollout:
+    def _draw(self, step: int, state: TrainState) -> Rollout:
         group = self.objective.group_size
         rows = [row for row in self.indices(step) for _ in range(group)]
         answers = self._answers(state, self.prompts, rows, _seed(self.program.experiment.seed, f"step {step}"))
@@ -186,7 +186,7 @@ class Rollouts:
         metrics = self._metrics(values, answers, self.prompts.max_response_length)
         return Rollout(step, batch, metrics)
 
-    def _answers(self, state: State, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
+    def _answers(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
         asked, blueprint = self.objective, self.program.blueprint
         template, leaves = self.program.policy(state)
         if self._sampler is None:

@@ -38,7 +38,7 @@ from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.evaluation import Evaluator, Sample
 from nnxdsl.trainer.resume import by_step
 from nnxdsl.trainer.rollouts import Rollouts
-from nnxdsl.trainer.trainer import Attempt, Outcome, Parts, TrainingError
+from nnxdsl.trainer.trainer import Outcome, Prepared, Trainer, TrainingError
 from nnxdsl.weights import sources
 
 STOPPING = "stopping after this step, with everything saved; a second signal leaves at once, with what was saved last"
@@ -72,7 +72,7 @@ def run(experiment: Experiment, home: Path, display: Display, *, restart: bool =
         stopped = _run_earlier(experiment, home, display)
         if stopped is not None:
             return stopped
-        attempt = Attempt(experiment, display, parts, sources.open_source(parts.program.blueprint, home))
+        attempt = Trainer(experiment, display, parts, sources.open_source(parts.program.blueprint, home))
         is_new = restart or not directory.exists()
         opened = _opened(experiment, directory, display, restart=restart)
         if lock is None:
@@ -182,7 +182,7 @@ def _earlier(experiment: Experiment) -> list[Experiment]:
     return [start.experiment for weights in starts for start in parts(weights) if isinstance(start, From)]
 
 
-def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
+def _prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     """All that can be refused before anything is written, but for the weights."""
     display.stage(f"{experiment.name}: reading data")
     program = compile_experiment(experiment)
@@ -212,7 +212,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Parts:
             if rollouts is not None and isinstance(held_out, Prompts):
                 rollouts.rewards.check(held_out.columns, held_out.row_ids)
         evaluator = Evaluator(program, experiment.evaluation, held_out, tokenizer, dataset.is_chat, rollouts)
-    return Parts(program, tokenizer, dataset, evaluator, rollouts)
+    return Prepared(program, tokenizer, dataset, evaluator, rollouts)
 
 
 def _require_same_tokenizer(experiment: Experiment, tokenizer: TokenizerBase, home: Path) -> None:

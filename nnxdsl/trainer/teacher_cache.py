@@ -24,7 +24,7 @@ import numpy.typing as npt
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import SequenceBatch
 from nnxdsl.data.sequences import Sequences
-from nnxdsl.losses.lm_head.teacher_top_k import Top
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.program.compile import Program
 from nnxdsl.program.memory import top_bytes
 from nnxdsl.program.step import Leaves
@@ -50,8 +50,8 @@ class _File:
         begin: The first row.
         end: The row after the last one.
         known: Which of them are known, `[rows]`.
-        words: Part of `Said.words`, changed in place.
-        logp: Part of `Said.logp`, likewise.
+        words: Part of `TargetStats.words`, changed in place.
+        logp: Part of `TargetStats.logp`, likewise.
     """
 
     path: Path
@@ -91,7 +91,7 @@ class _File:
 
 
 @attrs.frozen
-class TeacherWords:
+class TeacherCache:
     """The likeliest words that a program's teacher gives to sequences.
 
     Attributes:
@@ -141,7 +141,7 @@ class TeacherWords:
         if distributed.is_first():
             directory.mkdir(parents=True, exist_ok=True)
             write_json(directory / "depends.json", depends)
-        if not distributed.is_alone():  # they wait for each other already
+        if not distributed.is_single_process():  # they wait for each other already
             return self._asked(dataset, lacking, words, logp, display, is_to_end)
 
         def wait() -> None:
@@ -165,7 +165,7 @@ class TeacherWords:
         total = sum(math.ceil(len(rows) / size) for _, rows in lacking)
         display.stage(f"asking the teacher of {sum(len(rows) for _, rows in lacking):,} rows", total, unit="batches")
 
-        def note(file: _File, before: tuple[Rows, SequenceBatch, Top] | None) -> None:
+        def note(file: _File, before: tuple[Rows, SequenceBatch, TeacherTopK] | None) -> None:
             if before is None:
                 return
             asked, batch, said = before[0], before[1], jax.device_get(before[2])

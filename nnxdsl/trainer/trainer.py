@@ -19,14 +19,14 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.pairs import Pairs
-from nnxdsl.data.sampler import Batches
+from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.optim.step_guard import IN_A_ROW, SKIPPED, TOTAL
 from nnxdsl.planning.flops import Flops, work
 from nnxdsl.planning.plan import describe
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.init import Source
 from nnxdsl.program.step import Batch, Leaves
 from nnxdsl.runs.array_digest import digest
@@ -41,12 +41,12 @@ from nnxdsl.storage import process_info
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.evaluation import Evaluator, Sample
 from nnxdsl.trainer.first_step import unlike
-from nnxdsl.trainer.provenance import MadeOf, reference_of
-from nnxdsl.trainer.reference_cache import ReferenceLogps, Rows, rows_of
-from nnxdsl.trainer.reporter import Chronicle
+from nnxdsl.trainer.provenance import Provenance, reference_of
+from nnxdsl.trainer.reference_cache import ReferenceCache, Rows, rows_of
+from nnxdsl.trainer.reporter import Reporter
 from nnxdsl.trainer.resume import by_step, newest_step, require_room
 from nnxdsl.trainer.rollouts import Rollouts
-from nnxdsl.trainer.teacher_cache import TeacherWords
+from nnxdsl.trainer.teacher_cache import TeacherCache
 from nnxdsl.trainer.throughput import Speed, memory_gib
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NNXDSL_DEVICE_GIB")
@@ -64,7 +64,7 @@ class TrainingError(RunError):
 
 
 @attrs.frozen
-class Parts:
+class Prepared:
     """What an attempt needs and what can be refused before a run directory is touched."""
 
     program: Program
@@ -107,23 +107,23 @@ class _Pending:
 
 
 @attrs.define(init=False)
-class Attempt:
+class Trainer:
     """One start of a run."""
 
     experiment: Experiment
     display: Display
-    parts: Parts
+    parts: Prepared
     source: Source | None
     directory: RunDirectory
     stop: StopRequest
-    chronicle: Chronicle
+    chronicle: Reporter
     checkpoints: Checkpoints
-    batches: Batches
+    batches: BatchSampler
     ahead: Prefetch[tuple[Batch, Flops]]
     speed: Speed
-    made_of: MadeOf
+    made_of: Provenance
     committed: int | None
-    latest: State | None
+    latest: TrainState | None
     number: int
     tokens: int
     pending: _Pending | None
@@ -132,7 +132,7 @@ class Attempt:
     last_read: float
     vote: distributed.Vote
 
-    def __init__(self, experiment: Experiment, display: Display, parts: Parts, source: Source) -> None:
+    def __init__(self, experiment: Experiment, display: Display, parts: Prepared, source: Source) -> None:
         """Begins nothing yet.
 
         Args:
@@ -142,7 +142,7 @@ class Attempt:
             source: Its first weights; given up once they are on the devices.
         """
         self.experiment, self.display, self.parts, self.source = experiment, display, parts, source
-        self.batches = Batches(
+        self.batches = BatchSampler(
             parts.dataset,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
@@ -173,9 +173,9 @@ class Attempt:
         keep = self.experiment.checkpoint.keep
         with contextlib.ExitStack() as held:
             held.callback(directory.close)
-            self.chronicle = held.enter_context(Chronicle(directory, self.display))
+            self.chronicle = held.enter_context(Reporter(directory, self.display))
             held.enter_context(beating(directory))
-            held.enter_context(distributed.told_of_loss(self.chronicle.lost))
+            held.enter_context(distributed.on_peer_failure(self.chronicle.lost))
             try:
                 self.checkpoints = Checkpoints(directory.checkpoints, keep=keep)
                 state, start = self._begin()
@@ -197,7 +197,7 @@ class Attempt:
                 self.chronicle.failed(error)
                 raise
 
-    def _begin(self) -> tuple[State, int]:
+    def _begin(self) -> tuple[TrainState, int]:
         """The state from which this attempt goes on, and how many steps it has behind it."""
         self.display.stage("placing weights")
         program, step = self.parts.program, self._newest_step()
@@ -205,7 +205,7 @@ class Attempt:
         distributed.first(lambda: require_room(self.checkpoints, self.experiment, step or 0, program.targets()))
         if saved is not None:
             self._order.check(saved["batches"])
-        self.made_of = MadeOf(self.directory.path, saved)
+        self.made_of = Provenance(self.directory.path, saved)
         self.made_of.note(tokenizer=self.parts.tokenizer.fingerprint, compute=program.blueprint.compute.name)
         assert self.source is not None
         self._ask_teacher()  # which is gone when the state comes
@@ -230,7 +230,7 @@ class Attempt:
         leaves = program.teacher(self.source)
         weights = digest(leaves)
         self.made_of.note(teacher=weights)
-        kept = TeacherWords(program, leaves, weights, self.directory.path.parent)
+        kept = TeacherCache(program, leaves, weights, self.directory.path.parent)
 
         def taught(dataset: Dataset, rows: Rows) -> Dataset:
             assert isinstance(dataset, Sequences)  # refused before, where it is not
@@ -239,7 +239,7 @@ class Attempt:
 
         self._know_of_all(taught)
 
-    def _ask_reference(self, first: State, apart: Leaves | None) -> None:
+    def _ask_reference(self, first: TrainState, apart: Leaves | None) -> None:
         """Sees to it that what the reference says is known of all pairs, where it is asked but once.
 
         Args:
@@ -252,7 +252,7 @@ class Attempt:
         # A new DoRA is its base, but for rounding; what is kept of the one is not of the other.
         weights = self.made_of.parts["frozen"] + (" DoRA" if isinstance(self.experiment.adapter, DoRA) else "")
         weights = weights if apart is None else digest(apart)
-        kept = ReferenceLogps(parts.program, weights, self.directory.path.parent, apart)
+        kept = ReferenceCache(parts.program, weights, self.directory.path.parent, apart)
 
         def referenced(dataset: Dataset, rows: Rows) -> Pairs:
             assert isinstance(dataset, Pairs)  # refused before, where it is not
@@ -280,7 +280,7 @@ class Attempt:
 
         return distributed.first(found)
 
-    def _train(self, state: State, start: int) -> Outcome:
+    def _train(self, state: TrainState, start: int) -> Outcome:
         total, every = self.experiment.steps, self.experiment.checkpoint.every_steps
         self._announce(start)
         for step in range(start, total + 1):
@@ -327,7 +327,7 @@ class Attempt:
         )
         self.display.stage(f"training {self.experiment.name}", self.experiment.steps)
 
-    def _step(self, step: int, state: State) -> State:
+    def _step(self, step: int, state: TrainState) -> TrainState:
         """Starts one step, and reads the metrics of the one before while it is computed."""
         if not self.last_read:
             self.display.note("compiling the step ...")
@@ -342,11 +342,11 @@ class Attempt:
         return self.latest
 
     @property
-    def _order(self) -> Batches | Rollouts:
+    def _order(self) -> BatchSampler | Rollouts:
         """What says which rows a step learns from."""
         return self.parts.rollouts or self.batches
 
-    def _batch(self, step: int, state: State) -> tuple[Batch, Flops, Mapping[str, float]]:
+    def _batch(self, step: int, state: TrainState) -> tuple[Batch, Flops, Mapping[str, float]]:
         """The batch of a step, what the step takes, and what the policy's answers are like where it gave any."""
         if self.parts.rollouts is None:
             return *self.ahead.at(step), {}
@@ -389,7 +389,7 @@ class Attempt:
         evaluation = self.experiment.evaluation
         return evaluation is not None and (step % evaluation.every_steps == 0 or step == self.experiment.steps)
 
-    def _evaluate(self, step: int, state: State) -> bool:
+    def _evaluate(self, step: int, state: TrainState) -> bool:
         """Writes held-out metrics and samples of a step; False if it was asked to stop before they were complete."""
         assert self.parts.evaluator is not None
         self._settle()
@@ -406,7 +406,7 @@ class Attempt:
             self.directory.append_sample({"step": step, "attempt": self.number, **sample._asdict()})
         return True
 
-    def _save(self, step: int, state: State) -> None:
+    def _save(self, step: int, state: TrainState) -> None:
         """Starts to save a step; it counts once the checkpoints say that it is committed."""
         self._settle()
         self.directory.sync()
@@ -427,7 +427,7 @@ class Attempt:
         """Whether any process is asked to; all ask at the same places, and wait for each other."""
         return distributed.most(self._asked_to_stop()) != 0
 
-    def _stop(self, step: int, state: State) -> Outcome:
+    def _stop(self, step: int, state: TrainState) -> Outcome:
         self._settle()
         self.directory.write_status(state="stopping", step=step, stage="saving")
         if step > 0:

@@ -15,16 +15,16 @@ import numpy as np
 
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, linen
-from nnxdsl.formats.hf_names import sources
+from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.families.registry import DecoderConfig, to_hf
-from nnxdsl.models.params import is_further
+from nnxdsl.models.params import is_mtp_param
 from nnxdsl.runs.checkpointer import Checkpoints, find
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights import tokenizer_files
 from nnxdsl.weights.export import DTYPES, counted, export
 from nnxdsl.weights.open import CONFIG, LINEN, PARAMS, Weights, open_weights, template_of
-from nnxdsl.weights.run_weights import GROUP, SavedModel, host
+from nnxdsl.weights.run_weights import GROUP, RunWeights, host
 
 Format = Literal["hub", "checkpoint", "linen"]
 
@@ -157,9 +157,9 @@ def _fitting(weights: Weights) -> DecoderConfig:
     """
     if weights.config is None:
         raise WeightsError(f"{weights.where}: put the network's config.json beside it, as the Hub has it")
-    config = attrs.evolve(weights.config, mtp_layers=int(any(is_further(path) for path in weights.shapes)))
+    config = attrs.evolve(weights.config, mtp_layers=int(any(is_mtp_param(path) for path in weights.shapes)))
     base = template_of(config).variables
-    names = {path: ", ".join(source.names) for path, source in sources(config).items()}
+    names = {path: ", ".join(source.names) for path, source in tensor_sources(config).items()}
     problems = [
         f"{path}: expected an array of shape {leaf.shape}, "
         + ("there is none" if path not in weights.shapes else f"got {weights.shapes[path]}")
@@ -177,7 +177,7 @@ def _stripped(source: Path, target: Path, dtype: str | None) -> Converted:
     """A run's experiment and what it trained at one step, without the state of its optimizer."""
     if dtype is not None:
         raise RunError("dtype has no effect to 'checkpoint' from a run, whose arrays stay float32")
-    saved = SavedModel.open(source)
+    saved = RunWeights.open(source)
     directory, _ = find(source)
     with Checkpoints.open(directory) as checkpoints:
         infos = checkpoints.contents(saved.step)[GROUP]

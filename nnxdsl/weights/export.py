@@ -21,14 +21,14 @@ from nnxdsl.config.weights import HF, Checkpoint, From
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, peft
 from nnxdsl.formats.hf_download import locate
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import FAMILIES, DecoderConfig, to_hf
-from nnxdsl.models.params import Template
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.init import ArrayLike
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
 from nnxdsl.terminal.display import Display
-from nnxdsl.weights.run_weights import SavedModel, host_device
+from nnxdsl.weights.run_weights import RunWeights, host_device
 from nnxdsl.weights.tokenizer_files import TokenizerFiles
 
 DTYPES = {
@@ -120,7 +120,7 @@ def export(
     require_vacant(target)
     display = display or Display(quiet=True)
     display.stage(f"reading {run}")
-    saved = SavedModel.open(Path(run))
+    saved = RunWeights.open(Path(run))
     if adapter and saved.adapter is None:
         raise WeightsError(f"{run} trained all weights and has no adapter; export it without --adapter")
     to_hf(saved.config)  # refused before anything is written
@@ -154,7 +154,7 @@ def export(
 
 
 def _write_model(
-    place: Path, saved: SavedModel, dtype: str, limit: int | None, fields: Mapping[str, Any], display: Display
+    place: Path, saved: RunWeights, dtype: str, limit: int | None, fields: Mapping[str, Any], display: Display
 ) -> None:
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, DTYPES[dtype]) for path, leaf in saved.base.items()}
     count = counted(display, "writing weights", len(shapes))
@@ -179,13 +179,13 @@ def counted(display: Display, stage: str, total: int) -> Callable[[], None]:
     return count
 
 
-def _write_adapter(place: Path, saved: SavedModel, dtype: str, base: str | None, is_multimodal: bool) -> None:
+def _write_adapter(place: Path, saved: RunWeights, dtype: str, base: str | None, is_multimodal: bool) -> None:
     assert saved.adapter is not None
     leaves = {path: leaf.astype(DTYPES[dtype]) for path, leaf in saved.adapter_leaves().items()}
     peft.write(place, saved.config, leaves, adapter=saved.adapter, base=base, is_multimodal=is_multimodal)
 
 
-def _compare(place: Path, target: Path, saved: SavedModel, dtype: str, *, is_adapter: bool) -> tuple[float, float]:
+def _compare(place: Path, target: Path, saved: RunWeights, dtype: str, *, is_adapter: bool) -> tuple[float, float]:
     """The largest difference of a logit, and the run's largest logit.
 
     One of the two models is in memory at a time.
@@ -225,21 +225,21 @@ def _compare(place: Path, target: Path, saved: SavedModel, dtype: str, *, is_ada
 Forward = Callable[[dict[str, jax.Array], jax.Array], jax.Array]
 
 
-def forward_of(template: Template) -> Forward:
+def forward_of(template: AbstractModel) -> Forward:
     """The jitted logits `[B, T, V]` of a model, float32, from its arrays and tokens `[B, T]`."""
 
     def forward(leaves: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
         model = template.merge(leaves)
         assert isinstance(model, Decoder)
         rows, length = tokens.shape
-        places = right_padded(jnp.full((rows,), length, jnp.int32), length)
+        places = positions_right_padded(jnp.full((rows,), length, jnp.int32), length)
         return model.logits(model(tokens, places, dtype=jnp.float32).hidden)
 
     return jax.jit(forward)
 
 
 def logits(
-    template: Template, leaf: Callable[[str], ArrayLike], tokens: np.ndarray, forward: Forward | None = None
+    template: AbstractModel, leaf: Callable[[str], ArrayLike], tokens: np.ndarray, forward: Forward | None = None
 ) -> np.ndarray:
     """A model's logits, computed on the host in float32.
 
@@ -273,7 +273,7 @@ def model_type(experiment: Experiment) -> str | None:
     return next((f.model_types[0] for f in FAMILIES if f.title.replace(" ", "").lower() == name), None)
 
 
-def _base_of(saved: SavedModel) -> tuple[str | None, bool]:
+def _base_of(saved: RunWeights) -> tuple[str | None, bool]:
     """What an adapter belongs to, and whether transformers loads that with parts for other inputs than text."""
     weights = saved.experiment.model.weights
     if not isinstance(weights, HF):
@@ -284,7 +284,7 @@ def _base_of(saved: SavedModel) -> tuple[str | None, bool]:
     return os.fspath(directory.resolve()) if is_local else weights.path, "text_config" in fields
 
 
-def _baseless(saved: SavedModel) -> str:
+def _baseless(saved: RunWeights) -> str:
     """Where the base of an adapter is to be had, that no Hub directory is."""
     match saved.experiment.model.weights:
         case From(experiment=earlier) if earlier.quantization is None:
@@ -296,7 +296,7 @@ def _baseless(saved: SavedModel) -> str:
     return f"base_model_name_or_path is empty, since no Hub directory is the base; {base}"
 
 
-def _notes(saved: SavedModel) -> tuple[str, ...]:
+def _notes(saved: RunWeights) -> tuple[str, ...]:
     notes = tuple(f"{damage}; an earlier one was taken" for damage in saved.passed_over)
     if saved.experiment.quantization is None or saved.adapter is None:
         return notes

@@ -19,10 +19,10 @@ from nnxdsl.formats import hf, linen, safetensors
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.params import Template, abstract
+from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints, find
 from nnxdsl.weights import orbax
-from nnxdsl.weights.run_weights import SavedModel, host
+from nnxdsl.weights.run_weights import RunWeights, host
 from nnxdsl.weights.sources import PARAMS
 
 Kind = Literal["hub", "run", "checkpoint", "linen", "tensors"]
@@ -99,7 +99,7 @@ def open_tensors(path: Path) -> Weights | None:
     return _tensors(path, hf.files_of(path)) if is_one else None
 
 
-def template_of(config: DecoderConfig) -> Template:
+def template_of(config: DecoderConfig) -> AbstractModel:
     """The network of these numbers, without its arrays."""
     return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
@@ -167,7 +167,7 @@ def _checkpoint(path: Path) -> Weights:
 
 
 def _run(path: Path) -> Weights:
-    saved = SavedModel.open(path)
+    saved = RunWeights.open(path)
     shapes = {name: leaf.shape for name, leaf in saved.base.items()}
     return Weights(path, "run", saved.config, shapes, lambda _: np.dtype(np.float32), saved.merged)
 

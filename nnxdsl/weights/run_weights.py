@@ -19,8 +19,8 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.params import Leaf, Template
-from nnxdsl.program.blueprint import draw, template
+from nnxdsl.models.params import AbstractModel, ParamSpec
+from nnxdsl.program.blueprint import build_blueprint, template
 from nnxdsl.program.init import ArrayLike, Source
 from nnxdsl.runs.checkpointer import Checkpoints, Good, find
 from nnxdsl.weights import sources
@@ -33,7 +33,7 @@ AHEAD_BYTES = 1 << 26
 
 
 @attrs.frozen(eq=False)
-class SavedModel:
+class RunWeights:
     """What a run's checkpoint holds of a model. Each leaf is read when it is asked for, and none is kept after that.
 
     Where the run kept its base in few bits, the base here is what was quantised, not what was left of it: an adapter
@@ -55,18 +55,18 @@ class SavedModel:
     step: int
     experiment: Experiment
     config: DecoderConfig
-    base: Mapping[str, Leaf]
-    plain: Template
-    policy: Template
+    base: Mapping[str, ParamSpec]
+    plain: AbstractModel
+    policy: AbstractModel
     adapter: LowRank | None
     passed_over: tuple[str, ...]
-    _trained: Mapping[str, Leaf]
+    _trained: Mapping[str, ParamSpec]
     _checkpoints: Checkpoints
     _source: Source | None
     _ahead: dict[str, jax.Array] = attrs.field(factory=dict, init=False)
 
     @classmethod
-    def open(cls, path: Path) -> SavedModel:
+    def open(cls, path: Path) -> RunWeights:
         """Opens the newest good checkpoint of a run, or one step of it.
 
         Args:
@@ -85,7 +85,7 @@ class SavedModel:
             raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
         # Its own dtypes, which may have gone by a device that this machine does not have.
         identity = checkpoints.meta(step)["identity"]
-        blueprint = draw(evolve(experiment, {"mesh": Mesh(), "precision.compute": identity["compute"]}))
+        blueprint = build_blueprint(evolve(experiment, {"mesh": Mesh(), "precision.compute": identity["compute"]}))
         adapter = experiment.adapter
         if adapter is not None and not isinstance(adapter, LowRank):
             raise RunError(f"{path}: nothing knows how to merge {type(adapter).__qualname__}")

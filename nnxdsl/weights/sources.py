@@ -22,10 +22,10 @@ from nnxdsl.errors import PlanError, Problem, WeightsError
 from nnxdsl.formats import peft
 from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_download import locate
-from nnxdsl.models.params import is_further
+from nnxdsl.models.params import is_mtp_param
 from nnxdsl.program import init
-from nnxdsl.program.blueprint import Blueprint, draw, outline
-from nnxdsl.program.init import ArrayLike, Source, Taught
+from nnxdsl.program.blueprint import Blueprint, build_blueprint, build_unplaced
+from nnxdsl.program.init import ArrayLike, Source, TeacherSource
 from nnxdsl.program.teacher import teacher_of
 from nnxdsl.runs.checkpointer import Checkpoints, find
 from nnxdsl.storage.jsonl import read_json
@@ -79,8 +79,10 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
     if blueprint.is_apart:
         asked = blueprint.experiment.reference
         assert isinstance(asked, Reference.Checkpoint)
-        return init.Beside(own, _model_source(init.with_weights(blueprint, asked.weights), home))
-    return own if teacher is None else Taught(own, _own_source(outline(teacher, blueprint.platform), home))
+        return init.ReferenceSource(own, _model_source(init.with_weights(blueprint, asked.weights), home))
+    return (
+        own if teacher is None else TeacherSource(own, _own_source(build_unplaced(teacher, blueprint.platform), home))
+    )
 
 
 def _own_source(blueprint: Blueprint, home: Path) -> Source:
@@ -89,9 +91,9 @@ def _own_source(blueprint: Blueprint, home: Path) -> Source:
     base = _model_source(blueprint, home)
     match getattr(experiment.adapter, "start", None):
         case Checkpoint() | From() as place:
-            return init.Started(base, _adapter_of(place, blueprint, home))
+            return init.AdapterSource(base, _adapter_of(place, blueprint, home))
         case _:
-            return init.started(blueprint, base)
+            return init.with_adapter_start(blueprint, base)
 
 
 def _model_source(blueprint: Blueprint, home: Path) -> Source:
@@ -201,7 +203,7 @@ class _Trained:
                 raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
             # Its own dtypes, which may have gone by a device that this machine does not have.
             computed = checkpoints.meta(step)["identity"]["compute"]
-            blueprint = draw(evolve(experiment, {"mesh": Mesh(), "precision.compute": computed}))
+            blueprint = build_blueprint(evolve(experiment, {"mesh": Mesh(), "precision.compute": computed}))
             here = _host()
             targets = {
                 p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
@@ -335,7 +337,7 @@ class WeightsAlone:
             for name, leaf in blueprint.base.items()
             if name not in contents or tuple(contents[name].shape) != leaf.shape
         ]
-        others = (name for name in contents if name not in blueprint.base and not is_further(name))
+        others = (name for name in contents if name not in blueprint.base and not is_mtp_param(name))
         problems += [f"{name}: no part of this network" for name in others]
         if problems:
             raise WeightsError("\n  ".join([f"{path}: {len(problems)} arrays do not fit:", *problems]))

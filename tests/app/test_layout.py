@@ -22,7 +22,7 @@ from app.state import Site
 from nnxdsl import Mesh, SpecError
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.planning.plan import describe
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.terminal.array_view import blocks
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
@@ -43,7 +43,7 @@ DEVICE = {"name": "h200", "description": "NVIDIA H200", "memory": 150_109_106_99
 def found() -> dict[str, Any]:
     """A plan as `nnxdsl plan --json` prints it: its layout is a real one; the figures of memory were noted down."""
     made = evolve(experiment(0), {f"mesh.{axis}": count for axis, count in MESH.items()})
-    layout = json.loads(json.dumps(describe(draw(made, "gpu").layout)))
+    layout = json.loads(json.dumps(describe(build_blueprint(made, "gpu").layout)))
     parts = [
         {"name": name, "bytes": count, "tag": tag, "how": how, "memory": "device"} for name, count, tag, how in MEMORY
     ]

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Order
-from nnxdsl.data import Batches, BytesTokenizer, Dataset, Sequences, load, permutation
-from nnxdsl.data.loaders.build import Example, gather
+from nnxdsl.data import BatchSampler, BytesTokenizer, Dataset, Sequences, load, permutation
+from nnxdsl.data.loaders.build import Example, build_dataset
 from nnxdsl.data.ragged import RaggedBuilder
 
 ORDERS = st.sampled_from([Order.Shuffled(), Order.AsInFile()])
@@ -96,11 +96,11 @@ def test_permutations_are_pinned() -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=ORDERS, batch_size=st.integers(1, 25), seed=st.integers(0, 99), step=st.integers(0, 200))
 def test_any_step_is_the_same_after_a_state_is_restored(pairs, order, batch_size: int, seed: int, step: int) -> None:
-    first = Batches(pairs, batch_size=batch_size, seed=seed, order=order)
+    first = BatchSampler(pairs, batch_size=batch_size, seed=seed, order=order)
     for earlier in range(max(0, step - 2), step):
         first.at(earlier)
     state = json.loads(json.dumps(first.state(step)))
-    again = Batches(pairs, batch_size=batch_size, seed=seed, order=order)
+    again = BatchSampler(pairs, batch_size=batch_size, seed=seed, order=order)
     assert again.check(state) == step
     for one, other in zip(first.at(step), again.at(step), strict=True):
         assert np.array_equal(one, other)
@@ -109,7 +109,7 @@ def test_any_step_is_the_same_after_a_state_is_restored(pairs, order, batch_size
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=ORDERS, batch_size=st.integers(1, 25), seed=st.integers(0, 99), epochs=st.integers(1, 4))
 def test_steps_run_through_epochs_without_a_gap(pairs, order, batch_size: int, seed: int, epochs: int) -> None:
-    batches = Batches(pairs, batch_size=batch_size, seed=seed, order=order)
+    batches = BatchSampler(pairs, batch_size=batch_size, seed=seed, order=order)
     rows = len(pairs)
     steps = -(-epochs * rows // batch_size)
     seen = np.concatenate([batches.indices(step) for step in range(steps)])
@@ -119,9 +119,9 @@ def test_steps_run_through_epochs_without_a_gap(pairs, order, batch_size: int, s
 
 
 def test_a_state_of_another_order_is_refused_with_everything_that_changed(pairs: Dataset, write) -> None:
-    batches = Batches(pairs, batch_size=4, seed=0, order=Order.Shuffled())
+    batches = BatchSampler(pairs, batch_size=4, seed=0, order=Order.Shuffled())
     state = batches.state(7)
-    other = Batches(pairs, batch_size=2, seed=1, order=Order.AsInFile())
+    other = BatchSampler(pairs, batch_size=2, seed=1, order=Order.AsInFile())
     with pytest.raises(DataError) as error:
         other.check(state)
     assert str(error.value) == (
@@ -134,7 +134,7 @@ def test_a_state_of_another_order_is_refused_with_everything_that_changed(pairs:
     with pytest.raises(
         DataError, match=r"the data file has changed \(sha256\): the checkpoint has \w{12}..., this run"
     ):
-        Batches(changed, batch_size=4, seed=0, order=Order.Shuffled()).check(state)
+        BatchSampler(changed, batch_size=4, seed=0, order=Order.Shuffled()).check(state)
 
 
 @attrs.frozen(kw_only=True)
@@ -164,9 +164,11 @@ def test_a_source_and_an_order_of_another_package(write, tokens: BytesTokenizer)
     def convert(row: Mapping[str, Any]) -> Example:
         return Example({"tokens": [row["first"], 9], "target": [0, 1]})
 
-    load.register(Numbers, lambda data, tokenizer, **options: Sequences(gather(data, convert, ("tokens", "target"))))
+    load.register(
+        Numbers, lambda data, tokenizer, **options: Sequences(build_dataset(data, convert, ("tokens", "target")))
+    )
     permutation.register(Backwards, lambda order, rows, seed, epoch: np.arange(rows)[::-1])
-    batches = Batches(load(data, tokens), batch_size=2, seed=0, order=Backwards())
+    batches = BatchSampler(load(data, tokens), batch_size=2, seed=0, order=Backwards())
     assert batches.at(0).tokens[:, :2].tolist() == [[2, 9], [1, 9]]
 
 
@@ -181,6 +183,6 @@ def _(order: Order, rows: int, seed: int, epoch: int) -> Any:
 
 
 def test_an_order_that_leaves_rows_out_is_refused(pairs: Dataset) -> None:
-    batches = Batches(pairs, batch_size=4, seed=0, order=Twice())
+    batches = BatchSampler(pairs, batch_size=4, seed=0, order=Twice())
     with pytest.raises(DataError, match="Twice: expected each of 10 rows once in epoch 0"):
         batches.at(0)

@@ -9,7 +9,7 @@ import pytest
 
 from nnxdsl import BadRows, Data, DataError, Order
 from nnxdsl.config.batching import Packed
-from nnxdsl.data import Batches, BytesTokenizer, Pairs, load
+from nnxdsl.data import BatchSampler, BytesTokenizer, Pairs, load
 from nnxdsl.data.batch import token_count
 
 USER = {"role": "user", "content": "Hi"}
@@ -89,7 +89,7 @@ def test_batches_bear_labels_padded_or_packed(write: Any) -> None:
     assert batch.weight.tolist() == [1.0, 1.0, 0.0]
     assert token_count(batch) == (batch.prompt_length + batch.chosen_length)[:2].sum()
     padded, packed = (
-        Batches(dataset, batch_size=4, seed=0, order=Order.Shuffled(), **fields)
+        BatchSampler(dataset, batch_size=4, seed=0, order=Order.Shuffled(), **fields)
         for fields in ({}, {"batching": Packed(), "blocks": 2})
     )
     one, other = padded.at(1), packed.at(1)

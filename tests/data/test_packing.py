@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnxdsl import Batching, Data, DataError, Order
-from nnxdsl.data import Batches, BytesTokenizer, Dataset, Pairs, Sequences, load
+from nnxdsl.data import BatchSampler, BytesTokenizer, Dataset, Pairs, Sequences, load
 from nnxdsl.data.batch import PackedPairs, PackedSequences, PairBatch, SequenceBatch, real_share, token_count
 from nnxdsl.data.collate import buckets, maker
-from nnxdsl.data.dataset import Kept
+from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Packer, Size, fit, levels, quantum, rounded
 from nnxdsl.data.ragged import RaggedBuilder
@@ -27,7 +27,7 @@ BATCHINGS = st.sampled_from(
 )
 
 
-def kept(parts: dict[str, Sequence[Sequence[int]]]) -> Kept:
+def kept(parts: dict[str, Sequence[Sequence[int]]]) -> TokenizedRows:
     built = {}
     for name, rows in parts.items():
         builder = RaggedBuilder()
@@ -36,7 +36,7 @@ def kept(parts: dict[str, Sequence[Sequence[int]]]) -> Kept:
         built[name] = builder.build()
     ids = [f"rows.jsonl:{number + 1}" for number in range(len(next(iter(parts.values()))))]
     report = Report(source="rows.jsonl", rows=len(ids), kept=len(ids), cut={}, dropped={}, odd={}, first={}, lengths={})
-    return Kept(built, ids, report, "digest", is_chat=False)
+    return TokenizedRows(built, ids, report, "digest", is_chat=False)
 
 
 def pairs_of(lengths: Sequence[tuple[int, int, int]]) -> Pairs:
@@ -54,8 +54,8 @@ def sequences_of(lengths: Sequence[int], seed: int = 0) -> Sequences:
     return Sequences(kept({"tokens": rows, "target": targets}))
 
 
-def batches(dataset: Dataset, batching: Batching, size: int, blocks: int = 1) -> Batches:
-    return Batches(dataset, batch_size=size, seed=1, order=Order.Shuffled(), batching=batching, blocks=blocks)
+def batches(dataset: Dataset, batching: Batching, size: int, blocks: int = 1) -> BatchSampler:
+    return BatchSampler(dataset, batch_size=size, seed=1, order=Order.Shuffled(), batching=batching, blocks=blocks)
 
 
 @given(lengths=LENGTHS, size=st.integers(1, 12), blocks=st.integers(1, 3), length=st.sampled_from([None, 100, 160]))

@@ -18,7 +18,7 @@ from small_lab.model import Small
 from nnxdsl import Batching, Data, Order, Tokenizer, compile, from_json
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.loaders.build import load
-from nnxdsl.data.sampler import Batches
+from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.data.tokenizers.base import open_tokenizer
 from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints
 
@@ -142,7 +142,7 @@ def test_batches_are_the_same_from_every_position(lab: Lab, order: Any, batching
     tokenizer = open_tokenizer(Tokenizer.Bytes(), None)
     settings = {"batch_size": 4, "seed": 3, "order": order, "batching": batching}
     loaded = [load(data, tokenizer, max_position=64, vocabulary=512, loss_on="all") for _ in range(2)]
-    whole, other = (Batches(dataset, **settings) for dataset in loaded)
+    whole, other = (BatchSampler(dataset, **settings) for dataset in loaded)
     for position in range(15):
         state = json.loads(json.dumps(whole.state(position)))
         assert other.check(state) == position

@@ -93,8 +93,8 @@ GUARDS = [
     ),
     Guard(
         "6", "processes stop when one of them has been told to, not each by itself", "runtime/distributed.py",
-        "        if is_alone():\n            return value\n        before = ",
-        "        if is_alone() or True:\n            return value\n        before = ",
+        "        if is_single_process():\n            return value\n        before = ",
+        "        if is_single_process() or True:\n            return value\n        before = ",
         f"{PROCESSES}test_a_signal_to_one_stops_all_at_one_step",
     ),
     Guard(

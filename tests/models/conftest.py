@@ -34,12 +34,12 @@ def config() -> DecoderConfig:
 
 
 @pytest.fixture(scope="session")
-def template(config: DecoderConfig) -> params.Template:
+def template(config: DecoderConfig) -> params.AbstractModel:
     return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture(scope="session")
-def leaves(template: params.Template) -> dict[str, jax.Array]:
+def leaves(template: params.AbstractModel) -> dict[str, jax.Array]:
     """Values for `template`; norm scales are not zero, so that a norm in the wrong place shows."""
     rng = np.random.default_rng(0)
     values = {}
@@ -50,6 +50,6 @@ def leaves(template: params.Template) -> dict[str, jax.Array]:
 
 
 @pytest.fixture(scope="session")
-def forward(template: params.Template) -> Callable[..., jax.Array]:
+def forward(template: params.AbstractModel) -> Callable[..., jax.Array]:
     """The jitted hidden states of `template`, from (leaves, tokens, places)."""
     return jax.jit(lambda leaves, tokens, places: template.merge(leaves)(tokens, places, dtype=jnp.float32)[0])

@@ -14,10 +14,10 @@ from flax import nnx
 
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
-from nnxdsl.models.attention.positions import left_padded, right_padded
-from nnxdsl.models.decoder import Decoder, Period, example_inputs
+from nnxdsl.models.attention.positions import positions_left_padded, positions_right_padded
+from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
 from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig, local_then_global
-from nnxdsl.models.logical_axes import Axes, constrain, constrained_by
+from nnxdsl.models.logical_axes import Axes, constrain, sharding_hooks
 
 SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp_dim": 64, "head_dim": 8}
 CONFIGS = {
@@ -44,7 +44,7 @@ class Recorder:
         return x
 
 
-def template_of(config: DecoderConfig) -> params.Template:
+def template_of(config: DecoderConfig) -> params.AbstractModel:
     return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
@@ -57,8 +57,8 @@ def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
     seen = Recorder()
 
     def forward(values: dict[str, jax.Array]) -> jax.Array:
-        with constrained_by(seen):
-            places = right_padded(jnp.array([5, 3]), 5)
+        with sharding_hooks(seen):
+            places = positions_right_padded(jnp.array([5, 3]), 5)
             return template.merge(values)(jnp.zeros((2, 5), jnp.int32), places, dtype=jnp.float32, remat=remat)[0]
 
     jax.eval_shape(forward, values)
@@ -77,14 +77,14 @@ def test_what_the_constraint_returns_is_what_goes_on() -> None:
     config = CONFIGS["llama3"]
     template = template_of(config)
     leaves = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
-    tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), left_padded(jnp.array([6, 4]), 6)
+    tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), positions_left_padded(jnp.array([6, 4]), 6)
 
     def run() -> jax.Array:  # traced anew each time
         return jax.jit(lambda leaves: template.merge(leaves)(tokens, places, dtype=jnp.float32)[0])(leaves)
 
     plain = run()
     for doubled in (HIDDEN, QUERY, KEY, MLP):
-        with constrained_by(lambda x, axes, doubled=doubled: x * 2 if axes == doubled else x):
+        with sharding_hooks(lambda x, axes, doubled=doubled: x * 2 if axes == doubled else x):
             assert float(jnp.abs(run() - plain).max()) > 1e-3, doubled
     again = run()
     assert bool((again == plain).all())  # after the context nothing is left of it
@@ -95,7 +95,7 @@ def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> 
     template = template_of(config)
     leaves = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), right_padded(jnp.array([6, 4]), 6)
+    tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), positions_right_padded(jnp.array([6, 4]), 6)
     cache = init_cache(config, 2, 8, jnp.float32)
 
     def placed(x: jax.Array, axes: Axes) -> jax.Array:
@@ -106,7 +106,7 @@ def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> 
         return template.merge(leaves)(tokens, places, cache=cache, keeps=True, dtype=jnp.float32)
 
     def constrained(leaves, cache):
-        with constrained_by(placed):
+        with sharding_hooks(placed):
             return plain(leaves, cache)
 
     assert "sharding_constraint" not in str(jax.make_jaxpr(plain)(leaves, cache))
@@ -121,15 +121,15 @@ def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> 
 def test_adapters_find_all_layers_under_a_constraint(name: str) -> None:
     config, seen = CONFIGS[name], Recorder()
 
-    def adapt(period: Period) -> Period:
+    def adapt(period: LayerGroup) -> LayerGroup:
         provider = qwix.LoraProvider([qwix.LoraRule(module_path=".*", rank=2, alpha=2.0)])
         return qwix.apply_lora_to_model(period, provider, *example_inputs(config), rngs=nnx.Rngs(1))
 
-    def variables() -> dict[str, params.Leaf]:
+    def variables() -> dict[str, params.ParamSpec]:
         return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt)).variables
 
     plain = variables()
-    with constrained_by(seen):
+    with sharding_hooks(seen):
         assert variables() == plain
     assert ((1, 1, 64), MLP) in seen.calls  # traced under vmap, which hides its axis
     linears = {path.removesuffix(".kernel") for path in plain if path.endswith(".kernel")} - {"lm_head"}

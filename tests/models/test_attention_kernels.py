@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.cudnn import attend_cudnn
-from nnxdsl.models.attention.dot_product import attend
-from nnxdsl.models.attention.mask import mask
-from nnxdsl.models.attention.positions import Places, right_padded
-from nnxdsl.models.attention.row_layout import Method, Row
+from nnxdsl.models.attention.dot_product import dot_product_attention
+from nnxdsl.models.attention.mask import attention_mask
+from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.splash import attend_splash
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.params import Template
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.models.pipeline import Stages
 
 Lengths = Sequence[tuple[int, ...]]
 
 
-def side_by_side(lengths: Lengths, row: Row) -> Places:
+def side_by_side(lengths: Lengths, row: RowLayout) -> TokenPositions:
     """Places of rows of such parts, by numpy: a first part ends at its last slot if others follow."""
     place = np.zeros((3, len(lengths), row.size), np.int32)
     for number, length in enumerate(lengths):
@@ -40,15 +40,15 @@ def side_by_side(lengths: Lengths, row: Row) -> Places:
             place[1, number, slots] = 1
             place[2, number, start : start + size] = branch
             start += size
-    return Places(*place)  # pyright: ignore[reportArgumentType] - masks are made of numpy's arrays as well
+    return TokenPositions(*place)  # pyright: ignore[reportArgumentType] - masks are made of numpy's arrays as well
 
 
 @st.composite
-def laid_out(draw: Callable[..., Any], most: int = 9) -> tuple[Row, Lengths]:
+def laid_out(draw: Callable[..., Any], most: int = 9) -> tuple[RowLayout, Lengths]:
     parts = tuple(draw(st.lists(st.integers(1, most), min_size=1, max_size=1)))
     if draw(st.booleans()):
         parts += (draw(st.integers(1, most)),) * 2
-    row = Row(parts, sum(parts) + draw(st.sampled_from([0, 3])))
+    row = RowLayout(parts, sum(parts) + draw(st.sampled_from([0, 3])))
     lengths = [tuple(draw(st.integers(0 if index else 1, size)) for index, size in enumerate(parts)) for _ in range(2)]
     return row, lengths
 
@@ -58,15 +58,17 @@ windows = st.one_of(st.none(), st.integers(1, 12))
 
 @settings(max_examples=60, deadline=None)
 @given(laid_out(), windows, st.integers(1, 6))
-def test_a_row_never_rules_out_what_a_token_sees(given: tuple[Row, Lengths], window: int | None, block: int) -> None:
+def test_a_row_never_rules_out_what_a_token_sees(
+    given: tuple[RowLayout, Lengths], window: int | None, block: int
+) -> None:
     row, lengths = given
     places = side_by_side(lengths, row)
     real = np.asarray(places.segment) > 0
-    seen = np.asarray(mask(places, places, window)) & real[:, :, None] & real[:, None, :]
+    seen = np.asarray(attention_mask(places, places, window)) & real[:, :, None] & real[:, None, :]
     assert not (seen & ~row.sees(window)).any()
     full = side_by_side([row.parts], row)  # nothing is padding: then it is what the tokens see, slot for slot
     used = sum(row.parts)
-    assert np.array_equal(mask(full, full, window)[0, :used, :used], row.sees(window)[:used, :used])
+    assert np.array_equal(attention_mask(full, full, window)[0, :used, :used], row.sees(window)[:used, :used])
     # Blocks are the row, each with all that its queries see, in order.
     found = row.blocks(window, block)
     assert [slot for one in found for slot in range(*one.queries)] == list(range(row.size))
@@ -81,18 +83,18 @@ def test_of_a_packed_row_only_the_order_is_known() -> None:
     row = rows.packed(7)
     assert np.array_equal(row.sees(2), np.tril(np.ones((7, 7), bool)))
     # Two pairs of which the second's rejected answer looks back over its chosen one: farther than a window of slots.
-    places = Places(
+    places = TokenPositions(
         jnp.asarray([[0, 1, 1, 0, 1, 1, 2]]), jnp.asarray([[1, 1, 1, 2, 2, 2, 2]]), jnp.asarray([[0, 1, 2, 0, 1, 2, 2]])
     )
-    assert not (np.asarray(mask(places, places, 2))[0] & ~row.sees(2)).any()
+    assert not (np.asarray(attention_mask(places, places, 2))[0] & ~row.sees(2)).any()
     with pytest.raises(ValueError, match="one part"):
-        Row((4, 3), 7, packed=True)
+        RowLayout((4, 3), 7, packed=True)
     with pytest.raises(ValueError, match="do not fit"):
-        Row((4, 4), 7)
+        RowLayout((4, 4), 7)
 
 
 def compared(
-    kernel: Callable[..., jax.Array], row: Row, lengths: Lengths, *, window: int | None, cap: float | None = None,
+    kernel: Callable[..., jax.Array], row: RowLayout, lengths: Lengths, *, window: int | None, cap: float | None = None,
     heads: int = 4, kv_heads: int = 2, width: int = 8, seed: int = 0, dtype: Any = jnp.float32,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:  # fmt: skip
     """Values at real tokens, and gradients of a sum over them, of the dense product and of a kernel."""
@@ -103,12 +105,12 @@ def compared(
     capped = {} if cap is None else {"soft_cap": cap}
 
     def both(
-        query: jax.Array, key: jax.Array, value: jax.Array, toward: jax.Array, places: Places
+        query: jax.Array, key: jax.Array, value: jax.Array, toward: jax.Array, places: TokenPositions
     ) -> list[tuple[jax.Array, ...]]:
         real = (places.segment > 0)[:, :, None, None]
         found = []
         for one in (
-            lambda q, k, v: attend(q, k, v, mask(places, places, window), 0.4, cap),
+            lambda q, k, v: dot_product_attention(q, k, v, attention_mask(places, places, window), 0.4, cap),
             lambda q, k, v: kernel(q, k, v, places, row, window=window, scale=0.4, **capped),
         ):
             out, back = jax.vjp(one, query, key, value)
@@ -130,7 +132,7 @@ def close(found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
 @settings(max_examples=4, deadline=None)
 @given(laid_out(), windows, st.sampled_from([None, 2.0]), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.integers(1, 5))
 def test_blocks_give_what_the_dense_product_gives(
-    given: tuple[Row, Lengths], window: int | None, cap: float | None, heads: tuple[int, int], queries: int
+    given: tuple[RowLayout, Lengths], window: int | None, cap: float | None, heads: tuple[int, int], queries: int
 ) -> None:
     kernel = partial(attend_in_blocks, queries=queries)
     close(compared(kernel, *given, window=window, cap=cap, heads=heads[0], kv_heads=heads[1]))
@@ -139,14 +141,14 @@ def test_blocks_give_what_the_dense_product_gives(
 @settings(max_examples=4, deadline=None)
 @given(laid_out(), windows, st.sampled_from([(4, 4), (4, 2)]))
 def test_two_rows_of_a_pair_give_what_its_one_row_gives(
-    given: tuple[Row, Lengths], window: int | None, heads: tuple[int, int]
+    given: tuple[RowLayout, Lengths], window: int | None, heads: tuple[int, int]
 ) -> None:
     kernel = partial(attend_cudnn, implementation="xla")
     close(compared(kernel, *given, window=window, heads=heads[0], kv_heads=heads[1]))
 
 
 @pytest.mark.parametrize(("row", "window", "cap"), [(rows.pair(50, 35), 20, 5.0), (rows.sequence(130), None, None)])
-def test_splash_gives_what_the_dense_product_gives(row: Row, window: int | None, cap: float | None) -> None:
+def test_splash_gives_what_the_dense_product_gives(row: RowLayout, window: int | None, cap: float | None) -> None:
     lengths = [tuple(size - less for size in row.parts) for less in (0, 7)]
     kernel = partial(attend_splash, interpret=True)
     close(compared(kernel, row, lengths, window=window, cap=cap, heads=2, kv_heads=1, width=16))
@@ -165,8 +167,10 @@ def test_rows_without_a_token_are_finite() -> None:
         assert all(np.isfinite(x).all() for x in other)
 
 
-def test_what_a_kernel_cannot_compute_it_refuses(config: Any, template: Template, leaves: dict[str, jax.Array]) -> None:
-    x, places = jnp.zeros((1, 4, 1, 8)), right_padded(jnp.asarray([4]), 4)
+def test_what_a_kernel_cannot_compute_it_refuses(
+    config: Any, template: AbstractModel, leaves: dict[str, jax.Array]
+) -> None:
+    x, places = jnp.zeros((1, 4, 1, 8)), positions_right_padded(jnp.asarray([4]), 4)
     for kernel in (attend_cudnn, attend_splash):
         with pytest.raises(ValueError, match="packed"):
             kernel(x, x, x, places, rows.packed(4), window=None, scale=1.0)
@@ -174,18 +178,20 @@ def test_what_a_kernel_cannot_compute_it_refuses(config: Any, template: Template
     assert isinstance(model, Decoder)
     for row in (None, rows.sequence(5)):
         with pytest.raises(ValueError, match="chunked attention needs to know how 4 slots are laid out"):
-            model(jnp.zeros((1, 4), jnp.int32), places, dtype=jnp.float32, method=Method("chunked", row))
+            model(jnp.zeros((1, 4), jnp.int32), places, dtype=jnp.float32, method=AttentionMethod("chunked", row))
 
 
 @pytest.mark.slow
 def test_a_decoder_in_stages_gives_what_it_gives_with_the_dense_product(
-    template: Template, leaves: dict[str, jax.Array]
+    template: AbstractModel, leaves: dict[str, jax.Array]
 ) -> None:
     row = rows.pair(9, 6).filled(24)
     places = side_by_side([(9, 6, 3), (4, 5, 6)], row)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 24)), jnp.int32)
 
-    def run(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places, method: Method) -> jax.Array:
+    def run(
+        leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions, method: AttentionMethod
+    ) -> jax.Array:
         model = template.merge(leaves)
         assert isinstance(model, Decoder)
         stages = None if method.kernel == "dense" else Stages(2, 2, "stage")
@@ -193,23 +199,25 @@ def test_a_decoder_in_stages_gives_what_it_gives_with_the_dense_product(
         return jnp.mean(jnp.where(places.segment[..., None] > 0, hidden**2, 0))
 
     def both(*given: Any) -> list[Any]:
-        return [jax.value_and_grad(run)(*given, method) for method in (Method(), Method("chunked", row))]
+        return [
+            jax.value_and_grad(run)(*given, method) for method in (AttentionMethod(), AttentionMethod("chunked", row))
+        ]
 
     dense, blocks = jax.jit(both)(leaves, tokens, places)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), blocks, dense)
 
 
 def test_a_decoder_gives_what_it_gives_with_the_dense_product(
-    forward: Callable[..., jax.Array], template: Template, leaves: dict[str, jax.Array]
+    forward: Callable[..., jax.Array], template: AbstractModel, leaves: dict[str, jax.Array]
 ) -> None:
     row = rows.pair(9, 6).filled(24)
     places = side_by_side([(9, 6, 3), (4, 5, 6)], row)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 24)), jnp.int32)
 
-    def run(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
+    def run(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         model = template.merge(leaves)
         assert isinstance(model, Decoder)
-        return model(tokens, places, dtype=jnp.float32, remat="full", method=Method("chunked", row))[0]
+        return model(tokens, places, dtype=jnp.float32, remat="full", method=AttentionMethod("chunked", row))[0]
 
     real = np.asarray(places.segment)[..., None] > 0
     found, wanted = (jax.jit(one)(leaves, tokens, places) for one in (run, forward))

@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 
 from nnxdsl.models import params
-from nnxdsl.models.attention.kv_cache import Cache, New, init_cache, ring_places, stored
-from nnxdsl.models.attention.positions import Places, left_padded
-from nnxdsl.models.attention.row_layout import Method, sequence
+from nnxdsl.models.attention.kv_cache import Cache, CacheUpdate, append, init_cache, ring_positions
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.families.registry import DecoderConfig
 
 Leaves = Mapping[str, jax.Array]
-Step = Callable[[Leaves, jax.Array, Places, Cache | None], tuple[jax.Array, Cache]]
+Step = Callable[[Leaves, jax.Array, TokenPositions, Cache | None], tuple[jax.Array, Cache]]
 SIZE, ROOM = 15, 17  # tokens of a row, and of the cache: two slots stay empty
 
 
 @pytest.fixture(scope="module")
-def step(config: DecoderConfig, template: params.Template) -> Step:
+def step(config: DecoderConfig, template: params.AbstractModel) -> Step:
     @jax.jit
-    def run(leaves: Leaves, tokens: jax.Array, places: Places, cache: Cache | None) -> tuple[jax.Array, Cache]:
-        method = Method("chunked", sequence(tokens.shape[1])) if cache is None else Method()
+    def run(leaves: Leaves, tokens: jax.Array, places: TokenPositions, cache: Cache | None) -> tuple[jax.Array, Cache]:
+        method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
         hidden, new, _ = template.merge(leaves)(
             tokens, places, cache=cache, keeps=True, dtype=jnp.float32, method=method
         )
-        return hidden, stored(init_cache(config, 3, ROOM, jnp.float32) if cache is None else cache, new)
+        return hidden, append(init_cache(config, 3, ROOM, jnp.float32) if cache is None else cache, new)
 
     return run
 
@@ -46,13 +46,13 @@ def test_decoding_with_a_cache_equals_the_whole_forward(
     first = counts[0]
     lengths = jnp.array([first, 2, 1])
     tokens = jax.random.randint(jax.random.key(5), (3, SIZE), 0, 50, jnp.int32)
-    places = left_padded(lengths + SIZE - first, SIZE)
+    places = positions_left_padded(lengths + SIZE - first, SIZE)
     whole = forward(leaves, tokens, places)
     cache: Cache | None = None
     pieces, start = [], 0
     for count in counts:
         part = slice(start, start + count)
-        hidden, cache = step(leaves, tokens[:, part], Places(*(x[:, part] for x in places)), cache)
+        hidden, cache = step(leaves, tokens[:, part], TokenPositions(*(x[:, part] for x in places)), cache)
         pieces.append(hidden)
         start += count
     got = jnp.concatenate(pieces, axis=1)
@@ -61,15 +61,15 @@ def test_decoding_with_a_cache_equals_the_whole_forward(
     assert cache is not None
     assert int(cache.next_slot) == SIZE
     assert cache.places.segment[:, -2:].tolist() == [[0, 0]] * 3
-    ring = ring_places(cache, 4)  # numbers 12, 13, 14 and 11
+    ring = ring_positions(cache, 4)  # numbers 12, 13, 14 and 11
     np.testing.assert_array_equal(ring.position, places.position[:, [12, 13, 14, 11]])
 
 
 def test_an_empty_ring_is_padding(config: DecoderConfig) -> None:
     cache = init_cache(config, 1, ROOM, jnp.float32)
-    assert ring_places(cache, 4).segment.tolist() == [[0, 0, 0, 0]]
-    three = cache._replace(next_slot=jnp.int32(3), places=Places(*(jnp.ones((1, ROOM), jnp.int32),) * 3))
-    assert ring_places(three, 4).segment.tolist() == [[1, 1, 1, 0]]
+    assert ring_positions(cache, 4).segment.tolist() == [[0, 0, 0, 0]]
+    three = cache._replace(next_slot=jnp.int32(3), places=TokenPositions(*(jnp.ones((1, ROOM), jnp.int32),) * 3))
+    assert ring_positions(three, 4).segment.tolist() == [[1, 1, 1, 0]]
 
 
 def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
@@ -87,4 +87,4 @@ def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
 def test_more_tokens_than_slots(config: DecoderConfig) -> None:
     eight, four = (init_cache(config, 3, length, jnp.float32) for length in (8, 4))
     with pytest.raises(ValueError, match="8 tokens do not fit a cache of 4 slots"):
-        stored(four, New(eight.layers, eight.tail, eight.places))
+        append(four, CacheUpdate(eight.layers, eight.tail, eight.places))

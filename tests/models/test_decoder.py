@@ -13,7 +13,7 @@ from flax import nnx
 
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
-from nnxdsl.models.attention.positions import Places, left_padded, right_padded
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.layers.embedding import Embedding
@@ -30,7 +30,7 @@ def draw(seed: int, *shape: int) -> jax.Array:
     return jax.random.randint(jax.random.key(seed), shape, 0, 50, jnp.int32)
 
 
-def test_paths_shapes_and_axes(template: params.Template) -> None:
+def test_paths_shapes_and_axes(template: params.AbstractModel) -> None:
     block = {
         "attention.key.kernel": ((32, 16), ("embed", "kv_heads")),
         "attention.key_norm.scale": ((8,), ("head_dim",)),
@@ -54,7 +54,7 @@ def test_paths_shapes_and_axes(template: params.Template) -> None:
     assert {(leaf.dtype, leaf.kind) for leaf in template.variables.values()} == {(np.dtype("float32"), nnx.Param)}
 
 
-def test_flatten_and_merge_are_inverse(config: DecoderConfig, template: params.Template) -> None:
+def test_flatten_and_merge_are_inverse(config: DecoderConfig, template: params.AbstractModel) -> None:
     leaves = params.flatten(Decoder(config, rngs=nnx.Rngs(3)))
     again = params.flatten(template.merge(leaves))
     assert list(again) == list(template.variables)
@@ -67,26 +67,26 @@ def test_flatten_and_merge_are_inverse(config: DecoderConfig, template: params.T
 
 def test_padding_changes_nothing(leaves: Leaves, forward: Callable[..., jax.Array]) -> None:
     tokens, lengths = draw(0, 3, 12), jnp.array([12, 7, 1])
-    hidden = forward(leaves, tokens, right_padded(lengths, 12))
+    hidden = forward(leaves, tokens, positions_right_padded(lengths, 12))
     assert bool(jnp.isfinite(hidden).all())  # pads too: a NaN there would reach real tokens through 0 * NaN
     slot = jnp.arange(12)[None]
     other = jnp.where(slot < lengths[:, None], tokens, draw(1, 3, 12))
     # Real tokens do not see the padding at all, so this is exact.
-    same = forward(leaves, other, right_padded(lengths, 12))
+    same = forward(leaves, other, positions_right_padded(lengths, 12))
     assert all(bool((same[b, :n] == hidden[b, :n]).all()) for b, n in enumerate([12, 7, 1]))
     shifted = jnp.stack([jnp.roll(row, 12 - n) for row, n in zip(tokens, [12, 7, 1], strict=True)])
-    left = forward(leaves, shifted, left_padded(lengths, 12))
+    left = forward(leaves, shifted, positions_left_padded(lengths, 12))
     for b, n in enumerate([12, 7, 1]):
         close(left[b, 12 - n :], hidden[b, :n])
 
 
 def test_segments_of_a_packed_row_do_not_see_each_other(leaves: Leaves, forward: Callable[..., jax.Array]) -> None:
     tokens = draw(2, 2, 12)
-    apart = forward(leaves, tokens, right_padded(jnp.array([7, 5]), 12))
+    apart = forward(leaves, tokens, positions_right_padded(jnp.array([7, 5]), 12))
     row = jnp.concatenate([tokens[0, :7], tokens[1, :5]])[None]
     position = jnp.concatenate([jnp.arange(7), jnp.arange(5)])[None]
     segment = jnp.array([[1] * 7 + [2] * 5])
-    packed = forward(leaves, row, Places(position, segment, jnp.zeros_like(segment)))
+    packed = forward(leaves, row, TokenPositions(position, segment, jnp.zeros_like(segment)))
     close(packed[0, :7], apart[0, :7])
     close(packed[0, 7:], apart[1, :5])
 
@@ -95,16 +95,16 @@ def test_shared_prefix_equals_two_rows(leaves: Leaves, forward: Callable[..., ja
     prompt_size, size = 9, 7
     prompt_length, lengths = np.array([9, 4, 1]), np.array([[7, 3], [5, 7], [1, 6]])  # rows x (chosen, rejected)
     prompt, completions = draw(3, 3, prompt_size), draw(4, 3, 2, size)
-    before = left_padded(jnp.asarray(prompt_length), prompt_size)
+    before = positions_left_padded(jnp.asarray(prompt_length), prompt_size)
     slot = jnp.arange(size)[None]
 
-    def continuation(side: int, branch: int) -> Places:
+    def continuation(side: int, branch: int) -> TokenPositions:
         position = prompt_length[:, None] + slot
         segment = (slot < lengths[:, side, None]).astype(jnp.int32)
-        return Places(position, segment, jnp.full_like(segment, branch))
+        return TokenPositions(position, segment, jnp.full_like(segment, branch))
 
-    def joined(*parts: Places) -> Places:
-        return Places(*(jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)))
+    def joined(*parts: TokenPositions) -> TokenPositions:
+        return TokenPositions(*(jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)))
 
     packed = forward(
         leaves,
@@ -119,7 +119,9 @@ def test_shared_prefix_equals_two_rows(leaves: Leaves, forward: Callable[..., ja
                 for b, n in enumerate(prompt_length)
             ]
         )
-        apart = forward(leaves, rows, right_padded(jnp.asarray(prompt_length + lengths[:, side]), prompt_size + size))
+        apart = forward(
+            leaves, rows, positions_right_padded(jnp.asarray(prompt_length + lengths[:, side]), prompt_size + size)
+        )
         for b, n in enumerate(prompt_length):
             m, start = lengths[b, side], prompt_size + side * size
             close(packed[b, prompt_size - n : prompt_size], apart[b, :n])
@@ -130,8 +132,8 @@ def test_shared_prefix_equals_two_rows(leaves: Leaves, forward: Callable[..., ja
     "policies", [("products", "full"), pytest.param(("attention", "inputs", "offload"), marks=pytest.mark.slow)]
 )
 @pytest.mark.slow
-def test_remat_changes_no_gradient(template: params.Template, leaves: Leaves, policies: tuple[str, ...]) -> None:
-    tokens, places = draw(6, 2, 8), right_padded(jnp.array([8, 5]), 8)
+def test_remat_changes_no_gradient(template: params.AbstractModel, leaves: Leaves, policies: tuple[str, ...]) -> None:
+    tokens, places = draw(6, 2, 8), positions_right_padded(jnp.array([8, 5]), 8)
 
     def loss(leaves: Leaves, remat: str) -> jax.Array:
         hidden, *_ = template.merge(leaves)(tokens, places, dtype=jnp.float32, remat=remat)
@@ -157,7 +159,7 @@ def test_program_does_not_grow_with_depth(config: DecoderConfig) -> None:
 
         def run(values: Leaves) -> jax.Array:
             return template.merge(values)(
-                jnp.zeros((1, 4), jnp.int32), right_padded(jnp.array([4]), 4), dtype=jnp.float32
+                jnp.zeros((1, 4), jnp.int32), positions_right_padded(jnp.array([4]), 4), dtype=jnp.float32
             )[0]
 
         return len(str(jax.make_jaxpr(run)(values)).splitlines())
@@ -170,7 +172,7 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
     short = attrs.evolve(config, num_layers=2)
     decoder = Decoder(short, rngs=nnx.Rngs(0))
     assert decoder.layers is None
-    places = right_padded(jnp.array([3]), 3)
+    places = positions_right_padded(jnp.array([3]), 3)
     whole, *_ = decoder(draw(7, 1, 3), places, dtype=jnp.float32)
     cached, new, _ = decoder(
         draw(7, 1, 3), places, cache=init_cache(short, 1, 3, jnp.float32), keeps=True, dtype=jnp.float32
@@ -181,9 +183,9 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
 
 
 def test_low_precision_keeps_its_dtype(
-    template: params.Template, leaves: Leaves, forward: Callable[..., jax.Array]
+    template: params.AbstractModel, leaves: Leaves, forward: Callable[..., jax.Array]
 ) -> None:
-    tokens, places = draw(8, 2, 8), right_padded(jnp.array([8, 5]), 8)
+    tokens, places = draw(8, 2, 8), positions_right_padded(jnp.array([8, 5]), 8)
     low = jax.jit(lambda leaves: template.merge(leaves)(tokens, places, dtype=jnp.bfloat16)[0])(leaves)
     assert low.dtype == jnp.bfloat16
     high = forward(leaves, tokens, places)

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from nnxdsl.models import params
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.positions import Places, left_padded, right_padded
-from nnxdsl.models.attention.row_layout import Method, Row
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.deltanet import DeltaConfig
 from nnxdsl.models.deltanet.layer import DeltaNet, DeltaState, no_tokens
-from nnxdsl.models.deltanet.recurrence import Order, Tokens, in_chunks, step
+from nnxdsl.models.deltanet.recurrence import Order, Tokens, chunked_delta_rule, step
 
 FIGURES = Path(__file__).parent.parent / "reference/mixers"
 WEIGHTS = {
@@ -38,19 +38,24 @@ WEIGHTS = {
 Leaves = dict[str, jax.Array]
 
 
-def view(places: Places, row: Row | None) -> View:
+def view(places: TokenPositions, row: RowLayout | None) -> View:
     none = jnp.zeros((*places.position.shape, 1))
-    return View(Method(row=row), places, None, (none, none))
+    return View(AttentionMethod(row=row), places, None, (none, none))
 
 
 class Layer(NamedTuple):
     config: DeltaConfig
-    template: params.Template
+    template: params.AbstractModel
     leaves: Leaves
     figures: dict[str, np.ndarray]
 
     def __call__(
-        self, leaves: Leaves, x: jax.Array, places: Places, row: Row | None, past: DeltaState | None = None
+        self,
+        leaves: Leaves,
+        x: jax.Array,
+        places: TokenPositions,
+        row: RowLayout | None,
+        past: DeltaState | None = None,
     ) -> tuple[jax.Array, DeltaState]:
         model: Any = self.template.merge(leaves)
         return model(x, view(places, row), past)
@@ -118,7 +123,7 @@ def test_as_transformers_has_it(name: str, chunk: int) -> None:
     layer = load(name, chunk)
     x, c, lengths = (jnp.asarray(layer.figures[key]) for key in ("x", "c", "lengths"))
     rows_, length = x.shape[:2]
-    whole, short = right_padded(jnp.full((rows_,), length), length), left_padded(lengths, length)
+    whole, short = positions_right_padded(jnp.full((rows_,), length), length), positions_left_padded(lengths, length)
 
     @jax.jit
     def run(leaves: Leaves, x: jax.Array) -> tuple[Any, ...]:
@@ -156,7 +161,7 @@ class Laid(NamedTuple):
         real: `[B, T]` bool.
     """
 
-    places: Places
+    places: TokenPositions
     source: np.ndarray
     length: np.ndarray
     at: np.ndarray
@@ -190,13 +195,13 @@ def laid_out(of_rows: Sequence[Lengths], size: int, most: int, *, pair: tuple[in
                     length[number] = len(path)
                     at[row, path] = np.arange(len(path)) + number * size
                     number += 1
-    return Laid(Places(*map(jnp.asarray, places)), source, length, at, places[1] > 0)
+    return Laid(TokenPositions(*map(jnp.asarray, places)), source, length, at, places[1] > 0)
 
 
 GRADIENTS = [False, pytest.param(True, marks=pytest.mark.slow)]  # which take several times as long to compile
 
 
-def compared(layer: Layer, row: Row | None, size: int, most: int, gradients: bool) -> Callable[[Laid, int], None]:
+def compared(layer: Layer, row: RowLayout | None, size: int, most: int, gradients: bool) -> Callable[[Laid, int], None]:
     """Compares a row's output, and gradients with respect to everything, with those of a row for each sequence."""
 
     @jax.jit
@@ -206,7 +211,7 @@ def compared(layer: Layer, row: Row | None, size: int, most: int, gradients: boo
 
         def apart(leaves: Leaves, x: jax.Array) -> jax.Array:
             table = x.reshape(-1, x.shape[-1])[laid.source]  # [N, L, D]
-            out = layer(leaves, table, right_padded(laid.length, size), rows.sequence(size))[0]
+            out = layer(leaves, table, positions_right_padded(laid.length, size), rows.sequence(size))[0]
             return out.reshape(-1, x.shape[-1])[laid.at]
 
         found = []
@@ -277,28 +282,28 @@ def test_token_by_token(layer: Layer) -> None:
     """Prompts padded on their left, then one token of each row at a time, then several, then a row that has ended."""
     x, lengths = jnp.asarray(layer.figures["x"][:, :12]), jnp.asarray([7, 2])
 
-    def one(number: jax.Array) -> Places:
-        return Places(*(jnp.full((2, 1), value, jnp.int32) for value in (number, 1, 0)))
+    def one(number: jax.Array) -> TokenPositions:
+        return TokenPositions(*(jnp.full((2, 1), value, jnp.int32) for value in (number, 1, 0)))
 
     @jax.jit
     def run(leaves: Leaves, x: jax.Array) -> tuple[jax.Array, ...]:
-        out, state = layer(leaves, x[:, :7], left_padded(lengths, 7), None)
+        out, state = layer(leaves, x[:, :7], positions_left_padded(lengths, 7), None)
         outs = [out]
         for number in range(7, 10):
             out, state = layer(leaves, x[:, number : number + 1], one(number), None, state)
             outs.append(out)
-        several = Places(*(jnp.concatenate(part, axis=1) for part in zip(one(10), one(11), strict=True)))
+        several = TokenPositions(*(jnp.concatenate(part, axis=1) for part in zip(one(10), one(11), strict=True)))
         ended = several._replace(segment=several.segment.at[1].set(0))
         out, after = layer(leaves, x[:, 10:], several, None, state)
         _, stayed = layer(leaves, x[:, 10:], ended, None, state)
-        _, still = layer(leaves, x[:, 11:], Places(*(part[:, :1] for part in ended)), None, state)
-        whole, wanted = layer(leaves, x, left_padded(lengths + 5, 12), rows.packed(12))
+        _, still = layer(leaves, x[:, 11:], TokenPositions(*(part[:, :1] for part in ended)), None, state)
+        whole, wanted = layer(leaves, x, positions_left_padded(lengths + 5, 12), rows.packed(12))
         kept = [(stayed.tail[1], state.tail[1]), (stayed.memory[1], state.memory[1])]
         kept += [(still.tail[1], state.tail[1]), (still.memory[1], state.memory[1])]
         return jnp.concatenate([*outs, out], axis=1), whole, after, wanted, kept
 
     out, whole, after, wanted, kept = run(layer.leaves, x)
-    real = np.asarray(left_padded(lengths + 5, 12).segment)[..., None] > 0
+    real = np.asarray(positions_left_padded(lengths + 5, 12).segment)[..., None] > 0
     relative(np.where(real, out, 0), np.where(real, whole, 0), 1e-6)
     relative(after.tail, wanted.tail, 1e-6)
     relative(after.memory, wanted.memory, 1e-6)
@@ -322,7 +327,7 @@ def test_memories_that_keep_all_or_nothing() -> None:
     @jax.jit
     def both(tokens: Tokens, memory: jax.Array) -> Any:
         found = []
-        for run in (lambda *given: in_chunks(given[0], order, given[1]), one_by_one):
+        for run in (lambda *given: chunked_delta_rule(given[0], order, given[1]), one_by_one):
             out, back = jax.vjp(run, tokens, memory)
             found.append((out, back(jax.tree.map(jnp.ones_like, out))))
         return found
@@ -340,7 +345,7 @@ def test_memories_that_keep_all_or_nothing() -> None:
 def test_the_backward_pass_keeps_what_the_linear_layers_gave(layer: Layer) -> None:
     """And nothing of what the convolution and the rule make of it, which is many times as large."""
     length = 1024
-    row, places = rows.pair(512, 256), right_padded(jnp.full((1,), length), length)
+    row, places = rows.pair(512, 256), positions_right_padded(jnp.full((1,), length), length)
     leaves = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in layer.template.variables.items()}
     kept: list[jax.ShapeDtypeStruct] = []
 
@@ -357,7 +362,7 @@ def test_the_backward_pass_keeps_what_the_linear_layers_gave(layer: Layer) -> No
 @pytest.mark.slow
 def test_half_precision(layer: Layer) -> None:
     x = jnp.asarray(layer.figures["x"], jnp.bfloat16)
-    places, row = right_padded(jnp.full((2,), x.shape[1]), x.shape[1]), rows.sequence(x.shape[1])
+    places, row = positions_right_padded(jnp.full((2,), x.shape[1]), x.shape[1]), rows.sequence(x.shape[1])
     out, state = jax.jit(lambda leaves, x: layer(leaves, x, places, row))(layer.leaves, x)
     assert (out.dtype, state.tail.dtype, state.memory.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
     relative(out.astype(jnp.float32), layer.figures["out"], 0.05)
@@ -370,7 +375,7 @@ def test_adapters_and_few_bits_from_outside() -> None:
     """On every linear layer and nothing else; with B zero the adapters change nothing."""
     names = ("inputs", "rates", "output")
     rule = {"module_path": "|".join(names), "weight_qtype": "nf4", "tile_size": 16}
-    given = jnp.ones((1, 5, 32)), view(right_padded(jnp.array([5]), 5), None), None
+    given = jnp.ones((1, 5, 32)), view(positions_right_padded(jnp.array([5]), 5), None), None
 
     def plain() -> DeltaNet:
         config = DeltaConfig(key_heads=2, value_heads=4, key_head_dim=8, value_head_dim=8)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf
-from nnxdsl.formats.hf_names import sources
+from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.families.registry import QWEN3_MOE, DecoderConfig, from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
@@ -38,7 +38,7 @@ def formula(fields: dict[str, Any]) -> list[bool]:
 
 
 def tensors(config: DecoderConfig) -> set[str]:
-    return {name for source in sources(config, "qwen3_moe").values() for name in source.names}
+    return {name for source in tensor_sources(config, "qwen3_moe").values() for name in source.names}
 
 
 @settings(max_examples=300, deadline=None)
@@ -96,7 +96,7 @@ def test_a_step_is_written_as_a_step_and_a_list_as_a_list() -> None:
 def test_what_is_written_transformers_loads_to_the_same_logits(name: str, tmp_path: Path) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     reader = hf.HubReader(REFERENCE / name)
-    leaves = {path: reader.leaf(path) for path in sources(reader.config, "qwen3_moe")}
+    leaves = {path: reader.leaf(path) for path in tensor_sources(reader.config, "qwen3_moe")}
     hf.write(tmp_path, reader.config, leaves, like="qwen3_moe")
     model, about = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True

@@ -14,7 +14,7 @@ from flax import nnx
 
 from nnxdsl.models import params
 from nnxdsl.models.config.moe import Experts
-from nnxdsl.models.logical_axes import constrained_by
+from nnxdsl.models.logical_axes import sharding_hooks
 from nnxdsl.models.moe.grouped_matmul import grouped_dot
 from nnxdsl.models.moe.layer import ExpertLinear, ExpertMLP
 from nnxdsl.models.moe.router import RouterStats, load_balance, route, router_stats
@@ -71,11 +71,11 @@ def stored(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
     return beside, ours({key: value for key, value in everything.items() if ":" not in key}), ours(gradients)
 
 
-def template_of(experts: Experts, embed: int = EMBED) -> params.Template:
+def template_of(experts: Experts, embed: int = EMBED) -> params.AbstractModel:
     return params.abstract(lambda: ExpertMLP(embed, experts, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
 
 
-def drawn(template: params.Template, seed: int = 0) -> dict[str, jax.Array]:
+def drawn(template: params.AbstractModel, seed: int = 0) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
     return {
         path: jnp.asarray(rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5, leaf.dtype)
@@ -313,7 +313,7 @@ def test_every_weight_and_activation_names_its_axes() -> None:
         module: Any = template.merge(values)
         return module(jnp.zeros((1, 2, EMBED)), jnp.ones((1, 2), bool))
 
-    with constrained_by(recorder):
+    with sharding_hooks(recorder):
         jax.eval_shape(forward, shapes)
     assert ((1, 2, 8), ("batch", "length", None)) in seen
     assert ((1, 2, EMBED), ("batch", "length", "activation_embed")) in seen

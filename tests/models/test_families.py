@@ -15,8 +15,8 @@ from flax import nnx
 
 from nnxdsl.formats import hf
 from nnxdsl.models import params
-from nnxdsl.models.attention.kv_cache import init_cache, stored
-from nnxdsl.models.attention.positions import Places, left_padded, right_padded
+from nnxdsl.models.attention.kv_cache import append, init_cache
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig, from_hf, to_hf
 
@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     leaves: dict[str, jax.Array]
     expected: dict[str, np.ndarray]
     logits: Callable[..., jax.Array]
-    template: params.Template
+    template: params.AbstractModel
 
 
 @pytest.fixture(
@@ -52,7 +52,7 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
     expected = dict(np.load(REFERENCE / request.param / "expected.npz"))
 
     @jax.jit
-    def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
+    def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder = template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=jnp.float32)[0])
 
@@ -66,9 +66,9 @@ def close(got: jax.Array, wanted: np.ndarray) -> None:
 def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
     tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))
     size = tokens.shape[1]
-    right = loaded.logits(loaded.leaves, tokens, right_padded(jnp.asarray(lengths), size))
+    right = loaded.logits(loaded.leaves, tokens, positions_right_padded(jnp.asarray(lengths), size))
     shifted = np.stack([np.roll(row, size - n) for row, n in zip(tokens, lengths, strict=True)])
-    left = loaded.logits(loaded.leaves, shifted, left_padded(jnp.asarray(lengths), size))
+    left = loaded.logits(loaded.leaves, shifted, positions_left_padded(jnp.asarray(lengths), size))
     for row, n in enumerate(lengths):
         close(right[row, :n], wanted[row, :n])
         close(left[row, size - n :], wanted[row, :n])
@@ -80,7 +80,7 @@ def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
     numbers = [np.full(n, segment + 1) for segment, n in enumerate(lengths)]
     places = (np.concatenate(part)[None] for part in ([np.arange(n) for n in lengths], numbers))
     position, segment = (jnp.asarray(part, jnp.int32) for part in places)
-    packed = Places(position, segment, jnp.zeros_like(segment))
+    packed = TokenPositions(position, segment, jnp.zeros_like(segment))
     got = loaded.logits(loaded.leaves, np.concatenate(parts)[None], packed)[0]
     close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]))
 
@@ -93,7 +93,7 @@ def test_loss_and_gradient(loaded: Loaded) -> None:
     @jax.jit
     @jax.value_and_grad
     def loss(leaves: dict[str, jax.Array]) -> jax.Array:
-        logps = jax.nn.log_softmax(loaded.logits(leaves, tokens, right_padded(lengths, size))[:, :-1])
+        logps = jax.nn.log_softmax(loaded.logits(leaves, tokens, positions_right_padded(lengths, size))[:, :-1])
         chosen = jnp.take_along_axis(logps, tokens[:, 1:, None], axis=-1)[..., 0]
         counted = jnp.arange(1, size) < lengths[:, None]
         return -jnp.sum(chosen * counted) / jnp.sum(counted)
@@ -112,19 +112,19 @@ def test_greedy_answers_through_the_cache(loaded: Loaded) -> None:
     cache = init_cache(loaded.config, rows, prompt + new, jnp.float32)
 
     @jax.jit
-    def step(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places, cache: object) -> tuple:
+    def step(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions, cache: object) -> tuple:
         hidden, kept, _ = (decoder := loaded.template.merge(leaves))(
             tokens, places, cache=cache, keeps=True, dtype=jnp.float32
         )
-        return jnp.argmax(decoder.logits(hidden[:, -1:]), axis=-1), stored(cache, kept)
+        return jnp.argmax(decoder.logits(hidden[:, -1:]), axis=-1), append(cache, kept)
 
-    places = right_padded(jnp.full((rows,), prompt, jnp.int32), prompt)
+    places = positions_right_padded(jnp.full((rows,), prompt, jnp.int32), prompt)
     found = []
     for number in range(new):
         tokens, cache = step(loaded.leaves, tokens, places, cache)
         found.append(tokens)
         one = jnp.ones((rows, 1), jnp.int32)
-        places = Places(one * (prompt + number), one, jnp.zeros_like(one))
+        places = TokenPositions(one * (prompt + number), one, jnp.zeros_like(one))
     np.testing.assert_array_equal(jnp.concatenate(found, axis=1), greedy)
 
 

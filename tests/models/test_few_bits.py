@@ -13,7 +13,7 @@ from flax import nnx
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
-from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, unpacked
+from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, dequantize
 from nnxdsl.models import params
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
@@ -46,7 +46,7 @@ def test_numbers_are_those_of_transformers(tmp_path: Path) -> None:
     eight = FIGURES["eight"].view(ml_dtypes.float8_e4m3fn)
     few = {"a_blocks": FIGURES["blocks"], "a_scales": FIGURES["scales"]}
     write(tmp_path / "x", {**few, "b.weight": eight, "b.weight_scale_inv": FIGURES["factors"]})
-    found = dict(unpacked(safetensors.index(tmp_path / "x")))
+    found = dict(dequantize(safetensors.index(tmp_path / "x")))
     assert found.keys() == {"a", "b.weight"}
     assert isinstance(found["a"], Mxfp4)
     assert isinstance(found["b.weight"], BlockFloat8)
@@ -59,7 +59,7 @@ def test_the_last_block_of_a_matrix_may_be_cut(tmp_path: Path) -> None:
     """DeepSeek-V3's kv_a_proj_with_mqa has 576 rows, which are four blocks and a half."""
     eight = FIGURES["eight"].view(ml_dtypes.float8_e4m3fn)[:192, :]
     write(tmp_path / "x", {"w": eight, "w_scale_inv": FIGURES["factors"]})
-    ((_, found),) = unpacked(safetensors.index(tmp_path / "x"))
+    ((_, found),) = dequantize(safetensors.index(tmp_path / "x"))
     np.testing.assert_array_equal(bits(found.read()), FIGURES["float8"][:192])
 
 
@@ -99,7 +99,7 @@ def test_a_published_gpt_oss_is_read(tmp_path: Path) -> None:
     assert check(tmp_path) == []
     reader = hf.HubReader(tmp_path)
     path = "layers.blocks.0.mlp.up.kernel"  # [periods, experts, in, out]: every second column of what is stored
-    stored = dict(unpacked(safetensors.index(file)))["model.layers.2.mlp.experts.gate_up_proj"].read()
+    stored = dict(dequantize(safetensors.index(file)))["model.layers.2.mlp.experts.gate_up_proj"].read()
     np.testing.assert_array_equal(bits(reader.leaf(path)[1]), bits(stored[..., 1::2]))
     assert reader.dtype(path) == ml_dtypes.bfloat16
 

@@ -16,14 +16,14 @@ from flax import nnx
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "gemma3"
 
 
-def template_of(config: DecoderConfig) -> params.Template:
+def template_of(config: DecoderConfig) -> params.AbstractModel:
     return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
@@ -62,7 +62,7 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
     @jax.jit
     def logits(leaves, tokens, lengths):
         decoder = template.merge(leaves)
-        hidden, *_ = decoder(tokens, right_padded(lengths, tokens.shape[1]), dtype=jnp.float32)
+        hidden, *_ = decoder(tokens, positions_right_padded(lengths, tokens.shape[1]), dtype=jnp.float32)
         return hidden @ decoder.head().T
 
     got = logits(leaves, jnp.asarray(expected["tokens"]), jnp.asarray(expected["lengths"]))

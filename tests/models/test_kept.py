@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models.attention.positions import right_padded
-from nnxdsl.models.attention.row_layout import Method, sequence
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.attention.view import context
-from nnxdsl.models.decoder import Period
+from nnxdsl.models.decoder import LayerGroup
 from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
-from nnxdsl.models.layers.rope import rope_tables, rotate
+from nnxdsl.models.layers.rope import apply_rotary, rope_tables
 from nnxdsl.models.remat import from_inputs
 
 ROWS, LENGTH = 2, 24
@@ -28,13 +28,13 @@ LLAMA = attrs.evolve(LLAMA3["1b"], num_heads=3, num_kv_heads=1, head_dim=16, mlp
 
 def kept(config: DecoderConfig) -> Counter[int]:
     """The last axis of all that the derivative of one layer holds on to by its weights and its input."""
-    period = Period(config, config.pattern[:1], rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    period = LayerGroup(config, config.pattern[:1], rngs=nnx.Rngs(0), param_dtype=jnp.float32)
     graphdef, state = nnx.split(period)
     found: list[jax.Array] = []
 
     def trace(state: nnx.State, x: jax.Array) -> None:
-        places = right_padded(jnp.full((ROWS,), LENGTH, jnp.int32), LENGTH)
-        shared = context(config, places, None, Method("chunked", sequence(LENGTH)))
+        places = positions_right_padded(jnp.full((ROWS,), LENGTH, jnp.int32), LENGTH)
+        shared = context(config, places, None, AttentionMethod("chunked", sequence(LENGTH)))
         _, back = jax.vjp(lambda state, x: nnx.merge(graphdef, state)(x, shared)[0], state, x)
         given = {id(leaf) for leaf in jax.tree.leaves((state, shared))}
         found.extend({id(leaf): leaf for leaf in jax.tree.leaves(back) if id(leaf) not in given}.values())
@@ -68,13 +68,13 @@ def test_positions_turn_gradients_back() -> None:
     config, draw = GEMMA, jax.random.split(jax.random.key(0), 2)
     x, toward = (jax.random.normal(key, (ROWS, LENGTH, 3, config.head_dim)) for key in draw)
     tables = rope_tables(jnp.tile(jnp.arange(LENGTH), (ROWS, 1)), config.head_dim, config.rope_global)
-    _, back = jax.vjp(lambda x: rotate(x, tables), x)
+    _, back = jax.vjp(lambda x: apply_rotary(x, tables), x)
 
     def halves(x: jax.Array) -> np.ndarray:
         return np.asarray(x[..., : config.head_dim // 2] + 1j * x[..., config.head_dim // 2 :])
 
     angle = np.exp(1j * np.arctan2(*(np.asarray(table, np.float64) for table in tables)))[:, :, None]
-    np.testing.assert_allclose(halves(rotate(x, tables)), halves(x) * angle, atol=1e-6)
+    np.testing.assert_allclose(halves(apply_rotary(x, tables)), halves(x) * angle, atol=1e-6)
     np.testing.assert_allclose(halves(back(toward)[0]), halves(toward) / angle, atol=1e-6)
 
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from nnxdsl.models import params
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.kv_cache import KV, joined
-from nnxdsl.models.attention.mask import mask
+from nnxdsl.models.attention.kv_cache import KV, concat_positions
+from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.mla import LatentAttention
-from nnxdsl.models.attention.positions import Places, left_padded, right_padded
-from nnxdsl.models.attention.row_layout import Method, Row
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.mla import LatentConfig
 
@@ -41,7 +41,7 @@ Leaves = dict[str, jax.Array]
 
 class Layer(NamedTuple):
     config: LatentConfig
-    template: params.Template
+    template: params.AbstractModel
     leaves: Leaves
     figures: dict[str, np.ndarray]
 
@@ -49,16 +49,16 @@ class Layer(NamedTuple):
         self,
         leaves: Leaves,
         x: jax.Array,
-        places: Places,
-        row: Row | None = None,
-        past: tuple[KV, Places] | None = None,
+        places: TokenPositions,
+        row: RowLayout | None = None,
+        past: tuple[KV, TokenPositions] | None = None,
     ) -> tuple[jax.Array, KV]:
         """With a row in blocks of five queries, else with a mask of all slots."""
         model: Any = self.template.merge(leaves)
-        keys = places if past is None else joined(past[1], places)
+        keys = places if past is None else concat_positions(past[1], places)
         rope = tuple(jnp.asarray(self.figures[name])[places.position] for name in ("sin", "cos"))
-        method = Method() if row is None else Method("chunked", row, queries=5)
-        view = View(method, places, mask(places, keys) if row is None else None, (rope[0], rope[1]))
+        method = AttentionMethod() if row is None else AttentionMethod("chunked", row, queries=5)
+        view = View(method, places, attention_mask(places, keys) if row is None else None, (rope[0], rope[1]))
         return model(x, view, None if past is None else past[0])
 
 
@@ -136,7 +136,7 @@ def test_as_transformers_has_it(name: str, blocks: bool) -> None:
     layer = load(name)
     x, c = (jnp.asarray(layer.figures[key]) for key in ("x", "c"))
     length = x.shape[1]
-    places, row = right_padded(jnp.full((2,), length), length), rows.sequence(length) if blocks else None
+    places, row = positions_right_padded(jnp.full((2,), length), length), rows.sequence(length) if blocks else None
 
     @jax.jit
     def run(leaves: Leaves, x: jax.Array) -> tuple[jax.Array, Any]:
@@ -160,9 +160,9 @@ def test_the_prompt_of_a_pair_is_computed_once(layer: Layer) -> None:
     row, size = rows.pair(PROMPT, RESPONSE), PROMPT + RESPONSE
 
     @jax.jit
-    def both(leaves: Leaves, x: jax.Array, c: jax.Array, places: Places, start: jax.Array) -> Any:
+    def both(leaves: Leaves, x: jax.Array, c: jax.Array, places: TokenPositions, start: jax.Array) -> Any:
         """The row of a pair, as a mask and in blocks; and each completion in a row of its own, after its prompt."""
-        alone = left_padded(start + RESPONSE, size)  # [2]: both completions filled up
+        alone = positions_left_padded(start + RESPONSE, size)  # [2]: both completions filled up
 
         def apart(leaves: Leaves, x: jax.Array) -> jax.Array:
             chosen, rejected = x[:, :size], jnp.concatenate([x[:, :PROMPT], x[:, size:]], axis=1)
@@ -192,7 +192,7 @@ def test_the_prompt_of_a_pair_is_computed_once(layer: Layer) -> None:
             place[2, 0, PROMPT + (branch - 1) * RESPONSE : PROMPT + branch * RESPONSE] = branch
         rng = np.random.default_rng(seed)
         x, c = (jnp.asarray(rng.normal(size=(1, row.size, 20)), jnp.float32) for _ in range(2))
-        places = Places(*map(jnp.asarray, place))
+        places = TokenPositions(*map(jnp.asarray, place))
         (out, to), *others = both(layer.leaves, x, c, places, jnp.full((2,), prompt))
         for mine, to_mine in others:
             relative(mine, out, 1e-6)
@@ -207,22 +207,24 @@ def test_token_by_token(layer: Layer) -> None:
 
     @jax.jit
     def run(leaves: Leaves, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        whole, kept = layer(leaves, x, left_padded(lengths + 4, 11))
+        whole, kept = layer(leaves, x, positions_left_padded(lengths + 4, 11))
         assert (kept.key.shape, kept.value.shape) == ((2, 3, 11, 14), (2, 3, 11, 5))
-        out, new = layer(leaves, x[:, :7], left_padded(lengths, 7))
+        out, new = layer(leaves, x[:, :7], positions_left_padded(lengths, 7))
         held = KV(*(jnp.zeros((*part.shape[:2], room, part.shape[3])).at[:, :, :7].set(part) for part in new))
-        seen = Places(*(jnp.zeros((2, room), jnp.int32).at[:, :7].set(part) for part in left_padded(lengths, 7)))
+        seen = TokenPositions(
+            *(jnp.zeros((2, room), jnp.int32).at[:, :7].set(part) for part in positions_left_padded(lengths, 7))
+        )
         outs = [out]
         for start, stop in ((7, 9), (9, 10), (10, 11)):
             position = lengths[:, None] + jnp.arange(start - 7, stop - 7)
-            places = Places(position, jnp.ones_like(position), jnp.zeros_like(position))
+            places = TokenPositions(position, jnp.ones_like(position), jnp.zeros_like(position))
             out, new = layer(leaves, x[:, start:stop], places, past=(held, seen))
             held = KV(*(old.at[:, :, start:stop].set(part) for old, part in zip(held, new, strict=True)))
-            seen = Places(*(old.at[:, start:stop].set(part) for old, part in zip(seen, places, strict=True)))
+            seen = TokenPositions(*(old.at[:, start:stop].set(part) for old, part in zip(seen, places, strict=True)))
             outs.append(out)
         return jnp.concatenate(outs, axis=1), whole
 
-    real = np.asarray(left_padded(lengths + 4, 11).segment)[..., None] > 0
+    real = np.asarray(positions_left_padded(lengths + 4, 11).segment)[..., None] > 0
     out, whole = (np.where(real, part, 0) for part in run(layer.leaves, x))
     relative(out, whole, 1e-6)
 
@@ -234,8 +236,8 @@ def test_adapters_and_few_bits_from_outside() -> None:
     """On every linear layer and nothing else; with B zero the adapters change nothing."""
     names = ("query_down", "query_up", "key_value_down", "key_value_up", "output")
     rule = {"module_path": "|".join(names), "weight_qtype": "nf4", "tile_size": 16}
-    places = right_padded(jnp.array([5]), 5)
-    view = View(Method(), places, mask(places, places), (jnp.zeros((1, 5, 4)), jnp.ones((1, 5, 4))))
+    places = positions_right_padded(jnp.array([5]), 5)
+    view = View(AttentionMethod(), places, attention_mask(places, places), (jnp.zeros((1, 5, 4)), jnp.ones((1, 5, 4))))
     given = jnp.ones((1, 5, 32)), view, None
 
     def plain() -> LatentAttention:

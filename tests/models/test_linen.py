@@ -15,7 +15,7 @@ import pytest
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import linen
 from nnxdsl.models.families.registry import DecoderConfig
-from nnxdsl.models.params import Template
+from nnxdsl.models.params import AbstractModel
 
 
 class Block(nn.Module):
@@ -57,7 +57,7 @@ def test_names_and_axes_are_those_of_linen() -> None:
     assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True))
 
 
-def test_layers_by_themselves_have_their_published_numbers(config: DecoderConfig, template: Template) -> None:
+def test_layers_by_themselves_have_their_published_numbers(config: DecoderConfig, template: AbstractModel) -> None:
     rng = np.random.default_rng(0)
     leaves = {
         path: rng.normal(size=leaf.shape).astype(ml_dtypes.bfloat16 if "mlp" in path else np.float32)
@@ -76,7 +76,7 @@ def test_layers_by_themselves_have_their_published_numbers(config: DecoderConfig
             assert np.array_equal(again[path].view(np.uint8), leaf.view(np.uint8))
 
 
-def test_what_cannot_be_mapped(config: DecoderConfig, template: Template) -> None:
+def test_what_cannot_be_mapped(config: DecoderConfig, template: AbstractModel) -> None:
     with pytest.raises(WeightsError, match=r"^a\.w_1: a name that ends in a number cannot be told"):
         linen.to_tree({"a.w_1": np.zeros(1)})
     tree = linen.to_tree({path: np.zeros(leaf.shape) for path, leaf in template.variables.items()}, unrolled=True)

@@ -18,8 +18,8 @@ from flax import nnx
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
-from nnxdsl.models.attention.kv_cache import init_cache, stored
-from nnxdsl.models.attention.positions import Places, left_padded, right_padded
+from nnxdsl.models.attention.kv_cache import append, init_cache
+from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.attention.view import context
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig, Rope
@@ -34,19 +34,19 @@ class Loaded(NamedTuple):
     """A checkpoint of the reference, and what transformers makes of it."""
 
     config: DecoderConfig
-    template: params.Template
+    template: params.AbstractModel
     leaves: dict[str, jax.Array]
     expected: dict[str, np.ndarray]
     logits: Callable[..., jax.Array]
 
 
-def template_of(config: DecoderConfig) -> params.Template:
+def template_of(config: DecoderConfig) -> params.AbstractModel:
     return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
-def logits_of(template: params.Template) -> Callable[..., jax.Array]:
+def logits_of(template: params.AbstractModel) -> Callable[..., jax.Array]:
     @jax.jit
-    def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
+    def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder = template.merge(leaves)
         return decoder(tokens, places, dtype=jnp.float32)[0] @ decoder.head().T
 
@@ -72,9 +72,9 @@ def close(got: jax.Array | np.ndarray, wanted: jax.Array | np.ndarray) -> None:
 def test_logits_equal_those_of_transformers_with_padding_on_either_side(loaded: Loaded) -> None:
     tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))
     size = tokens.shape[1]
-    right = loaded.logits(loaded.leaves, tokens, right_padded(jnp.asarray(lengths), size))
+    right = loaded.logits(loaded.leaves, tokens, positions_right_padded(jnp.asarray(lengths), size))
     shifted = np.stack([np.roll(row, size - n) for row, n in zip(tokens, lengths, strict=True)])
-    left = loaded.logits(loaded.leaves, shifted, left_padded(jnp.asarray(lengths), size))
+    left = loaded.logits(loaded.leaves, shifted, positions_left_padded(jnp.asarray(lengths), size))
     for b, n in enumerate(lengths):
         close(right[b, :n], wanted[b, :n])
         close(left[b, size - n :], wanted[b, :n])
@@ -84,7 +84,7 @@ def test_the_reference_knows_scaled_frequencies_from_others() -> None:
     reader = hf.HubReader(REFERENCE / "tied")
     expected = np.load(REFERENCE / "tied" / "expected.npz")
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template_of(reader.config).variables}
-    places = right_padded(jnp.asarray(expected["lengths"]), expected["tokens"].shape[1])
+    places = positions_right_padded(jnp.asarray(expected["lengths"]), expected["tokens"].shape[1])
     rope = reader.config.rope_global
     for change in (attrs.evolve(rope, ramp=None), Rope(base=rope.base)):
         other = logits_of(template_of(attrs.evolve(reader.config, rope_global=change)))(
@@ -99,9 +99,11 @@ def test_branches_of_a_packed_pair_equal_two_rows(loaded: Loaded) -> None:
     row = np.concatenate([tokens[0, : prompt + first], tokens[1, :second]])[None]
     position = np.concatenate([np.arange(prompt + first), prompt + np.arange(second)])[None].astype(np.int32)
     branch = np.repeat([0, 1, 2], [prompt, first, second])[None].astype(np.int32)
-    packed = loaded.logits(loaded.leaves, row, Places(position, np.ones_like(branch), branch))
+    packed = loaded.logits(loaded.leaves, row, TokenPositions(position, np.ones_like(branch), branch))
     rejected = np.concatenate([tokens[0, :prompt], tokens[1, :second]])[None]
-    apart = loaded.logits(loaded.leaves, rejected, right_padded(jnp.array([prompt + second]), prompt + second))
+    apart = loaded.logits(
+        loaded.leaves, rejected, positions_right_padded(jnp.array([prompt + second]), prompt + second)
+    )
     close(packed[0, : prompt + first], loaded.expected["logits"][0, : prompt + first])
     close(packed[0, prompt + first :], apart[0, prompt:])
 
@@ -115,9 +117,9 @@ def test_greedy_answers_through_the_cache_equal_transformers_and_the_whole_forwa
     def step(leaves, tokens, places, cache):
         decoder = loaded.template.merge(leaves)
         hidden, new, _ = decoder(tokens, places, cache=cache, keeps=True, dtype=jnp.float32)
-        return hidden @ decoder.head().T, stored(cache, new)
+        return hidden @ decoder.head().T, append(cache, new)
 
-    places = right_padded(jnp.full(rows, prompt + new), prompt + new)
+    places = positions_right_padded(jnp.full(rows, prompt + new), prompt + new)
     cache = init_cache(loaded.config, rows, prompt + new, jnp.float32)
     assert cache.tail is None
     assert cache.layers is not None
@@ -126,7 +128,7 @@ def test_greedy_answers_through_the_cache_equal_transformers_and_the_whole_forwa
     assert len(cache.layers.global_layers.key) == 3  # periods of one layer
     part, seen, all_tokens = slice(0, prompt), [], tokens
     for _ in range(new):
-        logits, cache = step(loaded.leaves, all_tokens[:, part], Places(*(x[:, part] for x in places)), cache)
+        logits, cache = step(loaded.leaves, all_tokens[:, part], TokenPositions(*(x[:, part] for x in places)), cache)
         seen.append(logits[:, -1])
         all_tokens = jnp.concatenate([all_tokens, jnp.argmax(logits[:, -1:], -1)], axis=1)
         part = slice(all_tokens.shape[1] - 1, all_tokens.shape[1])
@@ -159,7 +161,7 @@ def test_paths_shapes_and_axes(loaded: Loaded) -> None:
 
 
 def test_nothing_is_made_for_local_layers_that_are_not_there(loaded: Loaded) -> None:
-    places = right_padded(jnp.array([4]), 4)
+    places = positions_right_padded(jnp.array([4]), 4)
     assert context(loaded.config, places).local_view is None
 
 

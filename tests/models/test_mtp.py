@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
-from nnxdsl.models.attention.positions import Places, right_padded
+from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 
@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 """Of the largest logit."""
 
 
-def template_of(config: DecoderConfig) -> params.Template:
+def template_of(config: DecoderConfig) -> params.AbstractModel:
     return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
@@ -69,13 +69,13 @@ def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> No
     tokens, lengths, wanted = (expected[key] for key in ("tokens", "lengths", "logits"))
 
     @jax.jit
-    def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: Places) -> jax.Array:
+    def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = template.merge(leaves)
         hidden = decoder(tokens, places, dtype=jnp.float32).hidden
         return decoder.logits(decoder.further(hidden, tokens, places, dtype=jnp.float32)[0])
 
-    got = logits(leaves, tokens, right_padded(jnp.asarray(lengths), tokens.shape[1]))
-    packed = Places(
+    got = logits(leaves, tokens, positions_right_padded(jnp.asarray(lengths), tokens.shape[1]))
+    packed = TokenPositions(
         *(
             jnp.asarray(np.concatenate(part)[None], jnp.int32)
             for part in (

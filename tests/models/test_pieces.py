@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnxdsl.formats import mapped_arrays
-from nnxdsl.formats.mapped_arrays import Pieces
+from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.program.init import place
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -24,13 +24,15 @@ def parts(*arrays: np.ndarray) -> tuple[Callable[[], np.ndarray], ...]:
     return tuple(functools.partial(np.asarray, array) for array in arrays)
 
 
-def stack(leading: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype = BFLOAT16) -> tuple[Pieces, np.ndarray]:
+def stack(
+    leading: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype = BFLOAT16
+) -> tuple[MappedArray, np.ndarray]:
     """Matrices turned over, as the Hub has them, and the array that they make."""
     draw = np.random.default_rng(0)
     count = int(np.prod(leading))
     matrices = [draw.normal(size=shape[::-1]).astype(dtype) for _ in range(count)]
     whole = np.stack([matrix.T for matrix in matrices]).reshape(*leading, *shape)
-    return Pieces((*leading, *shape), dtype, parts(*(matrix.T for matrix in matrices)), len(leading)), whole
+    return MappedArray((*leading, *shape), dtype, parts(*(matrix.T for matrix in matrices)), len(leading)), whole
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +59,7 @@ def test_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         found, whole = stack(leading, (70, 90))
         assert np.array_equal(np.asarray(found), whole)
     flat = np.arange(5000, dtype=np.float32)
-    assert np.array_equal(Pieces((5000,), flat.dtype, parts(flat), 0).read(), flat)
+    assert np.array_equal(MappedArray((5000,), flat.dtype, parts(flat), 0).read(), flat)
 
 
 def test_an_error_of_a_piece_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +69,7 @@ def test_an_error_of_a_piece_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_arrays, "BAND_BYTES", 1)
     good, _ = stack((1,), (4, 4))
     with pytest.raises(OSError, match="torn"):
-        Pieces((3, 4, 4), BFLOAT16, (*good.parts, torn, *good.parts), 1).read()
+        MappedArray((3, 4, 4), BFLOAT16, (*good.parts, torn, *good.parts), 1).read()
 
 
 def test_layers() -> None:
@@ -91,4 +93,4 @@ def test_a_piece_of_another_shape_is_refused() -> None:
     found, _ = stack((2,), (4, 6))
     wide = parts(np.zeros((4, 6), BFLOAT16), np.zeros((1, 6), BFLOAT16))  # which numpy would repeat
     with pytest.raises(ValueError, match=r"a piece has shape \(1, 6\), expected \(4, 6\)"):
-        Pieces(found.shape, BFLOAT16, wide, 1).read()
+        MappedArray(found.shape, BFLOAT16, wide, 1).read()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
 from nnxdsl.models.params import abstract, flatten
@@ -54,7 +54,7 @@ def test_a_decoder_in_stages(config: DecoderConfig) -> None:
     build = lambda: Decoder(config, rngs=nnx.Rngs(0))  # noqa: E731
     leaves, template = flatten(build()), abstract(build)
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 300, (4, 6)), jnp.int32)
-    places = right_padded(jnp.asarray([6, 4, 1, 5], jnp.int32), 6)
+    places = positions_right_padded(jnp.asarray([6, 4, 1, 5], jnp.int32), 6)
 
     @jax.jit
     def loss(leaves: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

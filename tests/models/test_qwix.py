@@ -15,8 +15,8 @@ import qwix
 from flax import nnx
 
 from nnxdsl.models import params
-from nnxdsl.models.attention.positions import right_padded
-from nnxdsl.models.decoder import Decoder, Period, example_inputs
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
 from nnxdsl.models.families.registry import LLAMA3, DecoderConfig, local_then_global
 
 # qwix 0.1.8 calls what flax deprecated; nothing of ours does.
@@ -51,16 +51,16 @@ BASES: dict[str, dict[str, Any]] = {
 }
 
 
-def with_lora(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period], Period]:
-    def adapt(period: Period) -> Period:
+def with_lora(config: DecoderConfig, base: dict[str, Any]) -> Callable[[LayerGroup], LayerGroup]:
+    def adapt(period: LayerGroup) -> LayerGroup:
         provider = qwix.LoraProvider([qwix.LoraRule(module_path=LINEARS, rank=3, alpha=6.0, **base)])
         return qwix.apply_lora_to_model(period, provider, *example_inputs(config), rngs=nnx.Rngs(1))
 
     return adapt
 
 
-def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period], Period]:
-    def adapt(period: Period) -> Period:
+def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[LayerGroup], LayerGroup]:
+    def adapt(period: LayerGroup) -> LayerGroup:
         if not base:
             return period
         provider = qwix.PtqProvider([qwix.QuantizationRule(module_path=LINEARS, **base)])
@@ -82,7 +82,7 @@ def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[Period],
 def test_adapters_on_every_period(family: str, name: str) -> None:
     config = CONFIGS[family]
 
-    def template(adapt: Callable[[Period], Period]) -> params.Template:
+    def template(adapt: Callable[[LayerGroup], LayerGroup]) -> params.AbstractModel:
         return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=adapt))
 
     policy, base = template(with_lora(config, BASES[name])), template(with_base(config, BASES[name]))
@@ -119,9 +119,9 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
         )
         for path, leaf in adapters.items()
     }
-    tokens, places = jax.random.randint(jax.random.key(0), (2, 9), 0, 50), right_padded(jnp.array([9, 6]), 9)
+    tokens, places = jax.random.randint(jax.random.key(0), (2, 9), 0, 50), positions_right_padded(jnp.array([9, 6]), 9)
 
-    def run(template: params.Template, dtype: Any) -> Callable[..., jax.Array]:
+    def run(template: params.AbstractModel, dtype: Any) -> Callable[..., jax.Array]:
         return jax.jit(lambda values: template.merge(values)(tokens, places, dtype=dtype)[0])
 
     reference = run(base, jnp.float32)(values)
@@ -169,7 +169,9 @@ def test_the_backward_pass_keeps_no_unpacked_weight(name: str) -> None:
     def trace(leaves: dict[str, jax.Array]) -> None:
         def read(trainable: dict[str, jax.Array]) -> jax.Array:
             model: Any = template.merge({**leaves, **trainable})
-            return model(jnp.zeros((2, 9), jnp.int32), right_padded(jnp.full((2,), 9), 9), dtype=jnp.float32)[0]
+            return model(jnp.zeros((2, 9), jnp.int32), positions_right_padded(jnp.full((2,), 9), 9), dtype=jnp.float32)[
+                0
+            ]
 
         _, back = jax.vjp(read, {path: leaves[path] for path in trained})
         given = {id(leaf) for leaf in jax.tree.leaves(leaves)}

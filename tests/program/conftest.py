@@ -21,7 +21,7 @@ from small_lab.model import Small  # noqa: E402
 
 from nnxdsl import Data, Experiment, Memory, Objective, Optimizer, Reference, Schedule  # noqa: E402
 from nnxdsl.data.batch import PairBatch, SequenceBatch  # noqa: E402
-from nnxdsl.program.compile import State  # noqa: E402
+from nnxdsl.program.compile import TrainState  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -83,14 +83,14 @@ def sequences() -> Callable[..., SequenceBatch]:
 
 
 @pytest.fixture(scope="session")
-def trained() -> Callable[..., State]:
+def trained() -> Callable[..., TrainState]:
     """Makes a first state whose base has sharp logits and norms away from zero, as a trained model has."""
 
     return samples.trained
 
 
 @pytest.fixture(scope="session")
-def with_b() -> Callable[[State], State]:
+def with_b() -> Callable[[TrainState], TrainState]:
     """A state whose adapters are no longer the identity."""
 
     return samples.with_b

@@ -53,8 +53,8 @@ from nnxdsl import (  # noqa: E402
 )
 from nnxdsl.config.core.base import members  # noqa: E402
 from nnxdsl.data.batch import Batch, PairBatch, RolloutBatch, SequenceBatch  # noqa: E402
-from nnxdsl.models.attention.positions import right_padded  # noqa: E402
-from nnxdsl.program.compile import Program, State  # noqa: E402
+from nnxdsl.models.attention.positions import positions_right_padded  # noqa: E402
+from nnxdsl.program.compile import Program, TrainState  # noqa: E402
 
 STORE = HERE / "matrix.json"
 PAGE = HERE.parents[1] / "docs" / "matrix.md"
@@ -154,7 +154,9 @@ def log_probabilities(template: Any, leaves: dict[str, jax.Array], tokens: np.nd
     @jax.jit
     def logits(leaves: dict[str, jax.Array]) -> jax.Array:
         decoder: Any = template.merge(leaves)
-        hidden = decoder(jnp.asarray(tokens), right_padded(jnp.asarray(length), tokens.shape[1]), dtype=jnp.float32)
+        hidden = decoder(
+            jnp.asarray(tokens), positions_right_padded(jnp.asarray(length), tokens.shape[1]), dtype=jnp.float32
+        )
         return decoder.logits(hidden.hidden)
 
     found = np.asarray(logits(leaves), np.float64)[:, :-1]
@@ -162,7 +164,7 @@ def log_probabilities(template: Any, leaves: dict[str, jax.Array], tokens: np.nd
     return found - np.log(np.exp(found).sum(-1, keepdims=True))
 
 
-def answers_of(program: Program, state: State, batch: PairBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+def answers_of(program: Program, state: TrainState, batch: PairBatch) -> list[tuple[np.ndarray, np.ndarray]]:
     """Of both completions the summed log-probability `[B]` and the number of tokens `[B]`."""
     found = []
     size = batch.prompt.shape[1]
@@ -179,7 +181,7 @@ def answers_of(program: Program, state: State, batch: PairBatch) -> list[tuple[n
     return found
 
 
-def first_loss(program: Program, state: State, batch: Batch) -> float:
+def first_loss(program: Program, state: TrainState, batch: Batch) -> float:
     """What the table of objectives has for the loss before any step, where policy and reference are equal."""
     objective: Any = program.experiment.objective
     keep = np.asarray(batch.weight) > 0

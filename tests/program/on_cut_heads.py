@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxdsl import Mesh
 from nnxdsl.losses.lm_head import token_stats as logprobs
-from nnxdsl.losses.lm_head.token_stats import Where, token_stats
+from nnxdsl.losses.lm_head.token_stats import ShardContext, token_stats
 from nnxdsl.planning.collectives import collectives
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.sharding.mesh import device_mesh
@@ -26,7 +26,7 @@ def main() -> None:
     logprobs.CPU = logprobs.Sizes(4 * 96 * WIDTH, 12)
     layout = Layout(Mesh(fsdp=2, context=2, tensor=2), {})
     mesh = device_mesh(layout.mesh, jax.devices(), "heads")
-    where = Where("cpu", layout.constrain(mesh), layout.cuts, layout.length_shards)
+    where = ShardContext("cpu", layout.constrain(mesh), layout.cuts, layout.length_shards)
     draw = np.random.default_rng(0)
     given: Any = (
         draw.standard_normal((ROWS, LENGTH, WIDTH)).astype(np.float32),
@@ -41,7 +41,9 @@ def main() -> None:
     report: dict[str, Any] = {}
     for name, trained in (("frozen", 0), ("trained", (0, 1))):
 
-        def run(where: Where | None, hidden: Any, head: Any, targets: Any, mask: Any, weight: Any, of: Any) -> Any:
+        def run(
+            where: ShardContext | None, hidden: Any, head: Any, targets: Any, mask: Any, weight: Any, of: Any
+        ) -> Any:
             def loss(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, Any]:
                 stats = token_stats(hidden, head, targets, mask, None, 8.0, where)
                 return jnp.sum(stats.logp * weight[0] + jnp.square(stats.log_z) * weight[1]), stats

@@ -13,7 +13,7 @@ from flax import nnx
 from nnxdsl import Mesh
 from nnxdsl.models import params
 from nnxdsl.models.config.moe import Experts
-from nnxdsl.models.logical_axes import constrained_by
+from nnxdsl.models.logical_axes import sharding_hooks
 from nnxdsl.models.moe.layer import ExpertMLP
 from nnxdsl.models.moe.router import load_balance
 from nnxdsl.sharding.layout import Array, Layout
@@ -62,7 +62,7 @@ def main() -> None:
             layout: Layout = layout,
             mesh: jax.sharding.Mesh = mesh,
         ) -> Any:
-            with constrained_by(layout.constrain(mesh), layout.arrive(mesh), layout.apart(mesh)):
+            with sharding_hooks(layout.constrain(mesh), layout.arrive(mesh), layout.apart(mesh)):
                 return gradient(values, layout.constrain(mesh)(x, ("batch", "length", "activation_embed")), real)
 
         run = jax.jit(constrained).lower(jax.device_put(values, placed), x, real).compile()

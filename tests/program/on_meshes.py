@@ -25,7 +25,7 @@ from nnxdsl import (
     Schedule,
     compile,
 )
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 
 MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2)}
 RATE, ONLINE = Schedule.Constant(lr=1e-3), Memory(reference="online")
@@ -58,7 +58,7 @@ def same(found: Any, expected: Any) -> bool:
     return jax.tree.all(jax.tree_util.tree_map_with_path(equal, found, expected))
 
 
-def misplaced(program: Program, state: State) -> list[str]:
+def misplaced(program: Program, state: TrainState) -> list[str]:
     """Arrays whose sharding, shape or dtype is not that of the layout."""
     groups = {
         "trainable": state.trainable,
@@ -85,7 +85,7 @@ def misplaced(program: Program, state: State) -> list[str]:
     return wrong
 
 
-def difference(found: State, expected: State) -> float:
+def difference(found: TrainState, expected: TrainState) -> float:
     """Largest difference of a trained parameter."""
     values = zip(jax.device_get(list(found.trainable.values())), expected.trainable.values(), strict=True)
     return max(float(np.abs(ours - np.asarray(theirs)).max()) for ours, theirs in values)

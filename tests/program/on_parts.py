@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.formats.mapped_arrays import Pieces
+from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.program.init import place
 
 reads: list[int] = []
@@ -23,5 +23,5 @@ def read() -> np.ndarray:
 
 mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "fsdp"))
 where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "fsdp"))
-placed = place(Pieces((4, 6), array.dtype, (read,), 0), jnp.float32, where)
+placed = place(MappedArray((4, 6), array.dtype, (read,), 0), jnp.float32, where)
 json.dump({"reads": len(reads), "equal": bool(np.array_equal(placed, array))}, sys.stdout)

@@ -25,7 +25,7 @@ from nnxdsl import (
     Schedule,
     compile,
 )
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.sharding.layout import bits, dims
 
 QLORA = {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}
@@ -87,7 +87,7 @@ PLACEMENTS: dict[str, dict[str, dict[str, Any]]] = {
 FIELDS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": QLORA["adapter"]}, "qlora": QLORA, "odd": ODD}
 
 
-def groups(program: Program, state: State) -> dict[str, dict[str, jax.Array]]:
+def groups(program: Program, state: TrainState) -> dict[str, dict[str, jax.Array]]:
     found = {
         "frozen": state.frozen,
         "trainable": state.trainable,
@@ -97,7 +97,7 @@ def groups(program: Program, state: State) -> dict[str, dict[str, jax.Array]]:
     return {part: leaves for part, leaves in found.items() if leaves}
 
 
-def dumped(program: Program, state: State) -> str:
+def dumped(program: Program, state: TrainState) -> str:
     """What `layout.dump()` would say, read off the arrays themselves."""
     lines = []
     for part, leaves in groups(program, state).items():
@@ -112,7 +112,7 @@ def dumped(program: Program, state: State) -> str:
     return "".join(lines)
 
 
-def misplaced(program: Program, state: State) -> list[str]:
+def misplaced(program: Program, state: TrainState) -> list[str]:
     """Arrays that do not lie on the devices, and in the memory, that the layout names, piece by piece."""
     wrong = []
     default = jax.devices()[0].default_memory().kind

@@ -68,7 +68,7 @@ def steps(fields: dict[str, Any], mesh: Mesh) -> list[dict[str, float]]:
             **fields,
         )
     )
-    state = program.init(init.Beside(samples.Trained(program, 0), samples.Trained(program, 1)))
+    state = program.init(init.ReferenceSource(samples.Trained(program, 0), samples.Trained(program, 1)))
     found = []
     for _ in range(3):
         state, metrics = program.step(state, batch_of(8, desirable=kind is Data.Feedback))

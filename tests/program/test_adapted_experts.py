@@ -17,7 +17,7 @@ from nnxdsl import Adapter, Quantization
 from nnxdsl.adapters import lora as adapters
 from nnxdsl.adapters.lora import AdaptedExperts
 from nnxdsl.models import params
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import MIXTRAL
 from nnxdsl.models.moe.layer import ExpertLinear
@@ -39,9 +39,9 @@ def plain() -> ExpertLinear:
     return linear
 
 
-def leaves(module: nnx.Module) -> tuple[params.Template, dict[str, jax.Array]]:
+def leaves(module: nnx.Module) -> tuple[params.AbstractModel, dict[str, jax.Array]]:
     graphdef, state = nnx.split(module)
-    return params.Template(graphdef, nnx.to_flat_state(state)), params.flatten(module)
+    return params.AbstractModel(graphdef, nnx.to_flat_state(state)), params.flatten(module)
 
 
 def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
@@ -52,7 +52,7 @@ def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
     assert set(values) - set(own) == {"kernel_lora_a", "kernel_lora_b"}
 
     @partial(jax.jit, static_argnums=0)
-    def run(template: params.Template, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    def run(template: params.AbstractModel, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         module: Any = template.merge(values)
         return module(x, expert)
 
@@ -92,7 +92,7 @@ def test_each_expert_has_a_magnitude_of_its_own(few: Quantization | None) -> Non
     np.testing.assert_allclose(jnp.linalg.norm(merged, axis=1), values["kernel_lora_m"], rtol=1e-5)
 
     @partial(jax.jit, static_argnums=0)
-    def run(template: params.Template, values: dict[str, jax.Array]) -> jax.Array:
+    def run(template: params.AbstractModel, values: dict[str, jax.Array]) -> jax.Array:
         module: Any = template.merge(values)
         return jnp.where((expert < COUNT)[..., None], module(x, expert), 0)
 
@@ -106,13 +106,13 @@ def test_few_bits_compute_what_they_stand_for(name: str) -> None:
     x, expert = slots(rng)
     base, own = leaves(plain())
     policy, values = leaves(AdaptedExperts(plain(), LORA, FEW[name]))
-    wanted_leaves = adapters.quantise(own["kernel"], FEW[name])
+    wanted_leaves = adapters.quantize(own["kernel"], FEW[name])
     for path, wanted in zip((adapters.QVALUE, adapters.SCALE), wanted_leaves, strict=True):
         np.testing.assert_array_equal(values["kernel" + path], wanted)
     restored = {**own, "kernel": adapters.rounded(own["kernel"], FEW[name])}
     assert float(jnp.abs(restored["kernel"] - own["kernel"]).max()) > 1e-3
 
-    def loss(template: params.Template, values: dict[str, jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    def loss(template: params.AbstractModel, values: dict[str, jax.Array]) -> Callable[[jax.Array], jax.Array]:
         module: Any = template.merge(values)
         return lambda x: jnp.sum(jnp.sin(module(x, expert)))
 
@@ -183,7 +183,7 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
     merged = {path: values[path] for path in base.variables}
     for path in paths:
         merged[path] = adapters.merge(lora, values[path], values[path + adapters.A], values[path + adapters.B])
-    tokens, places = jnp.asarray(rng.integers(0, 32, (2, 7))), right_padded(jnp.array([7, 4]), 7)
+    tokens, places = jnp.asarray(rng.integers(0, 32, (2, 7))), positions_right_padded(jnp.array([7, 4]), 7)
 
     @jax.jit
     def hidden(values: dict[str, jax.Array]) -> jax.Array:

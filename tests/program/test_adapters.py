@@ -17,11 +17,11 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Experiment, PlanError, Quantization, compile
 from nnxdsl.adapters import lora as adapters
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.models.attention.positions import right_padded
-from nnxdsl.models.decoder import Period, example_inputs
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.decoder import LayerGroup, example_inputs
 from nnxdsl.models.params import flatten
-from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.compile import Program, TrainState
 
 ATTENTION = {"attention.query", "attention.key", "attention.value", "attention.output"}
 MLP = {"mlp.gate", "mlp.up", "mlp.down"}
@@ -38,7 +38,7 @@ SUBSETS: dict[tuple[str, ...], set[str]] = {
 @pytest.mark.parametrize("targets", SUBSETS)
 def test_adapters_are_exactly_at_the_targets(targets: tuple[str, ...], experiment: Callable[..., Experiment]) -> None:
     model = Small(layers=3)  # one period of two blocks, a tail of one
-    blueprint = draw(
+    blueprint = build_blueprint(
         experiment(
             model=model,
             adapter=Adapter.LoRA(rank=2, targets=targets),
@@ -66,7 +66,7 @@ def test_adapters_are_exactly_at_the_targets(targets: tuple[str, ...], experimen
 
 def refusal(experiment: Experiment) -> str:
     with pytest.raises(PlanError) as caught:
-        draw(experiment)
+        build_blueprint(experiment)
     return str(caught.value)
 
 
@@ -95,8 +95,8 @@ def test_targets_that_match_nothing_and_blocks_that_do_not_divide(experiment: Ca
 def test_quantise_is_what_qwix_does(
     quantization: Quantization, dtype: Any, experiment: Callable[..., Experiment]
 ) -> None:
-    config = draw(experiment(model=Small(layers=2))).config
-    period = Period(config, config.pattern, rngs=nnx.Rngs(0), param_dtype=dtype)
+    config = build_blueprint(experiment(model=Small(layers=2))).config
+    period = LayerGroup(config, config.pattern, rngs=nnx.Rngs(0), param_dtype=dtype)
     rule = qwix.QuantizationRule(
         module_path=r".*", weight_qtype=adapters.qtype(quantization), tile_size=quantization.block_size
     )
@@ -104,7 +104,7 @@ def test_quantise_is_what_qwix_does(
     for path, weight in flatten(period).items():
         if path.endswith(".kernel"):
             for stacked in (weight, jnp.stack([weight, -2 * weight])):
-                values, scales = jax.jit(adapters.quantise, static_argnums=1)(stacked, quantization)
+                values, scales = jax.jit(adapters.quantize, static_argnums=1)(stacked, quantization)
                 first = (values, scales) if stacked.ndim == 2 else (values[0], scales[0])
                 np.testing.assert_array_equal(first[0], theirs[path + adapters.QVALUE])
                 np.testing.assert_array_equal(first[1], theirs[path + adapters.SCALE])
@@ -123,7 +123,7 @@ def logits(program: Program, leaves: dict[str, jax.Array]) -> jax.Array:
         model: Any = (
             program.blueprint.policy.merge(leaves) if adapted(leaves) else program.blueprint.base_template.merge(leaves)
         )
-        return model(tokens, right_padded(length, 9), dtype=jnp.float32)[0] @ model.head().T
+        return model(tokens, positions_right_padded(length, 9), dtype=jnp.float32)[0] @ model.head().T
 
     return run(leaves)
 
@@ -133,7 +133,9 @@ def adapted(leaves: dict[str, jax.Array]) -> bool:
 
 
 def test_the_merged_weights_are_the_adapted_model(
-    experiment: Callable[..., Experiment], trained: Callable[..., State], with_b: Callable[[State], State]
+    experiment: Callable[..., Experiment],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention", "mlp.down"))
     program = compile(experiment(adapter=lora, model=Small(layers=3)))
@@ -184,5 +186,5 @@ class Strange(Adapter):
 
 def test_an_adapter_that_nothing_knows_is_refused(experiment: Callable[..., Experiment]) -> None:
     with pytest.raises(NotRegisteredError) as caught:
-        draw(experiment(adapter=Strange()))
+        build_blueprint(experiment(adapter=Strange()))
     assert str(caught.value) == "Strange: nothing knows how to put it on a model; use Adapter.LoRA or Adapter.DoRA"

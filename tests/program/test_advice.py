@@ -10,7 +10,7 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Mesh, Model
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.layout_warnings import warnings
 from nnxdsl.sharding.mesh_candidates import candidates, factorizations
 
@@ -23,7 +23,7 @@ def said(experiment: Callable[..., Experiment]) -> Callable[..., list[tuple[str,
     """The warnings of a small experiment on a mesh."""
 
     def found(length: int = 48, **fields: Any) -> list[tuple[str, str, str]]:
-        blueprint = draw(experiment(**{"model": LARGE, **fields}))
+        blueprint = build_blueprint(experiment(**{"model": LARGE, **fields}))
         heads = blueprint.config.num_heads, blueprint.config.num_kv_heads
         rows = blueprint.experiment.rows_at_once
         listed = [attrs.astuple(one) for one in warnings(blueprint.layout, rows, length, heads)]

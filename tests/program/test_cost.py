@@ -13,7 +13,7 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Objective, compile
 from nnxdsl.planning.step_time import EFFICIENCY, HIDDEN, Work, cost, work
 from nnxdsl.program.batch_shapes import lengths
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 
 H200 = hardware.device("h200")
@@ -39,7 +39,7 @@ def asked(experiment: Callable[..., Experiment]) -> Callable[..., Experiment]:
 
 
 def of(experiment: Experiment) -> Work:
-    return work(draw(experiment), lengths(experiment.data))
+    return work(build_blueprint(experiment), lengths(experiment.data))
 
 
 def test_a_full_step_by_the_formulas(asked: Callable[..., Experiment]) -> None:
@@ -60,7 +60,7 @@ def test_a_lora_step_by_the_formulas(asked: Callable[..., Experiment]) -> None:
     lora = asked(adapter=Adapter.LoRA(rank=RANK))
     step = 2 * 2 * N * TRUNK + 3 * A + 3 * 2 * ADAPTERS * TRUNK + 2 * 2 * VD * TARGETS
     reference = 2 * N * TRUNK + A + 2 * VD * TARGETS  # the base with its adapters off
-    assert draw(lora).parameters["trainable"] == ADAPTERS
+    assert build_blueprint(lora).parameters["trainable"] == ADAPTERS
     assert of(lora).flops == 4 * (step + reference)
     again = 2 * N * TRUNK + A + 2 * ADAPTERS * TRUNK
     assert of(attrs.evolve(lora, memory=Memory(remat="full", reference="online"))).flops == 4 * (
@@ -116,13 +116,13 @@ def test_only_axes_that_are_there_have_transfers(asked: Callable[..., Experiment
         }.items()
     }
     assert sent["twice"] == 2 * sent["once"]
-    parameters = draw(eight).parameters["total"]
+    parameters = build_blueprint(eight).parameters["total"]
     assert sent["adapters"] == pytest.approx(sent["once"] * ADAPTERS / parameters)
 
 
 def test_seconds_are_work_over_speeds(asked: Callable[..., Experiment]) -> None:
     one = asked(batch_size=16, mesh=Mesh(fsdp=8, data=2))
-    done, found = of(one), cost(draw(one), lengths(one.data), H200)
+    done, found = of(one), cost(build_blueprint(one), lengths(one.data), H200)
     assert H200.flops
     assert H200.bandwidth
     assert H200.link
@@ -139,7 +139,8 @@ def test_an_axis_across_slices_is_slow(asked: Callable[..., Experiment]) -> None
     pod = hardware.device("v5e")
     one = asked(batch_size=16, mesh=Mesh(data=4, slices=2))
     links = [
-        cost(draw(attrs.evolve(one, mesh=mesh)), lengths(one.data), pod).links for mesh in (one.mesh, Mesh(data=4))
+        cost(build_blueprint(attrs.evolve(one, mesh=mesh)), lengths(one.data), pod).links
+        for mesh in (one.mesh, Mesh(data=4))
     ]
     assert pod.link
     assert pod.slow_link

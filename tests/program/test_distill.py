@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 
 from nnxdsl import Distance, Model, Objective
 from nnxdsl.losses import distillation
-from nnxdsl.losses.distillation import Taught, distance
+from nnxdsl.losses.distillation import TeacherOutputs, distance
 from nnxdsl.losses.lm_head import token_stats
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "jsd.npz"
@@ -38,7 +38,7 @@ def test_it_is_what_trl_computes(beta: str, temperature: float) -> None:
     head, mask = jnp.eye(student.shape[-1]), jnp.ones(student.shape[:2], bool)
 
     def total(hidden: jax.Array) -> jax.Array:
-        return jnp.sum(distance(hidden, head, Taught(teacher, head), mask, asked(DISTANCES[beta], temperature)))
+        return jnp.sum(distance(hidden, head, TeacherOutputs(teacher, head), mask, asked(DISTANCES[beta], temperature)))
 
     value, gradient = jax.jit(jax.value_and_grad(total))(student)
     assert float(value) == pytest.approx(float(figures[f"{beta}/{temperature}.loss"]), rel=2e-6)
@@ -72,14 +72,14 @@ def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> Non
     expected = in_float64(capped(hidden, head, caps[0]), capped(taught, other, caps[1]), beta) * mask
 
     def total(hidden: jax.Array, head: jax.Array) -> Any:
-        given = Taught(jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32), caps[1])
+        given = TeacherOutputs(jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32), caps[1])
         found = distance(hidden, head, given, jnp.asarray(mask), objective, caps[0])
         return jnp.sum(found * jnp.arange(1.0, 10.0)), found
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
     monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 10 * 10, 7))
-    chunks = token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.Where())
+    chunks = token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.ShardContext())
     assert (chunks.count, chunks.words) == (3, 10)
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
     for (_, found), _ in (whole, tiled):
@@ -109,7 +109,7 @@ def test_equal_models_are_no_distance_apart() -> None:
     draw = np.random.default_rng(4)
     hidden, head = (jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((1, 4, 6), (20, 6)))
     for kind in DISTANCES.values():
-        given = Taught(hidden, head)
+        given = TeacherOutputs(hidden, head)
         found, back = jax.vjp(
             lambda x, given=given, kind=kind: distance(x, head, given, jnp.ones((1, 4), bool), asked(kind)), hidden
         )
@@ -119,7 +119,7 @@ def test_equal_models_are_no_distance_apart() -> None:
 
 def test_the_loss_mixes_hard_labels_and_scales_with_the_square_of_the_temperature() -> None:
     stats = token_stats.TokenStats(*jnp.array([[[-2.0, -3.0]], [[0, 0]], [[0, 0]], [[0, 0]], [[1.0, 1.0]]]))
-    read = distillation.Distilled(stats, jnp.array([[0.5, 0.25]]))
+    read = distillation.DistillationInputs(stats, jnp.array([[0.5, 0.25]]))
     objective = Objective.Distill(teacher=Model.Gemma3("tiny"), temperature=2.0, hard_weight=0.25)
     terms = distillation.build(objective)(read, None, jnp.ones(1))
     assert float(terms.loss.total / terms.loss.count) == pytest.approx(0.75 * 4 * 0.375 + 0.25 * 2.5)

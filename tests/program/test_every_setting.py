@@ -40,7 +40,7 @@ from nnxdsl.config.core.base import Spec, declared, is_family, registry
 from nnxdsl.config.objectives.base import Objective as Family
 from nnxdsl.config.objectives.distillation import ReverseKL as ReverseDistance
 from nnxdsl.config.objectives.divergence import Alpha, JensenShannon
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 
 TESTS = Path(__file__).parents[1]
 LORA = {"adapter": Adapter.LoRA(rank=2)}
@@ -341,7 +341,7 @@ def test_a_field_of_a_mesh_places_arrays(name: str, experiment: Callable[..., Ex
 
     def placed(asked: Experiment) -> object:
         try:
-            blueprint = draw(asked)
+            blueprint = build_blueprint(asked)
         except ValueError as error:  # it does not fit without the setting
             return str(error)
         layout = blueprint.layout

@@ -9,7 +9,7 @@ import pytest
 
 from nnxdsl import Adapter, Experiment, Mesh, Model, PlanError, Quantization, Weights
 from nnxdsl.planning.flops import weights
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 DENSE = ("qwen3_moe_dense_list", "qwen3_moe_dense_step")
@@ -20,7 +20,9 @@ LARGE = [Model.Gemma2("27b"), Model.Mixtral("8x7b"), Model.Olmo3("32b"), Model.Q
 @pytest.mark.parametrize("model", LARGE, ids=lambda model: type(model).__name__)
 def test_large_ones_fit_a_mesh(model: Model, experiment: Callable[..., Experiment]) -> None:
     lora, few = Adapter.LoRA(rank=8), Quantization.NF4(block_size=32)
-    blueprint = draw(experiment(model=model, adapter=lora, quantization=few, mesh=Mesh(fsdp=4, tensor=2), batch_size=8))
+    blueprint = build_blueprint(
+        experiment(model=model, adapter=lora, quantization=few, mesh=Mesh(fsdp=4, tensor=2), batch_size=8)
+    )
     arrays = list(blueprint.layout)
     # Scales of blocks are cut over `tensor` alone.
     assert sum(array.device_bytes for array in arrays) < sum(array.bytes for array in arrays) / 5
@@ -28,7 +30,7 @@ def test_large_ones_fit_a_mesh(model: Model, experiment: Callable[..., Experimen
 
 def test_one_token_meets_its_own_experts_alone(experiment: Callable[..., Experiment]) -> None:
     """Of Mixtral 8x7B 13 billion parameters are active (arXiv:2401.04088), with the embedding and the head."""
-    blueprint = draw(experiment(model=Model.Mixtral("8x7b"), adapter=Adapter.LoRA(rank=8)))
+    blueprint = build_blueprint(experiment(model=Model.Mixtral("8x7b"), adapter=Adapter.LoRA(rank=8)))
     of = weights(blueprint)
     assert of.trunk + 2 * of.head == pytest.approx(12.9e9, rel=0.005)
     assert blueprint.parameters["total"] == pytest.approx(46.7e9, rel=0.001)
@@ -36,16 +38,16 @@ def test_one_token_meets_its_own_experts_alone(experiment: Callable[..., Experim
 
 def test_whatever_a_directory_says(experiment: Callable[..., Experiment]) -> None:
     path = str(REFERENCE / "olmo3")
-    blueprint = draw(experiment(model=Model.HF(path, weights=Weights.HF(path))))
+    blueprint = build_blueprint(experiment(model=Model.HF(path, weights=Weights.HF(path))))
     assert blueprint.config.norms == "post"
     with pytest.raises(PlanError) as caught:
-        draw(experiment(model=Model.HF("nowhere", weights=Weights.Random())))
+        build_blueprint(experiment(model=Model.HF("nowhere", weights=Weights.Random())))
     assert "model.path: nowhere: no such directory" in str(caught.value)
 
 
 def test_a_directory_of_another_family(experiment: Callable[..., Experiment]) -> None:
     with pytest.raises(PlanError) as caught:
-        draw(experiment(model=Model.Qwen3("tiny", weights=Weights.HF(str(REFERENCE / "qwen2")))))
+        build_blueprint(experiment(model=Model.Qwen3("tiny", weights=Weights.HF(str(REFERENCE / "qwen2")))))
     assert "model: it has query_key_norm=head, but" in str(caught.value)
     assert "model: it has attention_bias=none, but" in str(caught.value)
 
@@ -57,7 +59,7 @@ def test_parameters_of_the_plan_are_those_of_transformers(name: str, experiment:
     path = str(REFERENCE / name)
     with torch.device("meta"):
         peer = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(path))
-    blueprint = draw(experiment(model=Model.HF(path, weights=Weights.HF(path))))
+    blueprint = build_blueprint(experiment(model=Model.HF(path, weights=Weights.HF(path))))
     assert blueprint.parameters["total"] == sum(parameter.numel() for parameter in peer.parameters())
     # Of a layer with experts one token meets three of six; of a dense one the whole MLP.
     config = blueprint.config
@@ -69,8 +71,8 @@ def test_parameters_of_the_plan_are_those_of_transformers(name: str, experiment:
 
 def test_a_pipeline_is_cut_between_periods(experiment: Callable[..., Experiment]) -> None:
     listed, stepped = (Model.HF(path, weights=Weights.HF(path)) for path in (str(REFERENCE / name) for name in DENSE))
-    assert draw(experiment(model=stepped, mesh=Mesh(stage=2))).layout.stages == 2
+    assert build_blueprint(experiment(model=stepped, mesh=Mesh(stage=2))).layout.stages == 2
     with pytest.raises(
         PlanError, match=r"layers\.blocks\.\*\.mlp\.up\.kernel: axis 0 has 1 rows, not divisible by stage=2"
     ):
-        draw(experiment(model=listed, mesh=Mesh(stage=2)))
+        build_blueprint(experiment(model=listed, mesh=Mesh(stage=2)))

@@ -19,31 +19,31 @@ from nnxdsl.config.core.base import declared
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.batch import PackedPairs, PairBatch
 from nnxdsl.data.packing import Size, fit
-from nnxdsl.losses.base import Pairs, Terms, finished
-from nnxdsl.program.compile import Program, State
+from nnxdsl.losses.base import LossTerms, PairLogps, derived_metrics
+from nnxdsl.program.compile import Program, TrainState
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "feedback.json").read_text())
 PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
 
 
-def answers(which: str) -> tuple[Pairs, Pairs]:
+def answers(which: str) -> tuple[PairLogps, PairLogps]:
     columns = {name: jnp.array(column, jnp.float32) for name, column in STORED["answers"][which].items()}
     tokens = columns["chosen_tokens"], columns["rejected_tokens"]
-    policy = Pairs(columns["chosen"], columns["rejected"], *tokens, columns["desirable"])
-    return policy, Pairs(columns["reference_chosen"], columns["reference_rejected"], *tokens)
+    policy = PairLogps(columns["chosen"], columns["rejected"], *tokens, columns["desirable"])
+    return policy, PairLogps(columns["reference_chosen"], columns["reference_rejected"], *tokens)
 
 
-def say(objective: Objective, policy: Pairs, reference: Pairs, weight: jax.Array | None = None) -> Terms:
+def say(objective: Objective, policy: PairLogps, reference: PairLogps, weight: jax.Array | None = None) -> LossTerms:
     return losses.build(objective)(policy, reference, jnp.ones(len(policy.chosen)) if weight is None else weight)
 
 
-def means(terms: Terms) -> dict[str, float]:
-    return finished(
+def means(terms: LossTerms) -> dict[str, float]:
+    return derived_metrics(
         {name: float(total / count) for name, (total, count) in {"loss": terms.loss, **terms.metrics}.items()}
     )
 
 
-def gradients(objective: Objective, policy: Pairs, reference: Pairs, weight: jax.Array | None = None) -> Any:
+def gradients(objective: Objective, policy: PairLogps, reference: PairLogps, weight: jax.Array | None = None) -> Any:
     def loss(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
         terms = say(objective, policy._replace(chosen=chosen, rejected=rejected), reference, weight)
         return terms.loss.total / terms.loss.count
@@ -82,9 +82,9 @@ def test_rows_of_weight_zero_do_not_matter_whatever_they_hold() -> None:
     objective, (policy, reference) = Objective.KTO(beta=0.3), answers("near")
     bad = jnp.array([jnp.nan, jnp.inf])
 
-    def filled(pairs: Pairs) -> Pairs:
+    def filled(pairs: PairLogps) -> PairLogps:
         columns = (None if x is None else jnp.concatenate([x[:5], bad, x[5:]]) for x in pairs)
-        return Pairs(*columns)  # type: ignore[arg-type]
+        return PairLogps(*columns)  # type: ignore[arg-type]
 
     weight = jnp.ones(14).at[5:7].set(0)
     alone, found = say(objective, policy, reference), say(objective, filled(policy), filled(reference), weight)
@@ -102,9 +102,9 @@ def test_rows_of_weight_zero_do_not_matter_whatever_they_hold() -> None:
 def test_extremes_stay_numbers() -> None:
     far = jnp.array([0.0, -1e-30, -500.0, -20_000.0])
     own, other = (x.reshape(-1) for x in jnp.meshgrid(far, far))
-    policy = Pairs(own, other, jnp.ones(16), jnp.ones(16), (jnp.arange(16) % 3 > 0).astype(jnp.float32))
+    policy = PairLogps(own, other, jnp.ones(16), jnp.ones(16), (jnp.arange(16) % 3 > 0).astype(jnp.float32))
     for way in (policy, policy._replace(chosen=other, rejected=own)):
-        reference = Pairs(way.rejected, way.chosen, way.chosen_tokens, way.rejected_tokens)
+        reference = PairLogps(way.rejected, way.chosen, way.chosen_tokens, way.rejected_tokens)
         assert np.isfinite(list(means(say(Objective.KTO(), way, reference)).values())).all()
         assert np.isfinite(gradients(Objective.KTO(), way, reference)).all()
 
@@ -136,8 +136,8 @@ def test_it_trains(
     way: str,
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     program, batch = program_of(experiment), labelled(pairs(4, fill=1))
     first = trained(program)
@@ -147,7 +147,7 @@ def test_it_trains(
     assert at_first["kl"] == at_first["rewards/chosen"] == 0.0  # to the bit
     state = with_b(first)
     policy, reference = program.score(state, batch).scored, program.score(first, batch).scored
-    assert isinstance(policy, Pairs)
+    assert isinstance(policy, PairLogps)
     whole = means(losses.build(program.experiment.objective)(policy, reference, batch.weight))
     state, metrics = program.step(state, asked)
     for name, value in whole.items():
@@ -163,8 +163,8 @@ def test_it_trains(
 @pytest.mark.slow
 def test_answers_side_by_side_are_answers_alone(
     experiment: Callable[..., Experiment],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
     answers_of: Callable[[], Any],
 ) -> None:
     dataset = answers_of()

@@ -26,10 +26,10 @@ from nnxdsl import (
     Weights,
     compile,
 )
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
-from nnxdsl.weights.run_weights import SavedModel
+from nnxdsl.weights.run_weights import RunWeights
 
 REPLAY = Path(__file__).parents[1] / "reference" / "replay"
 FROZEN = ("embed", "*norm", "blocks.0.mlp.up")
@@ -68,7 +68,7 @@ def test_what_is_named_is_not_trained(
 def test_there_is_no_optimizer_state_for_them(experiment: Callable[..., Experiment]) -> None:
     adamw = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.1))
     fields: dict[str, Any] = {"optimizer": adamw, "objective": Objective.SFT(loss_on="all"), "batch_size": 8}
-    blueprint = draw(experiment(**fields, frozen=("embed", "blocks.0"), mesh=Mesh(data=2, fsdp=2)))
+    blueprint = build_blueprint(experiment(**fields, frozen=("embed", "blocks.0"), mesh=Mesh(data=2, fsdp=2)))
     owners = {path.split(".mu.")[-1] for path in blueprint.layout.arrays["optimizer"] if ".mu." in path}
     assert owners == set(blueprint.trainable)
     assert not any(path.startswith(("embed", "layers.blocks.0")) for path in owners)
@@ -77,10 +77,10 @@ def test_there_is_no_optimizer_state_for_them(experiment: Callable[..., Experime
 
 def test_patterns_that_name_nothing_or_everything_or_have_no_effect(experiment: Callable[..., Experiment]) -> None:
     with pytest.raises(PlanError) as caught:
-        draw(experiment(frozen=("embed", "mlp.upp")))
+        build_blueprint(experiment(frozen=("embed", "mlp.upp")))
     assert "\n  frozen.1: 'mlp.upp' names no array; " in str(caught.value)
     with pytest.raises(PlanError) as caught:
-        draw(experiment(frozen=("*",)))
+        build_blueprint(experiment(frozen=("*",)))
     assert str(caught.value).endswith("  frozen: names every array of the model, so there is nothing to train")
     with pytest.raises(SpecError) as refused:
         experiment(frozen=("embed",), adapter=Adapter.LoRA(rank=2))
@@ -100,7 +100,7 @@ def test_what_a_run_ends_with_has_both(tmp_path: Path) -> None:
         frozen=("embed", "mlp.up"),
     )
     outcome = run(first, tmp_path, Display(quiet=True))
-    saved, begun = SavedModel.open(outcome.directory), compile(first).init()
+    saved, begun = RunWeights.open(outcome.directory), compile(first).init()
     frozen = "layers.blocks.0.mlp.up.kernel"
     assert np.array_equal(saved.weight(frozen), begun.frozen[frozen])
     moved = "layers.blocks.0.mlp.down.kernel"

@@ -17,7 +17,7 @@ from small_lab.model import Small
 
 from nnxdsl import Data, Experiment, Guard, Objective, Optimizer, Order, Schedule, Tokenizer, compile
 from nnxdsl.optim import step_guard
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
@@ -39,7 +39,7 @@ def program(experiment: Callable[..., Experiment]) -> Callable[[Guard], Program]
     return make
 
 
-def copied(state: State) -> State:
+def copied(state: TrainState) -> TrainState:
     """A state that a step may not take for its own."""
     return jax.tree.map(jnp.copy, state)
 

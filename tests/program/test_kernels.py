@@ -14,7 +14,7 @@ from nnxdsl import Data, Experiment, Memory, Mesh, Precision, compile
 from nnxdsl.errors import PlanError
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.program.attention_kernel import SHORT, Kernels
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 
 LONG, BRIEF = rows.pair(SHORT, SHORT), rows.sequence(SHORT - 1)
 GPU = Kernels(platform="gpu", dtype="bfloat16", head_dim=256)
@@ -69,7 +69,7 @@ def test_what_cannot_serve_is_refused_by_its_path(
     experiment: Callable[..., Experiment], asked: Any, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PlanError) as error:
-        draw(experiment(memory=Memory(attention=asked), **fields))
+        build_blueprint(experiment(memory=Memory(attention=asked), **fields))
     (problem,) = error.value.problems
     assert problem.path == "memory.attention"
     assert message in problem.message
@@ -78,7 +78,9 @@ def test_what_cannot_serve_is_refused_by_its_path(
 
 def test_heads_that_are_split_unlike(experiment: Callable[..., Experiment]) -> None:
     def found(**fields: Any) -> Kernels:
-        return draw(experiment(model=Small(heads=4), precision=Precision(compute="bfloat16"), **fields), "gpu").kernels
+        return build_blueprint(
+            experiment(model=Small(heads=4), precision=Precision(compute="bfloat16"), **fields), "gpu"
+        ).kernels
 
     assert (found().platform, found().dtype) == ("gpu", "bfloat16")
     assert not found(mesh=Mesh(tensor=1)).heads_apart

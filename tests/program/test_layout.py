@@ -16,10 +16,10 @@ from nnxdsl import Adapter, Experiment, Memory, Mesh, Optimizer, PlanError, Quan
 from nnxdsl.adapters import lora
 from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
-from nnxdsl.models.params import Leaf
+from nnxdsl.models.params import ParamSpec
 from nnxdsl.optim import optimizers
 from nnxdsl.optim.param_roles import roles
-from nnxdsl.program.blueprint import draw, optimizer_arrays, template
+from nnxdsl.program.blueprint import build_blueprint, optimizer_arrays, template
 from nnxdsl.sharding.layout import ACTIVATION_AXES, DEFAULT_RULES, HOST, Array, Layout, Placed, bits, dims, starred
 from nnxdsl.sharding.rules import mesh_axes
 
@@ -48,7 +48,7 @@ def parts_of(config: DecoderConfig, adapter: Adapter | None, quantization: Quant
     trained = {path: leaf for path, leaf in leaves.items() if adapter is None or lora.is_adapter(path)}
     frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
 
-    def arrays(leaves: Mapping[str, Leaf]) -> dict[str, Array]:
+    def arrays(leaves: Mapping[str, ParamSpec]) -> dict[str, Array]:
         return {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in leaves.items()}
 
     update = optimizers.build(ADAMW, lambda step: 0.1, roles(trained))
@@ -133,7 +133,7 @@ def refusal(make: Callable[[], object]) -> str:
 
 def test_dimensions_that_do_not_divide(experiment: Callable[..., Experiment]) -> None:
     asked = experiment(model=Small(mlp_dim=30, layers=3), mesh=Mesh(fsdp=2, tensor=4), batch_size=4)
-    assert refusal(lambda: draw(asked)) == (
+    assert refusal(lambda: build_blueprint(asked)) == (
         "7 problems in Experiment 'small'\n"
         "  layers.blocks.*.mlp.down.kernel: axis 1 has 30 rows, not divisible by tensor=4\n"
         "  layers.blocks.*.mlp.gate.kernel: axis 2 has 30 rows, not divisible by tensor=4\n"
@@ -145,12 +145,12 @@ def test_dimensions_that_do_not_divide(experiment: Callable[..., Experiment]) ->
         "data=4 x tensor=2; or indivisible='replicate', which keeps whole copies of what does not divide"
     )
     for mesh in (Mesh(fsdp=4, tensor=2), Mesh(data=2, fsdp=2, tensor=2), Mesh(data=4, tensor=2)):
-        assert draw(experiment(model=asked.model, mesh=mesh, batch_size=4)).layout.problems() == []
+        assert build_blueprint(experiment(model=asked.model, mesh=mesh, batch_size=4)).layout.problems() == []
 
 
 def test_no_mesh_of_so_many_devices_divides(experiment: Callable[..., Experiment]) -> None:
     asked = experiment(model=Small(embed_dim=15, vocab_size=47), mesh=Mesh(fsdp=2, tensor=2), batch_size=2)
-    assert refusal(lambda: draw(asked)) == (
+    assert refusal(lambda: build_blueprint(asked)) == (
         "10 problems in Experiment 'small'\n"
         "  embed.embedding: axis 0 has 47 rows, not divisible by tensor=2\n"
         "  embed.embedding: axis 1 has 15 rows, not divisible by fsdp=2\n"
@@ -169,7 +169,7 @@ def test_no_mesh_of_so_many_devices_divides(experiment: Callable[..., Experiment
 def test_rules_and_batches_that_cannot_be(experiment: Callable[..., Experiment]) -> None:
     rules = (("embd", "fsdp"), ("own", None), ("batch", ("fsdp", "tensor")))
     asked = experiment(mesh=Mesh(fsdp=2, tensor=2, rules=rules), batch_size=12, microbatch_size=6)
-    assert refusal(lambda: draw(asked)) == (
+    assert refusal(lambda: build_blueprint(asked)) == (
         "4 problems in Experiment 'small'\n"
         "  mesh.rules.0: no array has an axis 'embd'; did you mean 'embed'?\n"
         "  mesh.rules.1: no array has an axis 'own'\n"
@@ -180,7 +180,7 @@ def test_rules_and_batches_that_cannot_be(experiment: Callable[..., Experiment])
     asked = experiment(
         mesh=Mesh(fsdp=2, tensor=2, rules=(("rank", "tensor"),)), adapter=Adapter.LoRA(rank=3, targets=("query",))
     )
-    assert refusal(lambda: draw(asked)) == (
+    assert refusal(lambda: build_blueprint(asked)) == (
         "2 problems in Experiment 'small'\n"
         "  layers.blocks.*.attention.query.kernel_lora_a: axis 2 has 3 rows, not divisible by tensor=2\n"
         "  mesh: of 4 devices, these would do: fsdp=4; data=2 x fsdp=2; data=4; "
@@ -196,7 +196,7 @@ def test_rules_of_arrays_that_are_not_there(experiment: Callable[..., Experiment
         ("1.*.mu.*", (("embed", None),)),  # the optimizer's arrays follow their parameters
     )
     asked = experiment(mesh=Mesh(fsdp=2, tensor=2, array_rules=array_rules), optimizer=ADAMW)
-    assert refusal(lambda: draw(asked)) == (
+    assert refusal(lambda: build_blueprint(asked)) == (
         "4 problems in Experiment 'small'\n"
         "  mesh.array_rules.0: no array has a path like '*.mlp.upp.kernel'; did you mean "
         "'layers.blocks.*.mlp.up.kernel'?\n"
@@ -221,7 +221,7 @@ def test_every_array_of_a_program_is_placed(experiment: Callable[..., Experiment
     asked = experiment(
         mesh=Mesh(fsdp=4, tensor=2), adapter=Adapter.LoRA(rank=2), quantization=Quantization.NF4(block_size=2)
     )
-    layout = draw(asked).layout
+    layout = build_blueprint(asked).layout
     assert set(layout.arrays) == {"frozen", "trainable", "optimizer"}
     assert set(specs(layout, "optimizer").values()) == {()}  # plain SGD counts its steps
     frozen, trainable = specs(layout, "frozen"), specs(layout, "trainable")
@@ -246,7 +246,7 @@ def test_the_dump(experiment: Callable[..., Experiment]) -> None:
         batch_size=8,
         **fields,
     )
-    layout = draw(asked).layout
+    layout = build_blueprint(asked).layout
     lines = layout.dump().splitlines()
     assert layout.dump().endswith("\n")
     assert [line.split()[:2] for line in lines] == [[placed.part, placed.path] for placed in layout]
@@ -270,7 +270,7 @@ def test_the_dump(experiment: Callable[..., Experiment]) -> None:
 def test_a_users_rules(experiment: Callable[..., Experiment]) -> None:
     # In the place of the default, so that what comes before it still does: the heads keep `tensor`.
     rules = (("embed", "tensor"), ("embed", "fsdp"), ("mlp", None), ("batch", "data"), ("length", None))
-    layout = draw(experiment(mesh=Mesh(data=2, fsdp=2, tensor=2, rules=rules), batch_size=4)).layout
+    layout = build_blueprint(experiment(mesh=Mesh(data=2, fsdp=2, tensor=2, rules=rules), batch_size=4)).layout
     placed = specs(layout, "trainable")
     assert placed["layers.blocks.0.attention.query.kernel"] == (None, "fsdp", "tensor")
     assert placed[UP] == (None, "tensor", None)
@@ -286,7 +286,7 @@ def test_rules_of_some_arrays_go_first(experiment: Callable[..., Experiment]) ->
         ("*.blocks.0.mlp.down.kernel", (("mlp", "fsdp"), ("embed", "fsdp"))),
     )
     mesh = Mesh(data=2, fsdp=2, tensor=2, array_rules=array_rules)
-    layout = draw(experiment(mesh=mesh, batch_size=4, optimizer=ADAMW)).layout
+    layout = build_blueprint(experiment(mesh=mesh, batch_size=4, optimizer=ADAMW)).layout
     trainable, state = specs(layout, "trainable"), specs(layout, "optimizer")
     assert trainable[UP] == (None, "tensor", None)
     # Of two patterns for one array, the first goes first.
@@ -311,7 +311,7 @@ def test_what_does_not_divide_falls_through_to_later_rules_and_then_to_copies(
 ) -> None:
     rules = (("mlp", ("tensor", "context")), ("mlp", "context"))
     mesh = Mesh(fsdp=3, tensor=4, context=2, rules=rules, indivisible="replicate")
-    layout = draw(experiment(model=Small(mlp_dim=30, embed_dim=12), mesh=mesh, batch_size=4)).layout
+    layout = build_blueprint(experiment(model=Small(mlp_dim=30, embed_dim=12), mesh=mesh, batch_size=4)).layout
     assert layout.problems() == []
     trainable = specs(layout, "trainable")
     # 30 by 8 fails and by 2 does not; `context` is used then, so that `embed` cannot be cut over it.
@@ -325,7 +325,7 @@ def test_what_does_not_divide_falls_through_to_later_rules_and_then_to_copies(
         ("embed", "used"),
     ]
     # 10 by 3 fails, and there is no later rule.
-    layout = draw(experiment(model=Small(embed_dim=10), mesh=Mesh(fsdp=3, indivisible="replicate"))).layout
+    layout = build_blueprint(experiment(model=Small(embed_dim=10), mesh=Mesh(fsdp=3, indivisible="replicate"))).layout
     assert layout.problems() == []
     assert {tuple(placed.spec) for placed in layout} == {(None,) * count for count in range(4)}
     assert {placed.replicas for placed in layout} == {3}
@@ -341,7 +341,7 @@ def test_what_does_not_divide_falls_through_to_later_rules_and_then_to_copies(
 
 def test_the_optimizers_copies_over_data_are_cut(experiment: Callable[..., Experiment]) -> None:
     def layout(**fields: Any) -> Layout:
-        return draw(experiment(optimizer=ADAMW, batch_size=12, mesh=Mesh(**fields))).layout
+        return build_blueprint(experiment(optimizer=ADAMW, batch_size=12, mesh=Mesh(**fields))).layout
 
     cut = layout(data=2, fsdp=2, tensor=2)
     whole = layout(data=2, fsdp=2, tensor=2, zero1=False)
@@ -380,7 +380,7 @@ def test_the_optimizers_copies_over_data_are_cut(experiment: Callable[..., Exper
 def test_what_is_offloaded(experiment: Callable[..., Experiment]) -> None:
     mesh = Mesh(data=2, fsdp=2)
     asked = experiment(mesh=mesh, optimizer=ADAMW, memory=Memory(offload=("optimizer", "reference")))
-    layout, plain = draw(asked).layout, draw(experiment(mesh=mesh, optimizer=ADAMW)).layout
+    layout, plain = build_blueprint(asked).layout, build_blueprint(experiment(mesh=mesh, optimizer=ADAMW)).layout
     assert {(placed.part, placed.memory) for placed in layout} == {
         ("trainable", "device"),
         ("reference", "host"),
@@ -426,8 +426,8 @@ def test_bytes_on_a_device() -> None:
 def test_the_same_arrays_on_another_mesh(experiment: Callable[..., Experiment]) -> None:
     first, second = Mesh(fsdp=4), Mesh(data=2, tensor=2, rules=(("mlp", "data"),))
     fields: dict[str, Any] = {"optimizer": ADAMW, "memory": Memory(offload=("optimizer",))}
-    layout = draw(experiment(mesh=first, **fields)).layout
-    other = draw(experiment(mesh=second, **fields)).layout
+    layout = build_blueprint(experiment(mesh=first, **fields)).layout
+    other = build_blueprint(experiment(mesh=second, **fields)).layout
     assert layout.on(second).dump() == other.dump() != layout.dump()
     assert other.on(first).dump() == layout.dump()
     assert layout.on(second).rules == other.rules

@@ -19,9 +19,9 @@ from nnxdsl import Experiment, Objective, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.losses.lm_head import token_stats as logprobs
 from nnxdsl.losses.lm_head.token_stats import token_stats
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.program.compile import State
+from nnxdsl.program.compile import TrainState
 from nnxdsl.program.forward import Forward
 
 B, N, D, V = 3, 7, 5, 11
@@ -138,7 +138,7 @@ def test_how_many_products_with_the_head(
 
 
 def test_the_logits_of_few_tokens_and_words_exist_at_one_time() -> None:
-    gpu = logprobs.Where("gpu").sizes
+    gpu = logprobs.ShardContext("gpu").sizes
     for tokens, words, width, limit in itertools.product(
         (1, 512, 1000, 16_384), (320, 128_256, 151_936, 262_144, 262_208), (640, 4096), (None, 100)
     ):
@@ -231,7 +231,7 @@ def test_vocabulary_rows_and_lengths_cut_over_devices(on_eight_devices: Callable
     assert report["trained"]["in loops"] == 2 * rows  # the head's gradient, each tile added up over fsdp and context
 
 
-def model_of(experiment: Experiment, trained: Callable[..., State]) -> Decoder:
+def model_of(experiment: Experiment, trained: Callable[..., TrainState]) -> Decoder:
     program = compile(experiment)
     state = trained(program)
     template, leaves = program.policy(state)
@@ -242,7 +242,10 @@ def model_of(experiment: Experiment, trained: Callable[..., State]) -> Decoder:
 
 @pytest.mark.parametrize("model", [Small(), Small(layers=3, window=3)], ids=["periods", "tail"])
 def test_packed_pairs_equal_ordinary_rows(
-    model: Small, experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    model: Small,
+    experiment: Callable[..., Experiment],
+    pairs: Callable[..., PairBatch],
+    trained: Callable[..., TrainState],
 ) -> None:
     decoder = model_of(experiment(model=model), trained)
     batch = pairs(5, seed=3)
@@ -257,7 +260,7 @@ def test_packed_pairs_equal_ordinary_rows(
             ids = np.concatenate([prompt, getattr(batch, name)[row][: getattr(batch, f"{name}_length")[row]]])
             tokens[2 * row + side, : len(ids)] = ids
             first[2 * row + side], length[2 * row + side] = len(prompt), len(ids)
-    hidden, *_ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(tokens, length)
+    hidden, *_ = jax.jit(lambda t, n: decoder(t, positions_right_padded(n, 16), dtype=jnp.float32))(tokens, length)
     slots = np.arange(1, 16)
     mask = (slots >= first[:, None]) & (slots < length[:, None])
     expected = naive(np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), tokens[:, 1:], mask)
@@ -272,7 +275,7 @@ def test_packed_pairs_equal_ordinary_rows(
 
 
 def test_the_sides_do_not_see_each_other(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     decoder = model_of(experiment(), trained)
     run = jax.jit(lambda batch: Forward(jnp.float32, "none", 64).read(decoder, batch).scored)
@@ -288,12 +291,14 @@ def test_the_sides_do_not_see_each_other(
 
 
 def test_targets_of_sequences_are_predicted_from_the_token_before(
-    experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch], trained: Callable[..., TrainState]
 ) -> None:
     decoder = model_of(experiment(objective=Objective.SFT(loss_on="all")), trained)
     batch = sequences(4)
     found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).read(decoder, batch).scored)(batch)
-    hidden, *_ = jax.jit(lambda t, n: decoder(t, right_padded(n, 16), dtype=jnp.float32))(batch.tokens, batch.length)
+    hidden, *_ = jax.jit(lambda t, n: decoder(t, positions_right_padded(n, 16), dtype=jnp.float32))(
+        batch.tokens, batch.length
+    )
     expected = naive(
         np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), batch.tokens[:, 1:], batch.loss_mask[:, 1:]
     )

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from nnxdsl import Objective, losses
-from nnxdsl.losses.base import Pairs, Ratio
+from nnxdsl.losses.base import PairLogps, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 
-def pairs(chosen: list[float], rejected: list[float]) -> Pairs:
+def pairs(chosen: list[float], rejected: list[float]) -> PairLogps:
     one = jnp.ones(len(chosen))
-    return Pairs(jnp.array(chosen), jnp.array(rejected), one, one)
+    return PairLogps(jnp.array(chosen), jnp.array(rejected), one, one)
 
 
-def mean(ratio: Ratio) -> float:
+def mean(ratio: WeightedMean) -> float:
     return float(ratio.total / ratio.count)
 
 
@@ -55,7 +55,7 @@ def test_beta_is_applied_once(beta: float) -> None:
     at_zero = jax.grad(
         lambda c: (
             losses.build(Objective.DPO(beta=beta))(
-                Pairs(c, *pairs([0.0], [0.0])[1:]), pairs([0.0], [0.0]), jnp.ones(1)
+                PairLogps(c, *pairs([0.0], [0.0])[1:]), pairs([0.0], [0.0]), jnp.ones(1)
             ).loss.total
         )
     )(jnp.zeros(1))
@@ -70,8 +70,8 @@ def test_equal_models_give_ln_2(smoothing: float) -> None:
 
 
 def test_swapping_negates_the_margin() -> None:
-    def swapped(x: Pairs) -> Pairs:
-        return Pairs(x.rejected, x.chosen, x.rejected_tokens, x.chosen_tokens)
+    def swapped(x: PairLogps) -> PairLogps:
+        return PairLogps(x.rejected, x.chosen, x.rejected_tokens, x.chosen_tokens)
 
     loss = losses.build(Objective.DPO(beta=0.7))
     there = loss(POLICY, REFERENCE, ONES)

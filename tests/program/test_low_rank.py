@@ -17,17 +17,17 @@ from nnxdsl import Adapter, Batching, Experiment, Memory, Mesh, PlanError, Quant
 from nnxdsl.adapters import lora_math
 from nnxdsl.adapters.lora import AdaptedLinear
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models.attention.positions import Places, right_padded
+from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.dropout import at_layer, dropped, dropping, stamp
 from nnxdsl.models.layers.linear import Linear
-from nnxdsl.models.params import Template, within
-from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compile import Program, State
+from nnxdsl.models.params import AbstractModel, path_in_group
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.compile import Program, TrainState
 
 PATTERNS: dict[str, Any] = {"rank": 2, "alpha": 6.0, "ranks": (("mlp.down", 3),), "alphas": (("attention", 2.0),)}
 
 
-def moved(program: Program, state: State) -> State:
+def moved(program: Program, state: TrainState) -> TrainState:
     """A state whose adapters are far from where they begin."""
     draw = np.random.default_rng(5)
     leaves = {
@@ -48,7 +48,7 @@ def logits(program: Program, template: Any, leaves: dict[str, jax.Array]) -> np.
     @jax.jit
     def run(leaves: dict[str, jax.Array]) -> jax.Array:
         model = template.merge(leaves)
-        return model(tokens, right_padded(jnp.array([9, 6]), 9), dtype=jnp.float32).hidden @ model.head().T
+        return model(tokens, positions_right_padded(jnp.array([9, 6]), 9), dtype=jnp.float32).hidden @ model.head().T
 
     return np.asarray(run(leaves))
 
@@ -61,7 +61,7 @@ def logits(program: Program, template: Any, leaves: dict[str, jax.Array]) -> np.
     ],
 )
 def test_the_merged_weights_are_the_adapted_model(
-    adapter: Any, experiment: Callable[..., Experiment], trained: Callable[..., State]
+    adapter: Any, experiment: Callable[..., Experiment], trained: Callable[..., TrainState]
 ) -> None:
     program = compile(experiment(adapter=adapter, model=Small(layers=3)))
     fresh = trained(program)
@@ -82,8 +82,12 @@ def test_the_merged_weights_are_the_adapted_model(
 
 def test_patterns_give_ranks_and_scales(experiment: Callable[..., Experiment]) -> None:
     for cls in (Adapter.LoRA, Adapter.DoRA):
-        blueprint = draw(experiment(adapter=cls(**PATTERNS), model=Small(layers=3)))
-        ranks = {within(path): leaf.shape[-1] for path, leaf in blueprint.trainable.items() if path.endswith("_lora_a")}
+        blueprint = build_blueprint(experiment(adapter=cls(**PATTERNS), model=Small(layers=3)))
+        ranks = {
+            path_in_group(path): leaf.shape[-1]
+            for path, leaf in blueprint.trainable.items()
+            if path.endswith("_lora_a")
+        }
         assert {rank for path, rank in ranks.items() if "mlp.down" in path} == {3}
         assert {rank for path, rank in ranks.items() if "mlp.down" not in path} == {2}
         sizes = {path: leaf for path, leaf in blueprint.trainable.items() if path.endswith("_lora_m")}
@@ -121,7 +125,7 @@ def test_one_layer_of_dora_is_its_formula_in_value_and_gradient(dtype: Any) -> N
     linear = Linear(6, 5, axes=("embed", "mlp"), rngs=nnx.Rngs(0), param_dtype=dtype)
     linear.kernel = nnx.Param(jnp.asarray(w))
     graphdef, state = nnx.split(AdaptedLinear(linear, Adapter.DoRA(rank=2, alpha=3.0)))
-    template = Template(graphdef, nnx.to_flat_state(state))
+    template = AbstractModel(graphdef, nnx.to_flat_state(state))
 
     @jax.jit
     def run(x: Any, a: Any, b: Any, m: Any) -> jax.Array:
@@ -144,7 +148,7 @@ def test_one_layer_of_dora_is_its_formula_in_value_and_gradient(dtype: Any) -> N
 
 @pytest.mark.slow
 def test_dora_starts_at_its_few_bits_and_keeps_its_copy(
-    experiment: Callable[..., Experiment], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], trained: Callable[..., TrainState]
 ) -> None:
     program = compile(
         experiment(adapter=Adapter.DoRA(rank=2), quantization=Quantization.NF4(block_size=8), model=Small(layers=2))
@@ -165,7 +169,7 @@ def test_dora_starts_at_its_few_bits_and_keeps_its_copy(
 
 @pytest.mark.slow
 def test_dora_asked_once_or_at_every_step(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     batch, after = pairs(4, fill=1), {}
     for mode in ("cached", "online"):
@@ -192,9 +196,9 @@ def keys(rows: int) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(3), jnp.arange(rows, dtype=jnp.uint32))
 
 
-def places(rows: int, length: int) -> Places:
+def places(rows: int, length: int) -> TokenPositions:
     position = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    return Places(position, jnp.ones_like(position), jnp.zeros_like(position))
+    return TokenPositions(position, jnp.ones_like(position), jnp.zeros_like(position))
 
 
 def left(rows: jax.Array, length: int, *, layer: int = 0, salt: int = 1, is_on: Any = True, rate: float = 0.25) -> Any:
@@ -228,7 +232,7 @@ def test_what_is_left_out_goes_by_row_position_layer_and_module() -> None:
 def test_dropout_is_of_the_policy_in_training_alone(
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     batch = pairs(4, fill=1)
     fields: dict[str, Any] = {"model": Small(layers=3), "adapter": Adapter.LoRA(rank=2, dropout=0.3)}
@@ -267,7 +271,7 @@ def refusal(of: Callable[[], Any], kind: type[Exception] = PlanError) -> str:
 
 def test_patterns_that_change_nothing(experiment: Callable[..., Experiment]) -> None:
     lora = Adapter.LoRA(targets=("mlp",), ranks=(("mlp", 2), ("mlp.down", 4)), alphas=(("query", 2.0), ("dwn", 1.0)))
-    assert refusal(lambda: draw(experiment(adapter=lora))) == (
+    assert refusal(lambda: build_blueprint(experiment(adapter=lora))) == (
         "3 problems in Experiment 'small'\n"
         "  adapter.ranks.1.0: 'mlp.down' has no effect: the first that names a layer counts, and others name all of "
         "its\n"

@@ -15,7 +15,7 @@ from nnxdsl.config.core.serialization import evolve
 from nnxdsl.errors import RunError
 from nnxdsl.planning.aot_process import compiled_report, find_compiler
 from nnxdsl.program.batch_shapes import lengths
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import Part, Share, Trace, activations, memory, rows_of, share_of
 
 ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3))
@@ -45,7 +45,7 @@ def untraced(share: Share, rows: int, remat: str) -> int:
 
 
 def parts_of(experiment: Experiment, trace: Trace | None = None) -> dict[str, Part]:
-    parts = memory(draw(experiment), lengths(experiment.data), trace)
+    parts = memory(build_blueprint(experiment), lengths(experiment.data), trace)
     assert len({part.name for part in parts}) == len(parts)
     return {part.name: part for part in parts}
 
@@ -55,7 +55,7 @@ def parts_of(experiment: Experiment, trace: Trace | None = None) -> dict[str, Pa
 def test_exact_parts_are_the_layouts(experiment: Callable[..., Experiment], place: str, trained: str) -> None:
     asked = experiment(model=BROAD, optimizer=ADAMW, batch_size=8, **PLACES[place], **TRAINED[trained])
     parts = parts_of(asked, untraced)
-    layout = draw(asked).layout
+    layout = build_blueprint(asked).layout
     exact = {name: part.bytes for name, part in parts.items() if part.tag == "exact"}
     assert exact == {
         NAMES[part]: sum(placed.device_bytes for placed in arrays.values()) for part, arrays in layout.arrays.items()
@@ -76,7 +76,7 @@ def test_what_is_offloaded_counts_in_the_hosts_memory(experiment: Callable[..., 
 def test_a_copy_of_the_layers_in_the_order_that_gathers_them(experiment: Callable[..., Experiment]) -> None:
     lora = experiment(model=BROAD, batch_size=8, adapter=Adapter.LoRA(rank=4), mesh=Mesh(fsdp=2))
     again = parts_of(lora, untraced)["frozen weights, again"]
-    frozen = draw(lora).layout.arrays["frozen"]
+    frozen = build_blueprint(lora).layout.arrays["frozen"]
     assert again.bytes == sum(p.device_bytes for p in frozen.values() if p.path.startswith("layers."))
     for other in (Mesh(), Mesh(data=2), Mesh(tensor=2)):  # nothing is gathered
         assert "frozen weights, again" not in parts_of(attrs.evolve(lora, mesh=other), untraced)
@@ -86,7 +86,7 @@ def test_a_copy_of_the_layers_in_the_order_that_gathers_them(experiment: Callabl
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_activations_grow_with_rows_by_a_line(experiment: Callable[..., Experiment], remat: Any) -> None:
     asked = experiment(model=BROAD, batch_size=64, memory=Memory(remat=remat))
-    blueprint = draw(asked)
+    blueprint = build_blueprint(asked)
     found = [activations(blueprint, rows, remat) for rows in (1, 2, 3, 12)]
     for kind in ("trunk", "period"):
         one, two, three, twelve = (getattr(kept, kind) for kept in found)
@@ -101,7 +101,7 @@ def test_activations_shrink_where_the_work_is_shared(experiment: Callable[..., E
 
     def kept(**changes: Any) -> int:
         asked = attrs.evolve(base, **changes)
-        blueprint = draw(asked)
+        blueprint = build_blueprint(asked)
         return activations(blueprint, rows_of(blueprint), blueprint.remat).trunk
 
     whole = kept()
@@ -117,9 +117,9 @@ def test_activations_shrink_where_the_work_is_shared(experiment: Callable[..., E
 
 def test_a_share_is_cut_by_the_rules_of_activations(experiment: Callable[..., Experiment]) -> None:
     def share(**mesh: Any) -> Any:
-        return share_of(draw(experiment(model=BROAD, batch_size=8, mesh=Mesh(**mesh))))
+        return share_of(build_blueprint(experiment(model=BROAD, batch_size=8, mesh=Mesh(**mesh))))
 
-    assert share().config == draw(experiment(model=BROAD)).config
+    assert share().config == build_blueprint(experiment(model=BROAD)).config
     four = share(tensor=4).config
     assert (four.num_heads, four.num_kv_heads, four.mlp_dim, four.vocab_size) == (1, 1, 64, 80)
     # Equal shares are traced once, however many meshes have them.
@@ -175,5 +175,5 @@ def test_it_is_close_to_what_xla_takes_on_a_gpu(trained: str, remat: Any, mesh: 
         pytest.skip(str(error))
     asked = gemma(trained, mesh=mesh, memory=Memory(remat=remat))
     report = compiled_report(asked, "h200", mesh.device_count, home=tmp_path)
-    planned = sum(part.bytes for part in memory(draw(asked, "gpu"), lengths(asked.data)))
+    planned = sum(part.bytes for part in memory(build_blueprint(asked, "gpu"), lengths(asked.data)))
     assert planned == pytest.approx(report["memory"]["allocated"], rel=0.1, abs=2**28)

@@ -28,8 +28,8 @@ from nnxdsl import (
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.data.batch import PackedSequences, SequenceBatch
 from nnxdsl.program import init
-from nnxdsl.program.blueprint import draw
-from nnxdsl.program.forward import further_mask, target_mask
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.forward import mtp_mask, target_mask
 
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 WEIGHTS = Weights.HF(str(FIGURES))
@@ -105,7 +105,7 @@ def test_targets_are_those_whose_token_before_has_one_before_it_in_its_sequence(
     mask = np.array([[0, 1, 1, 1, 1], [0, 1, 0, 1, 0]], bool)
     padded = SequenceBatch(tokens, np.array([5, 4], np.int32), mask, np.ones(2, np.float32))
     assert target_mask(padded).tolist() == [[True, True, True, True], [True, False, True, False]]
-    assert further_mask(padded).tolist() == [[False, True, True, True], [False, False, True, False]]
+    assert mtp_mask(padded).tolist() == [[False, True, True, True], [False, False, True, False]]
     # A block of two rows of five slots: sequences of three and two tokens, then one of four and padding.
     segment = np.array([[[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]], np.int32)
     source = np.array([[0, 1, 3, 5, 6, 7, 0]], np.int32)
@@ -118,7 +118,7 @@ def test_targets_are_those_whose_token_before_has_one_before_it_in_its_sequence(
         np.array([[1, 1, 1, 1, 1, 1, 0]], bool),
         np.ones(1, np.float32),
     )
-    assert further_mask(packed).tolist() == [[False, True, False, False, True, True, False]]
+    assert mtp_mask(packed).tolist() == [[False, True, False, False, True, True, False]]
 
 
 def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment]) -> None:
@@ -162,19 +162,19 @@ def test_weights_without_the_layer_are_refused_by_its_arrays(
         model=Model.HF(str(directory), weights=Weights.HF(str(directory)), mtp_layers=1), objective=LEARNT
     )
     with pytest.raises(PlanError) as raised:
-        init.open_source(draw(asked))
+        init.open_source(build_blueprint(asked))
     file = directory / "model.safetensors"
     missing = f"{file}: expected a tensor model.layers.5.eh_proj.weight of shape (24, 48), there is none"
     assert f"mtp.join.kernel: {missing}" in [str(problem) for problem in raised.value.problems]
     fields = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**fields, "num_nextn_predict_layers": 0}))
     with pytest.raises(PlanError, match=r"model.mtp_layers: .* tells of no layer that predicts further ahead; set 0"):
-        draw(asked)
+        build_blueprint(asked)
 
 
 def test_a_layer_that_nothing_trains_goes_along(experiment: Callable[..., Experiment]) -> None:
     for fields in ({"objective": Objective.SFT(loss_on="all")}, {}, {"adapter": Adapter.LoRA(rank=2)}):
-        blueprint = draw(experiment(model=TINY, **fields))
+        blueprint = build_blueprint(experiment(model=TINY, **fields))
         layer = {path for path in blueprint.base if path.startswith("mtp.")}
         assert layer
         assert layer <= set(blueprint.frozen)

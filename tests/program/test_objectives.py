@@ -13,12 +13,12 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Divergence, Experiment, Objective, compile, losses
 from nnxdsl.config.core.base import members
 from nnxdsl.data import Pairs
-from nnxdsl.data.dataset import Kept
+from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Size, fit
 from nnxdsl.data.ragged import RaggedBuilder
-from nnxdsl.losses.base import Ratio
-from nnxdsl.program.compile import Program, State
+from nnxdsl.losses.base import WeightedMean
+from nnxdsl.program.compile import Program, TrainState
 
 RPO = Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.2))
 ALL: dict[str, Any] = {
@@ -39,10 +39,12 @@ def dataset() -> Pairs:
         parts[name] = builder.build()
     size = len(LENGTHS)
     report = Report(source="rows.jsonl", rows=size, kept=size, cut={}, dropped={}, odd={}, first={}, lengths={})
-    return Pairs(Kept(parts, [f"rows.jsonl:{row + 1}" for row in range(size)], report, "digest", is_chat=False))
+    return Pairs(
+        TokenizedRows(parts, [f"rows.jsonl:{row + 1}" for row in range(size)], report, "digest", is_chat=False)
+    )
 
 
-def mean(ratio: Ratio) -> float:
+def mean(ratio: WeightedMean) -> float:
     return float(ratio.total) / float(ratio.count)
 
 
@@ -55,8 +57,8 @@ def program_of(objective: Any, experiment: Callable[..., Experiment]) -> Program
 def test_it_trains(
     name: str,
     experiment: Callable[..., Experiment],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     objective = ALL[name]
     program, batch = program_of(objective, experiment), dataset().batch(np.arange(len(LENGTHS)), 4)
@@ -67,7 +69,7 @@ def test_it_trains(
 
     # The loss of all rows at one time, from what both models say of them.
     policy, reference = program.score(state, batch).scored, program.score(first, batch).scored
-    assert isinstance(policy, losses.Pairs)
+    assert isinstance(policy, losses.PairLogps)
     whole = losses.build(objective)(policy, reference if objective.needs_reference else None, np.ones(4, np.float32))
     before, frozen = jax.device_get((state.trainable, state.frozen))
     state, metrics = program.step(state, batch)  # in two parts
@@ -89,8 +91,8 @@ def test_it_trains(
 def test_pairs_side_by_side_are_pairs_alone(
     name: str,
     experiment: Callable[..., Experiment],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     program = program_of(ALL[name], experiment)
     state, pairs, rows = with_b(trained(program)), dataset(), np.arange(len(LENGTHS))

@@ -17,7 +17,7 @@ from nnxdsl import Adapter, Experiment, Mesh, Optimizer, PlanError, Schedule, Sp
 from nnxdsl.config.optimizer import SLOWEST
 from nnxdsl.optim import optimizers, schedules
 from nnxdsl.optim.param_roles import Role
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 
 STEPS = 50
 
@@ -125,7 +125,7 @@ def test_sgd(momentum: float | None) -> None:
 def test_norms_are_not_decayed_however_many_layers_are_stacked(experiment: Callable[..., Experiment]) -> None:
     spec = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.1), weight_decay=0.5)
     for adapter in (None, Adapter.LoRA(rank=2)):
-        blueprint = draw(experiment(optimizer=spec, adapter=adapter))
+        blueprint = build_blueprint(experiment(optimizer=spec, adapter=adapter))
         params = {path: jnp.ones(leaf.shape) for path, leaf in blueprint.trainable.items()}
         zeros = {path: jnp.zeros(leaf.shape) for path, leaf in blueprint.trainable.items()}
         update = blueprint.update
@@ -315,7 +315,7 @@ def test_patterns_that_name_nothing_are_refused(experiment: Callable[..., Experi
         schedule=Schedule.Constant(lr=0.1), weight_decay=0.1, undecayed=("embed", "embde"), by_adamw=("mlp", "sinks")
     )
     with pytest.raises(PlanError) as caught:
-        draw(experiment(optimizer=spec))
+        build_blueprint(experiment(optimizer=spec))
     assert str(caught.value) == (
         "2 problems in Experiment 'small'\n"
         "  optimizer.undecayed.1: 'embde' names no array; did you mean 'embed'?\n"
@@ -334,7 +334,9 @@ def test_patterns_that_name_nothing_are_refused(experiment: Callable[..., Experi
     ids=["adafactor", "muon"],
 )
 def test_state_lies_as_the_parameters_do(spec: Optimizer, experiment: Callable[..., Experiment]) -> None:
-    blueprint = draw(experiment(optimizer=spec, mesh=Mesh(data=2, fsdp=2, tensor=2, zero1=False), batch_size=8))
+    blueprint = build_blueprint(
+        experiment(optimizer=spec, mesh=Mesh(data=2, fsdp=2, tensor=2, zero1=False), batch_size=8)
+    )
     weights = {placed.path: placed for placed in blueprint.layout.arrays["trainable"].values()}
     owned = 0
     for path, placed in blueprint.layout.arrays["optimizer"].items():

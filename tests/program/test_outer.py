@@ -33,9 +33,9 @@ from nnxdsl import (
 from nnxdsl.data.batch import Batch
 from nnxdsl.optim import step_guard
 from nnxdsl.program.batch_shapes import lengths
-from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compile import Program, State
-from nnxdsl.program.diloco import Together
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.program.diloco import DiLoCoState
 from nnxdsl.program.memory import memory
 
 RATE, DECAY, EPS, CLIP = 1e-2, 0.1, 1e-3, 0.5
@@ -70,7 +70,7 @@ def poisoned(batch: Any) -> Any:
 class ByHand:
     """Douillard et al.'s algorithm 1 in float64 with AdamW and clipping within; gradients are those of one model."""
 
-    def __init__(self, alone: Program, state: State, outer: Any) -> None:
+    def __init__(self, alone: Program, state: TrainState, outer: Any) -> None:
         self.alone, self.asked, self.taken = alone, outer, 0
         self.state, self.gradients = state, jax.jit(alone.computation.gradients)
         self.outer = {path: np.asarray(leaf, np.float64) for path, leaf in state.trainable.items()}
@@ -112,9 +112,9 @@ class ByHand:
         self.workers = [dict(self.outer) for _ in self.workers]
 
 
-def agree(state: State, expected: ByHand) -> None:
+def agree(state: TrainState, expected: ByHand) -> None:
     together = step_guard.inner(state.optimizer)
-    assert isinstance(together, Together)
+    assert isinstance(together, DiLoCoState)
     for path, leaf in expected.outer.items():
         np.testing.assert_allclose(state.trainable[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
         theirs = np.stack([worker[path] for worker in expected.workers])
@@ -125,7 +125,7 @@ def test_the_algorithm_by_hand(
     program: Program,
     experiment: Callable[..., Experiment],
     sequences: Callable[..., Any],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     state = trained(program)
     expected = ByHand(compile(experiment(**TEXT, batch_size=2)), copied(state), DILOCO)
@@ -149,7 +149,7 @@ def test_the_algorithm_by_hand(
 
 @pytest.mark.slow
 def test_an_adapter_by_hand(
-    experiment: Callable[..., Experiment], pairs: Callable[..., Any], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., Any], trained: Callable[..., TrainState]
 ) -> None:
     fields = {"model": Small(layers=1, pattern=1), "optimizer": ADAMW, "adapter": Adapter.LoRA(rank=2)}
     several = compile(experiment(**fields, outer=DILOCO, microbatch_size=2))
@@ -189,7 +189,7 @@ def test_one_worker_at_full_rate_is_the_inner_optimizer(
     every_steps: int,
     experiment: Callable[..., Experiment],
     sequences: Callable[..., Any],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     plain = compile(experiment(**TEXT))
     one = compile(experiment(**TEXT, outer=Outer.DiLoCo(workers=1, every_steps=every_steps, lr=1.0, momentum=0.0)))
@@ -224,7 +224,7 @@ def test_meshes_agree_and_nothing_is_sent_between_meetings(on_eight_devices: Cal
 def test_where_workers_lie_and_what_they_take(experiment: Callable[..., Experiment]) -> None:
     def drawn(mesh: Mesh, workers: int | None = 4) -> Any:
         outer = None if workers is None else Outer.DiLoCo(workers=workers)
-        return draw(experiment(**TEXT, mesh=mesh, batch_size=32, outer=outer))
+        return build_blueprint(experiment(**TEXT, mesh=mesh, batch_size=32, outer=outer))
 
     alone, here, there = (drawn(mesh) for mesh in (Mesh(), Mesh(data=2, fsdp=2), Mesh(data=8)))
     path = "layers.blocks.0.mlp.up.kernel"
@@ -293,5 +293,5 @@ def test_rows_of_workers_that_a_rule_cannot_split_are_refused_by_the_plan(
 ) -> None:
     asked = experiment(**TEXT, mesh=Mesh(fsdp=4, rules=(("batch", "fsdp"),)), outer=Outer.DiLoCo())
     with pytest.raises(PlanError) as caught:
-        draw(asked)
+        build_blueprint(asked)
     assert "batch_size: of each worker 2 rows at a time cannot be split over fsdp=4" in str(caught.value)

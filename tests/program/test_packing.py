@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Objective, SpecError, compile
-from nnxdsl.data import Batches, Pairs, Sequences
+from nnxdsl.data import BatchSampler, Pairs, Sequences
 from nnxdsl.data.batch import PackedPairs, PackedSequences, token_count
-from nnxdsl.data.dataset import Dataset, Kept
+from nnxdsl.data.dataset import Dataset, TokenizedRows
 from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Size, fit
 from nnxdsl.data.ragged import RaggedBuilder
@@ -44,9 +44,9 @@ def ragged(rows: Sequence[Sequence[int]]) -> Any:
     return builder.build()
 
 
-def kept(parts: dict[str, Any], rows: int) -> Kept:
+def kept(parts: dict[str, Any], rows: int) -> TokenizedRows:
     report = Report(source="rows.jsonl", rows=rows, kept=rows, cut={}, dropped={}, odd={}, first={}, lengths={})
-    return Kept(parts, [f"rows.jsonl:{row + 1}" for row in range(rows)], report, "digest", is_chat=False)
+    return TokenizedRows(parts, [f"rows.jsonl:{row + 1}" for row in range(rows)], report, "digest", is_chat=False)
 
 
 def pairs_of(lengths: Sequence[tuple[int, int, int]], seed: int = 0) -> Pairs:
@@ -65,11 +65,11 @@ def sequences_of(lengths: Sequence[int], seed: int = 0, targets: float = 0.5) ->
     return Sequences(kept({"tokens": tokens, "target": target}, len(lengths)))
 
 
-def batches(dataset: Dataset, program: Program, batching: Batching) -> Batches:
+def batches(dataset: Dataset, program: Program, batching: Batching) -> BatchSampler:
     asked = program.experiment
     blocks = program.blueprint.blocks
     order = Data.Text("none.jsonl").order
-    return Batches(dataset, batch_size=asked.batch_size, seed=0, order=order, batching=batching, blocks=blocks)
+    return BatchSampler(dataset, batch_size=asked.batch_size, seed=0, order=order, batching=batching, blocks=blocks)
 
 
 @pytest.fixture(scope="module")

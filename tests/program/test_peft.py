@@ -19,8 +19,8 @@ from nnxdsl.adapters import lora as adapters
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import peft, safetensors
 from nnxdsl.formats.hf import HubReader
-from nnxdsl.models.attention.positions import right_padded
-from nnxdsl.models.params import Leaf
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.params import ParamSpec
 from nnxdsl.program.blueprint import template
 
 REFERENCE = Path(__file__).parent.parent / "reference"
@@ -39,7 +39,7 @@ ADAPTERS = {
 }
 
 
-def base_of(name: str) -> tuple[HubReader, dict[str, Leaf]]:
+def base_of(name: str) -> tuple[HubReader, dict[str, ParamSpec]]:
     reader = HubReader(REFERENCE / BASES[name])
     return reader, template(reader.config, jnp.float32).variables
 
@@ -68,7 +68,7 @@ def test_logits_equal_those_of_peft(name: str) -> None:
     @jax.jit
     def logits(leaves: dict[str, jax.Array]) -> jax.Array:
         model: Any = policy.merge(leaves)
-        places = right_padded(jnp.full(2, tokens.shape[1]), tokens.shape[1])
+        places = positions_right_padded(jnp.full(2, tokens.shape[1]), tokens.shape[1])
         return model.logits(model(tokens, places, dtype=jnp.float32).hidden)
 
     got = logits(leaves)

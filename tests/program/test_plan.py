@@ -14,7 +14,7 @@ from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Optimizer, Quantizat
 from nnxdsl.planning.plan import describe, plan
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program.batch_shapes import lengths
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 
 H200 = hardware.device("h200")
@@ -109,7 +109,7 @@ def test_no_verdict_where_nothing_is_known(asked: Callable[..., Experiment]) -> 
 
 def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> None:
     experiment = asked(mesh=Mesh(fsdp=2))
-    expected = attrs.asdict(cost(draw(experiment, "gpu"), lengths(experiment.data), H200))
+    expected = attrs.asdict(cost(build_blueprint(experiment, "gpu"), lengths(experiment.data), H200))
     assert plan(experiment, "gpu", H200)["step_seconds"] == expected
 
 
@@ -137,7 +137,7 @@ def test_the_reference_in_words(asked: Callable[..., Experiment], fields: dict[s
 
 def test_the_layout_within_is_the_layout(asked: Callable[..., Experiment]) -> None:
     experiment = asked(mesh=Mesh(data=2, fsdp=2, tensor=2, slices=2), adapter=Adapter.LoRA(rank=2))
-    found, layout = plan(experiment), draw(experiment).layout
+    found, layout = plan(experiment), build_blueprint(experiment).layout
     assert {name: found[name] for name in describe(layout)} == json.loads(json.dumps(describe(layout)))
     assert found["across"] == experiment.mesh.across
     assert [tuple(rule) for rule in found["rules"]] == [

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nnxdsl import Objective, Reward, losses
-from nnxdsl.losses.base import Ratio, Terms
-from nnxdsl.losses.grpo import Answers, advantages, kl
+from nnxdsl.losses.base import LossTerms, WeightedMean
+from nnxdsl.losses.grpo import RolloutOutputs, advantages, kl
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "grpo.npz"
@@ -31,16 +31,16 @@ def of_tokens(logp: Any, lengths: Any) -> TokenStats:
     return TokenStats(logp * mask, nothing, nothing, nothing, mask)
 
 
-def terms_of(objective: Any, figures: Any, logp: Any, *, is_first: bool = False) -> Terms:
+def terms_of(objective: Any, figures: Any, logp: Any, *, is_first: bool = False) -> LossTerms:
     rows = len(figures["lengths"])
     limit, old = jnp.full(rows, LIMIT), None if is_first else jnp.asarray(figures["old"], jnp.float32)
     policy, other = (of_tokens(x, figures["lengths"]) for x in (logp, jnp.asarray(figures["reference"], jnp.float32)))
     gain = jnp.asarray(figures["advantage"].reshape(-1), jnp.float32)
-    compared = Answers(other, gain, limit, old) if objective.beta else None
-    return losses.build(objective)(Answers(policy, gain, limit, old), compared, jnp.ones(rows))
+    compared = RolloutOutputs(other, gain, limit, old) if objective.beta else None
+    return losses.build(objective)(RolloutOutputs(policy, gain, limit, old), compared, jnp.ones(rows))
 
 
-def mean(ratio: Ratio) -> float:
+def mean(ratio: WeightedMean) -> float:
     return float(ratio.total / ratio.count)
 
 
@@ -102,7 +102,7 @@ def test_rows_that_fill_a_batch_do_not_count(average: Any, figures: Any) -> None
     for name in ("logp", "reference"):
         stats = of_tokens(jnp.asarray(figures[name], jnp.float32), figures["lengths"])
         gain = jnp.asarray(figures["advantage"].reshape(-1), jnp.float32)
-        both.append(jax.tree.map(filled, Answers(stats, gain, jnp.full(len(gain), LIMIT), None)))
+        both.append(jax.tree.map(filled, RolloutOutputs(stats, gain, jnp.full(len(gain), LIMIT), None)))
     weight = jnp.concatenate([jnp.ones(len(figures["lengths"])), jnp.zeros(2)])
     more = losses.build(objective)(*both, weight)
     assert mean(more.loss) == pytest.approx(mean(whole.loss), rel=1e-6)

@@ -20,7 +20,7 @@ from nnxdsl.config.core.base import declared, members
 from nnxdsl.config.core.codegen import render
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.losses import preference
-from nnxdsl.losses.base import Pairs, Ratio, Terms
+from nnxdsl.losses.base import LossTerms, PairLogps, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "figures.json").read_text())
@@ -39,26 +39,30 @@ def column(name: str) -> jax.Array:
 
 
 TOKENS = column("chosen_tokens"), column("rejected_tokens")
-POLICY = Pairs(column("chosen"), column("rejected"), *TOKENS)
-REFERENCE = Pairs(column("reference_chosen"), column("reference_rejected"), *TOKENS)
+POLICY = PairLogps(column("chosen"), column("rejected"), *TOKENS)
+REFERENCE = PairLogps(column("reference_chosen"), column("reference_rejected"), *TOKENS)
 ONES = jnp.ones(len(TOKENS[0]))
 
 
-def numbers(pairs: Pairs) -> list[jax.Array]:
+def numbers(pairs: PairLogps) -> list[jax.Array]:
     """What there is of pairs: more is told of some kinds than of others."""
     return [part for part in pairs if part is not None]
 
 
-def say(objective: Objective, policy: Pairs = POLICY, reference: Pairs = REFERENCE, weight: jax.Array = ONES) -> Terms:
+def say(
+    objective: Objective, policy: PairLogps = POLICY, reference: PairLogps = REFERENCE, weight: jax.Array = ONES
+) -> LossTerms:
     """What the loss says; a reference is there only for those that need one."""
     return losses.build(objective)(policy, reference if objective.needs_reference else None, weight)
 
 
-def mean(ratio: Ratio) -> float:
+def mean(ratio: WeightedMean) -> float:
     return float(ratio.total / ratio.count)
 
 
-def gradients(objective: Objective, policy: Pairs, reference: Pairs, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+def gradients(
+    objective: Objective, policy: PairLogps, reference: PairLogps, weight: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Of the mean loss, by the policy's log-probabilities of both completions."""
 
     def loss(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
@@ -119,7 +123,7 @@ def test_it_starts_where_the_page_says(name: str) -> None:
     objective = OF_PAIRS[name]
     formula = next(row[4] for row in rows() if row[0] == f"`{name}`").strip("`")
     a = -0.7
-    even = Pairs(a * TOKENS[0], a * TOKENS[0], TOKENS[0], TOKENS[0])
+    even = PairLogps(a * TOKENS[0], a * TOKENS[0], TOKENS[0], TOKENS[0])
     policy = POLICY if objective.needs_reference else even
     terms = say(objective, policy, policy)
     space = {**vars(math), **{field: getattr(objective, field) for field in declared(type(objective))}, "a": a}
@@ -131,8 +135,8 @@ def test_it_starts_where_the_page_says(name: str) -> None:
         assert mean(terms.metrics["rewards/chosen"]) == mean(terms.metrics["rewards/rejected"]) == 0.0
 
 
-def swapped(pairs: Pairs) -> Pairs:
-    return Pairs(pairs.rejected, pairs.chosen, pairs.rejected_tokens, pairs.chosen_tokens)
+def swapped(pairs: PairLogps) -> PairLogps:
+    return PairLogps(pairs.rejected, pairs.chosen, pairs.rejected_tokens, pairs.chosen_tokens)
 
 
 @pytest.mark.parametrize("name", [name for name in OF_PAIRS if name != "ChosenSFT"])
@@ -148,9 +152,11 @@ def test_rows_of_weight_zero_do_not_matter_whatever_they_hold(name: str) -> None
     objective = OF_PAIRS[name]
     bad = jnp.array([math.nan, math.inf, -math.inf, 0.0])
 
-    def filled(pairs: Pairs, seed: int) -> Pairs:
+    def filled(pairs: PairLogps, seed: int) -> PairLogps:
         # In the middle, so that what is sorted or counted has to pass over them.
-        return Pairs(*(jnp.concatenate([x[:5], jnp.roll(bad, seed + i), x[5:]]) for i, x in enumerate(numbers(pairs))))
+        return PairLogps(
+            *(jnp.concatenate([x[:5], jnp.roll(bad, seed + i), x[5:]]) for i, x in enumerate(numbers(pairs)))
+        )
 
     weight = jnp.concatenate([ONES[:5], jnp.zeros(4), ONES[5:]])
     policy, reference = filled(POLICY, 0), filled(REFERENCE, 1)
@@ -177,8 +183,8 @@ def test_extremes_stay_numbers(name: str, divergence: str) -> None:
     far = jnp.array([0.0, -1e-30, -3e-8, -500.0, -20_000.0])
     chosen, rejected = (x.reshape(-1) for x in jnp.meshgrid(far, far))
     tokens = jnp.full(len(chosen), 100.0)
-    policy = Pairs(chosen, rejected, tokens, tokens)
-    reference = Pairs(rejected, chosen, tokens, tokens)
+    policy = PairLogps(chosen, rejected, tokens, tokens)
+    reference = PairLogps(rejected, chosen, tokens, tokens)
     weight = jnp.ones(len(chosen))
     terms = say(objective, policy, reference, weight)
     assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(terms.metrics))
@@ -264,8 +270,8 @@ def test_a_sum_is_the_sum_of_its_terms() -> None:
 def test_the_order_of_rows_means_nothing() -> None:
     order = np.random.default_rng(0).permutation(len(ONES))
 
-    def moved(pairs: Pairs) -> Pairs:
-        return Pairs(*(x[order] for x in numbers(pairs)))
+    def moved(pairs: PairLogps) -> PairLogps:
+        return PairLogps(*(x[order] for x in numbers(pairs)))
 
     for name in ("AOT", "AOTUnpaired"):
         found = say(OF_PAIRS[name], moved(POLICY), moved(REFERENCE))
@@ -276,7 +282,11 @@ def test_the_order_of_rows_means_nothing() -> None:
 def test_parts_of_a_batch_add_up(name: str) -> None:
     # Of unequal sizes, and lengths: a mean of means would be another number.
     parts = [
-        say(OF_PAIRS[name], *(Pairs(*(x[part] for x in numbers(pairs))) for pairs in (POLICY, REFERENCE)), ONES[part])
+        say(
+            OF_PAIRS[name],
+            *(PairLogps(*(x[part] for x in numbers(pairs))) for pairs in (POLICY, REFERENCE)),
+            ONES[part],
+        )
         for part in (slice(0, 5), slice(5, 12))
     ]
     for whole, one, other in zip(*map(jax.tree.leaves, (say(OF_PAIRS[name]), *parts)), strict=True):

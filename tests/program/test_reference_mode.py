@@ -12,7 +12,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Objective, Quantization, SpecError, compile
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.program.compile import State
+from nnxdsl.program.compile import TrainState
 
 LORA = {"adapter": Adapter.LoRA(rank=2, alpha=4.0), "model": Small(layers=2, pattern=1)}
 QUANTISED = {**LORA, "quantization": Quantization.NF4(block_size=8)}
@@ -24,7 +24,7 @@ def test_asked_once_or_at_every_step_the_steps_are_equal(
     way: str,
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     batch = pairs(4, fill=1)
     after = {}

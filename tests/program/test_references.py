@@ -33,11 +33,11 @@ from nnxdsl import (
 )
 from nnxdsl.config.core.base import members
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.losses.base import Pairs
+from nnxdsl.losses.base import PairLogps
 from nnxdsl.planning.plan import plan
 from nnxdsl.program import init
-from nnxdsl.program.compile import Program, State
-from nnxdsl.program.forward import with_reference
+from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.program.forward import with_reference_logps
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 
@@ -64,7 +64,7 @@ def test_it_follows_every_so_many_steps(
     way: str,
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     program = compile(experiment(**SMALL, **WAYS[way], reference=Reference.Synced(every_steps=2, mixup=0.3)))
     state, batch = trained(program), pairs(4)
@@ -89,7 +89,7 @@ def test_it_says_what_its_weights_say_and_is_saved(
     way: str,
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     program = compile(experiment(**SMALL, **WAYS[way], reference=Reference.Synced(every_steps=2, mixup=0.3)))
     state, batch = trained(program), pairs(4)
@@ -98,7 +98,7 @@ def test_it_says_what_its_weights_say_and_is_saved(
     # What it says is what a model of these weights says.
     said = program.score(state._replace(trainable=dict(state.reference)), batch).scored
     own = program.score(state, batch).scored
-    assert isinstance(said, Pairs)
+    assert isinstance(said, PairLogps)
     terms = losses.build(program.experiment.objective)(own, said, batch.weight)
     assert float(program.evaluate(state, batch)["loss"].total) == pytest.approx(float(terms.loss.total), rel=1e-5)
 
@@ -113,7 +113,7 @@ def test_it_says_what_its_weights_say_and_is_saved(
 
 @pytest.mark.slow
 def test_where_it_takes_all_of_the_policy_it_is_the_policy(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     program = compile(experiment(**SMALL, **WAYS["lora"], reference=Reference.Synced(every_steps=1, mixup=1.0)))
     state, batch = trained(program), pairs(4)
@@ -136,7 +136,7 @@ def test_other_weights_are_asked_beside_the_policy(
 ) -> None:
     asked = experiment(**SMALL, **WAYS[way], reference=OTHER)
     program = compile(asked)
-    source = init.Beside(Trained(program, 0), Trained(program, 1))
+    source = init.ReferenceSource(Trained(program, 0), Trained(program, 1))
     state, batch = program.init(source), pairs(4, fill=1)
     assert state.reference.keys() == program.blueprint.base.keys()
     # A policy with those weights says what the reference must say.
@@ -146,7 +146,7 @@ def test_other_weights_are_asked_beside_the_policy(
         trainable={p: base.get(p, x) for p, x in state.trainable.items()},
     )
     policy, reference = program.score(state, batch).scored, program.score(other, batch).scored
-    assert isinstance(policy, Pairs)
+    assert isinstance(policy, PairLogps)
     expected = losses.build(asked.objective)(policy, reference, batch.weight)
     assert float(expected.loss.total / expected.loss.count) != pytest.approx(np.log(2), rel=1e-3)
     _, metrics = program.step(state, batch)
@@ -160,10 +160,10 @@ def test_other_weights_may_be_asked_once(
 ) -> None:
     program = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER, memory=Memory(reference="cached")))
     assert "reference" not in program.layout.arrays
-    source = init.Beside(Trained(program, 0), Trained(program, 1))
+    source = init.ReferenceSource(Trained(program, 0), Trained(program, 1))
     state, apart, batch = program.init(source), program.apart(source), pairs(4, fill=1)
     assert state.reference == {}
-    asked = with_reference(batch, program.compare(apart, batch))
+    asked = with_reference_logps(batch, program.compare(apart, batch))
     always = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER))
     at_once, at_every_step = program.step(state, asked)[1], always.step(always.init(source), batch)[1]
     for name, value in at_every_step.items():
@@ -176,8 +176,8 @@ def test_other_weights_may_be_asked_once(
 def test_without_a_model_log_ratios_are_log_probabilities(name: str) -> None:
     draw = np.random.default_rng(0)
     tokens = np.float32([3, 5, 8, 2]), np.float32([4, 4, 1, 9])
-    policy = Pairs(*(np.float32(-draw.uniform(1, 9, 4)) for _ in range(2)), *tokens)
-    nothing = Pairs(*(np.zeros(4, np.float32) for _ in range(2)), *tokens)
+    policy = PairLogps(*(np.float32(-draw.uniform(1, 9, 4)) for _ in range(2)), *tokens)
+    nothing = PairLogps(*(np.zeros(4, np.float32) for _ in range(2)), *tokens)
     loss = losses.build(members(Objective)[name]())
     for one, other in zip(
         jax.tree.leaves(loss(policy, None, np.ones(4))), jax.tree.leaves(loss(policy, nothing, np.ones(4))), strict=True

@@ -10,7 +10,7 @@ from small_lab.model import Small
 from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Reward
 from nnxdsl.planning.plan import plan
 from nnxdsl.program.batch_shapes import Lengths, lengths
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory
 from nnxdsl.program.rollout_memory import drawn
 
@@ -28,7 +28,7 @@ def test_the_cache_is_counted_where_it_is_the_most(mesh: Mesh, experiment: Calla
         memory=Memory(remat="full", reference="online"),
         mesh=mesh,
     )
-    blueprint, longest = draw(asked), lengths(PROMPTS)
+    blueprint, longest = build_blueprint(asked), lengths(PROMPTS)
     assert longest == Lengths(64, 48)
     found = drawn(blueprint, longest)
     rows = 4096 // mesh.fsdp
@@ -45,4 +45,4 @@ def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Expe
     asked = experiment(
         objective=Objective.GRPO(rewards=(Reward("exact_answer"),), group_size=4), data=PROMPTS, model=Small()
     )
-    assert "answers" not in {part.name for part in memory(draw(asked), lengths(PROMPTS))}
+    assert "answers" not in {part.name for part in memory(build_blueprint(asked), lengths(PROMPTS))}

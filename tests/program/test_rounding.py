@@ -15,7 +15,7 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Experiment, Objective, PlanError, Quantization, SpecError, compile
 from nnxdsl.adapters import lora
 from nnxdsl.planning import plan
-from nnxdsl.program.blueprint import Blueprint, draw
+from nnxdsl.program.blueprint import Blueprint, build_blueprint
 
 # The values of NF4 as the code of its paper has them, arXiv:2305.14314, appendix E.
 NF4 = np.array([
@@ -53,16 +53,16 @@ def test_formats_are_those_of_their_definitions(kind: str) -> None:
     largest = (np.abs(blocks) == np.abs(blocks).max(axis=2, keepdims=True)).reshape(weight.shape)
     assert off[~largest].mean() < 2e-3
     assert (np.abs(found - expected) <= (1.001 * np.broadcast_to(scale, blocks.shape)).reshape(weight.shape)).all()
-    values, scales = lora.quantise(jnp.asarray(weight), spec)
+    values, scales = lora.quantize(jnp.asarray(weight), spec)
     assert values.shape == weight.shape
     np.testing.assert_allclose(scales, scale[:, :, 0], rtol=1e-6)
-    again = lora.unpacked(values, scales, spec)
+    again = lora.dequantize(values, scales, spec)
     np.testing.assert_array_equal(again, found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_counts_their_bytes(kind: str, experiment: Callable[..., Experiment]) -> None:
-    blueprint = draw(experiment(quantization=KINDS[kind](block_size=8), adapter=Adapter.LoRA(rank=2)))
+    blueprint = build_blueprint(experiment(quantization=KINDS[kind](block_size=8), adapter=Adapter.LoRA(rank=2)))
     placed = blueprint.layout.arrays["frozen"]
     values = placed["layers.blocks.0.mlp.up.kernel.array.qvalue"]
     scales = placed["layers.blocks.0.mlp.up.kernel.array.scale"]
@@ -77,9 +77,9 @@ def words(blueprint: Blueprint) -> str:
 
 
 def test_a_plan_names_what_is_rounded(experiment: Callable[..., Experiment]) -> None:
-    blueprint = draw(experiment(quantization=Quantization.QAT(weights="int4", targets=("mlp",))))
+    blueprint = build_blueprint(experiment(quantization=Quantization.QAT(weights="int4", targets=("mlp",))))
     assert words(blueprint) == "QAT: products of 6 arrays, a scale for each output; the weights stay float32"
-    assert words(draw(experiment())) == "None"
+    assert words(build_blueprint(experiment())) == "None"
 
 
 def logp(program: Any, leaves: Any, batch: Any) -> np.ndarray:
@@ -150,7 +150,7 @@ def test_what_cannot_be_rounded_or_trained_is_refused(experiment: Callable[..., 
         "Quantization.Int8()"
     )
     with pytest.raises(PlanError) as refused:
-        draw(experiment(quantization=Quantization.Int8Training(block_size=5, targets=("mlp", "atention"))))
+        build_blueprint(experiment(quantization=Quantization.Int8Training(block_size=5, targets=("mlp", "atention"))))
     text = str(refused.value)
     assert "quantization.targets.1: 'atention' matches no linear layer; did you mean 'attention'?" in text
     assert "quantization.block_size: 16 inputs of blocks.*.mlp.gate are not divisible by blocks of 5" in text

@@ -17,7 +17,7 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.errors import PlanError, SpecError
 from nnxdsl.models.families.registry import LLAMA3, to_hf
 from nnxdsl.models.moe.router import load_balance
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.forward import pair_places
 
 STRENGTH = 0.5
@@ -71,4 +71,4 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_
     (tmp_path / "config.json").write_text(json.dumps(to_hf(LLAMA3["tiny"], "float32")))
     dense = experiment(model=Model.HF(str(tmp_path), weights=Weights.Random(), router_loss=0.01))
     with pytest.raises(PlanError, match=r"model.router_loss: has no effect: this network has no experts"):
-        draw(dense)
+        build_blueprint(dense)

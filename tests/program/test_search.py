@@ -17,9 +17,9 @@ from nnxdsl.errors import PlanError, SpecError
 from nnxdsl.planning.plan import plan
 from nnxdsl.planning.search import ALIKE, search
 from nnxdsl.planning.step_time import cost
-from nnxdsl.program.auto_remat import LADDER
+from nnxdsl.program.auto_remat import REMAT_POLICIES
 from nnxdsl.program.batch_shapes import lengths
-from nnxdsl.program.blueprint import draw, outline
+from nnxdsl.program.blueprint import build_blueprint, build_unplaced
 from nnxdsl.program.memory import memory
 from nnxdsl.sharding import hardware
 
@@ -47,11 +47,11 @@ def with_memory(usable: int) -> hardware.Device:
 def everything(base: Experiment, count: int) -> dict[str, int]:
     """Bytes of every placement of `count` devices that may be had at all, by what is set; tried one by one."""
     found: dict[str, int] = {}
-    drawn = outline(base, "gpu")
+    drawn = build_unplaced(base, "gpu")
     for data, fsdp, context, tensor in itertools.product(range(1, count + 1), repeat=4):
         if data * fsdp * context * tensor * base.mesh.stage != count:
             continue
-        for rows, remat in itertools.product(range(1, base.batch_size + 1), LADDER):
+        for rows, remat in itertools.product(range(1, base.batch_size + 1), REMAT_POLICIES):
             changes = {"mesh.data": data, "mesh.fsdp": fsdp, "mesh.context": context, "mesh.tensor": tensor}
             changes |= {"microbatch_size": None if rows == base.batch_size else rows, "memory.remat": remat}
             with contextlib.suppress(SpecError):
@@ -91,7 +91,7 @@ def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) ->
             assert earlier.bytes <= later.bytes
     for one in (found[0], found[-1]):
         asked = evolve(base, one.changes)
-        assert one.cost == cost(draw(asked, "gpu"), lengths(asked.data), H200)
+        assert one.cost == cost(build_blueprint(asked, "gpu"), lengths(asked.data), H200)
 
 
 @pytest.mark.parametrize("base", ["adapters"], indirect=True)

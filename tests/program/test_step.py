@@ -16,7 +16,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Objective, Precision, Quantization, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.program.compile import State
+from nnxdsl.program.compile import TrainState
 
 LORA = Adapter.LoRA(rank=2, alpha=4.0)
 FULL = Memory(remat="full")
@@ -65,7 +65,7 @@ def test_policy_and_reference_are_equal_at_first(
     name: str,
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     fields, prompt, response = EQUAL[name]
     program = compile(experiment(**fields))
@@ -104,8 +104,8 @@ def test_policy_and_reference_are_equal_at_first(
 def test_gradients_are_those_of_the_trainable_leaves(
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     program = compile(experiment(adapter=LORA, quantization=INT8, model=SHALLOW))
     state = with_b(trained(program))
@@ -122,8 +122,8 @@ def test_swapping_negates_the_margin(
     rows: int,
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     program = compile(experiment(adapter=LORA, batch_size=rows, model=SHALLOW))
     state = with_b(trained(program))
@@ -154,8 +154,8 @@ def test_parts_add_up_to_the_batch(
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
     sequences: Callable[..., SequenceBatch],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     """In 1, 2 (pairs) and 4 parts: unequal lengths, two rows of weight 0, and a part (of four) in which all are."""
     batch = (pairs if objective.reads == "pairs" else sequences)(8, seed=1)
@@ -195,8 +195,8 @@ def test_no_weight_is_no_loss_and_no_gradient(
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
     sequences: Callable[..., SequenceBatch],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     program = compile(experiment(objective=objective, adapter=LORA, microbatch_size=2, model=SHALLOW))
     state = with_b(trained(program))
@@ -210,7 +210,7 @@ def test_no_weight_is_no_loss_and_no_gradient(
 
 
 def test_the_two_turns_stay_one_loop(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     """Were the loop over reference and policy unrolled, equal models would be compiled into two different kernels."""
     program = compile(experiment(model=SHALLOW))

@@ -12,8 +12,8 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Experiment, Objective, SpecError, compile
 from nnxdsl.config.core.base import declared, members
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.losses.base import Pairs
-from nnxdsl.program.compile import Program, State
+from nnxdsl.losses.base import PairLogps
+from nnxdsl.program.compile import Program, TrainState
 
 TAILED = ("DPO", "RobustDPO", "Hinge", "EXO", "DiscoPOP")
 SHARE = 0.25
@@ -27,8 +27,8 @@ def program_of(experiment: Callable[..., Experiment], tail_weight: float) -> Pro
 def test_a_tail_counts_its_share(
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     whole, tailed = (program_of(experiment, share) for share in (1.0, SHARE))
     state, batch = with_b(trained(whole)), pairs(4)
@@ -36,7 +36,7 @@ def test_a_tail_counts_its_share(
     assert (batch.chosen_length != batch.rejected_length).any()
     cut = batch._replace(chosen_length=shared, rejected_length=shared)
     found, every, beginnings = (p.score(state, b).scored for p, b in ((tailed, batch), (whole, batch), (whole, cut)))
-    assert isinstance(found, Pairs)
+    assert isinstance(found, PairLogps)
     for side in ("chosen", "rejected"):
         expected = SHARE * getattr(every, side) + (1 - SHARE) * getattr(beginnings, side)
         np.testing.assert_allclose(getattr(found, side), expected, rtol=1e-6, atol=1e-6)
@@ -45,7 +45,7 @@ def test_a_tail_counts_its_share(
 
 @pytest.mark.slow
 def test_a_step_with_tails_starts_like_any_other(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     program, batch = program_of(experiment, SHARE), pairs(4)
     first = trained(program)

@@ -15,7 +15,7 @@ from nnxdsl.data.batch import SequenceBatch
 from nnxdsl.planning.flops import work
 from nnxdsl.planning.plan import plan
 from nnxdsl.program.batch_shapes import lengths
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory
 
 STUDENT, TEACHER = Small(layers=1, pattern=1), Small(layers=2, pattern=1, embed_dim=24, heads=4)
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> Non
     with pytest.raises(SpecError, match=r"top_k: expected a value > 0, got 0"):
         objective(top_k=0)
     with pytest.raises(PlanError, match=r"objective.top_k: 49 words are more than the teacher's vocabulary of 48 has"):
-        draw(experiment(objective=objective(top_k=49), model=STUDENT))
+        build_blueprint(experiment(objective=objective(top_k=49), model=STUDENT))
 
 
 def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
@@ -92,14 +92,14 @@ def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
     assert said.endswith(
         "before the first step, and is gone by then: 36 bytes for each target, at most 0.0 MiB for 40 rows"
     )
-    parts = {part.name: part for part in memory(draw(once), lengths(once.data))}
-    assert "teacher" in {part.name for part in memory(draw(always), lengths(always.data))}
+    parts = {part.name: part for part in memory(build_blueprint(once), lengths(once.data))}
+    assert "teacher" in {part.name for part in memory(build_blueprint(always), lengths(always.data))}
     assert "teacher" not in parts
     assert parts["teacher's words"].bytes == 4 * 32 * 36
     batch = sequences(4)
-    assert work(draw(once), batch).fewest == work(draw(alone), batch).fewest
-    assert work(draw(once), batch).executed < work(draw(always), batch).executed
+    assert work(build_blueprint(once), batch).fewest == work(build_blueprint(alone), batch).fewest
+    assert work(build_blueprint(once), batch).executed < work(build_blueprint(always), batch).executed
     # One that is larger than all of a step is what a device must have room for.
-    large = draw(experiment(objective=objective(teacher=Small(layers=40, mlp_dim=4096)), model=STUDENT))
+    large = build_blueprint(experiment(objective=objective(teacher=Small(layers=40, mlp_dim=4096)), model=STUDENT))
     needed = sum(part.bytes for part in memory(large, lengths(large.experiment.data)))
     assert needed == large.teacher_layout.device_bytes()["teacher"]

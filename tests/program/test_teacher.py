@@ -28,11 +28,11 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.data.batch import SequenceBatch
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.planning.flops import work
-from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.compile import Program, TrainState
 
 STUDENT, TEACHER = Small(layers=1, pattern=1), Small(layers=2, pattern=1, embed_dim=24, heads=4)
 
@@ -41,7 +41,7 @@ def objective(**fields: Any) -> Any:
     return Objective.Distill(**{"teacher": TEACHER, "loss_on": "all", **fields})
 
 
-def logits(program: Program, state: State, batch: SequenceBatch, *, teacher: bool) -> np.ndarray:
+def logits(program: Program, state: TrainState, batch: SequenceBatch, *, teacher: bool) -> np.ndarray:
     if teacher:
         assert program.blueprint.teacher is not None
         template, leaves = program.blueprint.teacher.template, state.reference
@@ -52,7 +52,9 @@ def logits(program: Program, state: State, batch: SequenceBatch, *, teacher: boo
     def of(leaves: dict[str, jax.Array]) -> jax.Array:
         model = template.merge(leaves)
         assert isinstance(model, Decoder)
-        out = model(jnp.asarray(batch.tokens), right_padded(batch.length, batch.tokens.shape[1]), dtype=jnp.float32)
+        out = model(
+            jnp.asarray(batch.tokens), positions_right_padded(batch.length, batch.tokens.shape[1]), dtype=jnp.float32
+        )
         return model.logits(out.hidden[:, :-1])
 
     return np.asarray(of(dict(leaves)), np.float64)
@@ -82,7 +84,7 @@ def test_hidden_states_are_compared(
     assert taught is not None
 
     def states(template: Any, leaves: Any) -> jax.Array:
-        places = right_padded(batch.length, batch.tokens.shape[1])
+        places = positions_right_padded(batch.length, batch.tokens.shape[1])
         return template.merge(leaves)(jnp.asarray(batch.tokens), places, dtype=jnp.float32).hidden[:, :-1]
 
     template, leaves = plain.policy(state)
@@ -134,9 +136,9 @@ def test_a_step_is_that_of_whole_logits(
 def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> None:
     other = attrs.evolve(TEACHER, vocab_size=50)
     with pytest.raises(PlanError, match=r"objective.teacher: has a vocabulary of 50 words, the model one of 48; dist"):
-        draw(experiment(objective=objective(teacher=other), model=STUDENT))
+        build_blueprint(experiment(objective=objective(teacher=other), model=STUDENT))
     with pytest.raises(PlanError, match=r"objective.feature_weight: the teacher.s hidden states have 24 numbers"):
-        draw(experiment(objective=objective(feature_weight=0.5), model=STUDENT))
+        build_blueprint(experiment(objective=objective(feature_weight=0.5), model=STUDENT))
     with pytest.raises(SpecError, match=r"data: Objective.Distill reads conversations or texts"):
         experiment(objective=objective(), data=Data.Preferences("none.jsonl"))
     with pytest.raises(SpecError, match=r"hard_weight: expected a value >= 0 and < 1, got 1\.0"):
@@ -149,9 +151,9 @@ def test_a_teacher_takes_a_forward_pass(
     experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
 ) -> None:
     batch = sequences(4)
-    alone = work(draw(experiment(objective=Objective.SFT(loss_on="all"), model=STUDENT)), batch)
-    taught = work(draw(experiment(objective=objective(), model=STUDENT)), batch)
-    learning = work(draw(experiment(objective=Objective.SFT(loss_on="all"), model=TEACHER)), batch)
+    alone = work(build_blueprint(experiment(objective=Objective.SFT(loss_on="all"), model=STUDENT)), batch)
+    taught = work(build_blueprint(experiment(objective=objective(), model=STUDENT)), batch)
+    learning = work(build_blueprint(experiment(objective=Objective.SFT(loss_on="all"), model=TEACHER)), batch)
     assert taught.fewest - alone.fewest == pytest.approx(learning.fewest / 3)
     assert taught.executed > alone.executed
 
@@ -191,7 +193,7 @@ def test_a_teacher_of_another_family_is_planned() -> None:
         steps=1,
         mesh=Mesh(fsdp=4, tensor=2),
     )
-    blueprint = draw(asked)
+    blueprint = build_blueprint(asked)
     layout = blueprint.layout
     assert blueprint.teacher is not None
     assert layout.arrays["teacher"].keys() == blueprint.teacher.base.keys() != blueprint.base.keys()

@@ -15,14 +15,14 @@ from small_lab.simpo import SimPO
 from nnxdsl import Experiment, Memory, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.planning.plan import Lengths, memory, plan
-from nnxdsl.program.blueprint import draw
-from nnxdsl.program.compile import State
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.compile import TrainState
 
 SHALLOW = Small(layers=2, pattern=1)
 
 
 def test_simpo_trains(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     asked = experiment(objective=SimPO(beta=1.5, gamma=0.5), model=SHALLOW)
     program = compile(asked)
@@ -114,7 +114,7 @@ def test_a_forgotten_registration_says_what_to_write(name: str, experiment: Call
 
 @pytest.mark.slow
 def test_memory_of_the_compiled_step(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     """XLA's own figures: arguments are the layout's arrays and the batch; less is kept where it is computed again."""
     model = Small(layers=4, pattern=1, embed_dim=64, mlp_dim=256)
@@ -135,7 +135,7 @@ def test_memory_of_the_compiled_step(
 
 def test_the_plan_needs_no_more_than_the_blueprint(experiment: Callable[..., Experiment]) -> None:
     found = plan(experiment(model=Small(layers=3)))
-    blueprint = draw(experiment(model=Small(layers=3)))
+    blueprint = build_blueprint(experiment(model=Small(layers=3)))
     assert (
         found["parameters"]["total"]
         == found["parameters"]["trainable"]

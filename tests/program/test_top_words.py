@@ -12,9 +12,9 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 from nnxdsl import Distance, Model, Objective
-from nnxdsl.losses.distillation import Taught, distance
+from nnxdsl.losses.distillation import TeacherOutputs, distance
 from nnxdsl.losses.lm_head import token_stats
-from nnxdsl.losses.lm_head.teacher_top_k import Top, top_distance, top_words
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_distance
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "top_words.npz"
 DISTANCES: dict[str, Any] = {
@@ -43,14 +43,14 @@ def test_it_is_what_trl_computes(beta: str, temperature: float, top_k: int, monk
     figures = np.load(FIGURES)
     student, teacher = (jnp.asarray(figures[name], jnp.float32)[None] for name in ("student", "teacher"))
     head, mask = jnp.eye(student.shape[-1]), jnp.ones(student.shape[:2], bool)
-    chunks = token_stats.Chunks.of(mask, head.shape, None, token_stats.Where())
+    chunks = token_stats.Chunks.of(mask, head.shape, None, token_stats.ShardContext())
     assert (chunks.count, chunks.words) == (3, 5)
     objective = asked(DISTANCES[beta], top_k, temperature)
 
-    def total(hidden: jax.Array, top: Top) -> jax.Array:
+    def total(hidden: jax.Array, top: TeacherTopK) -> jax.Array:
         return jnp.sum(top_distance(hidden, head, top, mask, objective))
 
-    top = jax.jit(lambda x: top_words(x, head, mask, objective))(teacher)
+    top = jax.jit(lambda x: teacher_top_k(x, head, mask, objective))(teacher)
     np.testing.assert_array_equal(top.words[0], figures[f"{temperature}/{top_k}.words"])
     np.testing.assert_allclose(top.logp[0], figures[f"{temperature}/{top_k}.logp"], rtol=2e-6, atol=1e-6)
     value, gradient = jax.jit(jax.value_and_grad(total))(student, top)
@@ -93,14 +93,14 @@ def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyP
 
     def total(hidden: jax.Array, head: jax.Array) -> Any:
         given = jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32)
-        top = top_words(*given, jnp.asarray(mask), objective, caps[1])
+        top = teacher_top_k(*given, jnp.asarray(mask), objective, caps[1])
         found = top_distance(hidden, head, top, jnp.asarray(mask), objective, caps[0])
         return jnp.sum(found * jnp.arange(1.0, 10.0)), (found, top)
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
     monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 10 * 10, 7))
-    assert token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.Where()).count == 3
+    assert token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.ShardContext()).count == 3
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
     order = np.argsort(-theirs, axis=-1, kind="stable")[..., :top_k]
     for (_, (found, top)), _ in (whole, tiled):
@@ -141,14 +141,14 @@ def test_with_all_words_it_is_the_distance_between_all_words(kind: Any) -> None:
     )
     mask = jnp.asarray(draw.random((2, 4)) < 0.8)
     objective = asked(kind, 20, 2.0)
-    top = jax.jit(lambda x, w: top_words(x, w, mask, objective))(taught, other)
+    top = jax.jit(lambda x, w: teacher_top_k(x, w, mask, objective))(taught, other)
     assert np.all(np.asarray(top.logp)[..., -1][np.asarray(mask)] < -1e29)
 
     def here(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.sum(top_distance(x, w, top, mask, objective))
 
     def there(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.sum(distance(x, w, Taught(taught, other), mask, objective))
+        return jnp.sum(distance(x, w, TeacherOutputs(taught, other), mask, objective))
 
     (value, found), (expected, whole) = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden, head) for f in (here, there)
@@ -161,7 +161,7 @@ def test_with_all_words_it_is_the_distance_between_all_words(kind: Any) -> None:
 def test_what_a_sure_model_leaves_to_the_others_is_not_lost() -> None:
     """Of a student that gives the others e^-30, which is nothing beside one in float32, forward KL is still right."""
     logits = jnp.array([[[30.0, 0.0, -1.0]]])
-    top = Top(jnp.array([[[0]]]), jnp.log(jnp.array([[[0.75, 0.25]]])))
+    top = TeacherTopK(jnp.array([[[0]]]), jnp.log(jnp.array([[[0.75, 0.25]]])))
     mask, objective = jnp.ones((1, 1), bool), asked(Distance.ForwardKL(), 1)
     found = jax.jit(lambda x: top_distance(x, jnp.eye(3), top, mask, objective))(logits)
     rest = np.log1p(np.exp(-1.0)) - 30

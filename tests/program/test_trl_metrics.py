@@ -21,7 +21,7 @@ import pytest
 from nnxdsl import Data, Experiment, Memory, Model, Objective, Optimizer, Schedule, Weights, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.models.moe.router import RouterStats, load_balance
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 RECORD: dict[str, Any] = json.loads((REFERENCE / "trl_metrics" / "expected.json").read_text())
@@ -106,7 +106,7 @@ def one_prompt(ids: list[int]) -> SequenceBatch:
 
 
 @cache
-def compiled(microbatch: int) -> tuple[Program, State]:
+def compiled(microbatch: int) -> tuple[Program, TrainState]:
     program = compile(experiment(microbatch))
     return program, program.init()
 

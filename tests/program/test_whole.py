@@ -15,7 +15,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Model, Objective, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
-from nnxdsl.program.compile import State
+from nnxdsl.program.compile import TrainState
 
 LORA = Adapter.LoRA(rank=2, alpha=4.0, dropout=0.25)
 CACHED = Memory(reference="cached")
@@ -39,8 +39,8 @@ def test_a_batch_in_parts_is_the_batch(
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
     sequences: Callable[..., SequenceBatch],
-    trained: Callable[..., State],
-    with_b: Callable[[State], State],
+    trained: Callable[..., TrainState],
+    with_b: Callable[[TrainState], TrainState],
 ) -> None:
     """In 1, 2 and 4 parts: unequal lengths, two rows of weight 0, and a part of four in which all are."""
     fields: dict[str, Any] = {"model": Small(layers=1, pattern=1), **CASES[name]}

@@ -10,7 +10,7 @@ import pytest
 from nnxdsl import Experiment, compile
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.program import xla_options
-from nnxdsl.program.compile import State
+from nnxdsl.program.compile import TrainState
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def forgotten() -> Iterator[None]:
 
 
 def test_a_step_takes_less_memory_with_them_than_without(
-    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., State]
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     assert xla_options.options("cpu") == xla_options.OPTIONS["cpu"]
     program = compile(experiment())
@@ -42,7 +42,7 @@ def test_one_that_xla_does_not_know_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     experiment: Callable[..., Experiment],
     pairs: Callable[..., PairBatch],
-    trained: Callable[..., State],
+    trained: Callable[..., TrainState],
 ) -> None:
     monkeypatch.setitem(xla_options.OPTIONS, "cpu", {"xla_cpu_no_such_option": "1"})
     assert xla_options.options("cpu") is None

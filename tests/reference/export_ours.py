@@ -20,7 +20,7 @@ from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights.export import export, logits
-from nnxdsl.weights.run_weights import SavedModel
+from nnxdsl.weights.run_weights import RunWeights
 
 TEXTS = ["Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n", "".join(map(chr, range(1, 300)))]
 
@@ -62,7 +62,7 @@ def main(family: str, place: Path, adapter: Adapter) -> None:
     for name, is_adapter in (("model", False), ("adapter", True)):
         done = export(directory, place / name, adapter=is_adapter)
         print(f"{name}: nnxdsl's own check: at most {done.difference:.3g} away")
-    saved = SavedModel.open(directory)
+    saved = RunWeights.open(directory)
     tokens = np.random.default_rng(1).integers(0, saved.config.vocab_size, (2, 100)).astype(np.int32)
     ours = logits(saved.policy, saved.policy_leaf, tokens)
     np.savez_compressed(place / "expected.npz", tokens=tokens, logits=ours)

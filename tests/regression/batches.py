@@ -15,13 +15,13 @@ from results import Result
 
 import nnxdsl
 from nnxdsl import Experiment
-from nnxdsl.data import Batches, BytesTokenizer, load
+from nnxdsl.data import BatchSampler, BytesTokenizer, load
 
 
-def batches(experiment: Experiment, blocks: int) -> Batches:
+def batches(experiment: Experiment, blocks: int) -> BatchSampler:
     """The batches of an experiment whose tokens are bytes."""
     rows = load(experiment.data, BytesTokenizer(), vocabulary=320)
-    return Batches(
+    return BatchSampler(
         rows,
         batch_size=experiment.batch_size,
         seed=experiment.seed,

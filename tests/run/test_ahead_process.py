@@ -18,7 +18,7 @@ from nnxdsl import Adapter, Data, Experiment, Mesh, Model, Objective, Optimizer,
 from nnxdsl.errors import PlanError, RunError
 from nnxdsl.planning import aot_process
 from nnxdsl.planning.aot_process import PLUGINS, compiled_report, find_compiler
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.runs.run_dir import list_runs
 from nnxdsl.sharding import hardware
 from nnxdsl.storage import process_info
@@ -73,7 +73,7 @@ def test_a_step_on_eight_devices(compiled: Compiled) -> None:
     memory = report["memory"]
     assert tuple(memory) == hardware.FIGURES
     assert memory["allocated"] == memory["peak"]
-    placed = draw(EXPERIMENT).layout.device_bytes()
+    placed = build_blueprint(EXPERIMENT).layout.device_bytes()
     step, tokens, length, mask, weight = 4, 4 * 16, 4, 16, 4  # a row on each device
     assert memory["arguments"] == sum(placed.values()) + step + tokens + length + mask + weight
     assert memory["aliased"] == sum(placed.values()) + step  # each is replaced in its place

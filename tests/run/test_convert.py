@@ -16,7 +16,7 @@ import pytest
 from nnxdsl import NnxdslError, Weights, cli, evolve
 from nnxdsl.formats import linen, safetensors
 from nnxdsl.formats.hf import INDEX, HubReader
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.weights import sources
 from nnxdsl.weights.compare import compare
@@ -96,7 +96,7 @@ def test_a_run_without_its_optimizer_starts_another(finished: Any, tmp_path: Pat
         assert list(checkpoints.contents(60)) == ["trainable"]
     assert differing(run, done.directory) == []
     asked = evolve(sources.saved_experiment(run), {"model.weights": Weights.Checkpoint(str(done.directory))})
-    source = sources.open_source(draw(asked), tmp_path)
+    source = sources.open_source(build_blueprint(asked), tmp_path)
     assert np.array_equal(source.leaf("embed.embedding"), open_weights(run).read("embed.embedding"))
     convert(run, tmp_path / "hub", "hub")
     convert(tmp_path / "hub", tmp_path / "linen", "linen")

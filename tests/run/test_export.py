@@ -22,7 +22,7 @@ from nnxdsl.data.tokenizers.base import BytesTokenizer, open_tokenizer
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import peft
 from nnxdsl.formats.hf import INDEX, SINGLE, HubReader
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.storage.atomic_dir import appearing
@@ -45,7 +45,7 @@ def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
     @jax.jit
     def forward(leaves: dict[str, jax.Array]) -> jax.Array:
         model: Any = template.merge(leaves)
-        return model.logits(model(tokens, right_padded(jnp.array([24, 24]), 24), dtype=jnp.float32).hidden)
+        return model.logits(model(tokens, positions_right_padded(jnp.array([24, 24]), 24), dtype=jnp.float32).hidden)
 
     return np.asarray(forward(leaves))
 

@@ -15,7 +15,7 @@ from flax import nnx
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import DecoderConfig, Rope, local_then_global
 
@@ -30,12 +30,12 @@ Leaves = dict[str, jax.Array]
 
 
 @pytest.fixture(scope="module")
-def template() -> params.Template:
+def template() -> params.AbstractModel:
     return params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture(scope="module")
-def leaves(template: params.Template) -> Leaves:
+def leaves(template: params.AbstractModel) -> Leaves:
     """Values with which answers go by all tokens before: token vectors are small, or each would only say itself."""
     rng, spread = np.random.default_rng(1), {"scale": 0.3, "embedding": 0.03}
     return {
@@ -45,13 +45,13 @@ def leaves(template: params.Template) -> Leaves:
 
 
 @pytest.fixture(scope="module")
-def last_logits(template: params.Template, leaves: Leaves) -> Callable[[Sequence[int]], np.ndarray]:
+def last_logits(template: params.AbstractModel, leaves: Leaves) -> Callable[[Sequence[int]], np.ndarray]:
     """Logits after the last of some tokens, by one whole forward pass without a cache."""
 
     @jax.jit
     def forward(leaves: Leaves, tokens: jax.Array, length: jax.Array) -> jax.Array:
         model = template.merge(leaves)
-        hidden, *_ = model(tokens, right_padded(length, LENGTH), dtype=jnp.float32)
+        hidden, *_ = model(tokens, positions_right_padded(length, LENGTH), dtype=jnp.float32)
         return hidden[0, length[0] - 1] @ model.head().T
 
     def logits(tokens: Sequence[int]) -> np.ndarray:
@@ -63,7 +63,7 @@ def last_logits(template: params.Template, leaves: Leaves) -> Callable[[Sequence
 
 
 @pytest.fixture(scope="module")
-def sampler(template: params.Template) -> Sampler:
+def sampler(template: params.AbstractModel) -> Sampler:
     return Sampler(template, CONFIG, jnp.float32, stop_ids=())
 
 
@@ -88,7 +88,7 @@ def test_a_greedy_answer_does_not_depend_on_the_rest_of_the_batch(sampler: Sampl
 
 
 def test_an_answer_ends_before_the_stop_token(
-    template: params.Template, sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]
+    template: params.AbstractModel, sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]
 ) -> None:
     whole = sampler(leaves, PROMPTS, Sampling(NEW))
     stops = {whole[0][3], whole[1][0]}
@@ -136,7 +136,7 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leave
 
 
 def test_models_answer_together_as_each_alone(
-    template: params.Template, sampler: Sampler, leaves: Leaves, monkeypatch: pytest.MonkeyPatch
+    template: params.AbstractModel, sampler: Sampler, leaves: Leaves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
     greedy = Sampling(NEW)

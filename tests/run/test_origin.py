@@ -20,9 +20,9 @@ from nnxdsl import Adapter, Experiment, PlanError, Quantization, Tokenizer, Weig
 from nnxdsl.data.tokenizers.base import open_tokenizer
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf
-from nnxdsl.models.attention.positions import right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program import init
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import Program
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.runs.checkpointer import Checkpoints
@@ -42,7 +42,7 @@ def logits(program: Program, state: Any) -> np.ndarray:
     @jax.jit
     def forward(leaves: dict[str, jax.Array]) -> jax.Array:
         model = template.merge(leaves)
-        hidden, *_ = model(TOKENS, right_padded(jnp.array([24, 17]), 24), dtype=jnp.float32)
+        hidden, *_ = model(TOKENS, positions_right_padded(jnp.array([24, 17]), 24), dtype=jnp.float32)
         return hidden @ model.head().T
 
     return np.asarray(forward(leaves))
@@ -105,14 +105,14 @@ def test_another_network_is_refused(finished: Any) -> None:
         saved_experiment(finished.run("sft")), {"model.weights": Weights.Checkpoint(str(run)), "model.size": "270m"}
     )
     with pytest.raises(WeightsError) as raised:
-        sources.open_source(draw(experiment), run.parent)
+        sources.open_source(build_blueprint(experiment), run.parent)
     assert str(raised.value) == f"{run} holds weights of another network than Model.Gemma3"
 
 
 def test_a_run_without_a_checkpoint(finished: Any, tmp_path: Path) -> None:
     experiment = saved_experiment(finished.run("sft"))
     run = RunDirectory.create(tmp_path / "new", identity="", experiment_json=to_dict(experiment), experiment_py="")
-    blueprint = draw(evolve(experiment, {"model.weights": Weights.Checkpoint(str(run.path))}))
+    blueprint = build_blueprint(evolve(experiment, {"model.weights": Weights.Checkpoint(str(run.path))}))
     with pytest.raises(WeightsError) as raised:
         sources.open_source(blueprint, tmp_path)
     assert str(raised.value) == f"{run.path} has no checkpoint yet; run its experiment first"
@@ -189,9 +189,9 @@ def test_a_hub_directory_of_another_network_is_refused(
     monkeypatch.setenv("HOME", str(hub_directory.parent))
     asked = evolve(saved_experiment(finished.run("sft")), {"model.weights": Weights.HF("~/hub")})
     with pytest.raises(PlanError, match=re.escape("model: it has window=64, but ~/hub/config.json says 32")):
-        draw(asked)
+        build_blueprint(asked)
     # A name is looked at when it has been downloaded; here the download is what is already there.
-    named = draw(evolve(asked, {"model.weights": Weights.HF("somebody/hub")}))
+    named = build_blueprint(evolve(asked, {"model.weights": Weights.HF("somebody/hub")}))
     monkeypatch.setattr(init, "locate", lambda path: hub_directory)
     with pytest.raises(PlanError, match=re.escape("model: it has window=64, but somebody/hub/config.json says 32")):
         sources.open_source(named, Path("runs"))

@@ -17,7 +17,7 @@ import pytest
 
 from nnxdsl import RunError
 from nnxdsl.generate.answers import generate, pairs, pieces, tokens
-from nnxdsl.generate.model_pair import TwoModels
+from nnxdsl.generate.model_pair import ModelPair
 from nnxdsl.runs.run_dir import RunDirectory
 from tests.run.conftest import DPO_STEPS, SFT_STEPS
 
@@ -29,18 +29,18 @@ def silent(stage: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(finished: Any) -> Iterator[TwoModels]:
+def models(finished: Any) -> Iterator[ModelPair]:
     """The finished DPO run's policy, and its reference: the base with the adapter off."""
     with contextlib.chdir(finished.lab.place):
-        yield TwoModels.open(finished.run("dpo"), DPO_STEPS)
+        yield ModelPair.open(finished.run("dpo"), DPO_STEPS)
 
 
 @pytest.fixture(scope="module")
-def table(models: TwoModels) -> dict[str, Any]:
+def table(models: ModelPair) -> dict[str, Any]:
     return pairs(models, {}, silent)
 
 
-def test_pairs_are_what_the_run_itself_wrote(models: TwoModels, table: dict[str, Any]) -> None:
+def test_pairs_are_what_the_run_itself_wrote(models: ModelPair, table: dict[str, Any]) -> None:
     wrote = {row["step"]: row for row in RunDirectory(models.directory).evaluations()}[DPO_STEPS]
     assert table["recorded"]["eval/rewards/margins"] == wrote["eval/rewards/margins"]
     rows = table["rows"]
@@ -54,12 +54,12 @@ def test_pairs_are_what_the_run_itself_wrote(models: TwoModels, table: dict[str,
     assert wrote["eval/rewards/margins"] > 0.1  # there is something to compare
 
 
-def test_the_first_policy_is_the_reference_to_the_bit(models: TwoModels, table: dict[str, Any]) -> None:
+def test_the_first_policy_is_the_reference_to_the_bit(models: ModelPair, table: dict[str, Any]) -> None:
     assert table["first"] == {"largest": 0.0, "rows": 10, "expected": True, "compute": "float32"}
     assert any(row["policy"] != row["other"] for row in table["rows"])
 
 
-def test_tokens_sum_to_the_pair_and_to_its_margin(models: TwoModels, table: dict[str, Any]) -> None:
+def test_tokens_sum_to_the_pair_and_to_its_margin(models: ModelPair, table: dict[str, Any]) -> None:
     row = next(row for row in table["rows"] if row["row"] == ROW)
     found = tokens(models, {"row": ROW}, silent)["sides"]
     sums = [(math.fsum(side["policy"]), math.fsum(side["other"])) for side in found]
@@ -70,7 +70,7 @@ def test_tokens_sum_to_the_pair_and_to_its_margin(models: TwoModels, table: dict
     assert "".join(found[0]["pieces"]) == "<bos>Say 42: good xx<eos>"
 
 
-def test_a_text_of_ones_own_is_read_as_the_pair_is(models: TwoModels) -> None:
+def test_a_text_of_ones_own_is_read_as_the_pair_is(models: ModelPair) -> None:
     (pair, _), (own,) = (
         tokens(models, asked, silent)["sides"]
         for asked in ({"row": ROW}, {"prompt": "Say 42: ", "text": "good xx", "chat": False})
@@ -83,7 +83,7 @@ def test_a_text_of_ones_own_is_read_as_the_pair_is(models: TwoModels) -> None:
     assert same["policy"] == own["policy"]
 
 
-def test_the_likeliest_tokens_have_the_log_probabilities_of_the_text(models: TwoModels) -> None:
+def test_the_likeliest_tokens_have_the_log_probabilities_of_the_text(models: ModelPair) -> None:
     (side, _) = tokens(models, {"row": ROW}, silent)["sides"]
     seen = 0
     for at, piece in enumerate(side["pieces"][side["begin"] :]):
@@ -100,7 +100,7 @@ def test_the_likeliest_tokens_have_the_log_probabilities_of_the_text(models: Two
 
 
 @pytest.mark.slow
-def test_answers_are_those_that_the_run_wrote(models: TwoModels) -> None:
+def test_answers_are_those_that_the_run_wrote(models: ModelPair) -> None:
     wrote = [row for row in RunDirectory(models.directory).samples() if row["step"] == DPO_STEPS]
     for row in wrote:
         found = generate(models, {"prompt": row["prompt"], "max_new_tokens": 6}, silent)
@@ -117,10 +117,10 @@ def test_answers_are_those_that_the_run_wrote(models: TwoModels) -> None:
 
 def test_two_steps_of_one_run_and_the_policy_before_training(finished: Any) -> None:
     with contextlib.chdir(finished.lab.place):
-        two = TwoModels.open(finished.run("dpo"), 0, str(DPO_STEPS))
+        two = ModelPair.open(finished.run("dpo"), 0, str(DPO_STEPS))
         found = pairs(two, {"limit": 3}, silent)
         with pytest.raises(RunError, match="no checkpoint of step 1; there are"):
-            TwoModels.open(finished.run("dpo"), 1)
+            ModelPair.open(finished.run("dpo"), 1)
     assert found["against"] == f"step {DPO_STEPS}"
     assert not found["first"]["expected"]
     assert found["first"]["largest"] > 0.01
@@ -131,11 +131,11 @@ def test_the_policy_of_another_run(finished: Any) -> None:
     dpo, sft = finished.run("dpo"), finished.run("sft")
     with contextlib.chdir(finished.lab.place):
         # The first policy of the one is the last of the other, whose weights it starts from.
-        both = TwoModels.open(dpo, 0, f"{sft.name}@{SFT_STEPS}")
+        both = ModelPair.open(dpo, 0, f"{sft.name}@{SFT_STEPS}")
         found = pairs(both, {}, silent)
         for wrong in ("other@1", f"{sft.name}@x", f"{sft.name}@1", f"../{sft.name}@{SFT_STEPS}"):
             with pytest.raises(RunError, match=r"expected RUN@STEP|no checkpoint of step 1"):
-                TwoModels.open(dpo, 0, wrong)
+                ModelPair.open(dpo, 0, wrong)
     assert found["against"] == f"{sft.name}, step {SFT_STEPS}"
     assert found["first"]["largest"] < 1e-4
     assert not found["first"]["expected"]
@@ -144,7 +144,7 @@ def test_the_policy_of_another_run(finished: Any) -> None:
 
 
 @pytest.mark.slow
-def test_several_answers_to_one_prompt(models: TwoModels) -> None:
+def test_several_answers_to_one_prompt(models: ModelPair) -> None:
     asked = {"prompt": "Say 1: ", "max_new_tokens": 6, "temperature": 1.5, "seed": 3}
     one, three = (generate(models, {**asked, "samples": count}, silent) for count in (1, 3))
     for side in ("policy", "other"):
@@ -153,7 +153,7 @@ def test_several_answers_to_one_prompt(models: TwoModels) -> None:
         assert len({tuple(said["ids"]) for said in (three[side], *three[side]["more"])}) == 3
 
 
-def test_what_cannot_be_answered_is_refused(models: TwoModels) -> None:
+def test_what_cannot_be_answered_is_refused(models: ModelPair) -> None:
     for do, asked, words in (
         (generate, {"prompt": "x", "max_new_tokens": 5_000}, "positions; shorten the prompt"),
         (generate, {"prompt": "x", "max_new_tokens": 4, "temperature": 1.0, "top_k": 10**6}, "top_k"),
@@ -169,7 +169,7 @@ def test_what_cannot_be_answered_is_refused(models: TwoModels) -> None:
             do(models, asked, silent)
 
 
-def test_pieces_put_together_are_the_text(models: TwoModels) -> None:
+def test_pieces_put_together_are_the_text(models: ModelPair) -> None:
     ids = models.tokenizer.encode("a <eos>\n é\x17")
     assert pieces(models.tokenizer, ids) == ["a", " ", "<eos>", "\n", " ", "<0xC3>", "<0xA9>", "<0x17>"]
 

@@ -14,7 +14,7 @@ from nnxdsl import cli, compile, evolve
 from nnxdsl.cli.dispatch import load
 from nnxdsl.cli.exit_codes import REFUSED
 from nnxdsl.planning.plan import plan
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 from nnxdsl.sharding.rules import DEFAULT_RULES
 from nnxdsl.terminal.plan_view import size
@@ -200,7 +200,7 @@ def test_one_array_why_and_drawn(nnxdsl: Terminal) -> None:
 
 def test_the_layout_as_text(nnxdsl: Terminal) -> None:
     dumped = nnxdsl("plan", "dpo.py", *EIGHT, "--dump")
-    assert dumped == draw(cli.override(load("dpo.py", HERE), EIGHT)).layout.dump()
+    assert dumped == build_blueprint(cli.override(load("dpo.py", HERE), EIGHT)).layout.dump()
     assert "frozen layers.blocks.0.mlp.up.kernel 1x128x384 float32 (None, 'fsdp', 'tensor') 24576\n" in dumped
     in_bfloat16 = nnxdsl("plan", "dpo.py", *EIGHT, "--dump", "--device", "v5e")
     assert "frozen layers.blocks.0.mlp.up.kernel 1x128x384 bfloat16 (None, 'fsdp', 'tensor') 12288\n" in in_bfloat16
@@ -218,7 +218,7 @@ def test_for_machines_it_is_the_same(nnxdsl: Terminal) -> None:
 def test_a_count_of_devices(nnxdsl: Terminal) -> None:
     note = "# the mesh says nothing of 4 devices: planned with mesh.fsdp=4\n"
     dumped = nnxdsl("plan", "dpo.py", "--count", "4", "--dump", err=note)
-    assert dumped == draw(evolve(load("dpo.py", HERE), {"mesh.fsdp": 4})).layout.dump()
+    assert dumped == build_blueprint(evolve(load("dpo.py", HERE), {"mesh.fsdp": 4})).layout.dump()
     same = nnxdsl("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--count", "4", "--dump")
     assert same == nnxdsl("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--dump")
     assert nnxdsl.refused("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--count", "8") == (
@@ -310,7 +310,7 @@ def test_layouts_are_compared(nnxdsl: Terminal) -> None:
     left = evolve(sft, {"mesh.fsdp": 2})
     lines = nnxdsl("diff", "sft.py", "sft.py", "mesh.fsdp=2", "--layout").splitlines()
     assert lines[:2] == [f"--- {left.id} on fsdp=2 (2 devices)", f"+++ {sft.id} on one device"]
-    texts = [set(draw(one).layout.dump().splitlines()) for one in (left, sft)]
+    texts = [set(build_blueprint(one).layout.dump().splitlines()) for one in (left, sft)]
     assert {line[1:] for line in lines[2:] if line[0] == "-"} == texts[0] - texts[1]
     assert {line[1:] for line in lines[2:] if line[0] == "+"} == texts[1] - texts[0]
     assert "-trainable norm.scale 128 float32 (None,) 512" not in lines  # norms lie alike
@@ -318,8 +318,8 @@ def test_layouts_are_compared(nnxdsl: Terminal) -> None:
     found = json.loads(nnxdsl("diff", "sft.py", "sft.py", "mesh.fsdp=2", "--layout", "--json"))
     assert found == {
         "same": False,
-        "left": draw(left).layout.dump().splitlines(),
-        "right": draw(sft).layout.dump().splitlines(),
+        "left": build_blueprint(left).layout.dump().splitlines(),
+        "right": build_blueprint(sft).layout.dump().splitlines(),
     }
 
 

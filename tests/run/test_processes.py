@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.runtime.distributed import LOST_SECONDS, Asked, ProcessError, asked_of
+from nnxdsl.runtime.distributed import LOST_SECONDS, DistributedArgs, ProcessError, asked_of
 
 MESH = ("mesh.data=2", "mesh.fsdp=2")
 """Four devices: in one process, or two in each of two."""
@@ -42,26 +42,29 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "
     ],
 )
 def test_engines_are_known_by_what_they_set(environment: dict[str, str], is_one_of_many: bool) -> None:
-    assert asked_of(Asked(), environment) == (Asked() if is_one_of_many else None)
+    assert asked_of(DistributedArgs(), environment) == (DistributedArgs() if is_one_of_many else None)
 
 
 def test_flags_come_before_the_environment() -> None:
     told = {"JAX_COORDINATOR_ADDRESS": "a:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
-    assert asked_of(Asked(), {**told, **SLURM, "SLURM_NTASKS": "8"}) == Asked("a:1234", 4, 3)
-    assert asked_of(Asked("b:1", 2, 0), told) == Asked("b:1", 2, 0)
-    assert asked_of(Asked("b:1", 1, 0), told) is None
+    assert asked_of(DistributedArgs(), {**told, **SLURM, "SLURM_NTASKS": "8"}) == DistributedArgs("a:1234", 4, 3)
+    assert asked_of(DistributedArgs("b:1", 2, 0), told) == DistributedArgs("b:1", 2, 0)
+    assert asked_of(DistributedArgs("b:1", 1, 0), told) is None
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked("a:1"), "--processes, --process: missing; --coordinator, --processes and --process go together"),
-        (Asked("a", 2, 0), "--coordinator: expected host:port, got 'a'"),
-        (Asked("a:1", 0, 0), "--processes: expected a value > 0, got 0"),
-        (Asked("a:1", 2, 2), "--process: expected 0 to 1, got 2"),
+        (
+            DistributedArgs("a:1"),
+            "--processes, --process: missing; --coordinator, --processes and --process go together",
+        ),
+        (DistributedArgs("a", 2, 0), "--coordinator: expected host:port, got 'a'"),
+        (DistributedArgs("a:1", 0, 0), "--processes: expected a value > 0, got 0"),
+        (DistributedArgs("a:1", 2, 2), "--process: expected 0 to 1, got 2"),
     ],
 )
-def test_what_makes_no_sense_is_refused(asked: Asked, message: str) -> None:
+def test_what_makes_no_sense_is_refused(asked: DistributedArgs, message: str) -> None:
     with pytest.raises(ProcessError, match=f"^{re.escape(message)}$"):
         asked_of(asked, {})
 

@@ -15,12 +15,12 @@ from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Sched
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.pairs import Pairs
-from nnxdsl.data.sampler import Batches
+from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.data.tokenizers.base import BytesTokenizer
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.terminal.display import Display
-from nnxdsl.trainer.reference_cache import DIRECTORY, ReferenceLogps, rows_of
+from nnxdsl.trainer.reference_cache import DIRECTORY, ReferenceCache, rows_of
 
 ROWS = 10
 
@@ -53,7 +53,7 @@ def program(experiment: Experiment) -> Program:
 
 
 @pytest.fixture(scope="module")
-def first(program: Program) -> State:
+def first(program: Program) -> TrainState:
     return program.init()
 
 
@@ -68,11 +68,11 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture
-def ask(program: Program, first: State, dataset: Pairs, tmp_path: Path) -> Ask:
+def ask(program: Program, first: TrainState, dataset: Pairs, tmp_path: Path) -> Ask:
     def asked(rows: Any = None, until: int = 1000, **changes: Any) -> Any:
         left = iter(range(until))
         display = Display(quiet=True)
-        kept = ReferenceLogps(changes.get("program", program), changes.get("weights", digest(first.frozen)), tmp_path)
+        kept = ReferenceCache(changes.get("program", program), changes.get("weights", digest(first.frozen)), tmp_path)
         rows = np.arange(ROWS) if rows is None else np.asarray(rows)
         return kept.of(first, changes.get("dataset", dataset), rows, display, lambda: next(left, None) is None)
 
@@ -92,7 +92,7 @@ def files(home: Path) -> set[Path]:
     return set((home / DIRECTORY).glob("*.npz"))
 
 
-def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: State, dataset: Pairs) -> None:
+def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: TrainState, dataset: Pairs) -> None:
     logps = ask()
     batch = dataset.batch(range(4, 8), 4)
     scored: Any = program.score(first, batch).scored
@@ -148,6 +148,6 @@ def test_another_base_or_other_ids_are_other_questions(ask: Ask, experiment: Exp
 
 
 def test_rows_are_those_that_the_steps_learn_from(experiment: Experiment, dataset: Pairs) -> None:
-    batches = Batches(dataset, batch_size=4, seed=0, order=experiment.data.order)
+    batches = BatchSampler(dataset, batch_size=4, seed=0, order=experiment.data.order)
     assert rows_of(batches, 2).tolist() == sorted({*batches.indices(0).tolist(), *batches.indices(1).tolist()})
     assert rows_of(batches, 3).tolist() == list(range(ROWS))

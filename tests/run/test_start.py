@@ -36,7 +36,7 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import safetensors
 from nnxdsl.formats.hf import HubReader
-from nnxdsl.program.blueprint import draw
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights import sources
@@ -158,9 +158,9 @@ def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
     for start in (Weights.Checkpoint(str(dpo)), Weights.From(earlier)):
         asked = evolve(earlier, {**fields, "adapter.start": start})
         assert asked.id.rpartition("-")[2] != earlier.id.rpartition("-")[2]
-        source = sources.open_source(draw(asked), dpo.parent)
+        source = sources.open_source(build_blueprint(asked), dpo.parent)
         saved = sources.open_source(
-            draw(evolve(earlier, {**fields, "model.weights": Weights.Checkpoint(str(dpo))})), dpo
+            build_blueprint(evolve(earlier, {**fields, "model.weights": Weights.Checkpoint(str(dpo))})), dpo
         )
         path = "layers.blocks.0.mlp.up.kernel"
         b = np.asarray(source.leaf(path + "_lora_b"))
@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
         np.testing.assert_allclose(merged, saved.leaf(path), rtol=1e-5, atol=1e-6)
     other = evolve(earlier, {**fields, "adapter.start": Weights.Checkpoint(str(dpo)), "adapter.rank": 2})
     with pytest.raises(PlanError, match=r"adapter.rank: expected 4, which adapter.start was trained with, got 2"):
-        sources.open_source(draw(other), dpo.parent)
+        sources.open_source(build_blueprint(other), dpo.parent)
     with pytest.raises(SpecError) as raised:
         evolve(
             earlier, {"adapter.start": Weights.From(earlier), "adapter.alpha": 1.0, "model.weights": Weights.Random()}
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
     with pytest.raises(
         WeightsError, match=r"trained all weights and has no adapter; start from it with model\.weights"
     ):
-        sources.open_source(draw(trained), dpo.parent)
+        sources.open_source(build_blueprint(trained), dpo.parent)
 
 
 def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
 
     def source(weights: Weights) -> Any:
         experiment = continued(adapter=None)
-        return sources.open_source(draw(evolve(experiment, {"model.weights": weights})), tmp_path)
+        return sources.open_source(build_blueprint(evolve(experiment, {"model.weights": weights})), tmp_path)
 
     path = "tail.blocks.0.attention.query.kernel"
     plain = np.asarray(source(model).leaf(path), np.float64)
@@ -210,8 +210,10 @@ def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
     dpo = finished.run("dpo")
     earlier = sources.saved_experiment(dpo)
     merged = Weights.Merged(earlier.model.weights, adapters=(Weights.From(earlier),), coefficients=(1.0,))
-    asked = draw(evolve(earlier, {"name": "more", "adapter": None, "memory.offload": (), "model.weights": merged}))
-    whole = draw(evolve(asked.experiment, {"model.weights": Weights.Checkpoint(str(dpo))}))
+    asked = build_blueprint(
+        evolve(earlier, {"name": "more", "adapter": None, "memory.offload": (), "model.weights": merged})
+    )
+    whole = build_blueprint(evolve(asked.experiment, {"model.weights": Weights.Checkpoint(str(dpo))}))
     found, wanted = (sources.open_source(blueprint, dpo.parent) for blueprint in (asked, whole))
     path = "layers.blocks.0.mlp.up.kernel"
     np.testing.assert_allclose(found.leaf(path), wanted.leaf(path), atol=1e-6)
@@ -227,7 +229,7 @@ def test_a_checkpoint_of_weights_alone(tmp_path: Path) -> None:
         continued(adapter=None),
         {"model": Model.HF(str(hub), weights=Weights.Checkpoint(str(tmp_path / "alone")), tokenizer=Tokenizer.Bytes())},
     )
-    blueprint, reader = draw(experiment), HubReader(hub)
+    blueprint, reader = build_blueprint(experiment), HubReader(hub)
     source = sources.open_source(blueprint, tmp_path / "runs")
     for path in blueprint.base:
         np.testing.assert_array_equal(np.asarray(source.leaf(path)), reader.leaf(path))
@@ -236,6 +238,6 @@ def test_a_checkpoint_of_weights_alone(tmp_path: Path) -> None:
     )
     other = evolve(experiment, {"model.path": str(REPLAY / "model")})
     with pytest.raises(WeightsError) as raised:
-        sources.open_source(draw(other), tmp_path / "runs")
+        sources.open_source(build_blueprint(other), tmp_path / "runs")
     assert str(raised.value).splitlines()[0].endswith("arrays do not fit:")
     assert any("expected an array of shape" in line for line in str(raised.value).splitlines())

@@ -21,14 +21,14 @@ from nnxdsl.data.loaders.build import load
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.errors import RunError
-from nnxdsl.losses.lm_head.teacher_top_k import carried
+from nnxdsl.losses.lm_head.teacher_top_k import cached_teacher_top_k
 from nnxdsl.program.compile import Program
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer import teacher_cache
 from nnxdsl.trainer.run import run
-from nnxdsl.trainer.teacher_cache import DIRECTORY, TeacherWords
-from nnxdsl.trainer.trainer import Attempt
+from nnxdsl.trainer.teacher_cache import DIRECTORY, TeacherCache
+from nnxdsl.trainer.trainer import Trainer
 
 ROWS = 10
 
@@ -101,7 +101,7 @@ def ask(program: Program, teacher: Any, tmp_path: Path) -> Ask:
     def asked(rows: Any = None, until: int = 1000, **changes: Any) -> Any:
         left = iter(range(until))
         mine = changes.get("program", program)
-        kept = TeacherWords(mine, teacher, changes.get("weights", "of the teacher"), tmp_path)
+        kept = TeacherCache(mine, teacher, changes.get("weights", "of the teacher"), tmp_path)
         rows = np.arange(ROWS) if rows is None else np.asarray(rows)
         dataset = sequences(changes.get("of", mine.experiment))
         return kept.of(dataset, rows, Display(quiet=True), lambda: next(left, None) is None)
@@ -117,7 +117,7 @@ def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher
     dataset = ask()
     batch = dataset.batch([4, 9, 4], 4)
     said, mask = program.top(teacher, batch), batch.loss_mask[:, 1:]
-    found = carried(batch)
+    found = cached_teacher_top_k(batch)
     assert found is not None
     for ours, theirs in zip(found, said, strict=True):
         np.testing.assert_array_equal(ours[mask], np.asarray(theirs)[mask])  # to the bit
@@ -199,16 +199,16 @@ def test_a_run_learns_and_goes_on_bit_equal(
     other.mkdir()
     (home / DIRECTORY).rename(other / DIRECTORY)
     monkeypatch.setattr(Program, "top", refuse)
-    stepped = Attempt._step
+    stepped = Trainer._step
 
-    def stopping(self: Attempt, step: int, state: Any) -> Any:
+    def stopping(self: Trainer, step: int, state: Any) -> Any:
         if step == 17:
             self.directory.request_stop()
         return stepped(self, step, state)
 
-    monkeypatch.setattr(Attempt, "_step", stopping)
+    monkeypatch.setattr(Trainer, "_step", stopping)
     assert run(asked, other, quiet).state == "stopped"
-    monkeypatch.setattr(Attempt, "_step", stepped)
+    monkeypatch.setattr(Trainer, "_step", stepped)
     assert run(asked, other, quiet).evaluations[30] == done.evaluations[30]
     one, two = state_of(home / asked.id), state_of(other / asked.id)
     assert one.keys() == two.keys()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.data import BadRows, Data
-from nnxdsl.data.dataset import Dataset, Kept
+from nnxdsl.data.dataset import Dataset, TokenizedRows
 from nnxdsl.data.loaders.files import RowError, file_digest, read_rows
 from nnxdsl.data.loaders.report import Length, Report
 from nnxdsl.data.ragged import RaggedBuilder
@@ -74,7 +74,7 @@ def load(
     raise DataError(f"{name}: nothing is registered to load it; add @nnxdsl.data.load.register({name})")
 
 
-def gather(
+def build_dataset(
     data: Data,
     convert: Callable[[Mapping[str, Any]], Example],
     parts: Sequence[str],
@@ -82,7 +82,7 @@ def gather(
     tokenizer: TokenizerBase | None = None,
     vocabulary: int | None = None,
     reads: Collection[str] | None = None,
-) -> Kept:
+) -> TokenizedRows:
     """All rows of the file of `data` that `convert` turns into examples; bad ones go by `data.bad_rows`.
 
     Args:
@@ -146,7 +146,7 @@ def gather(
         lengths={n: Length(total=r.total, longest=r.longest) for n, r in ragged.items() if n != "target"},
         unread=dict(unread),
     )
-    return Kept(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids), columns=columns)
+    return TokenizedRows(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids), columns=columns)
 
 
 def _odd(example: Example, row: Mapping[str, Any], *, is_duplicate: bool) -> Iterator[str]:
@@ -203,7 +203,7 @@ class _Bad:
         return "".join(f"\n{line}" for line in [*self._shown, *tail])
 
 
-def require_fit(lengths: npt.NDArray[np.integer], kept: Kept, max_position: int | None, cure: str) -> None:
+def require_fit(lengths: npt.NDArray[np.integer], kept: TokenizedRows, max_position: int | None, cure: str) -> None:
     """Refuses rows that reach beyond the model's positions.
 
     Raises:

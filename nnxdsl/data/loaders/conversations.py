@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nnxdsl.config.data import Conversations
-from nnxdsl.data.loaders.build import Example, gather, load, require_fit
+from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.messages import Message, is_blank, read_messages, read_tools
-from nnxdsl.data.tokenizers.special_tokens import Markers
+from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 from nnxdsl.errors import DataError
 
 CHATS = ("messages", "conversations")
@@ -40,7 +40,7 @@ def load_conversations(
     """
     if loss_on not in SCOPES:
         raise DataError(f"loss_on: expected {', '.join(map(repr, SCOPES[:-1]))} or {SCOPES[-1]!r}, got {loss_on!r}")
-    encoder, markers = Encoder(tokenizer), Markers(tokenizer)
+    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer)
 
     def convert(row: Fields) -> Example:
         if loss_on == "completion":
@@ -54,7 +54,7 @@ def load_conversations(
         return sequence(found.ids, targets, data.max_length, odd=found.odd, chat=found.chat)
 
     reads, parts = {*CHATS, *PARTS, "tools"}, ("tokens", "target")
-    kept = gather(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    kept = build_dataset(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
     require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
     return Sequences(kept)
 
@@ -85,7 +85,7 @@ class _Encoded(NamedTuple):
     chat: bool
 
 
-def _encode(row: Fields, encoder: Encoder, markers: Markers, form: tuple[str, ...] | None) -> _Encoded:
+def _encode(row: Fields, encoder: Encoder, markers: SpecialTokenGuard, form: tuple[str, ...] | None) -> _Encoded:
     """One row; `form` names the fields to read, None takes the first form that the row has."""
     name = None if form == PARTS else next((name for name in CHATS if name in row), None)
     forms = (*CHATS, *PARTS)
@@ -119,7 +119,7 @@ def _listed(value: object, name: str) -> list[Message]:
     return value if isinstance(value, list) else read_messages(value, name)
 
 
-def _encode_text(prompt: str, completion: str, encoder: Encoder, markers: Markers) -> _Encoded:
+def _encode_text(prompt: str, completion: str, encoder: Encoder, markers: SpecialTokenGuard) -> _Encoded:
     prompt = markers.text(prompt, "prompt", opens=True)
     completion = markers.text(completion, "completion", ends=True)
     if not completion.strip():

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.data import Feedback
-from nnxdsl.data.dataset import Kept
-from nnxdsl.data.loaders.build import Example, gather, load, require_fit
+from nnxdsl.data.dataset import TokenizedRows
+from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_ids, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError, kind_of
 from nnxdsl.data.loaders.preferences import answer, cut_left
@@ -18,7 +18,7 @@ from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
 from nnxdsl.data.tokenizers.messages import is_blank, read_tools
-from nnxdsl.data.tokenizers.special_tokens import Markers
+from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 from nnxdsl.errors import DataError
 
 READS = (
@@ -52,7 +52,7 @@ def load_feedback(
     Raises:
         DataError: As of `load`; or all rows have the same prompt.
     """
-    encoder, markers = Encoder(tokenizer), Markers(tokenizer, cure="take it out, or give token ids")
+    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer, cure="take it out, or give token ids")
 
     def convert(row: Fields) -> Example:
         if any(name in row for name in OF_PAIRS):
@@ -67,7 +67,7 @@ def load_feedback(
 
     names = ("prompt", "completion", "rejected", "label")
     reads = {"prompt", "tools", *IDS, *OF_PAIRS, *OWN}
-    kept = gather(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    kept = build_dataset(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
     shown = {name: n for name, n in kept.report.lengths.items() if n.total and name != "label"}
     kept = kept._replace(report=attrs.evolve(kept.report, lengths=shown))
     apart, desirable = _apart(kept)
@@ -105,7 +105,7 @@ def mismatched(prompts: Ragged, desirable: npt.NDArray[np.float32]) -> npt.NDArr
     return found
 
 
-def _apart(kept: Kept) -> tuple[Kept, npt.NDArray[np.float32]]:
+def _apart(kept: TokenizedRows) -> tuple[TokenizedRows, npt.NDArray[np.float32]]:
     """Pairs as two answers each, in the order of the file; and which answers are desirable."""
     builders = {name: RaggedBuilder() for name in ("prompt", "chosen", "rejected")}
     row_ids, desirable = [], []
@@ -129,7 +129,9 @@ def _taken(rows: Ragged, which: npt.NDArray[np.int64]) -> Ragged:
     return builder.build()
 
 
-def _example(row: Fields, encoder: Encoder, markers: Markers, data: Feedback, vocabulary: int | None) -> Example:
+def _example(
+    row: Fields, encoder: Encoder, markers: SpecialTokenGuard, data: Feedback, vocabulary: int | None
+) -> Example:
     is_ids = any(name in row for name in IDS)
     require(row, (*IDS, "label") if is_ids else ("prompt", "completion", "label"), READS)
     label = row["label"]
@@ -157,7 +159,7 @@ def _example(row: Fields, encoder: Encoder, markers: Markers, data: Feedback, vo
     return Example({**parts, "rejected": [], "label": [int(label)]}, cut, odd, chat)
 
 
-def _split(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool, tuple[str, ...]]:
+def _split(row: Fields, encoder: Encoder, markers: SpecialTokenGuard) -> tuple[Split, bool, tuple[str, ...]]:
     """A row of text or chats as ids, whether it is a chat, and what is odd about it."""
     prompt, completion = (read_text_or_chat(row, name) for name in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):

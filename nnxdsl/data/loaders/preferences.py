@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nnxdsl.config.data import Feedback, Preferences
-from nnxdsl.data.loaders.build import Example, gather, load, require_fit
+from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_ids, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
 from nnxdsl.data.tokenizers.messages import Message, content_of, is_blank, read_tools
-from nnxdsl.data.tokenizers.special_tokens import Markers
+from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 
 READS = "Data.Preferences reads prompt/chosen/rejected (text or messages) or prompt_ids/chosen_ids/rejected_ids"
 SIDES = ("chosen", "rejected")
@@ -43,13 +43,13 @@ def load_preferences(
     A prompt that is too long is cut on its left, after BOS if it opens with one; both sides keep the same prompt. A
     completion that is too long is cut on its right and then has no end token.
     """
-    encoder, markers = Encoder(tokenizer), Markers(tokenizer, cure="take it out, or give token ids")
+    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer, cure="take it out, or give token ids")
 
     def convert(row: Fields) -> Example:
         return example(row, encoder, markers, data, vocabulary)
 
     reads = {*COLUMNS, *IDS}
-    kept = gather(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    kept = build_dataset(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
     prompt, chosen, rejected = (kept.parts[name].lengths for name in ("prompt", *SIDES))
     longest = chosen.clip(min=rejected)
     require_fit(prompt + longest, kept, max_position, "lower data.max_prompt_length or data.max_response_length")
@@ -57,7 +57,7 @@ def load_preferences(
 
 
 def example(
-    row: Fields, encoder: Encoder, markers: Markers, data: Preferences | Feedback, vocabulary: int | None
+    row: Fields, encoder: Encoder, markers: SpecialTokenGuard, data: Preferences | Feedback, vocabulary: int | None
 ) -> Example:
     """A preference pair as ids, cut to the longest lengths of `data`.
 
@@ -104,7 +104,7 @@ def _split_ids(row: Fields, vocab_size: int) -> Split:
     return Split(prompt, completions, merged=False)
 
 
-def _split_row(row: Fields, encoder: Encoder, markers: Markers) -> tuple[Split, bool, tuple[str, ...]]:
+def _split_row(row: Fields, encoder: Encoder, markers: SpecialTokenGuard) -> tuple[Split, bool, tuple[str, ...]]:
     """A row of text or chats as ids, whether it is a chat, and what is odd about it."""
     require(row, SIDES, READS)
     sides = [read_text_or_chat(row, name) for name in SIDES]
@@ -155,7 +155,7 @@ def _split_implicit_text(chosen: str, rejected: str, encoder: Encoder) -> Split:
 
 
 def _split_chat(
-    row: Fields, prompt: str | list[object] | None, encoder: Encoder, markers: Markers
+    row: Fields, prompt: str | list[object] | None, encoder: Encoder, markers: SpecialTokenGuard
 ) -> tuple[Split, tuple[str, ...]]:
     sides, tools = [markers.chat(row[name], name, "assistant") for name in SIDES], markers.tools(read_tools(row))
     if prompt is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nnxdsl.config import data as spec
-from nnxdsl.data.loaders.build import Example, gather, load
+from nnxdsl.data.loaders.build import Example, build_dataset, load
 from nnxdsl.data.loaders.fields import Fields, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.preferences import cut_left
@@ -11,7 +11,7 @@ from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.messages import is_blank, read_tools
-from nnxdsl.data.tokenizers.special_tokens import Markers
+from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 from nnxdsl.errors import DataError
 
 READS = "Data.Prompts reads prompt (text or messages); all other fields of a row are given to rewards"
@@ -32,7 +32,7 @@ def load_prompts(
     The field `tools` of a chat is
     given to its template. A prompt that is too long is cut on its left, after BOS if it opens with one.
     """
-    encoder, markers = Encoder(tokenizer), Markers(tokenizer)
+    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer)
 
     def convert(row: Fields) -> Example:
         require(row, ("prompt",), READS)
@@ -51,7 +51,7 @@ def load_prompts(
         cut = ("prompt",) if len(kept) < len(ids) else ()
         return Example({"prompt": kept}, cut, odd, isinstance(value, list), columns=dict(row))
 
-    kept = gather(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary)
+    kept = build_dataset(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary)
     prompts = Prompts(kept, data.max_response_length)
     longest = kept.parts["prompt"].longest + data.max_response_length
     if max_position is not None and longest > max_position:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nnxdsl.config.data import Text
-from nnxdsl.data.loaders.build import Example, gather, load, require_fit
+from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
 from nnxdsl.data.loaders.conversations import sequence
 from nnxdsl.data.loaders.fields import Fields, read_text, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
-from nnxdsl.data.tokenizers.special_tokens import Markers
+from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 
 
 @load.register(Text)
@@ -23,7 +23,7 @@ def load_text(
     vocabulary: int | None = None,
 ) -> Sequences:
     """Texts of a file; see `load`. Each is BOS + text + EOS, cut on its right; `loss_on` has no meaning here."""
-    encoder, markers = Encoder(tokenizer), Markers(tokenizer)
+    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer)
 
     def convert(row: Fields) -> Example:
         require(row, (data.field,), f"Data.Text reads '{data.field}' (set by field=...)")
@@ -33,6 +33,8 @@ def load_text(
         ids = encoder.ended(encoder.text(text))
         return sequence(ids, [True] * len(ids), data.max_length)
 
-    kept = gather(data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field})
+    kept = build_dataset(
+        data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field}
+    )
     require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
     return Sequences(kept)

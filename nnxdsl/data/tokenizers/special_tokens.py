@@ -11,7 +11,7 @@ from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.messages import Message, Tools, read_messages, texts
 
 
-class Markers:
+class SpecialTokenGuard:
     """Refuses text that would become special or stop tokens: a forged turn, a second BOS or a second end.
 
     Args:

@@ -22,7 +22,7 @@ from nnxdsl.losses.lm_head import tiling
 from nnxdsl.losses.lm_head.tiling import LOWEST, Tiling
 
 
-class Picked(NamedTuple):
+class SelectedLogits(NamedTuple):
     """Of each token, float32.
 
     Attributes:
@@ -35,9 +35,9 @@ class Picked(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def picked(
+def selected_logits(
     hidden: Float[Array, "n g l c d"], head: Float[Array, "w d"], words: Int[Array, "n g l c k"], how: Tiling
-) -> Picked:
+) -> SelectedLogits:
     """The logits `hidden @ head.T` of some words of each token, and of all others together.
 
     Args:
@@ -60,7 +60,7 @@ class _Kept(NamedTuple):
         hidden: The states, `[n, g, l, c, d]`.
         head: The head, `[w, d]`.
         words: The words, `[n, g, l, c, k]`.
-        rest: As of `Picked`.
+        rest: As of `SelectedLogits`.
     """
 
     hidden: Array
@@ -77,14 +77,16 @@ class _Trained(NamedTuple):
 
 def _forward_rule(
     hidden: CustomVJPPrimal, head: CustomVJPPrimal, words: CustomVJPPrimal, how: Tiling
-) -> tuple[Picked, _Kept | _Trained]:
+) -> tuple[SelectedLogits, _Kept | _Trained]:
     values = hidden.value, head.value, words.value
     found = _forward(*values, how)
     kept = _Kept(*values, found.rest)
     return found, _Trained(kept) if head.perturbed else kept
 
 
-def _backward_rule(how: Tiling, residuals: _Kept | _Trained, toward: Picked) -> tuple[Array, Array | None, None]:
+def _backward_rule(
+    how: Tiling, residuals: _Kept | _Trained, toward: SelectedLogits
+) -> tuple[Array, Array | None, None]:
     is_trained = isinstance(residuals, _Trained)
     kept = residuals.kept if isinstance(residuals, _Trained) else residuals
     for_logits, for_rest = (
@@ -94,25 +96,25 @@ def _backward_rule(how: Tiling, residuals: _Kept | _Trained, toward: Picked) -> 
     return *_gradients(kept, for_logits, for_rest, how, trained=is_trained), None
 
 
-picked.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
+selected_logits.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
-def with_tile(top: jax.Array, mass: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def online_update(top: jax.Array, mass: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The largest logit until now, and the sum of exponentials relative to it, with one more tile."""
     now = jnp.maximum(top, jnp.max(logits, axis=-1))
     return now, jnp.exp(top - now) * mass + jnp.sum(jnp.exp(logits - now[..., None]), axis=-1)
 
 
-def log_sum(top: jax.Array, mass: jax.Array) -> jax.Array:
+def merge_logsumexp(top: jax.Array, mass: jax.Array) -> jax.Array:
     """The log of a sum of exponentials, `[g, l, c]`, from the sums of all pieces of the vocabulary."""
     highest = jnp.max(top, axis=0)
     return highest + jnp.log(jnp.sum(jnp.exp(top - highest) * mass, axis=0))
 
 
-def _forward(hidden: jax.Array, head: jax.Array, words: jax.Array, how: Tiling) -> Picked:
+def _forward(hidden: jax.Array, head: jax.Array, words: jax.Array, how: Tiling) -> SelectedLogits:
     head = tiling.cut(head, how)
 
-    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, Picked]:
+    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, SelectedLogits]:
         hidden, words = given
         nothing = jnp.zeros((head.shape[0], *hidden.shape[:-1]), jnp.float32)  # [s, g, l, c]
         lowest = jnp.full((head.shape[0], *words.shape), LOWEST, jnp.float32)  # [s, g, l, c, k]
@@ -123,12 +125,12 @@ def _forward(hidden: jax.Array, head: jax.Array, words: jax.Array, how: Tiling) 
             logits = tiling.logits_of(hidden, rows, how)
             places = _places(words, rows, logits.shape[-1])
             others = _put(logits, places, jnp.full(places.shape, LOWEST))
-            return (*with_tile(top, mass, others), jnp.maximum(found, _taken(logits, places))), None
+            return (*online_update(top, mass, others), jnp.maximum(found, _taken(logits, places))), None
 
         (top, mass, found), _ = tiling.loop(
             tile, (nothing + LOWEST, nothing, lowest), jnp.arange(tiling.tiles_of(head, how))
         )
-        return None, Picked(jnp.max(found, axis=0), log_sum(top, mass))
+        return None, SelectedLogits(jnp.max(found, axis=0), merge_logsumexp(top, mass))
 
     return tiling.loop(chunk, None, (hidden, words))[1]
 
@@ -149,7 +151,7 @@ def _gradients(
     return tiling.gradients(kept.hidden, kept.head, toward, how, trained=trained)
 
 
-def _places(words: jax.Array, rows: tiling.Words, size: int) -> jax.Array:
+def _places(words: jax.Array, rows: tiling.VocabTile, size: int) -> jax.Array:
     """Where words `[g, l, c, k]` stand in a tile, `[s, g, l, c, k]`; `size`, which is no place, where they do not."""
     index = words - rows.numbers[..., :1]
     return jnp.where((index >= 0) & (index < size), index, size)

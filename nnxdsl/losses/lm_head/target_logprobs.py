@@ -22,7 +22,7 @@ from nnxdsl.losses.lm_head.tiling import (
     LOWEST,
     Tile,
     Tiling,
-    Words,
+    VocabTile,
     at,
     cut,
     gradients,
@@ -35,7 +35,7 @@ from nnxdsl.losses.lm_head.tiling import (
 )
 
 
-class Said(NamedTuple):
+class TargetStats(NamedTuple):
     """Of each token, all float32 `[n, g, l, c]`.
 
     Attributes:
@@ -51,7 +51,7 @@ class Said(NamedTuple):
     correct: Array
 
 
-class _Sums(NamedTuple):
+class _OnlineSoftmax(NamedTuple):
     """Over the words that a loop has seen, the target left out; all float32 `[s, g, l, c]`.
 
     Attributes:
@@ -71,9 +71,9 @@ class _Sums(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def said(
+def target_stats(
     hidden: Float[Array, "n g l c d"], head: Float[Array, "w d"], targets: Int[Array, "n g l c"], how: Tiling
-) -> Said:
+) -> TargetStats:
     """What softmax(hidden @ head.T) says of `targets`.
 
     Args:
@@ -89,7 +89,7 @@ def said(
         it is one.
     """
     found, _ = _forward(hidden, head, targets, how, mean=False, keep=False)
-    return _said(_combined(found))
+    return _target_stats(_combined(found))
 
 
 class _Frozen(NamedTuple):
@@ -101,7 +101,7 @@ class _Frozen(NamedTuple):
         target: Their logits, likewise.
         others: The probability of all other words, likewise.
         scale: What `mean` is to be multiplied by, `[n, s, g, l, c]`.
-        mean: As of `_Sums`, `[n, s, g, l, c, d]`.
+        mean: As of `_OnlineSoftmax`, `[n, s, g, l, c, d]`.
     """
 
     head: Array
@@ -119,7 +119,7 @@ class _Trained(NamedTuple):
         hidden: Hidden states, `[n, g, l, c, d]`.
         head: The head.
         targets: The targets, `[n, g, l, c]`.
-        top: As of `_Whole`.
+        top: As of `_SoftmaxStats`.
         total: Likewise.
         logits: Of all tiles, `[n, tiles, s, g, l, c, v]`; None where they are computed again.
     """
@@ -134,20 +134,22 @@ class _Trained(NamedTuple):
 
 def _forward_rule(
     hidden: CustomVJPPrimal, head: CustomVJPPrimal, targets: CustomVJPPrimal, how: Tiling
-) -> tuple[Said, _Frozen | _Trained]:
+) -> tuple[TargetStats, _Frozen | _Trained]:
     values = hidden.value, head.value, targets.value
     if head.perturbed:
         found, logits = _forward(*values, how, mean=False, keep=how.keep)
         whole = _combined(found)
-        return _said(whole), _Trained(*values, whole.top, whole.total, logits)
+        return _target_stats(whole), _Trained(*values, whole.top, whole.total, logits)
     found, _ = _forward(*values, how, mean=True, keep=False)
     whole = _combined(found)
     # Sums are relative to the top of their own piece of the vocabulary.
     scale = jnp.exp(found.top - whole.top[:, None]) / whole.total[:, None]
-    return _said(whole), _Frozen(*values[1:], whole.target, whole.others, scale, found.mean)
+    return _target_stats(whole), _Frozen(*values[1:], whole.target, whole.others, scale, found.mean)
 
 
-def _backward_rule(how: Tiling, kept: _Frozen | _Trained, toward: Said) -> tuple[Array | None, Array | None, None]:
+def _backward_rule(
+    how: Tiling, kept: _Frozen | _Trained, toward: TargetStats
+) -> tuple[Array | None, Array | None, None]:
     for_logp, for_log_z = (
         jnp.zeros(kept.targets.shape, jnp.float32) if isinstance(one, SymbolicZero) else one
         for one in (toward.logp, toward.log_z)
@@ -162,23 +164,23 @@ def _backward_rule(how: Tiling, kept: _Frozen | _Trained, toward: Said) -> tuple
     return jnp.sum(parts, axis=1).astype(kept.head.dtype), None, None
 
 
-said.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
+target_stats.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _forward(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, how: Tiling, *, mean: bool, keep: bool
-) -> tuple[_Sums, jax.Array | None]:
+) -> tuple[_OnlineSoftmax, jax.Array | None]:
     """The sums of each chunk, `[n, s, g, l, c]`, and the logits of all tiles, `[n, tiles, s, g, l, c, v]`, if kept."""
     head = cut(head, how)
 
-    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[_Sums, jax.Array | None]]:
+    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[_OnlineSoftmax, jax.Array | None]]:
         hidden, targets = given
         nothing = jnp.zeros((head.shape[0], *targets.shape), jnp.float32)
         width = hidden.shape[-1] if mean else 0
         lowest = nothing + LOWEST
-        sums = _Sums(lowest, nothing, nothing, lowest, jnp.zeros((*nothing.shape, width), jnp.float32))
+        sums = _OnlineSoftmax(lowest, nothing, nothing, lowest, jnp.zeros((*nothing.shape, width), jnp.float32))
 
-        def tile(sums: _Sums, number: jax.Array) -> tuple[_Sums, jax.Array | None]:
+        def tile(sums: _OnlineSoftmax, number: jax.Array) -> tuple[_OnlineSoftmax, jax.Array | None]:
             words = tile_of(head, how, number)
             logits = logits_of(hidden, words, how)
             return _more(sums, logits, words, targets, how, mean=mean), logits if keep else None
@@ -188,7 +190,9 @@ def _forward(
     return loop(chunk, None, (hidden, targets))[1]
 
 
-def _more(sums: _Sums, logits: jax.Array, words: Words, targets: jax.Array, how: Tiling, *, mean: bool) -> _Sums:
+def _more(
+    sums: _OnlineSoftmax, logits: jax.Array, words: VocabTile, targets: jax.Array, how: Tiling, *, mean: bool
+) -> _OnlineSoftmax:
     """The sums with one more tile `[s, g, l, c, v]`."""
     top = jnp.maximum(sums.top, jnp.max(logits, axis=-1))
     fall = logits - top[..., None]
@@ -201,7 +205,7 @@ def _more(sums: _Sums, logits: jax.Array, words: Words, targets: jax.Array, how:
         weight = slope.astype(words.rows.dtype)
         more = jnp.einsum("sglcv,svd->sglcd", weight, words.rows, preferred_element_type=jnp.float32)
         total = before[..., None] * total + sums_laid_out(more, how)
-    return _Sums(
+    return _OnlineSoftmax(
         top,
         before * sums.mass + jnp.sum(p, axis=-1),
         before * (sums.fall + down * sums.mass) + jnp.sum(p * fall, axis=-1),
@@ -210,7 +214,7 @@ def _more(sums: _Sums, logits: jax.Array, words: Words, targets: jax.Array, how:
     )
 
 
-class _Whole(NamedTuple):
+class _SoftmaxStats(NamedTuple):
     """Of all pieces of the vocabulary together; all float32 `[n, g, l, c]`.
 
     Attributes:
@@ -228,7 +232,7 @@ class _Whole(NamedTuple):
     target: Array
 
 
-def _combined(found: _Sums) -> _Whole:
+def _combined(found: _OnlineSoftmax) -> _SoftmaxStats:
     """The sums of all pieces of the vocabulary `[n, s, g, l, c]`, with the targets."""
     top, target = jnp.max(found.top, axis=1), jnp.max(found.target, axis=1)
     down = found.top - top[:, None]
@@ -236,14 +240,14 @@ def _combined(found: _Sums) -> _Whole:
     own, rest = jnp.exp(target - top), jnp.sum(share * found.mass, axis=1)
     total = own + rest
     fall = jnp.sum(share * (found.fall + down * found.mass), axis=1) + own * (target - top)
-    return _Whole(top, total, rest / total, fall / total, target)
+    return _SoftmaxStats(top, total, rest / total, fall / total, target)
 
 
-def _said(whole: _Whole) -> Said:
+def _target_stats(whole: _SoftmaxStats) -> TargetStats:
     log_total = jnp.log(whole.total)
     logp = whole.target - whole.top - log_total
     correct = (whole.target >= whole.top).astype(jnp.float32)
-    return Said(logp, whole.top + log_total, log_total - whole.fall, correct)
+    return TargetStats(logp, whole.top + log_total, log_total - whole.fall, correct)
 
 
 def _both(kept: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling) -> tuple[jax.Array, jax.Array | None]:

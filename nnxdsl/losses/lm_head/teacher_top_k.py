@@ -18,12 +18,12 @@ from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch, PackedSequences, SequenceBatch
 from nnxdsl.losses.distillation import summand
 from nnxdsl.losses.lm_head import tiling
-from nnxdsl.losses.lm_head.selected_logits import Picked, picked
+from nnxdsl.losses.lm_head.selected_logits import SelectedLogits, selected_logits
 from nnxdsl.losses.lm_head.tiling import LOWEST, Tiling
-from nnxdsl.losses.lm_head.token_stats import Chunks, Where
+from nnxdsl.losses.lm_head.token_stats import Chunks, ShardContext
 
 
-class Top(NamedTuple):
+class TeacherTopK(NamedTuple):
     """What a teacher says of each target, in few words.
 
     Attributes:
@@ -36,15 +36,15 @@ class Top(NamedTuple):
     logp: Array
 
 
-def top_words(
+def teacher_top_k(
     hidden: Float[Array, "B N D"],
     head: Float[Array, "V D"],
     mask: Bool[Array, "B N"],
     asked: Distill,
     soft_cap: float | None = None,
     limit: int | None = None,
-    where: Where | None = None,
-) -> Top:
+    where: ShardContext | None = None,
+) -> TeacherTopK:
     """The likeliest words of softmax(hidden @ head.T / T); carries no gradient.
 
     Args:
@@ -57,25 +57,25 @@ def top_words(
         where: On what; None for one CPU.
     """
     assert asked.top_k is not None
-    where = where or Where()
+    where = where or ShardContext()
     hidden, head = jax.lax.stop_gradient((hidden, head.astype(hidden.dtype)))
     chunks = Chunks.of(mask, head.shape, limit, where)
     states, how = _states(hidden, chunks, asked, soft_cap, where)
     words = _largest(states, head, asked.top_k, how)
-    logp = _classes(picked(states, head, words, how))
+    logp = _classes(selected_logits(states, head, words, how))
     each = jax.vmap(chunks.join, in_axes=-1, out_axes=-1)
-    return Top(each(words).astype(jnp.int32), each(logp))
+    return TeacherTopK(each(words).astype(jnp.int32), each(logp))
 
 
 def top_distance(
     hidden: Float[Array, "B N D"],
     head: Float[Array, "V D"],
-    top: Top,
+    top: TeacherTopK,
     mask: Bool[Array, "B N"],
     asked: Distill,
     soft_cap: float | None = None,
     limit: int | None = None,
-    where: Where | None = None,
+    where: ShardContext | None = None,
 ) -> Float[Array, "B N"]:
     """Distance of softmax(hidden @ head.T / T) from what a teacher says, over its words and all others as one, in nats.
 
@@ -92,24 +92,24 @@ def top_distance(
     Returns:
         Float32, zero where the mask is off, from products accumulated in float32.
     """
-    where = where or Where()
+    where = where or ShardContext()
     chunks = Chunks.of(mask, head.shape, limit, where)
     states, how = _states(hidden, chunks, asked, soft_cap, where)
     words, p = _laid_out(chunks.split(top.words), where), _laid_out(chunks.split(top.logp), where)
-    q = _classes(picked(states, head.astype(hidden.dtype), words, how))
+    q = _classes(selected_logits(states, head.astype(hidden.dtype), words, how))
     return chunks.join(jnp.sum(summand(asked.distance, p, q), axis=-1))
 
 
-def carried(batch: Batch) -> Top | None:
+def cached_teacher_top_k(batch: Batch) -> TeacherTopK | None:
     """What a batch carries of a teacher, by target; None if nothing."""
     if not isinstance(batch, SequenceBatch | PackedSequences) or batch.teacher_words is None:
         return None
-    top = Top(batch.teacher_words, batch.teacher_logp)
-    return top if isinstance(batch, PackedSequences) else Top(*(part[:, 1:] for part in top))
+    top = TeacherTopK(batch.teacher_words, batch.teacher_logp)
+    return top if isinstance(batch, PackedSequences) else TeacherTopK(*(part[:, 1:] for part in top))
 
 
-def with_top(batch: Batch, top: Top) -> SequenceBatch | PackedSequences:
-    """The batch with what a teacher says of it, as `carried` finds it again.
+def with_teacher_top_k(batch: Batch, top: TeacherTopK) -> SequenceBatch | PackedSequences:
+    """The batch with what a teacher says of it, as `cached_teacher_top_k` finds it again.
 
     Raises:
         ValueError: the batch has no sequences.
@@ -117,12 +117,12 @@ def with_top(batch: Batch, top: Top) -> SequenceBatch | PackedSequences:
     if not isinstance(batch, SequenceBatch | PackedSequences):
         raise ValueError("what a teacher says can be kept of sequences alone")
     if isinstance(batch, SequenceBatch):  # the first token is no target
-        top = Top(*(jnp.pad(part, ((0, 0), (1, 0), (0, 0))) for part in top))
+        top = TeacherTopK(*(jnp.pad(part, ((0, 0), (1, 0), (0, 0))) for part in top))
     return batch._replace(teacher_words=top.words, teacher_logp=top.logp)
 
 
 def _states(
-    hidden: jax.Array, chunks: Chunks, asked: Distill, soft_cap: float | None, where: Where
+    hidden: jax.Array, chunks: Chunks, asked: Distill, soft_cap: float | None, where: ShardContext
 ) -> tuple[jax.Array, Tiling]:
     """States `[n, g, l, c, d]` whose products with the head's rows are logits over the temperature; and the tiles."""
     # Of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t)).
@@ -130,12 +130,12 @@ def _states(
     return _laid_out(chunks.split(hidden / asked.temperature), where), chunks.tiling(cap, where)
 
 
-def _laid_out(x: jax.Array, where: Where) -> jax.Array:
+def _laid_out(x: jax.Array, where: ShardContext) -> jax.Array:
     axes = (None, "head_batch", "length", None, "activation_embed")
     return x if where.constrain is None else where.constrain(x, axes)
 
 
-def _classes(found: Picked) -> jax.Array:
+def _classes(found: SelectedLogits) -> jax.Array:
     """Log-probabilities of the picked words and of all others together, `[n, g, l, c, k + 1]`."""
     return jax.nn.log_softmax(jnp.concatenate([found.logits, found.rest[..., None]], axis=-1), axis=-1)
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from nnxdsl.models.attention.dot_product import capped
+from nnxdsl.models.attention.dot_product import apply_soft_cap
 from nnxdsl.models.logical_axes import Constraint
 
 LOWEST = -1e30
@@ -48,7 +48,7 @@ class Tiling:
     width_first: bool
 
 
-class Words(NamedTuple):
+class VocabTile(NamedTuple):
     """The words of a tile.
 
     Attributes:
@@ -86,17 +86,17 @@ def tiles_of(head: jax.Array, how: Tiling) -> int:
     return -(-head.shape[1] // how.words)
 
 
-def tile_of(head: jax.Array, how: Tiling, number: jax.Array) -> Words:
+def tile_of(head: jax.Array, how: Tiling, number: jax.Array) -> VocabTile:
     """One tile; where tiles do not divide the vocabulary, the last one begins with words that it has had before."""
     pieces, size, _ = head.shape
     first = jnp.minimum(number * how.words, size - how.words)
     rows = jax.lax.dynamic_slice_in_dim(head, first, how.words, axis=1)
     numbers = (jnp.arange(pieces) * size)[:, None] + first + jnp.arange(how.words)
     fresh = None if size % how.words == 0 else first + jnp.arange(how.words) >= number * how.words
-    return Words(rows, first, numbers[:, None, None, None], fresh)
+    return VocabTile(rows, first, numbers[:, None, None, None], fresh)
 
 
-def logits_of(hidden: jax.Array, words: Words, how: Tiling) -> jax.Array:
+def logits_of(hidden: jax.Array, words: VocabTile, how: Tiling) -> jax.Array:
     """Logits `[s, g, l, c, v]` of hidden states `[g, l, c, d]`, `LOWEST` where a word is not fresh."""
     # Tokens before words: `einsum` would put the words first, and CPUs then turn each tile over, time and again.
     product = jax.lax.dot_general(hidden, words.rows, (((3,), (2,)), ((), ())), preferred_element_type=jnp.float32)
@@ -104,7 +104,7 @@ def logits_of(hidden: jax.Array, words: Words, how: Tiling) -> jax.Array:
     if how.constrain is not None:
         logits = how.constrain(logits, ("activation_vocab", "head_batch", "length", None, None))
     if how.soft_cap is not None:
-        logits = capped(logits, how.soft_cap)
+        logits = apply_soft_cap(logits, how.soft_cap)
     return logits if words.fresh is None else jnp.where(words.fresh, logits, LOWEST)
 
 
@@ -145,7 +145,7 @@ class Tile(NamedTuple):
     chunk: jax.Array
     number: jax.Array
     hidden: jax.Array
-    words: Words
+    words: VocabTile
 
 
 def gradients(
@@ -211,7 +211,7 @@ def gradients(
     return toward_hidden, toward_head.reshape(head.shape) if trained else None
 
 
-def _with_rows(toward_head: jax.Array, rows: jax.Array, words: Words, how: Tiling) -> jax.Array:
+def _with_rows(toward_head: jax.Array, rows: jax.Array, words: VocabTile, how: Tiling) -> jax.Array:
     """The head's gradient, in pieces, with what one tile's words add to it, `[g, l, s, v, d]`, in its own dtype.
 
     Words of the tile before, which the last one may begin with, have their gradient, and get no more.

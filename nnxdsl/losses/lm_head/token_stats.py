@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from nnxdsl.losses.lm_head.target_logprobs import Said, said
+from nnxdsl.losses.lm_head.target_logprobs import TargetStats, target_stats
 from nnxdsl.losses.lm_head.tiling import Tiling
 from nnxdsl.models.logical_axes import Axes, Constraint
 
@@ -64,7 +64,7 @@ Cuts = Callable[[Axes, tuple[int, ...]], tuple[int, ...]]
 
 
 @attrs.frozen
-class Where:
+class ShardContext:
     """On what statistics are computed.
 
     Attributes:
@@ -92,7 +92,7 @@ def token_stats(
     mask: Bool[Array, "B N"],
     limit: int | None = None,
     soft_cap: float | None = None,
-    where: Where | None = None,
+    where: ShardContext | None = None,
 ) -> TokenStats:
     """Statistics of `targets` under softmax(hidden @ head.T).
 
@@ -108,12 +108,14 @@ def token_stats(
     Returns:
         Statistics, computed in float32 from products accumulated in float32.
     """
-    where = where or Where()
+    where = where or ShardContext()
     chunks = Chunks.of(mask, head.shape, limit, where)
     states = chunks.split(hidden)
     if where.constrain is not None:
         states = where.constrain(states, (None, "head_batch", "length", None, "activation_embed"))
-    found: Said = said(states, head.astype(hidden.dtype), chunks.split(targets), chunks.tiling(soft_cap, where))
+    found: TargetStats = target_stats(
+        states, head.astype(hidden.dtype), chunks.split(targets), chunks.tiling(soft_cap, where)
+    )
     logp, log_z, entropy, correct = (chunks.join(x) for x in found)
     return TokenStats(logp, log_z, entropy, correct, mask.astype(jnp.float32))
 
@@ -145,7 +147,7 @@ class Chunks:
     keep: bool
 
     @classmethod
-    def of(cls, mask: jax.Array, head: tuple[int, ...], limit: int | None, where: Where) -> Chunks:
+    def of(cls, mask: jax.Array, head: tuple[int, ...], limit: int | None, where: ShardContext) -> Chunks:
         """Those of a batch.
 
         Args:
@@ -163,7 +165,7 @@ class Chunks:
         count, words, keep = tiles(tokens, head[0] // pieces, head[1], share, where.sizes)
         return cls(mask, fill, groups, parts, pieces, tokens, count, words, keep)
 
-    def tiling(self, soft_cap: float | None, where: Where) -> Tiling:
+    def tiling(self, soft_cap: float | None, where: ShardContext) -> Tiling:
         """How a head is worked through."""
         return Tiling(self.pieces, self.words, self.keep, soft_cap, where.constrain, where.platform == "cpu")
 

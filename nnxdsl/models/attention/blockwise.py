@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.dot_product import MASKED, capped, sunk
-from nnxdsl.models.attention.mask import mask
-from nnxdsl.models.attention.positions import Places
-from nnxdsl.models.attention.row_layout import QUERIES, Block, Range, Row
+from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
+from nnxdsl.models.attention.mask import attention_mask
+from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.row_layout import QUERIES, Block, Range, RowLayout
 
 MOST = 64
 """Blocks of a row: each is compiled by itself, so very long rows have larger ones."""
@@ -28,8 +28,8 @@ def attend_in_blocks(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    places: Places,
-    row: Row,
+    places: TokenPositions,
+    row: RowLayout,
     *,
     window: int | None,
     scale: float,
@@ -63,7 +63,7 @@ def attend_in_blocks(
     found: Any = _attend(rows, key, value, places, _How(blocks, window, scale, soft_cap))
     mixed, log_sum = found
     if sinks is not None:
-        mixed = sunk(mixed, log_sum, sinks)
+        mixed = apply_sinks(mixed, log_sum, sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1)
 
 
@@ -78,7 +78,7 @@ class _How(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(
-    query: jax.Array, key: jax.Array, value: jax.Array, places: Places, how: _How
+    query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions, how: _How
 ) -> tuple[jax.Array, jax.Array]:
     """From queries `[B, K, G, T, H]`, keys `[B, K, T, H]` and values `[B, K, T, V]`: what is mixed, and log sums.
 
@@ -89,7 +89,7 @@ def _attend(
 
 
 def _forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, places: Places, how: _How
+    query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions, how: _How
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     mixed, highest, total = [], [], []
     for block in how.blocks:
@@ -137,7 +137,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _scores(
-    query: jax.Array, key: jax.Array, places: Places, block: Block, how: _How
+    query: jax.Array, key: jax.Array, places: TokenPositions, block: Block, how: _How
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """A block's queries `[B, K, G t, H]`, its masked scores `[B, K, G t, s]`, and the slope of their cap if any."""
     rows = _grouped(query, block.queries)
@@ -145,15 +145,17 @@ def _scores(
     scores = jnp.einsum("bkmh,bksh->bkms", rows, keys, preferred_element_type=jnp.float32) * how.scale
     slope = None
     if how.soft_cap is not None:
-        scores = capped(scores, how.soft_cap)
+        scores = apply_soft_cap(scores, how.soft_cap)
         slope = 1 - jnp.square(scores / how.soft_cap)
 
-    def places_of(ranges: tuple[Range, ...]) -> Places:
-        return Places(*(_of(part, ranges, 1) for part in places))
+    def places_of(ranges: tuple[Range, ...]) -> TokenPositions:
+        return TokenPositions(*(_of(part, ranges, 1) for part in places))
 
-    seen = mask(places_of((block.queries,)), places_of(block.keys), how.window)[:, None, None]  # [B, 1, 1, t, s]
+    seen = attention_mask(places_of((block.queries,)), places_of(block.keys), how.window)[
+        :, None, None
+    ]  # [B, 1, 1, t, s]
     split = (*scores.shape[:2], query.shape[2], -1, scores.shape[-1])
-    return rows, jnp.where(seen, scores.reshape(split), MASKED).reshape(scores.shape), slope
+    return rows, jnp.where(seen, scores.reshape(split), MASK_VALUE).reshape(scores.shape), slope
 
 
 def _of(x: jax.Array, ranges: tuple[Range, ...], axis: int) -> jax.Array:

@@ -16,8 +16,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.positions import Places
-from nnxdsl.models.attention.row_layout import Row
+from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.row_layout import RowLayout
 from nnxdsl.models.attention.splash import _one_row, _parts, _rolled, _two_rows
 
 
@@ -25,8 +25,8 @@ def attend_cudnn(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    places: Places,
-    row: Row,
+    places: TokenPositions,
+    row: RowLayout,
     *,
     window: int | None,
     scale: float,

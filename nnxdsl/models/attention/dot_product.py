@@ -7,15 +7,15 @@ import jax.numpy as jnp
 
 # Finite, so that a row that sees nothing gives numbers and no NaN; far from the float32 minimum, so that
 # subtracting a row's maximum cannot overflow.
-MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
+MASK_VALUE = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
-def capped(scores: jax.Array, soft_cap: float) -> jax.Array:
+def apply_soft_cap(scores: jax.Array, soft_cap: float) -> jax.Array:
     """Scores bent into (-soft_cap, soft_cap), nearly as they are where small (Gemma 2, arXiv:2408.00118)."""
     return soft_cap * jnp.tanh(scores / soft_cap)
 
 
-def sunk(mixed: jax.Array, log_sum: jax.Array, sinks: jax.Array) -> jax.Array:
+def apply_sinks(mixed: jax.Array, log_sum: jax.Array, sinks: jax.Array) -> jax.Array:
     """What attention gives where each head's softmax has one score more, whose value is zero (arXiv:2508.10925).
 
     Args:
@@ -27,7 +27,7 @@ def sunk(mixed: jax.Array, log_sum: jax.Array, sinks: jax.Array) -> jax.Array:
     return (mixed * jax.nn.sigmoid(log_sum - score)[..., None]).astype(mixed.dtype)
 
 
-def attend(
+def dot_product_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -46,8 +46,8 @@ def attend(
         value: `[B, S, K, V]`, V often H.
         mask: `[B, T, S]` bool, True where seen.
         scale: what scores are multiplied by.
-        soft_cap: bounds scores, see `capped`; None for scores as they are.
-        sinks: `[N]`, see `sunk`; None for none.
+        soft_cap: bounds scores, see `soft_cap`; None for scores as they are.
+        sinks: `[N]`, see `apply_sinks`; None for none.
 
     Returns:
         `[B, T, N, V]` in the dtype of `query`; scores and softmax are float32.
@@ -60,12 +60,12 @@ def attend(
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, S, H]
     scores = jnp.einsum("bkmh,bksh->bkms", rows, key, preferred_element_type=jnp.float32) * scale
     if soft_cap is not None:
-        scores = capped(scores, soft_cap)
+        scores = apply_soft_cap(scores, soft_cap)
     scores = scores.reshape(batch, -1, groups, length, key.shape[2])  # [B, K, G, T, S]
-    scores = jnp.where(mask[:, None, None], scores, MASKED)
+    scores = jnp.where(mask[:, None, None], scores, MASK_VALUE)
     weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
     weights = weights.reshape(batch, -1, groups * length, key.shape[2])
     mixed = jnp.einsum("bkms,bksh->bkmh", weights, value).reshape(batch, -1, groups, length, value.shape[-1])
     if sinks is not None:
-        mixed = sunk(mixed, jax.nn.logsumexp(scores, axis=-1), sinks)
+        mixed = apply_sinks(mixed, jax.nn.logsumexp(scores, axis=-1), sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)

@@ -9,14 +9,14 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.cudnn import attend_cudnn
-from nnxdsl.models.attention.dot_product import attend
-from nnxdsl.models.attention.kv_cache import KV, attend_past
+from nnxdsl.models.attention.dot_product import dot_product_attention
+from nnxdsl.models.attention.kv_cache import KV, attention_with_cache
 from nnxdsl.models.attention.splash import attend_splash
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import norm_of
-from nnxdsl.models.layers.rope import rotate
+from nnxdsl.models.layers.rope import apply_rotary
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs, named
 
@@ -68,13 +68,13 @@ class Attention(nnx.Module):
         value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
         if self.normed == "head" and self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key = rotate(query, view.rope), rotate(key, view.rope)
+        query, key = apply_rotary(query, view.rope), apply_rotary(key, view.rope)
         new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
         if past is None:
             mixed = self._mix(query, key, value, view)  # [B, T, N, H]
         else:
             assert view.mask is not None  # the decoder refuses other kernels with a cache
-            mixed = attend_past(query, past, new, view.mask, self.query_scale, self.soft_cap, self._sinks)
+            mixed = attention_with_cache(query, past, new, view.mask, self.query_scale, self.soft_cap, self._sinks)
         if gate is not None:
             mixed = from_inputs(lambda mixed, gate: mixed * jax.nn.sigmoid(gate))(mixed, gate)
         return self.output(named(mixed.reshape(*before, -1), "attention_output")), new
@@ -86,7 +86,7 @@ class Attention(nnx.Module):
     def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
         kernel, row, window = view.method.kernel, view.method.row, view.method.window
         if view.mask is not None:
-            return attend(query, key, value, view.mask, self.query_scale, self.soft_cap, self._sinks)
+            return dot_product_attention(query, key, value, view.mask, self.query_scale, self.soft_cap, self._sinks)
         assert row is not None  # the decoder refuses other kernels where nothing is known of the row
         given = {"window": window, "scale": self.query_scale}
         if kernel == "chunked":

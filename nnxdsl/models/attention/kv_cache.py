@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.dot_product import MASKED, capped, sunk
-from nnxdsl.models.attention.positions import Places
+from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
+from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.deltanet.layer import DeltaState, no_tokens
 
@@ -27,7 +27,7 @@ class KV(NamedTuple):
     value: jax.Array
 
 
-class Slots(NamedTuple):
+class LayerCaches(NamedTuple):
     """Keys and values of the layers of one period; any leading axes, then those below.
 
     Attributes:
@@ -57,14 +57,14 @@ class Cache(NamedTuple):
         lead: of the layers before the scanned ones; None without any.
     """
 
-    layers: Slots | None
-    tail: Slots | None
-    places: Places
+    layers: LayerCaches | None
+    tail: LayerCaches | None
+    places: TokenPositions
     next_slot: jax.Array
-    lead: Slots | None = None
+    lead: LayerCaches | None = None
 
 
-class New(NamedTuple):
+class CacheUpdate(NamedTuple):
     """The tokens of one call, as a cache takes them.
 
     Attributes:
@@ -74,10 +74,10 @@ class New(NamedTuple):
         lead: of the layers before them.
     """
 
-    layers: Slots | None
-    tail: Slots | None
-    places: Places
-    lead: Slots | None = None
+    layers: LayerCaches | None
+    tail: LayerCaches | None
+    places: TokenPositions
+    lead: LayerCaches | None = None
 
 
 def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
@@ -97,7 +97,7 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
         shape = (*leading, batch, config.num_kv_heads, slots)
         return KV(*(jnp.zeros((*shape, width), dtype) for width in config.head_widths))
 
-    def slots(kinds: Sequence[LayerKind], *leading: int) -> Slots:
+    def slots(kinds: Sequence[LayerKind], *leading: int) -> LayerCaches:
         local, everywhere = kinds.count("local"), kinds.count("global")
         ring = min(config.window or length, length)
         states = None
@@ -105,7 +105,7 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
             axes = (*leading, kinds.count("linear"))
             none = no_tokens(config.delta, batch, dtype)
             states = jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), none)
-        return Slots(
+        return LayerCaches(
             empty(ring, *leading, local) if local else None,
             empty(length, *leading, everywhere) if everywhere else None,
             states,
@@ -113,25 +113,25 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
 
     layers = slots(config.pattern, config.periods) if config.periods else None
     tail = slots(config.tail) if config.tail else None
-    places = Places(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
+    places = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
     return Cache(layers, tail, places, jnp.zeros((), jnp.int32), slots(config.lead) if config.lead else None)
 
 
-def ring_places(cache: Cache, window: int) -> Places:
+def ring_positions(cache: Cache, window: int) -> TokenPositions:
     """Where the tokens in the ring of local layers stand, `[B, min(window, length)]`; an empty slot is padding."""
     size = min(window, cache.places.position.shape[1])
     newest = cache.next_slot - 1
     number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size  # [ring], negative where nothing was written
-    held = Places(*(jnp.take(part, jnp.maximum(number, 0), axis=1) for part in cache.places))
+    held = TokenPositions(*(jnp.take(part, jnp.maximum(number, 0), axis=1) for part in cache.places))
     return held._replace(segment=jnp.where(number >= 0, held.segment, 0))
 
 
-def joined(*parts: Places) -> Places:
+def concat_positions(*parts: TokenPositions) -> TokenPositions:
     """Places side by side, `[B, S + T + ...]` of `[B, S]`, `[B, T]`, ..."""
-    return Places(*(jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)))
+    return TokenPositions(*(jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)))
 
 
-def stored(cache: Cache, new: New) -> Cache:
+def append(cache: Cache, new: CacheUpdate) -> Cache:
     """The cache with more tokens in it. There must be room: how many it holds is traced and cannot be checked here.
 
     Raises:
@@ -148,17 +148,17 @@ def stored(cache: Cache, new: New) -> Cache:
     def put_place(old: jax.Array, new: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice_in_dim(old, new, cache.next_slot, axis=1)
 
-    def put_layers(old: Slots | None, new: Slots | None) -> Slots | None:
+    def put_layers(old: LayerCaches | None, new: LayerCaches | None) -> LayerCaches | None:
         if old is None or new is None:
             return None
         kept = jax.tree.map(put, old._replace(states=None), new._replace(states=None))
         return kept._replace(states=new.states)  # these are not written to, but replaced
 
     layers, tail, lead = map(put_layers, (cache.layers, cache.tail, cache.lead), (new.layers, new.tail, new.lead))
-    return Cache(layers, tail, Places(*map(put_place, cache.places, new.places)), end, lead)
+    return Cache(layers, tail, TokenPositions(*map(put_place, cache.places, new.places)), end, lead)
 
 
-def attend_past(
+def attention_with_cache(
     query: jax.Array,
     past: KV,
     own: KV,
@@ -191,9 +191,9 @@ def attend_past(
     ]
     joint = jnp.concatenate(scores, axis=-1)
     if soft_cap is not None:
-        joint = capped(joint, soft_cap)
+        joint = apply_soft_cap(joint, soft_cap)
     joint = joint.reshape(batch, kv_heads, -1, length, slots + length)  # [B, K, G, T, S + T]
-    joint = jnp.where(mask[:, None, None], joint, MASKED)
+    joint = jnp.where(mask[:, None, None], joint, MASK_VALUE)
     weights = jax.nn.softmax(joint, axis=-1).astype(query.dtype)
     weights = weights.reshape(batch, kv_heads, -1, slots + length)
     before, among = (
@@ -202,7 +202,7 @@ def attend_past(
     )
     mixed = (before + among).reshape(batch, kv_heads, -1, length, past.value.shape[-1])
     if sinks is not None:
-        mixed = sunk(mixed, jax.nn.logsumexp(joint, axis=-1), sinks)
+        mixed = apply_sinks(mixed, jax.nn.logsumexp(joint, axis=-1), sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 
-from nnxdsl.models.attention.positions import Places
+from nnxdsl.models.attention.positions import TokenPositions
 
 
-def mask(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
+def attention_mask(queries: TokenPositions, keys: TokenPositions, window: int | None = None) -> jax.Array:
     """Which tokens see which.
 
     Args:
@@ -18,8 +18,8 @@ def mask(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
     Returns:
         `[B, T, S]` bool, True where the query sees the key.
     """
-    query = Places(*(part[:, :, None] for part in queries))  # [B, T, 1]
-    key = Places(*(part[:, None, :] for part in keys))  # [B, 1, S]
+    query = TokenPositions(*(part[:, :, None] for part in queries))  # [B, T, 1]
+    key = TokenPositions(*(part[:, None, :] for part in keys))  # [B, 1, S]
     seen = (
         (query.segment == key.segment)
         & ((key.branch == 0) | (key.branch == query.branch))

@@ -11,13 +11,13 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.cudnn import attend_cudnn
-from nnxdsl.models.attention.dot_product import attend
-from nnxdsl.models.attention.kv_cache import KV, attend_past
+from nnxdsl.models.attention.dot_product import dot_product_attention
+from nnxdsl.models.attention.kv_cache import KV, attention_with_cache
 from nnxdsl.models.attention.splash import attend_splash
 from nnxdsl.models.config.mla import LatentConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
-from nnxdsl.models.layers.rope import rotate
+from nnxdsl.models.layers.rope import apply_rotary
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import named
 
@@ -99,7 +99,7 @@ class LatentAttention(nnx.Module):
             mixed = self._mix(query, key, value, view)  # [B, T, N, V]
         else:
             assert view.mask is not None  # the decoder refuses other kernels with a cache
-            mixed = attend_past(query, past, new, view.mask, self.query_scale)
+            mixed = attention_with_cache(query, past, new, view.mask, self.query_scale)
         return self.output(named(mixed.reshape(split), "attention_output")), new
 
     def _query(self, x: jax.Array) -> jax.Array:
@@ -111,12 +111,12 @@ class LatentAttention(nnx.Module):
     def _rotate(self, x: jax.Array, view: View) -> jax.Array:
         if self.config.rope_interleave:  # neighbours become halves; as all queries and keys do, products stay the same
             x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
-        return rotate(x, view.rope)
+        return apply_rotary(x, view.rope)
 
     def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
         kernel, row = view.method.kernel, view.method.row
         if view.mask is not None:
-            return attend(query, key, value, view.mask, self.query_scale)
+            return dot_product_attention(query, key, value, view.mask, self.query_scale)
         assert row is not None  # the decoder refuses other kernels where nothing is known of the row
         given = {"window": view.method.window, "scale": self.query_scale}
         if kernel == "chunked":

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 
-class Places(NamedTuple):
+class TokenPositions(NamedTuple):
     """Where each token of each row stands; three int32 arrays `[B, T]`.
 
     Token i sees token j if both are of one segment, j is of the shared prefix or of i's own branch, and j's position
@@ -26,7 +26,7 @@ class Places(NamedTuple):
     branch: jax.Array
 
 
-def right_padded(length: jax.Array, size: int) -> Places:
+def positions_right_padded(length: jax.Array, size: int) -> TokenPositions:
     """Places of plain sequences that begin at slot 0.
 
     Args:
@@ -37,10 +37,10 @@ def right_padded(length: jax.Array, size: int) -> Places:
         Places of `[B, size]`.
     """
     slot = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (length.shape[0], size))  # [B, T]
-    return Places(slot, (slot < length[:, None]).astype(jnp.int32), jnp.zeros_like(slot))
+    return TokenPositions(slot, (slot < length[:, None]).astype(jnp.int32), jnp.zeros_like(slot))
 
 
-def left_padded(length: jax.Array, size: int) -> Places:
+def positions_left_padded(length: jax.Array, size: int) -> TokenPositions:
     """Places of plain sequences that end at the last slot; positions still count from the first token.
 
     Args:
@@ -51,4 +51,4 @@ def left_padded(length: jax.Array, size: int) -> Places:
         Places of `[B, size]`; padding has position 0.
     """
     position = jnp.arange(size, dtype=jnp.int32)[None, :] - (size - length[:, None].astype(jnp.int32))  # [B, T]
-    return Places(jnp.maximum(position, 0), (position >= 0).astype(jnp.int32), jnp.zeros_like(position))
+    return TokenPositions(jnp.maximum(position, 0), (position >= 0).astype(jnp.int32), jnp.zeros_like(position))

@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 @attrs.frozen
-class Row:
+class RowLayout:
     """How a row is laid out, whatever its tokens: a part that the others see, and parts that follow it.
 
     Where a row is not packed, its first part is filled up to its last slot if others follow, and all others from their
@@ -56,7 +56,7 @@ class Row:
         if self.packed and len(self.parts) > 1:
             raise ValueError("a packed row is one part: of its sequences nothing is known but their order")
 
-    def filled(self, size: int) -> Row:
+    def filled(self, size: int) -> RowLayout:
         """The same row with unused slots behind it, `size` in all."""
         return attrs.evolve(self, size=size)
 
@@ -78,24 +78,24 @@ class Row:
         return seen
 
 
-def pair(prompt: int, response: int) -> Row:
+def pair(prompt: int, response: int) -> RowLayout:
     """`[prompt | chosen | rejected]`."""
-    return Row((prompt, response, response), prompt + 2 * response)
+    return RowLayout((prompt, response, response), prompt + 2 * response)
 
 
-def sequence(size: int) -> Row:
+def sequence(size: int) -> RowLayout:
     """One sequence from the first slot on."""
-    return Row((size,), size)
+    return RowLayout((size,), size)
 
 
-def packed(size: int) -> Row:
+def packed(size: int) -> RowLayout:
     """Sequences one after another, in any number, of any lengths."""
-    return Row((size,), size, packed=True)
+    return RowLayout((size,), size, packed=True)
 
 
 @jax.tree_util.register_static
 @attrs.frozen
-class Method:
+class AttentionMethod:
     """How layers of one kind compute attention. A static node of jax's trees: it is part of the trace, not of its data.
 
     Attributes:
@@ -106,13 +106,13 @@ class Method:
     """
 
     kernel: Kernel = "dense"
-    row: Row | None = None
+    row: RowLayout | None = None
     window: int | None = None
     queries: int = QUERIES
 
 
 @lru_cache(maxsize=256)
-def _blocks(row: Row, window: int | None, block: int) -> tuple[Block, ...]:
+def _blocks(row: RowLayout, window: int | None, block: int) -> tuple[Block, ...]:
     reach = row.size if window is None or row.packed else window - 1
     first = row.parts[0]
     found: list[Block] = []

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.positions import Places
-from nnxdsl.models.attention.row_layout import Row
-from nnxdsl.models.logical_axes import apart
+from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.row_layout import RowLayout
+from nnxdsl.models.logical_axes import shard_map_call
 
 LANES = 128
 """Splash attention cuts rows into blocks of multiples of so many slots."""
@@ -18,7 +18,7 @@ LANES = 128
 LARGEST_BLOCK = 512
 
 
-def _parts(x: jax.Array, row: Row) -> list[jax.Array]:
+def _parts(x: jax.Array, row: RowLayout) -> list[jax.Array]:
     """The parts of a row's slots `[B, T, ...]`."""
     found, start = [], 0
     for size in row.parts:
@@ -27,13 +27,13 @@ def _parts(x: jax.Array, row: Row) -> list[jax.Array]:
     return found
 
 
-def _two_rows(x: jax.Array, row: Row) -> jax.Array:
+def _two_rows(x: jax.Array, row: RowLayout) -> jax.Array:
     """`[B, 2, P + R, ...]`: the prompt and one completion, side by side, of `[B, P + 2R, ...]`."""
     prompt, *completions = _parts(x, row)
     return jnp.stack([jnp.concatenate([prompt, completion], axis=1) for completion in completions], axis=1)
 
 
-def _one_row(x: jax.Array, row: Row) -> jax.Array:
+def _one_row(x: jax.Array, row: RowLayout) -> jax.Array:
     """The inverse of `_two_rows`, with the prompt of the first row, and zeros in slots that are never used."""
     prompt = row.parts[0]
     unused = jnp.zeros((len(x), row.size - sum(row.parts), *x.shape[3:]), x.dtype)
@@ -63,8 +63,8 @@ def attend_splash(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    places: Places,
-    row: Row,
+    places: TokenPositions,
+    row: RowLayout,
     *,
     window: int | None,
     scale: float,
@@ -120,7 +120,7 @@ def attend_splash(
 
     segment = jnp.pad(places.segment, ((0, 0), (0, fill)))
     of_heads, of_kv_heads = (("batch", heads, "length", None) for heads in ("activation_heads", "activation_kv_heads"))
-    mixed = apart(
+    mixed = shard_map_call(
         run,
         (by_head(query * jnp.asarray(scale, query.dtype)), by_head(key), by_head(value), segment),
         (of_heads, of_kv_heads, of_kv_heads, ("batch", "length")),

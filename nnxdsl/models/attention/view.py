@@ -8,10 +8,10 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.kv_cache import Cache, joined, ring_places
-from nnxdsl.models.attention.mask import mask
-from nnxdsl.models.attention.positions import Places
-from nnxdsl.models.attention.row_layout import Method
+from nnxdsl.models.attention.kv_cache import Cache, concat_positions, ring_positions
+from nnxdsl.models.attention.mask import attention_mask
+from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.layers.rope import rope_tables
 
@@ -27,8 +27,8 @@ class View(NamedTuple):
         rope: (sin, cos), each `[B, T, turned // 2]` float32; empty where nothing turns.
     """
 
-    method: Method
-    places: Places
+    method: AttentionMethod
+    places: TokenPositions
     mask: jax.Array | None
     rope: tuple[jax.Array, jax.Array]
 
@@ -55,18 +55,18 @@ class Context(NamedTuple):
 
 def context(
     config: DecoderConfig,
-    places: Places,
+    places: TokenPositions,
     cache: Cache | None = None,
-    method: Method = Method(),  # noqa: B008 - frozen
+    method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
 ) -> Context:
     """Masks and rotary angles of one call, for tokens at `places` `[B, T]` that look at a cache and at each other."""
 
     def view(window: int | None, rope: tuple[jax.Array, jax.Array]) -> View:
         keys = places
         if cache is not None:
-            keys = joined(cache.places if window is None else ring_places(cache, window), places)
+            keys = concat_positions(cache.places if window is None else ring_positions(cache, window), places)
         own = attrs.evolve(method, window=window)
-        return View(own, places, mask(places, keys, window) if own.kernel == "dense" else None, rope)
+        return View(own, places, attention_mask(places, keys, window) if own.kernel == "dense" else None, rope)
 
     local_view = global_view = linear_view = None
     if "local" in config.layers:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.row_layout import Row
+from nnxdsl.models.attention.row_layout import RowLayout
 from nnxdsl.models.config.deltanet import DeltaConfig
-from nnxdsl.models.deltanet.recurrence import CHUNK, Order, Tokens, in_chunks, step
+from nnxdsl.models.deltanet.recurrence import CHUNK, Order, Tokens, chunked_delta_rule, step
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
 from nnxdsl.models.logical_axes import constrain
@@ -109,7 +109,8 @@ class DeltaNet(nnx.Module):
 
         Args:
             x: what is mixed.
-            view: of this call; its places and its row are read. A row that is not packed is as `Row` says; in a packed
+            view: of this call; its places and its row are read.
+                A row that is not packed is as `RowLayout` says; in a packed
                 one, or where no row is known, tokens of a segment stand together, those of its prompt first, then
                 those of each branch. With a past, tokens are of one sequence, padding before them or after them.
             past: of the tokens before; None if there are none.
@@ -171,7 +172,7 @@ class _Inputs(NamedTuple):
 
 
 def _laid_out(
-    numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState, row: Row | None
+    numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState, row: RowLayout | None
 ) -> tuple[jax.Array, DeltaState]:
     """Of a row of which the first part is computed once, and all that follow it go on from there, side by side."""
     # One sequence, or none: whatever its number is, it goes on from the state.
@@ -229,7 +230,7 @@ def _follow(numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaS
     if length == 1:
         out, memory = step(tokens, real[:, 0], memory)
     else:
-        out, memory = in_chunks(tokens, Order(inputs.segment, inputs.branch), memory, numbers.chunk)
+        out, memory = chunked_delta_rule(tokens, Order(inputs.segment, inputs.branch), memory, numbers.chunk)
     # The last slots up to the last real token; before the first one stands the old tail.
     used = jnp.max(jnp.where(real, jnp.arange(1, length + 1), 0), axis=1)  # [B]
     tail = _slots(held, used[:, None] + jnp.arange(config.conv_kernel - 1))

@@ -64,7 +64,9 @@ class Order(NamedTuple):
     branch: jax.Array | None
 
 
-def in_chunks(tokens: Tokens, order: Order, memory: jax.Array, chunk: int = CHUNK) -> tuple[jax.Array, jax.Array]:
+def chunked_delta_rule(
+    tokens: Tokens, order: Order, memory: jax.Array, chunk: int = CHUNK
+) -> tuple[jax.Array, jax.Array]:
     """The rule over a row, chunk by chunk; queries and keys are brought to length one, queries then scaled.
 
     Args:

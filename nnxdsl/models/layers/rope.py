@@ -55,7 +55,7 @@ def _kept_by_yarn(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
     return 1 - np.clip(ramp, 0, 1)
 
 
-def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+def apply_rotary(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Turns each head's first half against its second half by the angles of `rope_tables`.
 
     Args:
@@ -67,7 +67,7 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     """
     turned = 2 * rope[0].shape[-1]
     if turned < x.shape[-1]:
-        return jnp.concatenate([rotate(x[..., :turned], rope), x[..., turned:]], axis=-1)
+        return jnp.concatenate([apply_rotary(x[..., :turned], rope), x[..., turned:]], axis=-1)
     return _turned(x, *rope)
 
 

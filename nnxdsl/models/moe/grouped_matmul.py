@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.logical_axes import apart
+from nnxdsl.models.logical_axes import shard_map_call
 
 BLOCK = 64
 """Rows of one block of the loop for CPUs. Between 32 and 128 it does not matter much."""
@@ -57,7 +57,7 @@ def grouped_dot(x: jax.Array, kernel: jax.Array, group: jax.Array, axis: str | N
         return product.reshape(*x.shape[:-1], -1)
 
     axes = ((*SLOTS, None), (None, None, axis), SLOTS)
-    return apart(local, (x, kernel, group), axes, (*SLOTS, axis))
+    return shard_map_call(local, (x, kernel, group), axes, (*SLOTS, axis))
 
 
 @jax.custom_vjp

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.config.moe import ExpertActivation, Experts
 from nnxdsl.models.layers.linear import Linear, rows_of
-from nnxdsl.models.logical_axes import apart, constrain
+from nnxdsl.models.logical_axes import constrain, shard_map_call
 from nnxdsl.models.moe.grouped_matmul import SLOTS, grouped_dot
 from nnxdsl.models.moe.router import Router, RouterStats, router_stats
 from nnxdsl.models.remat import from_inputs, named
@@ -53,7 +53,7 @@ class ExpertLinear(nnx.Module):
         self.bias = nnx.Param(zeros, axes=("experts", axes[1])) if bias else None  # [E, out]
 
     def __call__(self, x: jax.Array, expert: jax.Array) -> jax.Array:
-        """Slots `[B, T, k, in]` to `[B, T, k, out]`, in the dtype of `x`; `expert` as `Slots` has it."""
+        """Slots `[B, T, k, in]` to `[B, T, k, out]`, in the dtype of `x`; `expert` as `LayerCaches` has it."""
         result = self.product(x, expert)
         if self.bias is not None:
             # An expert that is none, of a slot that is left out, takes the last one's; nobody reads that slot.
@@ -142,10 +142,10 @@ class ExpertMLP(nnx.Module):
             (`[B, T, D]` in the dtype of `x`, the router's sums over real tokens).
         """
         routed = self.router(x)
-        slots = by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.count))
-        tokens = taken_apart(x, slots)  # [B, T, k, D]
+        slots = sort_by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.count))
+        tokens = dispatch(x, slots)  # [B, T, k, D]
         hidden = gated(self.activation, self.gate(tokens, slots.expert), self.up(tokens, slots.expert))
-        result = put_together(self.down(hidden, slots.expert), routed.weight * real[..., None], slots)
+        result = combine(self.down(hidden, slots.expert), routed.weight * real[..., None], slots)
         result = constrain(result, "batch", "length", "activation_embed")
         if self.shared is not None:
             result = result + self.shared(x)
@@ -181,7 +181,7 @@ class Slots(NamedTuple):
     expert: jax.Array
 
 
-def by_expert(expert: jax.Array) -> Slots:
+def sort_by_expert(expert: jax.Array) -> Slots:
     """The order of slots whose experts, in the order of tokens, are `[B, T, k]`."""
 
     def sort(expert: jax.Array) -> jax.Array:
@@ -194,21 +194,21 @@ def by_expert(expert: jax.Array) -> Slots:
     def pick(expert: jax.Array, order: jax.Array) -> jax.Array:
         return expert.reshape(-1)[order.reshape(-1)].reshape(expert.shape)
 
-    order = apart(sort, (expert,), (SLOTS,), SLOTS)
-    place = apart(invert, (order,), (SLOTS,), SLOTS)
-    return Slots(order, place, apart(pick, (expert, order), (SLOTS, SLOTS), SLOTS))
+    order = shard_map_call(sort, (expert,), (SLOTS,), SLOTS)
+    place = shard_map_call(invert, (order,), (SLOTS,), SLOTS)
+    return Slots(order, place, shard_map_call(pick, (expert, order), (SLOTS, SLOTS), SLOTS))
 
 
-def taken_apart(x: jax.Array, slots: Slots) -> jax.Array:
+def dispatch(x: jax.Array, slots: Slots) -> jax.Array:
     """Tokens `[B, T, D]` at the places of their slots, `[B, T, k, D]`."""
 
     def take(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
         return _each_token(x.reshape(-1, x.shape[-1]), order, place).reshape(*order.shape, -1)
 
-    return apart(take, (x, slots.order, slots.place), (SLOTS, SLOTS, SLOTS), (*SLOTS, None))
+    return shard_map_call(take, (x, slots.order, slots.place), (SLOTS, SLOTS, SLOTS), (*SLOTS, None))
 
 
-def put_together(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:
+def combine(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:
     """The weighted sum of each token's slots.
 
     Args:
@@ -226,7 +226,7 @@ def put_together(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array
 
     mixed = (*SLOTS[:2], "activation_mlp")
     axes = ((*SLOTS, "activation_mlp"), SLOTS, SLOTS, SLOTS)
-    return apart(add, (parts, weight, slots.order, slots.place), axes, mixed)
+    return shard_map_call(add, (parts, weight, slots.order, slots.place), axes, mixed)
 
 
 # Gradients of both are rows that are picked as well, by the inverse order; XLA would add them up one after the other.

@@ -22,7 +22,7 @@ from nnxdsl import (
     compile,
     from_dict,
 )
-from nnxdsl.data import Batches, BytesTokenizer, load
+from nnxdsl.data import BatchSampler, BytesTokenizer, load
 from small_lab.model import Small
 
 REPLAY = Path(__file__).parents[3] / "reference" / "replay"
@@ -61,7 +61,7 @@ def steps(case: dict[str, Any]) -> list[dict[str, float]]:
     state = first = program.init()
     first = first._replace(step=first.step.copy(), trainable={p: x.copy() for p, x in first.trainable.items()})
     rows = load(experiment.data, BytesTokenizer(), vocabulary=320)
-    batches = Batches(rows, batch_size=4, seed=0, order=experiment.data.order)
+    batches = BatchSampler(rows, batch_size=4, seed=0, order=experiment.data.order)
     found = []
     for step, expected in enumerate(case["steps"]):
         batch = batches.at(step)

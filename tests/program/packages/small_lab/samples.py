@@ -10,7 +10,7 @@ import numpy as np
 
 from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.program import init
-from nnxdsl.program.compile import Program, State
+from nnxdsl.program.compile import Program, TrainState
 
 VOCAB = 48
 
@@ -83,15 +83,15 @@ class Trained:
         return (draw.standard_normal(shape) * spread).astype(np.float32)
 
 
-def trained(program: Program, seed: int = 0) -> State:
+def trained(program: Program, seed: int = 0) -> TrainState:
     """A first state whose base has sharp logits and norms away from zero, as a trained model has."""
     source = Trained(program, seed)
     if program.blueprint.teacher is None:
         return program.init(source)
-    return program.init(init.Taught(source, Trained(program, seed + 1, teacher=True)))
+    return program.init(init.TeacherSource(source, Trained(program, seed + 1, teacher=True)))
 
 
-def with_b(state: State) -> State:
+def with_b(state: TrainState) -> TrainState:
     """The state with adapters that are no longer the identity."""
     draw = np.random.default_rng(5)
     leaves = {

@@ -27,7 +27,7 @@ class SimPO(Objective):
 
 @losses.build.register(SimPO)
 def _(objective: SimPO) -> losses.Loss:
-    def loss(policy: losses.Pairs, reference: None, weight: jax.Array) -> losses.Terms:
+    def loss(policy: losses.PairLogps, reference: None, weight: jax.Array) -> losses.LossTerms:
         chosen = objective.beta * policy.chosen / policy.chosen_tokens
         rejected = objective.beta * policy.rejected / policy.rejected_tokens
         margin = chosen - rejected
