@@ -22,7 +22,7 @@ def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
     if not known:
         return join()
     drawn: list[Html] = []
-    used: set[str] = {"num_tokens", "pairs/s", "rows/s"}
+    used: set[str] = {"num_tokens", "pairs/s", "samples/s"}
     for title, names in TOGETHER:
         trained = [name for name in names if not name.startswith("eval/")]
         for name in trained:

@@ -48,7 +48,7 @@ def names_of(runs: Sequence[Compared]) -> list[str]:
     """The figures that are worth a row: those of the charts first, held-out ones after their like."""
     known = {name for run in runs for name in run.columns}
     first = [name for _, names in TOGETHER for name in names if name in known]
-    rest = sorted(known - set(first) - {"num_tokens", "pairs/s", "rows/s"})
+    rest = sorted(known - set(first) - {"num_tokens", "pairs/s", "samples/s"})
     return [*first, *rest, *(["num_tokens"] if "num_tokens" in known else [])]
 
 

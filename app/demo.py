@@ -31,7 +31,7 @@ def experiment(place: Path) -> Experiment:
     )
 
     def pairs(name: str) -> Data:
-        return Data.Preferences(str(place / f"{name}.jsonl"), max_prompt_length=64, max_response_length=48)
+        return Data.Preferences(str(place / f"{name}.jsonl"), max_prompt_length=64, max_completion_length=48)
 
     return Experiment(
         name="demo-dpo",

@@ -26,10 +26,10 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Gradient norm", ("grad_norm",)),
     ("Learning rate", ("learning_rate",)),
     ("Tokens per second", ("tokens/s",)),
-    ("Memory, GiB", ("memory_gib",)),
+    ("Memory, GiB", ("peak_memory_gib",)),
 )
 LOGARITHMIC = ("Loss", "Gradient norm", "Learning rate", "Tokens per second")
-NOT_ALONE = ("num_tokens", "pairs/s", "rows/s")
+NOT_ALONE = ("num_tokens", "pairs/s", "samples/s")
 SMOOTHING = ("0", "0.6", "0.9", "0.97")
 MARKS = 40
 
@@ -143,7 +143,7 @@ def _marks(directory: RunDirectory, starts: dict[int, int], axis: Axis) -> list[
 def eta_words(series: Any, step: int, total: int, status: Status) -> str:
     """How long the rest takes: as the run says, and between the paces of its recent quick and slow steps."""
     said = status.get("eta_seconds")
-    rates = series.columns.get("pairs/s") or series.columns.get("rows/s")
+    rates = series.columns.get("pairs/s") or series.columns.get("samples/s")
     text = f"{duration(said)} left"
     if rates is None or len(rates.values) < 12 or said is None or not total:
         return text

@@ -143,7 +143,7 @@ def _figures(row: Row) -> Html:
             if f"{unit}/s" in metrics
         ),
         ("Tokens", number(metrics.get("num_tokens")) if "num_tokens" in metrics else None),
-        ("Memory", f"{number(metrics['memory_gib'])} GiB" if "memory_gib" in metrics else None),
+        ("Memory", f"{number(metrics['peak_memory_gib'])} GiB" if "peak_memory_gib" in metrics else None),
         ("Checkpoint", f"step {saved:,}" if saved else None),
         ("Attempt", row.status.get("attempt")),
         ("Made", time_of(row.created)),

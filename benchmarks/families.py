@@ -179,7 +179,7 @@ class Family:
                     model=Model.HF(path, weights=Weights.HF(path)),
                     adapter=LORA,
                     objective=Objective.DPO(),
-                    data=Data.Preferences("none.jsonl", max_prompt_length=size, max_response_length=size),
+                    data=Data.Preferences("none.jsonl", max_prompt_length=size, max_completion_length=size),
                     optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
                     memory=Memory(reference="online"),
                     mesh=mesh,

@@ -95,7 +95,7 @@ class Job:
             data=Data.Text("none.jsonl", max_length=longest)
             if self.kind == "sft"
             else Data.Preferences(
-                "none.jsonl", max_prompt_length=self.lengths[0], max_response_length=self.lengths[-1]
+                "none.jsonl", max_prompt_length=self.lengths[0], max_completion_length=self.lengths[-1]
             ),
             optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-5)),
             batch_size=self.rows,
@@ -312,7 +312,9 @@ def lines(told: dict[str, Any]) -> list[str]:
         hfu = told["executed_flops_per_second"] / told["published_flops"]
         share += f", MFU {rate / told['published_flops']:.1%}, HFU {hfu:.1%}"
     found.append(f"  {share}")
-    found.append(f"  {told['rows_per_second']:.2f} rows/s, {told['tokens_per_second']:,.0f} tokens/s; a step: {times}")
+    found.append(
+        f"  {told['rows_per_second']:.2f} samples/s, {told['tokens_per_second']:,.0f} tokens/s; a step: {times}"
+    )
     found.append(f"  first step {told['first_step']:.1f} s; {told['at_once']} rows at once, remat {told['remat']}")
     plan_said = f"  memory: planned {told['planned_bytes'] / 2**30:.2f} GiB"
     if told["peak_bytes"] is None:

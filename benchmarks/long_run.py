@@ -22,7 +22,7 @@ from nnxdsl.runs.run_dir import RunDirectory
 
 FIGURES = (
     "loss", "grad_norm", "learning_rate", "logps/chosen", "logps/rejected", "rewards/chosen", "rewards/rejected",
-    "rewards/margins", "rewards/accuracies", "tokens/s", "pairs/s", "floor_tflops/s",
+    "rewards/margins", "rewards/accuracies", "tokens/s", "pairs/s", "model_tflops/s",
 )  # fmt: skip
 BATCH, BATCHES = 500, 20
 

@@ -43,7 +43,7 @@ class Job:
             model=Model.Llama3("8b"),
             adapter=Adapter.LoRA(rank=16) if self.lora else None,
             objective=Objective.DPO(),
-            data=Data.Preferences("none.jsonl", max_prompt_length=512, max_response_length=256),
+            data=Data.Preferences("none.jsonl", max_prompt_length=512, max_completion_length=256),
             optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-5)),
             batch_size=rows,
             microbatch_size=rows // 4,

@@ -50,7 +50,7 @@ def experiment(model: Model, *, rows: int = 1, prompt: int = 8, response: int = 
         model=model,
         adapter=None if rank is None else Adapter.LoRA(rank=rank),
         objective=Objective.DPO(),
-        data=Data.Preferences("none.jsonl", max_prompt_length=prompt, max_response_length=response),
+        data=Data.Preferences("none.jsonl", max_prompt_length=prompt, max_completion_length=response),
         optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-4)),
         batch_size=rows,
         steps=1_000,
@@ -60,7 +60,7 @@ def experiment(model: Model, *, rows: int = 1, prompt: int = 8, response: int = 
 def pairs(asked: Experiment) -> PairBatch:
     """A batch without padding, with log-probabilities of a reference."""
     assert isinstance(asked.data, Data.Preferences)
-    sizes = (asked.data.max_prompt_length, asked.data.max_response_length, asked.data.max_response_length)
+    sizes = (asked.data.max_prompt_length, asked.data.max_completion_length, asked.data.max_completion_length)
     draw, rows = np.random.default_rng(0), asked.batch_size
     ids = [draw.integers(1, 256, (rows, size)).astype(np.int32) for size in sizes]
     lengths = [np.full(rows, size, np.int32) for size in sizes]

@@ -73,7 +73,7 @@ def experiment(
         data=Data.Preferences(
             str(directory / PAIRS),
             max_prompt_length=numbers["prompt"],
-            max_response_length=numbers["response"],
+            max_completion_length=numbers["response"],
             order=Order.AsInFile(),
         ),
         optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=numbers["learning_rate"]), max_grad_norm=None),

@@ -9,14 +9,14 @@ experiment = Experiment(
     model=Model.Gemma3("tiny", weights=Weights.From(sft)),
     adapter=Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
     objective=Objective.DPO(beta=0.1),
-    data=Data.Preferences("experiments/data/preferences.jsonl", max_prompt_length=128, max_response_length=128),
+    data=Data.Preferences("experiments/data/preferences.jsonl", max_prompt_length=128, max_completion_length=128),
     optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=2e-4, warmup_ratio=0.1)),
     batch_size=16,
     steps=60,
     evaluation=Evaluation(
         every_steps=20,
         data=Data.Preferences(
-            "experiments/data/preferences_held_out.jsonl", max_prompt_length=128, max_response_length=128
+            "experiments/data/preferences_held_out.jsonl", max_prompt_length=128, max_completion_length=128
         ),
         prompts=(
             "What is the capital of Germany?",

@@ -16,14 +16,14 @@ def kind(completion: str) -> float:
 experiment = Experiment(
     name="grpo-gemma3-tiny",
     model=Model.Gemma3("tiny", weights=Weights.From(sft)),
-    objective=Objective.GRPO(rewards=(Reward("kind"), Reward("contains_answer")), group_size=8),
-    data=Data.Prompts("experiments/data/prompts.jsonl", max_prompt_length=64, max_response_length=64),
+    objective=Objective.GRPO(rewards=(Reward("kind"), Reward("contains_answer")), num_generations=8),
+    data=Data.Prompts("experiments/data/prompts.jsonl", max_prompt_length=64, max_completion_length=64),
     optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=2e-4)),
     batch_size=64,
     steps=60,
     evaluation=Evaluation(
         every_steps=20,
-        data=Data.Prompts("experiments/data/prompts_held_out.jsonl", max_prompt_length=64, max_response_length=64),
+        data=Data.Prompts("experiments/data/prompts_held_out.jsonl", max_prompt_length=64, max_completion_length=64),
         prompts=(
             "What is the capital of Germany?",
             "What is the opposite of hot?",

@@ -181,7 +181,7 @@ def _launcher(words: _Words, module: ModuleType | None) -> Launcher:
         found = Local()
     if not isinstance(found, Launcher):
         where = "launcher" if words.launcher is None else "--launcher"
-        hint = Launcher.instead_of(found)
+        hint = Launcher.hint_for(found)
         raise SpecError([Problem(where, f'expected a launcher such as "Launcher.Local()", got {found!r}{hint}')])
     parallel = cast("int | None", getattr(words, "parallel", None))
     if parallel is None:

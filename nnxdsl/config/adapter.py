@@ -74,7 +74,7 @@ class LoRA(LowRank):
     Its fields are those of `LowRank`.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"scaling", "dropout", "ranks", "alphas", "start"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"scaling", "dropout", "ranks", "alphas", "start"})
 
 
 @attrs.frozen(kw_only=True)

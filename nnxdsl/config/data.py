@@ -88,7 +88,7 @@ class Answered(Data):
     Attributes:
         path: File, relative to the directory in which the command runs.
         max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
-        max_response_length: Longest completion in tokens, end token included; longer ones are cut on their right.
+        max_completion_length: Longest completion in tokens, end token included; longer ones are cut on their right.
         order: Order of the rows.
         bad_rows: What happens to rows that cannot be learnt from.
     """
@@ -97,7 +97,7 @@ class Answered(Data):
 
     path: str = attrs.field(kw_only=False, validator=filled)
     max_prompt_length: int = attrs.field(default=512, validator=positive)
-    max_response_length: int = attrs.field(default=512, validator=positive)
+    max_completion_length: int = attrs.field(default=512, validator=positive)
 
 
 @attrs.frozen(kw_only=True)
@@ -172,7 +172,7 @@ class Prompts(Answered):
     All other fields of a row are given to the rewards that read them.
 
     Attributes:
-        max_response_length: Longest answer that is drawn, in tokens, end token included.
+        max_completion_length: Longest answer that is drawn, in tokens, end token included.
         bad_rows: What happens to rows that cannot be answered.
     """
 

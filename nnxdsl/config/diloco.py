@@ -79,7 +79,7 @@ def outer_problems(experiment: Experiment) -> Iterable[Problem]:
     if isinstance(objective, GRPO):
         message = f"answers are drawn by the outer weights, and {name} would teach workers that are elsewhere; set None"
         yield Problem("outer", message)
-    elif objective.over_batch:
+    elif objective.compares_across_batch:
         message = f"{name} compares all rows of a batch, and a worker sees its own alone; set None, or use a loss of "
         yield Problem("outer", message + "single rows")
     if experiment.has_reference and isinstance(experiment.reference, Synced):

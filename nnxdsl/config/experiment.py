@@ -80,7 +80,7 @@ class Experiment(Spec):
         {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen", "outer"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen", "outer"})
 
     name: str = attrs.field(validator=name)
     model: Model
@@ -118,7 +118,7 @@ class Experiment(Spec):
     @property
     def compares_parts(self) -> bool:
         """Whether what is minimised compares rows of different micro-batches, so that each is asked twice."""
-        return self.microbatches > 1 and (self.objective.over_batch or self.router_loss > 0)
+        return self.microbatches > 1 and (self.objective.compares_across_batch or self.router_aux_loss_coef > 0)
 
     @property
     def has_reference(self) -> bool:
@@ -174,7 +174,7 @@ class Experiment(Spec):
             yield from self._readable("evaluation.data", self.evaluation.data)
 
     def _readable(self, path: str, data: Data) -> Iterable[Problem]:
-        reads, objective = self.objective.reads, type(self.objective).__qualname__
+        reads, objective = self.objective.batch_kind, type(self.objective).__qualname__
         if data.yields != reads:
             wanted, cure = _READ.get(reads, (reads, f"data that yields {reads}"))
             yield Problem(path, f"{objective} reads {wanted}, {type(data).__qualname__} yields {data.rows}; use {cure}")
@@ -189,9 +189,9 @@ class Experiment(Spec):
     def _check_groups(self) -> Iterable[Problem]:
         if not isinstance(self.objective, GRPO):
             return
-        if self.batch_size % self.objective.group_size:
-            message = f"{self.objective.group_size} answers to a prompt do not divide batch_size={self.batch_size}"
-            yield Problem("objective.group_size", message)
+        if self.batch_size % self.objective.num_generations:
+            message = f"{self.objective.num_generations} answers to a prompt do not divide batch_size={self.batch_size}"
+            yield Problem("objective.num_generations", message)
         if not isinstance(self.batching, Padded):
             message = f"{type(self.batching).__qualname__} arranges rows of a file, and answers are in none; leave it"
             yield Problem("batching", message)
@@ -207,9 +207,13 @@ class Experiment(Spec):
             yield Problem(path, f"{size} rows cannot be split over mesh {over}")
 
     def _check_packed(self) -> Iterable[Problem]:
-        if isinstance(self.batching, Packed) and self.objective.reads == "sequences" and not self.objective.sums_tokens:
+        if (
+            isinstance(self.batching, Packed)
+            and self.objective.batch_kind == "sequences"
+            and not self.objective.is_token_sum
+        ):
             message = (
-                f"{type(self.objective).__qualname__} does not say that it is a sum over tokens (`sums_tokens`), and "
+                f"{type(self.objective).__qualname__} does not say that it is a sum over tokens (`is_token_sum`), and "
                 "rows of several sequences tell no more; use Batching.Bucketed() or Batching.Padded()"
             )
             yield Problem("batching", message)
@@ -261,28 +265,30 @@ class Experiment(Spec):
                     yield Problem(path, message + "and size")
 
     @property
-    def router_loss(self) -> float:
+    def router_aux_loss_coef(self) -> float:
         """Strength of the load-balancing loss of routers; 0 where the model has no such field."""
-        return getattr(self.model, "router_loss", 0.0)
+        return getattr(self.model, "router_aux_loss_coef", 0.0)
 
     def _check_router(self) -> Iterable[Problem]:
-        if self.router_loss and self.mesh.stage > 1:
-            yield Problem("model.router_loss", "stages of a pipeline do not tell what their routers say; set 0")
+        if self.router_aux_loss_coef and self.mesh.stage > 1:
+            yield Problem(
+                "model.router_aux_loss_coef", "router statistics are not available under pipeline parallelism; set 0"
+            )
 
     @property
-    def mtp_weight(self) -> float:
+    def mtp_loss_weight(self) -> float:
         """Strength of multi-token prediction; 0 where the objective has no such field."""
-        return self.objective.mtp_weight if isinstance(self.objective, SFT) else 0.0
+        return self.objective.mtp_loss_weight if isinstance(self.objective, SFT) else 0.0
 
     def _check_further(self) -> Iterable[Problem]:
-        layers, where = getattr(self.model, "mtp_layers", 0), "objective.mtp_weight"
-        if self.mtp_weight and not layers:
+        layers, where = getattr(self.model, "mtp_layers", 0), "objective.mtp_loss_weight"
+        if self.mtp_loss_weight and not layers:
             cure = "set model.mtp_layers=1" if hasattr(self.model, "mtp_layers") else "set 0"
             message = f"has no effect: {type(self.model).__qualname__} has no layer that predicts further ahead; {cure}"
             yield Problem(where, message)
         for field, given in (("adapter", self.adapter), ("quantization", self.quantization)):
-            if self.mtp_weight and given is not None:
-                message = f"a layer that predicts further ahead is trained whole, without {type(given).__qualname__}; "
+            if self.mtp_loss_weight and given is not None:
+                message = f"an MTP layer is trained whole, without {type(given).__qualname__}; "
                 yield Problem(where, message + f"set 0, or {field}=None")
         for weights in parts(self.model.weights)[:1]:  # of what is merged, the base has it
             if layers and isinstance(weights, From) and not getattr(weights.experiment.model, "mtp_layers", 0):
@@ -313,5 +319,5 @@ def register_command_line(main: Callable[[Experiment], int]) -> None:
 
 def _network(model: Model) -> Model:
     """The model without where its weights and tokenizer come from, and without what only its training reads."""
-    others = {name: 0 for name in ("router_loss", "mtp_layers") if hasattr(model, name)}
+    others = {name: 0 for name in ("router_aux_loss_coef", "mtp_layers") if hasattr(model, name)}
     return attrs.evolve(model, weights=Random(), tokenizer=Auto(), **others)

@@ -55,17 +55,17 @@ class DeepSeekV3(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
-        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
-            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
         mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_weight=...)` trains it; else it stays as it is,
-            and is exported with the rest.
+            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
+            is, and is exported with the rest.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
 
     size: Literal["tiny", "671b"] = attrs.field(kw_only=False)
-    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
 
@@ -116,12 +116,12 @@ class GPTOSS(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
-        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
-            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "20b", "120b"] = attrs.field(kw_only=False)
-    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -158,12 +158,12 @@ class Mixtral(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
-        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
-            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "8x7b", "8x22b"] = attrs.field(kw_only=False)
-    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -213,12 +213,12 @@ class Qwen3MoE(Model):
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
-        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
-            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "30b-a3b", "235b-a22b"] = attrs.field(kw_only=False)
-    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -229,17 +229,17 @@ class Qwen3Next(Model):
         size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
-        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
-            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
         mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_weight=...)` trains it; else it stays as it is,
-            and is exported with the rest.
+            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
+            is, and is exported with the rest.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
 
     size: Literal["tiny", "80b-a3b"] = attrs.field(kw_only=False)
-    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
 
@@ -251,19 +251,19 @@ class HF(Model):
         path: A directory in the format of the Hugging Face Hub, whose `config.json` says the network.
         weights: Where the first parameters come from; where it is not given, `Weights.HF` of the same directory.
         tokenizer: What turns text into ids.
-        router_loss: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq. 4), which
-            is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
         mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_weight=...)` trains it; else it stays as it is,
-            and is exported with the rest.
+            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
+            is, and is exported with the rest.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
 
     path: str = attrs.field(kw_only=False, validator=filled)
     if not TYPE_CHECKING:  # which sees the default of other models, so that it may be left out
         weights: Weights  # no default of the class: it follows from `path`
-    router_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
     @classmethod

@@ -57,7 +57,7 @@ class AdamW(Optimizer):
         nu_dtype: Format in which the mean of squared gradients is kept.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"undecayed", "mu_dtype", "nu_dtype"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"undecayed", "mu_dtype", "nu_dtype"})
 
     b1: float = attrs.field(default=0.9, validator=probability)
     b2: float = attrs.field(default=0.999, validator=probability)

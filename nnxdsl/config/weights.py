@@ -43,7 +43,7 @@ class HF(Weights):
             the names of such tensors.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
 
     path: str = attrs.field(kw_only=False, validator=filled)
     allow_non_finite: bool = False
@@ -59,7 +59,7 @@ class Checkpoint(Weights):
         allow_non_finite: Whether arrays that hold NaN or infinity are loaded as they are; else they are refused.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
 
     path: str = attrs.field(kw_only=False, validator=filled)
     allow_non_finite: bool = False
@@ -85,7 +85,7 @@ class PEFT(Weights):
         allow_non_finite: Whether an adapter that holds NaN or infinity is loaded as it is; else it is refused.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"allow_non_finite"})
 
     path: str = attrs.field(kw_only=False, validator=filled)
     allow_non_finite: bool = False

@@ -17,16 +17,16 @@ class Prompts(Dataset):
 
     Attributes:
         columns: Each row as it stands in the file.
-        max_response_length: Longest answer that is drawn, in tokens, its end token included.
+        max_completion_length: Longest answer that is drawn, in tokens, its end token included.
     """
 
-    def __init__(self, kept: TokenizedRows, max_response_length: int) -> None:
-        self.max_response_length = max_response_length
+    def __init__(self, kept: TokenizedRows, max_completion_length: int) -> None:
+        self.max_completion_length = max_completion_length
         self.columns = kept.columns
         super().__init__(kept)
 
     def _shapes(self) -> dict[str, int]:
-        return {"prompt": round_length(self._parts["prompt"].longest), "response": self.max_response_length}
+        return {"prompt": round_length(self._parts["prompt"].longest), "response": self.max_completion_length}
 
     def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> SequenceBatch:
         """There is none before the policy has answered.
@@ -47,13 +47,13 @@ class Prompts(Dataset):
 
         Args:
             rows: Of this dataset, one for each answer.
-            answers: Ids, at most `max_response_length`, the end token included where there is one.
+            answers: Ids, at most `max_completion_length`, the end token included where there is one.
             advantage: [answers] of each of them.
             size: Rows of the batch, as of `batch`; None for as many as there are answers.
         """
         size = len(rows) if size is None else size
-        width = round_length(self.shapes["prompt"] + self.max_response_length)
-        tokens, said = np.zeros((size, width), np.int32), np.zeros((size, self.max_response_length), np.int32)
+        width = round_length(self.shapes["prompt"] + self.max_completion_length)
+        tokens, said = np.zeros((size, width), np.int32), np.zeros((size, self.max_completion_length), np.int32)
         mask = np.zeros(said.shape, bool)
         length, advantages = np.zeros(size, np.int32), np.zeros(size, np.float32)
         for place in range(size):
@@ -64,5 +64,5 @@ class Prompts(Dataset):
             said[place, : len(answer)], mask[place, : len(answer)] = answer, True
             advantages[place] = advantage[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
-        limit = np.full(size, self.max_response_length, np.float32)
+        limit = np.full(size, self.max_completion_length, np.float32)
         return RolloutBatch(tokens, length, said, mask, weight, advantages, limit)

@@ -43,7 +43,8 @@ class RolloutOutputs(NamedTuple):
 
 @build.register
 def _(objective: GRPO) -> Loss:
-    low, high = 1 - objective.clip_low, 1 + objective.clip_high
+    above = objective.epsilon if objective.epsilon_high is None else objective.epsilon_high
+    low, high = 1 - objective.epsilon, 1 + above
 
     def loss(policy: RolloutOutputs, reference: RolloutOutputs | None, weight: jax.Array) -> LossTerms:
         logp, mask = policy.stats.logp, policy.stats.mask * weight[:, None]  # [B, N]
@@ -54,7 +55,7 @@ def _(objective: GRPO) -> Loss:
         per_token = -jnp.minimum(ratio * gain, jnp.clip(ratio, low, high) * gain)
         metrics: dict[str, WeightedMean] = {}
         if reference is not None:
-            estimate = kl(objective.kl, logp - reference.stats.logp)
+            estimate = kl(objective.kl_estimator, logp - reference.stats.logp)
             per_token = per_token + objective.beta * estimate
             metrics["kl"] = WeightedMean(jnp.sum(estimate * mask), count)
         if policy.old is not None:
@@ -63,7 +64,7 @@ def _(objective: GRPO) -> Loss:
             metrics |= {
                 f"clip_ratio/{name}_mean": WeightedMean(jnp.sum(is_in * mask), count) for name, is_in in sides.items()
             }
-        return LossTerms(_averaged(objective.average, per_token, mask, weight, policy.limit), metrics)
+        return LossTerms(_mean_over(objective.loss_type, per_token, mask, weight, policy.limit), metrics)
 
     return loss
 
@@ -80,8 +81,8 @@ def kl(estimate: Literal["k1", "k2", "k3"], ratio: Float[Array, "*B"]) -> Float[
     return jnp.square(ratio) / 2 if estimate == "k2" else jnp.expm1(-ratio) + ratio
 
 
-def _averaged(
-    average: Literal["sequences", "tokens", "length"],
+def _mean_over(
+    loss_type: Literal["grpo", "dapo", "dr_grpo"],
     per_token: jax.Array,
     mask: jax.Array,
     weight: jax.Array,
@@ -89,9 +90,9 @@ def _averaged(
 ) -> WeightedMean:
     """The loss of tokens `[B, N]` as a sum and what it is divided by."""
     sums = jnp.sum(per_token * mask, axis=1)  # [B]
-    if average == "tokens":
+    if loss_type == "dapo":
         return WeightedMean(jnp.sum(sums), jnp.sum(mask))
-    if average == "length":
+    if loss_type == "dr_grpo":
         return WeightedMean(jnp.sum(sums), jnp.sum(limit * weight))
     return WeightedMean(jnp.sum(sums / jnp.maximum(jnp.sum(mask, axis=1), 1)), jnp.sum(weight))
 

@@ -135,7 +135,7 @@ def margin_loss(
         if per_token:
             chosen, rejected = chosen / pair.chosen_tokens, rejected / pair.rejected_tokens
         each = of(chosen - rejected)
-        if objective.weighting == "on_policy":
+        if objective.weighting == "wpo":
             assert policy.likelihood is not None
             each = each * jax.lax.stop_gradient(jnp.where(weight > 0, policy.likelihood, 0.0))
         return with_reward_metrics(each, beta * pair.chosen, beta * pair.rejected, weight)

@@ -20,7 +20,7 @@ from nnxdsl.errors import NotRegisteredError
 MovingT = TypeVar("MovingT", bound=Any)
 """What a step replaces: it has the fields `step` and `optimizer`, and any others."""
 
-SKIPPED, IN_A_ROW, TOTAL = "skipped", "skipped_in_a_row", "skipped_total"
+SKIPPED, IN_A_ROW, TOTAL = "skipped", "consecutive_skipped_steps", "skipped_total"
 """Metrics of a run that may skip steps: whether this one was, how many one after the other, how many in all."""
 
 _NOT_YET = -1.0

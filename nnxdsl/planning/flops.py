@@ -142,7 +142,7 @@ def fewest(blueprint: Blueprint, held: Content) -> float:
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
     step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
     asked = forward + attention if _is_asked(blueprint, held) else 0
-    return step + asked + (0 if blueprint.asked_teacher is None else _taught(blueprint.asked_teacher, held))
+    return step + asked + (0 if blueprint.online_teacher is None else _taught(blueprint.online_teacher, held))
 
 
 def _taught(teacher: Teacher, held: Content) -> float:
@@ -196,7 +196,7 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
         return layers, 2 * of.head * targets * (heads + compared + twice)
     asked, teacher = blueprint.experiment.objective, blueprint.teacher
     labels = heads if isinstance(asked, Distill) and asked.hard_weight else 1
-    if blueprint.is_taught_once:  # the student's logits, and once more in the backward pass: see `picked.py`
+    if blueprint.precomputes_teacher:  # the student's logits, and once more in the backward pass: see `picked.py`
         return layers, 2 * targets * of.head * (labels + 3 + is_trained)
     # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
     there = teacher.config

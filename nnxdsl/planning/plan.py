@@ -238,7 +238,7 @@ def _reference(blueprint: Blueprint) -> str:
         return "none: all answers count as equally likely, since Reference.Uniform says so"
     if blueprint.teacher is not None:
         size, name = sum(math.prod(leaf.shape) for leaf in blueprint.teacher.base.values()), "a frozen teacher"
-        if blueprint.is_taught_once:
+        if blueprint.precomputes_teacher:
             return f"none; {name} of {size:,} parameters {_said_once(blueprint)}"
         return f"none; {name} of {size:,} parameters reads every batch"
     if mode == "none":
@@ -246,7 +246,7 @@ def _reference(blueprint: Blueprint) -> str:
     if isinstance(follows := blueprint.experiment.reference, Synced):
         what = "the weights" if blueprint.experiment.adapter is None else "the adapter"
         return (
-            f"online: a float32 copy of {what} that takes {follows.mixup:g} of the policy after every "
+            f"online: a float32 copy of {what} that takes {follows.ref_model_mixup_alpha:g} of the policy after every "
             f"{follows.every_steps:,} steps; part of the state and of its checkpoints"
         )
     if isinstance(other := blueprint.experiment.reference, Checkpoint):

@@ -36,9 +36,9 @@ def lengths(data: Data) -> Lengths:
     """The longest rows that an experiment's data may yield."""
     match data:
         case Preferences() | Feedback():
-            return Lengths(data.max_prompt_length + 2 * data.max_response_length, 2 * data.max_response_length)
+            return Lengths(data.max_prompt_length + 2 * data.max_completion_length, 2 * data.max_completion_length)
         case Prompts():
-            return Lengths(data.max_prompt_length + data.max_response_length, data.max_response_length)
+            return Lengths(data.max_prompt_length + data.max_completion_length, data.max_completion_length)
         case Conversations() | Text():
             return Lengths(data.max_length, data.max_length - 1)
         case _:
@@ -92,13 +92,13 @@ def abstract_batch(
     weight = array(dtype=jnp.float32)
     match data:
         case (
-            Preferences(max_prompt_length=prompt, max_response_length=response)
-            | Feedback(max_prompt_length=prompt, max_response_length=response)
+            Preferences(max_prompt_length=prompt, max_completion_length=response)
+            | Feedback(max_prompt_length=prompt, max_completion_length=response)
         ):
             tokens = (array(prompt), array(response), array(response))
             known, liked = weight if referenced else None, weight if isinstance(data, Feedback) else None
             return PairBatch(*tokens, array(), array(), array(), weight, known, known, liked)
-        case Prompts(max_prompt_length=prompt, max_response_length=response):
+        case Prompts(max_prompt_length=prompt, max_completion_length=response):
             mask, old = array(response, dtype=jnp.bool_), array(response, dtype=jnp.float32) if referenced else None
             said = array(prompt + response), array(), array(response), mask
             return RolloutBatch(*said, weight, weight, weight, old)

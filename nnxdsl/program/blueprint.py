@@ -150,7 +150,7 @@ class Blueprint:
         return self.reference is not None and isinstance(self.experiment.reference, Checkpoint)
 
     @property
-    def apart_layout(self) -> Layout:
+    def reference_layout(self) -> Layout:
         """Where the weights of such a reference live: while it is asked, if it is asked once."""
         if "reference" in self.layout.arrays:
             return self.layout
@@ -158,14 +158,14 @@ class Blueprint:
         return Layout(self.experiment.mesh, {"reference": arrays}, workers=self.layout.workers)
 
     @property
-    def is_taught_once(self) -> bool:
+    def precomputes_teacher(self) -> bool:
         """Whether a teacher says its likeliest words before the first step, and is gone by then."""
         return isinstance(self.experiment.objective, Distill) and self.experiment.objective.top_k is not None
 
     @property
-    def asked_teacher(self) -> Teacher | None:
+    def online_teacher(self) -> Teacher | None:
         """The teacher that every step asks, or None."""
-        return None if self.is_taught_once else self.teacher
+        return None if self.precomputes_teacher else self.teacher
 
     @property
     def teacher_layout(self) -> Layout:
@@ -185,7 +185,7 @@ class Blueprint:
     @property
     def further(self) -> tuple[LayerKind, ...]:
         """The kind of every layer that predicts tokens further ahead, where a loss reads what it says."""
-        return self.config.further if self.experiment.mtp_weight else ()
+        return self.config.further if self.experiment.mtp_loss_weight else ()
 
     @property
     def head_path(self) -> str:
@@ -239,16 +239,18 @@ def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Pro
     # Neither is put on a layer behind the decoder.
     own = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
     problems = lora.problems(adapter, quantization, own) + _length_problems(experiment, config)
-    if experiment.router_loss and config.experts is None:
-        problems.append(Problem("model.router_loss", "has no effect: this network has no experts"))
-    if experiment.mtp_weight and not config.mtp_layers:
-        problems.append(Problem("objective.mtp_weight", "this network has no layer that predicts further ahead; set 0"))
+    if experiment.router_aux_loss_coef and config.experts is None:
+        problems.append(Problem("model.router_aux_loss_coef", "has no effect: this network has no experts"))
+    if experiment.mtp_loss_weight and not config.mtp_layers:
+        problems.append(
+            Problem("objective.mtp_loss_weight", "the model has no multi-token-prediction (MTP) layer; set 0")
+        )
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, kept, adapter, quantization) if adapter or quantization else base
     problems = lora.missed(adapter, quantization, policy, own)
     trained = {path for path in policy.variables if adapter is None or lora.is_adapter(path)}
-    if not experiment.mtp_weight:  # no gradient reaches it
+    if not experiment.mtp_loss_weight:  # no gradient reaches it
         trained = {path for path in trained if not is_mtp_param(path)}
     problems += param_filters.unmatched_patterns("frozen", experiment.frozen, trained)
     trained = {path for path in trained if not param_filters.matches(experiment.frozen, path)}
@@ -400,9 +402,9 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
     for where, data in sources:
         if (
             isinstance(data, Preferences | Feedback | Prompts)
-            and data.max_prompt_length + data.max_response_length > limit
+            and data.max_prompt_length + data.max_completion_length > limit
         ):
-            together = data.max_prompt_length + data.max_response_length
+            together = data.max_prompt_length + data.max_completion_length
             message = f"prompt and response may take {together} tokens, {size} reads at most {limit}"
             found.append(Problem(f"{where}.max_prompt_length", message))
         elif isinstance(data, Conversations | Text) and data.max_length > limit:

@@ -307,7 +307,7 @@ class Program:
             rows = self.experiment.batch_size
             asked = self.experiment.objective
             is_kept = self.experiment.reference_mode == "cached"
-            is_kept |= isinstance(asked, GRPO) and asked.updates_per_rollout > 1
+            is_kept |= isinstance(asked, GRPO) and asked.num_iterations > 1
             batch = abstract_batch(
                 self.experiment.data,
                 rows,
@@ -353,7 +353,7 @@ def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None
     """How a reference with weights of its own is computed: as the policy, with its own weights laid out."""
     if not blueprint.is_apart:
         return None
-    arrive = None if forward.arrive is None else blueprint.apart_layout.arrive(mesh, ("reference",))
+    arrive = None if forward.arrive is None else blueprint.reference_layout.arrive(mesh, ("reference",))
     return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
 
 
@@ -383,7 +383,7 @@ def _with_workers(program: Program) -> TrainStep:
         computation,
         forward=within(computation.forward, own, ("trainable", "frozen")),
         teacher=teacher and attrs.evolve(teacher, forward=within(teacher.forward, own, ("teacher",))),
-        apart=apart and within(apart, blueprint.apart_layout.of_worker, ("reference",)),
+        apart=apart and within(apart, blueprint.reference_layout.of_worker, ("reference",)),
     )
     return attrs.evolve(
         computation,
@@ -438,11 +438,11 @@ def compile(
         kernels=blueprint.kernels.on(own, experiment.name),
         apart=layout.apart(mesh) if mesh.size > 1 else None,
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
-        tail_weight=getattr(objective, "tail_weight", 1.0),
-        weighted="on_policy" in (getattr(term, "weighting", "") for term in objective.added),
+        ld_alpha=getattr(objective, "ld_alpha", 1.0),
+        weighted="wpo" in (getattr(term, "weighting", "") for term in objective.all_terms),
         distill=objective if isinstance(objective, Distill) else None,
-        routed=experiment.router_loss > 0,
-        further=experiment.mtp_weight > 0,
+        routed=experiment.router_aux_loss_coef > 0,
+        further=experiment.mtp_loss_weight > 0,
     )
     computation = TrainStep(
         policy=blueprint.policy,
@@ -455,11 +455,11 @@ def compile(
         curve=schedules.learning_rate(experiment.optimizer.schedule, experiment.steps),
         microbatches=experiment.microbatches,
         offload=experiment.memory.offload,
-        router_loss=experiment.router_loss,
-        mtp_weight=experiment.mtp_weight,
+        router_aux_loss_coef=experiment.router_aux_loss_coef,
+        mtp_loss_weight=experiment.mtp_loss_weight,
         dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
         is_off=blueprint.is_off,
-        is_whole=experiment.compares_parts,
+        uses_gradcache=experiment.compares_parts,
         guard=step_guard.build(experiment.guard),
         synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.follows else None,
     )

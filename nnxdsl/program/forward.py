@@ -71,7 +71,7 @@ class Forward:
         apart: Computes what cannot be cut on each device's part of activations; None on one device.
         routed: Whether a loss reads what routers say; what nothing reads would be computed backward all the same.
         temperature: What logits are divided by before they are log-probabilities.
-        tail_weight: What a token of a pair counts beyond the length of the shorter completion.
+        ld_alpha: What a token of a pair counts beyond the length of the shorter completion.
         weighted: Whether a loss reads how likely the policy finds completions.
         distill: How the distance from a teacher is measured; None where there is none.
         further: Whether a loss reads what is predicted one token earlier.
@@ -91,7 +91,7 @@ class Forward:
     apart: Apart | None = None
     routed: bool = False
     temperature: float = 1.0
-    tail_weight: float = 1.0
+    ld_alpha: float = 1.0
     weighted: bool = False
     distill: Distill | None = None
     further: bool = False
@@ -156,9 +156,9 @@ class Forward:
         )  # [B, 2R]
         stats = self._stats(predicting, model, targets, mask)
         logp = stats.logp
-        if self.tail_weight != 1:
+        if self.ld_alpha != 1:
             shared = jnp.minimum(batch.chosen_length, batch.rejected_length)[:, None]
-            logp = logp * jnp.tile(jnp.where(real < shared, 1.0, self.tail_weight), (1, 2))
+            logp = logp * jnp.tile(jnp.where(real < shared, 1.0, self.ld_alpha), (1, 2))
         chosen, rejected = jnp.sum(logp[:, :response], axis=1), jnp.sum(logp[:, response:], axis=1)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         if batch.desirable is not None:  # of a mismatched completion nothing is told
@@ -178,9 +178,9 @@ class Forward:
         # A sum over all targets for each completion, and no scatter: float32 on every platform, always in one order.
         own = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
         logp = jnp.where(own, stats.logp[:, None, :], 0.0)
-        if self.tail_weight != 1:
+        if self.ld_alpha != 1:
             shared = jnp.tile(jnp.minimum(batch.chosen_length, batch.rejected_length), (1, 2))[:, :, None]  # [G, 2K, 1]
-            logp = logp * jnp.where(jnp.cumsum(own, axis=-1) <= shared, 1.0, self.tail_weight)
+            logp = logp * jnp.where(jnp.cumsum(own, axis=-1) <= shared, 1.0, self.ld_alpha)
         sums = jnp.sum(logp, axis=-1)
         scored = sums[:, :pairs], sums[:, pairs:]
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))

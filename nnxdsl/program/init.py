@@ -196,7 +196,7 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
     if blueprint.copied and blueprint.is_apart:
         reference = init_reference(blueprint, source, mesh)
-    if blueprint.asked_teacher is not None:
+    if blueprint.online_teacher is not None:
         reference = init_teacher(blueprint, source, mesh)
     return trainable, frozen, reference
 
@@ -287,7 +287,7 @@ def init_reference(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh
     asked = blueprint.experiment.reference
     assert isinstance(asked, Checkpoint)
     own = source.reference if isinstance(source, ReferenceSource) else open_base(with_weights(blueprint, asked.weights))
-    placed = blueprint.apart_layout.shardings("reference", mesh)
+    placed = blueprint.reference_layout.shardings("reference", mesh)
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.base.items()}
 
 

@@ -348,7 +348,7 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     chunk = -(-tokens // chunks)
     # In float32, and once more in the dtype that is multiplied, as weights of the head's rows or as gradients.
     # A teacher's logits, and how far words are apart, beside the own; of its likeliest words, those without them.
-    wide = 8 if blueprint.is_taught_once else 4 if blueprint.teacher is None else 12
+    wide = 8 if blueprint.precomputes_teacher else 4 if blueprint.teacher is None else 12
     moment = (wide + blueprint.compute.itemsize) * chunk * tile
     if trained and keep:
         tokens *= 1 + len(blueprint.further)  # each token's, and those of the one after it

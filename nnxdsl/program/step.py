@@ -99,10 +99,11 @@ class TrainStep:
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
         teacher: The model that is learnt from, whose leaves are given as those of the reference; or None.
         is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
-        is_whole: Whether the loss compares rows of different micro-batches.
-        router_loss: What the load-balancing loss of routers is multiplied by where it is added to the loss.
+        uses_gradcache: Whether the loss compares rows of different micro-batches.
+        router_aux_loss_coef: What the load-balancing loss of routers is multiplied by where it is added to the loss.
         outer: How workers take this step apart; None for one model.
-        mtp_weight: What the loss of targets that are predicted one token earlier is multiplied by where it is added.
+        mtp_loss_weight: What the loss of targets that are predicted one token earlier is multiplied by where it is
+            added.
         mtp_scale: Targets of the whole batch, over those of them that are predicted one token earlier as well; None:
             those of the micro-batch.
     """
@@ -115,16 +116,16 @@ class TrainStep:
     curve: Callable[[Any], Any]
     microbatches: int
     offload: tuple[str, ...] = ()
-    router_loss: float = 0.0
+    router_aux_loss_coef: float = 0.0
     dropout: int | None = None
     is_off: bool = False
-    is_whole: bool = False
+    uses_gradcache: bool = False
     guard: StopOnNonFinite | SkipStep = attrs.field(factory=StopOnNonFinite)
     synced: Synced | None = None
     apart: Forward | None = None
     teacher: TeacherModel | None = None
     outer: DiLoCoStep | None = None
-    mtp_weight: float = 0.0
+    mtp_loss_weight: float = 0.0
     mtp_scale: jax.Array | None = None
     _says: Callable[..., ForwardOutput] = attrs.field(init=False, eq=False, repr=False)
 
@@ -186,10 +187,10 @@ class TrainStep:
         ) -> tuple[tuple[Leaves, LossTerms], None]:
             return self.accumulate(total, trainable, frozen, reference, *part), None
 
-        if self.mtp_weight:
+        if self.mtp_loss_weight:
             self = attrs.evolve(self, mtp_scale=_mtp_scale(batch))
         parts = jax.tree.map(self._split, (batch, keys))
-        if self.is_whole:
+        if self.uses_gradcache:
             gradients, terms = gradcache.gradients(self, trainable, frozen, reference, *parts)
         elif self.microbatches == 1:
             gradients, terms = self.accumulate(None, trainable, frozen, reference, batch, keys)
@@ -204,7 +205,7 @@ class TrainStep:
         """The reference after so many steps: at some of them it takes its share of the policy."""
         if self.synced is None:
             return reference
-        is_due, share = done % self.synced.every_steps == 0, self.synced.mixup
+        is_due, share = done % self.synced.every_steps == 0, self.synced.ref_model_mixup_alpha
         before = self._fetch("reference", reference)
         return {
             path: jnp.where(is_due, share * trainable[path] + (1 - share) * leaf, leaf) for path, leaf in before.items()
@@ -344,7 +345,7 @@ class TrainStep:
             ValueError: it does not, and no `reference` is given, empty as it may be, only where nobody compares.
         """
         taught = None if self.teacher is None or not reference else self.teacher.says(reference, batch)
-        if self.is_taught_once and reference is not None:
+        if self.precomputes_teacher and reference is not None:
             taught = cached_teacher_top_k(batch)
             if taught is None:
                 raise ValueError(_NOT_TAUGHT)
@@ -355,7 +356,7 @@ class TrainStep:
         return read
 
     @property
-    def is_taught_once(self) -> bool:
+    def precomputes_teacher(self) -> bool:
         """Whether batches carry what a teacher said before the first step."""
         return self.forward.distill is not None and self.forward.distill.top_k is not None
 
@@ -421,12 +422,12 @@ class TrainStep:
         if out.further is not None:
             # A mean over targets of its own, though the sum is divided by the count of all targets.
             scale = _mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
-            more = self.mtp_weight * scale * terms.metrics["mtp_loss"].total
+            more = self.mtp_loss_weight * scale * terms.metrics["mtp_loss"].total
             terms = terms._replace(loss=WeightedMean(terms.loss.total + more, terms.loss.count))
         if out.routing is None:
             return terms
         uneven = load_balance(out.routing)
-        loss = terms.loss.total + self.router_loss * terms.loss.count * _divide(*uneven)
+        loss = terms.loss.total + self.router_aux_loss_coef * terms.loss.count * _divide(*uneven)
         return LossTerms(WeightedMean(loss, terms.loss.count), {**terms.metrics, "aux_loss": WeightedMean(*uneven)})
 
     def _terms(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> LossTerms:

@@ -147,7 +147,7 @@ class ReferenceCache:
             "network": attrs.asdict(blueprint.config),
             "quantization": None if quantization is None else to_dict(quantization),
             "ids": dataset.ids_digest(),
-            "tail_weight": program.computation.forward.tail_weight,
+            "ld_alpha": program.computation.forward.ld_alpha,
             "compute": blueprint.compute.name,
             "frozen": blueprint.kept.name,
             "attention": attrs.asdict(blueprint.kernels),

@@ -70,7 +70,7 @@ class Rollouts:
         self._stops = stop_ids(self.tokenizer)
         self._order = BatchSampler(
             self.prompts,
-            batch_size=experiment.batch_size // self.objective.group_size,
+            batch_size=experiment.batch_size // self.objective.num_generations,
             seed=experiment.seed,
             order=experiment.data.order,
         )
@@ -109,7 +109,7 @@ class Rollouts:
         Raises:
             RunError: They were drawn by weights that are gone, or a reward failed; names the row.
         """
-        first = step - step % self.objective.updates_per_rollout
+        first = step - step % self.objective.num_iterations
         if self._last is None or self._last.step != first:
             if step != first:
                 raise RunError(f"step {step} learns from the answers of step {first}, which are not kept")
@@ -121,12 +121,12 @@ class Rollouts:
 
     def indices(self, step: int) -> Sequence[int]:
         """The rows of the prompts whose answers a step learns from."""
-        return self._order.indices(step // self.objective.updates_per_rollout).tolist()
+        return self._order.indices(step // self.objective.num_iterations).tolist()
 
     def state(self, position: int) -> dict[str, Any]:
         """What a checkpoint keeps after so many steps, in plain JSON values."""
         kept = {**self._order.state(position), "rewards": self.rewards.fingerprint(), "rollout": None}
-        if self._last is not None and self._last.step < position < self._last.step + self.objective.updates_per_rollout:
+        if self._last is not None and self._last.step < position < self._last.step + self.objective.num_iterations:
             kept["rollout"] = _packed(self._last)
         return kept
 
@@ -170,20 +170,20 @@ class Rollouts:
             said = self._answers(state, held_out, filled, seed)[: len(rows)]
             answers += said
             values += self._values(held_out, rows, said)
-        metrics = self._metrics(np.asarray(values), answers, held_out.max_response_length)
+        metrics = self._metrics(np.asarray(values), answers, held_out.max_completion_length)
         return {name: value for name, value in metrics.items() if name != "frac_reward_zero_std"}
 
     def _draw(self, step: int, state: TrainState) -> Rollout:
-        group = self.objective.group_size
+        group = self.objective.num_generations
         rows = [row for row in self.indices(step) for _ in range(group)]
         answers = self._answers(state, self.prompts, rows, _seed(self.program.experiment.seed, f"step {step}"))
         values = np.asarray(self._values(self.prompts, rows, answers))  # [B, rewards]
         totals = (values @ np.asarray(self.rewards.weights)).reshape(-1, group)
         batch = self.prompts.batch_of(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
-        if self.objective.updates_per_rollout > 1:
+        if self.objective.num_iterations > 1:
             said = self.program.score(state, batch).stats
             batch = batch._replace(old=np.asarray(said.logp))
-        metrics = self._metrics(values, answers, self.prompts.max_response_length)
+        metrics = self._metrics(values, answers, self.prompts.max_completion_length)
         return Rollout(step, batch, metrics)
 
     def _answers(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
@@ -192,7 +192,7 @@ class Rollouts:
         if self._sampler is None:
             config, compute, whole = blueprint.config, blueprint.compute, self.program.whole
             self._sampler = Sampler(template, config, compute, self._stops, self._place, whole)
-        sampling = Sampling(prompts.max_response_length, asked.temperature, asked.top_k, asked.top_p, seed)
+        sampling = Sampling(prompts.max_completion_length, asked.temperature, asked.top_k, asked.top_p, seed)
         ids = [prompts.row(row)["prompt"].tolist() for row in rows]
         return self._sampler.drawn(leaves, ids, sampling, prompts.shapes["prompt"])
 
@@ -217,7 +217,11 @@ class Rollouts:
         lengths = np.array([len(answer) for answer in answers])
         ended = np.array([answer[-1] in self._stops for answer in answers])
         named = {f"rewards/{name}/mean": values[:, index].mean() for index, name in enumerate(self.rewards.names)}
-        groups = totals.reshape(-1, self.objective.group_size) if len(totals) % self.objective.group_size == 0 else None
+        groups = (
+            totals.reshape(-1, self.objective.num_generations)
+            if len(totals) % self.objective.num_generations == 0
+            else None
+        )
         same = {} if groups is None else {"frac_reward_zero_std": np.isclose(groups.std(axis=1), 0).mean()}
         found = {
             "reward": totals.mean(),

@@ -34,26 +34,26 @@ class Speed:
         experiment, devices = program.experiment, program.mesh.devices
         known = hardware.of_kind(devices.flat[0].device_kind)
         peak = known.flops * devices.size if known is not None and known.flops else None
-        return cls("pairs" if experiment.objective.reads == "pairs" else "rows", experiment.batch_size, peak)
+        return cls("pairs" if experiment.objective.batch_kind == "pairs" else "samples", experiment.batch_size, peak)
 
     def rates(self, tokens: float, seconds: float) -> dict[str, float]:
-        """What people watch: `tokens/s`, and `pairs/s` or `rows/s`."""
+        """What people watch: `tokens/s`, and `pairs/s` or `samples/s`."""
         return {"tokens/s": tokens / seconds, f"{self.unit}/s": self.rows / seconds}
 
     def use(self, flops: Flops, seconds: float) -> Mapping[str, float]:
         """What the devices do.
 
-        `floor_tflops/s` counts the fewest operations that the step's mathematics takes. `mfu` is that over the peak;
+        `model_tflops/s` counts the fewest operations that the step's mathematics takes. `mfu` is that over the peak;
         `hfu` counts the operations that were computed. Both are left out where no peak is known.
         """
-        figures = {"floor_tflops/s": flops.fewest / seconds / 1e12}
+        figures = {"model_tflops/s": flops.fewest / seconds / 1e12}
         if self.peak is None:
             return figures
         shares = {"mfu": flops.fewest, "hfu": flops.executed}
         return figures | {name: count / seconds / self.peak for name, count in shares.items()}
 
 
-def memory_gib(devices: Iterable[jax.Device]) -> float:  # pyright: ignore[reportInvalidTypeForm]
+def peak_memory_gib(devices: Iterable[jax.Device]) -> float:  # pyright: ignore[reportInvalidTypeForm]
     """The most that the fullest of these devices has held since the process began, GiB.
 
     CPUs keep no count: of these it is the largest resident set of the process, in which the arrays lie.

@@ -47,7 +47,7 @@ from nnxdsl.trainer.reporter import Reporter
 from nnxdsl.trainer.resume import by_step, newest_step, require_room
 from nnxdsl.trainer.rollouts import Rollouts
 from nnxdsl.trainer.teacher_cache import TeacherCache
-from nnxdsl.trainer.throughput import Speed, memory_gib
+from nnxdsl.trainer.throughput import Speed, peak_memory_gib
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NNXDSL_DEVICE_GIB")
 """Variables by which compilers and allocators are told what to do."""
@@ -225,7 +225,7 @@ class Trainer:
     def _ask_teacher(self) -> None:
         """Sees to it that what the teacher says is known of all sequences, where it is asked but once."""
         program = self.parts.program
-        if not program.blueprint.is_taught_once:
+        if not program.blueprint.precomputes_teacher:
             return
         leaves = program.teacher(self.source)
         weights = digest(leaves)
@@ -372,7 +372,7 @@ class Trainer:
         self.tokens += int(values["num_tokens"])
         rates = self.speed.rates(values["num_tokens"], seconds)
         row = {"step": step, "attempt": self.number, **values, "num_tokens": self.tokens, **rates}
-        held = {"memory_gib": memory_gib(self.parts.program.mesh.local_devices)}
+        held = {"peak_memory_gib": peak_memory_gib(self.parts.program.mesh.local_devices)}
         self.directory.append_metrics({**row, **self.speed.use(flops, seconds), **held})
         if values.get(SKIPPED):
             self._note_skipped(step, values)

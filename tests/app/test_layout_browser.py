@@ -83,7 +83,7 @@ experiment = Experiment(
     model=Model.Gemma3("12b", weights=Weights.HF("google/gemma-3-12b-it")),
     adapter=Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
     objective=Objective.DPO(beta=0.1),
-    data=Data.Preferences("pairs.jsonl", max_prompt_length=512, max_response_length=512),
+    data=Data.Preferences("pairs.jsonl", max_prompt_length=512, max_completion_length=512),
     optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1)),
     batch_size=64,
     microbatch_size=8,

@@ -102,7 +102,7 @@ def test_batches_bear_labels_padded_or_packed(write: Any) -> None:
 
 def test_what_is_too_long_is_cut(write: Any) -> None:
     row = {"prompt": "abcdef", "completion": "123456", "label": True}
-    dataset = answers(write, row, OTHER, max_prompt_length=4, max_response_length=3)
+    dataset = answers(write, row, OTHER, max_prompt_length=4, max_completion_length=3)
     assert shown(dataset, 0)[:2] == ("<bos>def", "123")
     assert dataset.report.cut == {"prompt": 2, "completion": 2}
 

@@ -114,7 +114,7 @@ def test_prompts_are_cut_on_their_left_after_bos_and_completions_on_their_right(
         {"prompt": "abcdefgh", "chosen": "ABCDEFGH", "rejected": "xy"},
         {"prompt_ids": [1, 2, 3, 4, 5, 6, 7], "chosen_ids": [1] * 5, "rejected_ids": [2] * 6},
     )
-    dataset = load(Data.Preferences(path, max_prompt_length=5, max_response_length=4), tokens)
+    dataset = load(Data.Preferences(path, max_prompt_length=5, max_completion_length=4), tokens)
     assert shown(tokens, dataset) == ("<bos>efgh", "ABCD", "xy<eos>")
     assert [part.tolist() for part in dataset.row(1).values()] == [[3, 4, 5, 6, 7], [1] * 4, [2] * 4]
     assert dataset.report.cut == {"prompt": 2, "chosen": 2, "rejected": 1}
@@ -128,7 +128,7 @@ def test_prompts_are_cut_on_their_left_after_bos_and_completions_on_their_right(
 
 def test_a_length_that_just_fits_is_not_cut(write, tokens: BytesTokenizer) -> None:
     path = write({"prompt": "abcd", "chosen": "ABC", "rejected": "xyz"})
-    dataset = load(Data.Preferences(path, max_prompt_length=5, max_response_length=4), tokens)
+    dataset = load(Data.Preferences(path, max_prompt_length=5, max_completion_length=4), tokens)
     assert shown(tokens, dataset) == ("<bos>abcd", "ABC<eos>", "xyz<eos>")
     assert dataset.report.cut == {}
 
@@ -171,7 +171,7 @@ PAIR = {"chosen": "a", "rejected": "b"}
         ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "identical",
          "chosen and rejected are the same, so there is nothing to prefer"),
         ({"prompt": "q", "chosen": "a" * 600, "rejected": "a" * 700}, "identical after cutting",
-         "chosen and rejected differ only after their first 512 tokens; raise data.max_response_length"),
+         "chosen and rejected differ only after their first 512 tokens; raise data.max_completion_length"),
         ({"chosen": "yes", "rejected": "no"}, "nothing in common",
          "there is no 'prompt', and chosen and rejected share no beginning that could be one"),
         ({"chosen": " yes", "rejected": " no"}, "nothing in common",
@@ -247,7 +247,7 @@ def test_a_row_beyond_the_positions_of_the_model_is_named(write, tokens: BytesTo
     assert isinstance(load(Data.Preferences(path), tokens, max_position=9), Pairs)
     assert message(Data.Preferences(path), tokens, max_position=8) == (
         "rows.jsonl:2: the row has 9 tokens, more than the model's 8 positions; lower data.max_prompt_length or "
-        "data.max_response_length"
+        "data.max_completion_length"
     )
 
 

@@ -13,7 +13,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
 
 def test_a_row_is_a_prompt_and_its_columns(write, tokens: BytesTokenizer) -> None:
     path = write({"prompt": "Q: ", "answer": "a", "level": 2}, {"prompt": CHAT, "answer": "b"})
-    dataset = load(Data.Prompts(path, max_response_length=5), tokens)
+    dataset = load(Data.Prompts(path, max_completion_length=5), tokens)
     assert isinstance(dataset, Prompts)
     texts = [tokens.decode(dataset.row(row)["prompt"].tolist(), skip_special=False) for row in (0, 1)]
     assert texts == ["<bos>Q: ", "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"]
@@ -42,11 +42,11 @@ def test_rows_that_nothing_can_answer(write, tokens: BytesTokenizer) -> None:
 
 def test_answers_need_room(write, tokens: BytesTokenizer) -> None:
     with pytest.raises(DataError, match="may take 24 tokens, more than the model's 20 positions"):
-        load(Data.Prompts(write({"prompt": "abc"}), max_response_length=20), tokens, max_position=20)
+        load(Data.Prompts(write({"prompt": "abc"}), max_completion_length=20), tokens, max_position=20)
 
 
 def test_a_batch_of_answers(write, tokens: BytesTokenizer) -> None:
-    dataset = load(Data.Prompts(write({"prompt": "ab"}, {"prompt": "c"}), max_response_length=4), tokens)
+    dataset = load(Data.Prompts(write({"prompt": "ab"}, {"prompt": "c"}), max_completion_length=4), tokens)
     assert isinstance(dataset, Prompts)
     batch = dataset.batch_of([1, 0], [[7, 8], [9, 10, 11, 12]], np.array([0.5, -0.5]), size=3)
     bos, (a, b, c) = tokens.bos_id, tokens.encode("abc")

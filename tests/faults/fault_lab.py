@@ -55,7 +55,7 @@ if __name__ == "__main__":
     experiment.main()
 """
 
-TIMES = {"attempt", "tokens/s", "rows/s", "pairs/s", "floor_tflops/s", "mfu", "hfu", "memory_gib"}
+TIMES = {"attempt", "tokens/s", "samples/s", "pairs/s", "model_tflops/s", "mfu", "hfu", "peak_memory_gib"}
 """What differs from one attempt to the next."""
 
 

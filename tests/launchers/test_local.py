@@ -119,7 +119,7 @@ def test_points_that_begin_together_ask_the_reference_once(lab: Any) -> None:
     (lab.place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lab.write(
         "dpo = {'objective': Objective.DPO(), 'data': Data.Preferences('pairs.jsonl', max_prompt_length=16,\n"
-        "       max_response_length=8), 'batch_size': 4, 'steps': 100}\n"
+        "       max_completion_length=8), 'batch_size': 4, 'steps': 100}\n"
         "sweep = Sweep(evolve(experiment, dpo), product({'objective.beta': [0.1, 0.2]}))\n"
     )
     code, _, err = lab.run("sweep", "--parallel", "2")

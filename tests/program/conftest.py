@@ -52,10 +52,10 @@ def experiment() -> Callable[..., Experiment]:
 
     def make(**fields: Any) -> Experiment:
         objective = fields.setdefault("objective", Objective.DPO(beta=0.5))
-        if objective.reads == "pairs":
-            fields.setdefault("data", Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16))
-        elif objective.reads == "feedback":
-            fields.setdefault("data", Data.Feedback("none.jsonl", max_prompt_length=16, max_response_length=16))
+        if objective.batch_kind == "pairs":
+            fields.setdefault("data", Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16))
+        elif objective.batch_kind == "feedback":
+            fields.setdefault("data", Data.Feedback("none.jsonl", max_prompt_length=16, max_completion_length=16))
         else:
             fields.setdefault("data", Data.Text("none.jsonl", max_length=32))
         fields.setdefault("optimizer", Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None))

@@ -59,9 +59,9 @@ from nnxdsl.program.compile import Program, TrainState  # noqa: E402
 STORE = HERE / "matrix.json"
 PAGE = HERE.parents[1] / "docs" / "matrix.md"
 ROWS, STEPS = 8, 3
-PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16)
-FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_response_length=16)
-PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=8, max_response_length=8)
+PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16)
+FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_completion_length=16)
+PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=8, max_completion_length=8)
 TEXT = Data.Text("none.jsonl", max_length=32)
 MODEL = Small(layers=1, pattern=1, heads=4)
 TEACHER = Small(layers=1, pattern=1, embed_dim=32, heads=4)
@@ -69,7 +69,7 @@ SPECIAL: dict[str, Any] = {
     "Sum": Objective.Sum(terms=(Objective.DPO(), Objective.BCO(), Objective.ChosenSFT()), weights=(0.8, 0.2, 1.0)),
     "SFT": Objective.SFT(loss_on="all"),
     "Distill": Objective.Distill(teacher=TEACHER, loss_on="all", hard_weight=0.2),
-    "GRPO": Objective.GRPO(rewards=(Reward("none"),), group_size=4),
+    "GRPO": Objective.GRPO(rewards=(Reward("none"),), num_generations=4),
 }
 _KNOWN = members(Objective)
 OBJECTIVES: dict[str, Any] = {
@@ -103,9 +103,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "GRPO, packing": {"objective": SPECIAL["GRPO"], "data": PROMPTS, "batching": Batching.Packed()},
     "KTO, pairs alone": {"objective": Objective.KTO(), "data": PAIRS},
     "a sum with LD-DPO": {
-        "objective": lambda: Objective.Sum(
-            terms=(Objective.DPO(tail_weight=0.5), Objective.ChosenSFT()), weights=(1, 1)
-        )
+        "objective": lambda: Objective.Sum(terms=(Objective.DPO(ld_alpha=0.5), Objective.ChosenSFT()), weights=(1, 1))
     },
     "a sum with SFT": {
         "objective": lambda: Objective.Sum(terms=(Objective.DPO(), Objective.SFT()), weights=(1.0, 1.0))
@@ -116,7 +114,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 def asked(objective: Any, fields: dict[str, Any]) -> Experiment:
     """The experiment of one cell at one place."""
-    data = {"pairs": PAIRS, "feedback": FEEDBACK, "prompts": PROMPTS, "sequences": TEXT}[objective.reads]
+    data = {"pairs": PAIRS, "feedback": FEEDBACK, "prompts": PROMPTS, "sequences": TEXT}[objective.batch_kind]
     return Experiment(
         name="matrix",
         model=MODEL,
@@ -133,14 +131,14 @@ def asked(objective: Any, fields: dict[str, Any]) -> Experiment:
 def batches(objective: Any) -> list[Any]:
     """Two batches, used in turn."""
     weight = np.array([1, 1, 1, 1, 1, 0, 1, 1], np.float32)
-    if objective.reads == "prompts":
+    if objective.batch_kind == "prompts":
         # `old` is not known: learnt from once, when the policy is what it was.
         found: list[Any] = [samples.answers()._replace(old=None)] * 2
-    elif objective.reads == "sequences":
+    elif objective.batch_kind == "sequences":
         found = [samples.sequences(ROWS, seed=seed) for seed in (0, 1)]
     else:
         found = [samples.pairs(ROWS, seed=seed) for seed in (0, 1)]
-    if objective.reads == "feedback":
+    if objective.batch_kind == "feedback":
         found = [each._replace(desirable=(np.arange(ROWS) % 3 > 0).astype(np.float32)) for each in found]
     return [each._replace(weight=weight) for each in found]
 

@@ -103,7 +103,7 @@ def main() -> None:
                 name="meshes",
                 model=Small(layers=2, pattern=1, heads=4),
                 objective=Objective.DPO(beta=0.5),
-                data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+                data=Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16),
                 batch_size=8,
                 microbatch_size=4 if where != "data2-fsdp2-tensor2" else 8,
                 steps=10,

@@ -50,7 +50,7 @@ def main() -> None:
             **{
                 "name": "further",
                 "model": MODEL,
-                "objective": Objective.SFT(loss_on="all", mtp_weight=0.3),
+                "objective": Objective.SFT(loss_on="all", mtp_loss_weight=0.3),
                 "data": Data.Text("none.jsonl", max_length=32),
                 "optimizer": Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None),
                 "batch_size": 16,

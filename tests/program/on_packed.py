@@ -46,7 +46,7 @@ def main() -> None:
             name="packed",
             model=Small(layers=2, pattern=1, heads=4),
             objective=Objective.DPO(beta=0.5),
-            data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+            data=Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16),
             optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
             adapter=Adapter.LoRA(rank=2),
             batch_size=16,

@@ -143,7 +143,7 @@ def main(chosen: list[str]) -> None:
             experiment = Experiment(
                 name="placements",
                 objective=Objective.DPO(beta=0.5),
-                data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+                data=Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16),
                 optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3), weight_decay=0.1, eps=1e-4),
                 batch_size=8,
                 microbatch_size=4,

@@ -28,8 +28,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "memory": Memory(logprob_tokens=16, attention="dense"),
     },
     "grpo": {
-        "objective": Objective.GRPO(rewards=(Reward("none"),), group_size=4, updates_per_rollout=2, average="tokens"),
-        "data": Data.Prompts("none.jsonl", max_prompt_length=8, max_response_length=8),
+        "objective": Objective.GRPO(rewards=(Reward("none"),), num_generations=4, num_iterations=2, loss_type="dapo"),
+        "data": Data.Prompts("none.jsonl", max_prompt_length=8, max_completion_length=8),
         "memory": Memory(attention="dense"),
     },
 }

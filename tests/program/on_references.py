@@ -27,12 +27,12 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.program import init
 
 LORA = {"adapter": Adapter.LoRA(rank=2)}
-SYNCED = Reference.Synced(every_steps=2, mixup=0.4)
+SYNCED = Reference.Synced(every_steps=2, ref_model_mixup_alpha=0.4)
 RUNS: dict[str, dict[str, Any]] = {
     "kto": {"objective": Objective.KTO(beta=0.5), **LORA},
     "synced": {"objective": Objective.DPO(beta=0.5), "reference": SYNCED},
     "other": {"objective": Objective.DPO(beta=0.5), "reference": Reference.Checkpoint(Weights.HF("other")), **LORA},
-    "modified": {"objective": Objective.DPO(beta=0.5, tail_weight=0.3, weighting="on_policy"), **LORA},
+    "modified": {"objective": Objective.DPO(beta=0.5, ld_alpha=0.3, weighting="wpo"), **LORA},
 }
 MESHES = {"one": Mesh(), "eight": Mesh(data=2, fsdp=2, tensor=2)}
 
@@ -54,12 +54,12 @@ def batch_of(rows: int, desirable: bool) -> PairBatch:
 
 def steps(fields: dict[str, Any], mesh: Mesh) -> list[dict[str, float]]:
     """The metrics of three steps."""
-    kind = Data.Feedback if fields["objective"].reads == "feedback" else Data.Preferences
+    kind = Data.Feedback if fields["objective"].batch_kind == "feedback" else Data.Preferences
     program = compile(
         Experiment(
             name="references",
             model=Small(layers=1, pattern=1, heads=4),
-            data=kind("none.jsonl", max_prompt_length=16, max_response_length=16),
+            data=kind("none.jsonl", max_prompt_length=16, max_completion_length=16),
             optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=None),
             batch_size=8,
             steps=3,

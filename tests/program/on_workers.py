@@ -26,7 +26,7 @@ ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3), weight_decay=0.1, e
 TEXT = {"objective": Objective.SFT(loss_on="all"), "data": Data.Text("none.jsonl", max_length=32)}
 PAIRS = {
     "objective": Objective.DPO(beta=0.5),
-    "data": Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+    "data": Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16),
     "adapter": Adapter.LoRA(rank=2, dropout=0.25),
 }
 RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

@@ -46,9 +46,9 @@ TESTS = Path(__file__).parents[1]
 LORA = {"adapter": Adapter.LoRA(rank=2)}
 FEW = {**LORA, "model": Small(embed_dim=16, mlp_dim=32)}
 RATE = Schedule.Constant(lr=0.1)
-PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16)
-FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_response_length=16)
-PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_response_length=16)
+PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16)
+FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_completion_length=16)
+PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=16)
 TEXT = Data.Text("none.jsonl", max_length=32)
 REWARDS = (Reward("length"),)
 
@@ -58,7 +58,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "Distance.JSD": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
     "Objective.Distill": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
     "Objective.GRPO": {
-        "objective": Objective.GRPO(rewards=REWARDS, group_size=2, updates_per_rollout=2),
+        "objective": Objective.GRPO(rewards=REWARDS, num_generations=2, num_iterations=2),
         "data": PROMPTS,
     },
     "Objective.KTO": {"objective": Objective.KTO(), "data": FEEDBACK},
@@ -96,7 +96,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "Experiment": {},
     "Data.Preferences": {"data": PAIRS},
     "Data.Feedback": {"objective": Objective.KTO(), "data": FEEDBACK},
-    "Data.Prompts": {"objective": Objective.GRPO(rewards=REWARDS, group_size=2), "data": PROMPTS},
+    "Data.Prompts": {"objective": Objective.GRPO(rewards=REWARDS, num_generations=2), "data": PROMPTS},
     "Data.Text": {"objective": Objective.SFT(loss_on="all"), "data": TEXT},
     "Data.Conversations": {"objective": Objective.SFT(), "data": Data.Conversations("none.jsonl", max_length=32)},
 }
@@ -114,7 +114,7 @@ PLACE = {
 # What a field is changed to where its type does not tell; by the field's name, or the class's and the field's.
 OTHERS: dict[str, Any] = {
     "divergence": JensenShannon(),
-    "tail_weight": 0.5,
+    "ld_alpha": 0.5,
     "label_smoothing": 0.2,
     "distance": ReverseDistance(),
     "teacher": Small(layers=4),
@@ -147,7 +147,7 @@ OTHERS: dict[str, Any] = {
     "Precision.compute": "bfloat16",
     "Precision.frozen": "bfloat16",
     "Experiment.model": Small(layers=2),
-    "Experiment.data": Data.Preferences("none.jsonl", max_prompt_length=8, max_response_length=16),
+    "Experiment.data": Data.Preferences("none.jsonl", max_prompt_length=8, max_completion_length=16),
     "Experiment.objective": Objective.IPO(),
     "Experiment.optimizer": Optimizer.AdamW(schedule=RATE),
     "Experiment.adapter": Adapter.LoRA(rank=2),
@@ -210,10 +210,10 @@ ELSEWHERE = {
     "Objective.SFT.loss_on": "data/test_conversations.py::test_loss_on_completion_has_all_that_follows_the_prompt",
     "Objective.Distill.loss_on": "data/test_conversations.py::test_loss_on_completion_has_all_that_follows_the_prompt",
     "Objective.GRPO.rewards": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
-    "Objective.GRPO.group_size": ANSWERS,
+    "Objective.GRPO.num_generations": ANSWERS,
     "Objective.GRPO.top_k": DRAWN,
     "Objective.GRPO.top_p": DRAWN,
-    "Objective.GRPO.updates_per_rollout": "run/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
+    "Objective.GRPO.num_iterations": "run/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
     "Objective.GRPO.scale_rewards": "program/test_policy.py::test_advantages_by_hand",
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
     "Reward.name": "data/test_rewards.py::test_rewards_that_are_there",
@@ -232,7 +232,7 @@ ELSEWHERE = {
         for name in ("base", "adapters", "coefficients")
     },
     "Model.HF.path": HUB,
-    "Objective.SFT.mtp_weight": FURTHER,
+    "Objective.SFT.mtp_loss_weight": FURTHER,
     **{f"Model.{kind}.mtp_layers": FURTHER for kind in ("DeepSeekV3", "HF", "Qwen3Next")},
 }
 MESHES = {
@@ -358,7 +358,7 @@ def test_a_model_is_its_size_and_weights(kind: type[Any], experiment: Callable[.
 
     sizes = get_args(declared(kind)["size"].type)
     assert len({str(architecture(kind(size))) for size in sizes}) == len(sizes)
-    assert set(declared(kind)) <= {"size", "weights", "tokenizer", "router_loss", "mtp_layers"}
-    if "router_loss" in declared(kind):
-        assert experiment(model=kind("tiny", router_loss=0.25)).router_loss == 0.25
-        assert experiment(model=kind("tiny", weights=Weights.Random())).router_loss == 0
+    assert set(declared(kind)) <= {"size", "weights", "tokenizer", "router_aux_loss_coef", "mtp_layers"}
+    if "router_aux_loss_coef" in declared(kind):
+        assert experiment(model=kind("tiny", router_aux_loss_coef=0.25)).router_aux_loss_coef == 0.25
+        assert experiment(model=kind("tiny", weights=Weights.Random())).router_aux_loss_coef == 0

@@ -90,7 +90,7 @@ def test_heads_that_are_split_unlike(experiment: Callable[..., Experiment]) -> N
 def test_a_step_is_the_same_in_blocks(experiment: Callable[..., Experiment], pairs: Callable[..., Any]) -> None:
     metrics = []
     for kernel in ("dense", "chunked"):
-        data = Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16)
+        data = Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16)
         asked = experiment(memory=Memory(attention=kernel, reference="online"), data=data)
         program = compile(asked)
         state = program.init()

@@ -156,7 +156,7 @@ def gemma(trained: str, **fields: Any) -> Experiment:
         name="memory",
         model=Model.Gemma3("270m"),
         objective=Objective.DPO(),
-        data=Data.Preferences("none.jsonl", max_prompt_length=128, max_response_length=64),
+        data=Data.Preferences("none.jsonl", max_prompt_length=128, max_completion_length=64),
         optimizer=ADAMW,
         steps=2,
         **{"batch_size": 16, **TRAINED[trained], **fields},

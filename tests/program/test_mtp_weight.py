@@ -35,7 +35,7 @@ FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 WEIGHTS = Weights.HF(str(FIGURES))
 MODEL = Model.HF(str(FIGURES), weights=WEIGHTS, mtp_layers=1)
 TINY = Model.DeepSeekV3("tiny", mtp_layers=1)
-LEARNT = Objective.SFT(loss_on="all", mtp_weight=0.3)
+LEARNT = Objective.SFT(loss_on="all", mtp_loss_weight=0.3)
 LEAVES = {
     "mtp.token_norm.scale": "enorm.weight",
     "mtp.state_norm.scale": "hnorm.weight",
@@ -129,18 +129,17 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment]) -> N
         return str(found)
 
     assert problem(model=Model.DeepSeekV3("tiny")) == (
-        "objective.mtp_weight: has no effect: Model.DeepSeekV3 has no layer that predicts further ahead; set "
+        "objective.mtp_loss_weight: has no effect: Model.DeepSeekV3 has no layer that predicts further ahead; set "
         "model.mtp_layers=1"
     )
     assert problem(model=Model.Gemma3("tiny")) == (
-        "objective.mtp_weight: has no effect: Model.Gemma3 has no layer that predicts further ahead; set 0"
+        "objective.mtp_loss_weight: has no effect: Model.Gemma3 has no layer that predicts further ahead; set 0"
     )
     assert problem(adapter=Adapter.LoRA()) == (
-        "objective.mtp_weight: a layer that predicts further ahead is trained whole, without Adapter.LoRA; set 0, or "
-        "adapter=None"
+        "objective.mtp_loss_weight: an MTP layer is trained whole, without Adapter.LoRA; set 0, or adapter=None"
     )
     assert problem(quantization=Quantization.QAT()) == (
-        "objective.mtp_weight: a layer that predicts further ahead is trained whole, without Quantization.QAT; set 0, "
+        "objective.mtp_loss_weight: an MTP layer is trained whole, without Quantization.QAT; set 0, "
         "or quantization=None"
     )
     earlier = experiment(model=Model.DeepSeekV3("tiny"), objective=Objective.SFT(loss_on="all"))
@@ -182,7 +181,7 @@ def test_a_layer_that_nothing_trains_goes_along(experiment: Callable[..., Experi
 
 @pytest.mark.slow
 def test_with_routers_in_parts_it_is_as_at_once(experiment: Callable[..., Experiment], batch: SequenceBatch) -> None:
-    whole = experiment(model=evolve(MODEL, {"router_loss": 0.5}), objective=LEARNT)
+    whole = experiment(model=evolve(MODEL, {"router_aux_loss_coef": 0.5}), objective=LEARNT)
     found = []
     for size in (4, 2):
         program = compile(evolve(whole, {"microbatch_size": size}))

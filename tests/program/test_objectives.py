@@ -22,7 +22,11 @@ from nnxdsl.program.compile import Program, TrainState
 
 RPO = Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.2))
 ALL: dict[str, Any] = {
-    **{name: cls() for name, cls in members(Objective).items() if cls.reads == "pairs" and cls is not Objective.Sum},
+    **{
+        name: cls()
+        for name, cls in members(Objective).items()
+        if cls.batch_kind == "pairs" and cls is not Objective.Sum
+    },
     "Sum": RPO,
     "JensenShannon": Objective.DPO(divergence=Divergence.JensenShannon()),
 }

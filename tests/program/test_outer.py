@@ -248,7 +248,7 @@ def refused(**fields: Any) -> str:
         "name": "refused",
         "model": Model.Gemma3("tiny"),
         "objective": Objective.DPO(),
-        "data": Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+        "data": Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16),
         "optimizer": ADAMW,
         "outer": Outer.DiLoCo(),
         "batch_size": 8,
@@ -260,8 +260,8 @@ def refused(**fields: Any) -> str:
 
 
 def answers() -> dict[str, Any]:
-    data = Data.Prompts("none.jsonl", max_prompt_length=16, max_response_length=16)
-    return {"objective": Objective.GRPO(rewards=(Reward("length"),), group_size=2), "data": data}
+    data = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=16)
+    return {"objective": Objective.GRPO(rewards=(Reward("length"),), num_generations=2), "data": data}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ PAIR = st.tuples(st.integers(1, 16), st.integers(1, 16), st.integers(1, 16))
 class MeanOfSequences(Objective):
     """A mean over sequences, of another package."""
 
-    reads: ClassVar[str] = "sequences"
+    batch_kind: ClassVar[str] = "sequences"
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> Any:
@@ -209,7 +209,7 @@ def test_what_is_compiled_ahead_is_what_may_come(batching: Batching, experiment:
     for asked in (experiment(batching=batching), experiment(batching=batching, objective=Objective.SFT(loss_on="all"))):
         program = compile(asked)
         dataset: Dataset = pairs_of([(16, 16, 16)] * 4)
-        if asked.objective.reads == "sequences":
+        if asked.objective.batch_kind == "sequences":
             dataset = sequences_of([32] * 4, targets=1.0)
         come = batches(dataset, program, batching).at(0)
         blocks = program.blueprint.blocks
@@ -225,7 +225,7 @@ def test_sequences_are_packed_only_for_sums_over_tokens(experiment: Callable[...
     with pytest.raises(SpecError) as error:
         experiment(objective=MeanOfSequences(), batching=Batching.Packed())
     assert str(error.value).endswith(
-        "batching: MeanOfSequences does not say that it is a sum over tokens (`sums_tokens`), and rows of several "
+        "batching: MeanOfSequences does not say that it is a sum over tokens (`is_token_sum`), and rows of several "
         "sequences tell no more; use Batching.Bucketed() or Batching.Padded()"
     )
     assert experiment(objective=MeanOfSequences(), batching=Batching.Bucketed()).batching == Batching.Bucketed()

@@ -44,19 +44,19 @@ def mean(ratio: WeightedMean) -> float:
     return float(ratio.total / ratio.count)
 
 
-@pytest.mark.parametrize("average", ["sequences", "tokens", "length"])
-def test_it_is_what_trl_computes(average: Any, figures: Any) -> None:
-    objective = Objective.GRPO(rewards=REWARDS, updates_per_rollout=2, clip_high=0.28, beta=0.3, average=average)
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_it_is_what_trl_computes(loss_type: Any, figures: Any) -> None:
+    objective = Objective.GRPO(rewards=REWARDS, num_iterations=2, epsilon_high=0.28, beta=0.3, loss_type=loss_type)
 
     def loss(logp: jax.Array) -> Any:
         terms = terms_of(objective, figures, logp)
         return terms.loss.total / terms.loss.count, terms
 
     (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(figures["logp"], jnp.float32))
-    assert float(value) == pytest.approx(float(figures[f"{average}.loss"]), rel=2e-6)
-    np.testing.assert_allclose(gradient, figures[f"{average}.gradient"], rtol=2e-5, atol=2e-7)
+    assert float(value) == pytest.approx(float(figures[f"{loss_type}.loss"]), rel=2e-6)
+    np.testing.assert_allclose(gradient, figures[f"{loss_type}.gradient"], rtol=2e-5, atol=2e-7)
     for name in ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
-        assert mean(terms.metrics[name]) == pytest.approx(float(figures[f"{average}.{name}"]), rel=1e-5)
+        assert mean(terms.metrics[name]) == pytest.approx(float(figures[f"{loss_type}.{name}"]), rel=1e-5)
 
 
 def test_advantages_are_what_trl_computes(figures: Any) -> None:
@@ -74,7 +74,7 @@ def test_advantages_by_hand() -> None:
 
 def test_the_first_update_has_the_gradient_of_reinforce(figures: Any) -> None:
     # With the policy that drew, ratios are 1 and the loss is minus the mean advantage; its gradient is -A / tokens.
-    objective = Objective.GRPO(rewards=REWARDS, beta=0.0, average="tokens")
+    objective = Objective.GRPO(rewards=REWARDS, beta=0.0, loss_type="dapo")
     logp, lengths = jnp.asarray(figures["logp"], jnp.float32), figures["lengths"]
     terms, back = jax.vjp(lambda x: terms_of(objective, figures, x, is_first=True).loss.total, logp)
     gain, mask = figures["advantage"].reshape(-1, 1), np.arange(logp.shape[1]) < lengths[:, None]
@@ -90,9 +90,9 @@ def test_estimates_of_the_divergence() -> None:
     np.testing.assert_allclose(kl("k3", ratio), [np.exp(0.5) - 1.5, 0.0, np.exp(-2.0) + 1.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("average", ["sequences", "tokens", "length"])
-def test_rows_that_fill_a_batch_do_not_count(average: Any, figures: Any) -> None:
-    objective = Objective.GRPO(rewards=REWARDS, average=average)
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_rows_that_fill_a_batch_do_not_count(loss_type: Any, figures: Any) -> None:
+    objective = Objective.GRPO(rewards=REWARDS, loss_type=loss_type)
     whole = terms_of(objective, figures, jnp.asarray(figures["logp"], jnp.float32), is_first=True)
 
     def filled(x: Any) -> Any:

@@ -27,7 +27,11 @@ STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "f
 PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
 SUM = Objective.Sum(terms=(Objective.DPO(), Objective.BCO(), Objective.ChosenSFT()), weights=(0.8, 0.2, 1.0))
 OF_PAIRS: dict[str, Any] = {
-    **{name: cls() for name, cls in members(Objective).items() if cls.reads == "pairs" and cls is not Objective.Sum},
+    **{
+        name: cls()
+        for name, cls in members(Objective).items()
+        if cls.batch_kind == "pairs" and cls is not Objective.Sum
+    },
     "Sum": SUM,
 }
 """An object of every class that learns from pairs, with its defaults."""
@@ -211,7 +215,7 @@ FIELDS = [
     (name, field)
     for name, objective in OF_PAIRS.items()
     for field in declared(type(objective))
-    if field not in ("tail_weight", "weighting")  # which act before a loss reads anything: test_tail_weight.py
+    if field not in ("ld_alpha", "weighting")  # which act before a loss reads anything: test_tail_weight.py
 ]
 
 
@@ -231,7 +235,7 @@ def test_every_field_of_a_sum_s_terms_acts() -> None:
 def test_every_field_of_sft_acts() -> None:
     # What `loss_on` marks is known to the data (tests/data/test_conversations.py); a loss sees the mask. What is added
     # for tokens further ahead is no part of it (test_mtp_weight.py).
-    assert set(declared(Objective.SFT)) == {"loss_on", "z_loss", "mtp_weight"}
+    assert set(declared(Objective.SFT)) == {"loss_on", "z_loss", "mtp_loss_weight"}
     one = jnp.ones((1, 3))
     stats = TokenStats(-one, 2 * one, one, one, one)
     said = [losses.build(Objective.SFT(z_loss=z))(stats, None, jnp.ones(1)) for z in (0.0, 0.1)]
@@ -278,7 +282,7 @@ def test_the_order_of_rows_means_nothing() -> None:
         assert mean(found.loss) == pytest.approx(mean(say(OF_PAIRS[name]).loss), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name, objective in OF_PAIRS.items() if not objective.over_batch])
+@pytest.mark.parametrize("name", [name for name, objective in OF_PAIRS.items() if not objective.compares_across_batch])
 def test_parts_of_a_batch_add_up(name: str) -> None:
     # Of unequal sizes, and lengths: a mean of means would be another number.
     parts = [

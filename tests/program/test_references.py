@@ -66,7 +66,9 @@ def test_it_follows_every_so_many_steps(
     pairs: Callable[..., PairBatch],
     trained: Callable[..., TrainState],
 ) -> None:
-    program = compile(experiment(**SMALL, **WAYS[way], reference=Reference.Synced(every_steps=2, mixup=0.3)))
+    program = compile(
+        experiment(**SMALL, **WAYS[way], reference=Reference.Synced(every_steps=2, ref_model_mixup_alpha=0.3))
+    )
     state, batch = trained(program), pairs(4)
     first = jax.device_get(state.trainable)
     assert state.reference.keys() == state.trainable.keys()
@@ -91,7 +93,9 @@ def test_it_says_what_its_weights_say_and_is_saved(
     pairs: Callable[..., PairBatch],
     trained: Callable[..., TrainState],
 ) -> None:
-    program = compile(experiment(**SMALL, **WAYS[way], reference=Reference.Synced(every_steps=2, mixup=0.3)))
+    program = compile(
+        experiment(**SMALL, **WAYS[way], reference=Reference.Synced(every_steps=2, ref_model_mixup_alpha=0.3))
+    )
     state, batch = trained(program), pairs(4)
     for _ in range(5):
         state, _ = program.step(state, batch)
@@ -115,7 +119,9 @@ def test_it_says_what_its_weights_say_and_is_saved(
 def test_where_it_takes_all_of_the_policy_it_is_the_policy(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
-    program = compile(experiment(**SMALL, **WAYS["lora"], reference=Reference.Synced(every_steps=1, mixup=1.0)))
+    program = compile(
+        experiment(**SMALL, **WAYS["lora"], reference=Reference.Synced(every_steps=1, ref_model_mixup_alpha=1.0))
+    )
     state, batch = trained(program), pairs(4)
     for _ in range(2):
         state, metrics = program.step(state, batch)
@@ -200,7 +206,7 @@ def test_plans_say_which_and_why(experiment: Callable[..., Experiment]) -> None:
     def said(**fields: Any) -> str:
         return plan(experiment(**SMALL, **fields), "cpu", None)["reference"]
 
-    synced = Reference.Synced(every_steps=1000, mixup=0.5)
+    synced = Reference.Synced(every_steps=1000, ref_model_mixup_alpha=0.5)
     assert said(reference=synced, **WAYS["lora"]) == (
         "online: a float32 copy of the adapter that takes 0.5 of the policy after every 1,000 steps; part of the state "
         "and of its checkpoints"
@@ -250,7 +256,9 @@ def test_what_does_not_go_together(experiment: Callable[..., Experiment]) -> Non
     for fields, message in cases:
         assert message in refused(lambda fields=fields: experiment(**fields))
     assert "weights: Weights.Random gives no trained model" in refused(lambda: Reference.Checkpoint(Weights.Random()))
-    assert "mixup: expected a value > 0 and <= 1, got 0.0" in refused(lambda: Reference.Synced(mixup=0.0))
+    assert "ref_model_mixup_alpha: expected a value > 0 and <= 1, got 0.0" in refused(
+        lambda: Reference.Synced(ref_model_mixup_alpha=0.0)
+    )
 
 
 def test_runs_from_before_keep_their_ids(experiment: Callable[..., Experiment]) -> None:
@@ -280,7 +288,7 @@ def test_a_run_that_finds_other_weights_of_its_reference_is_refused(mode: str, t
         adapter=Adapter.LoRA(rank=2),
         objective=Objective.DPO(beta=0.3),
         reference=Reference.Checkpoint(Weights.HF(str(other))),
-        data=Data.Preferences(str(replay / "pairs.jsonl"), max_prompt_length=16, max_response_length=16),
+        data=Data.Preferences(str(replay / "pairs.jsonl"), max_prompt_length=16, max_completion_length=16),
         optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.01)),
         batch_size=4,
         steps=2,

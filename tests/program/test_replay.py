@@ -76,7 +76,7 @@ def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
     fields = RUNS[name]
     if name.startswith("dpo"):
         data = Data.Preferences(
-            str(REPLAY / "pairs.jsonl"), max_prompt_length=16, max_response_length=16, order=Order.AsInFile()
+            str(REPLAY / "pairs.jsonl"), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile()
         )
     else:
         data = Data.Text(str(REPLAY / "texts.jsonl"), max_length=64, order=Order.AsInFile())

@@ -28,7 +28,7 @@ def kinds(objective: dict[str, Any]) -> set[str]:
 
 
 def test_every_objective_is_replayed() -> None:
-    wanted = {name for name, cls in members(Objective).items() if cls.reads in ("pairs", "feedback")}
+    wanted = {name for name, cls in members(Objective).items() if cls.batch_kind in ("pairs", "feedback")}
     assert set.union(*(kinds(case["objective"]) for case in STORED.values())) == wanted
 
 

@@ -14,13 +14,13 @@ from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory
 from nnxdsl.program.rollout_memory import drawn
 
-PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_response_length=48)
+PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=48)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=4)])
 def test_the_cache_is_counted_where_it_is_the_most(mesh: Mesh, experiment: Callable[..., Experiment]) -> None:
     asked = experiment(
-        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), group_size=4),
+        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=4),
         data=PROMPTS,
         model=Small(layers=4, heads=4, head_dim=16, pattern=1),
         batch_size=4096,
@@ -43,6 +43,6 @@ def test_the_cache_is_counted_where_it_is_the_most(mesh: Mesh, experiment: Calla
 
 def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Experiment]) -> None:
     asked = experiment(
-        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), group_size=4), data=PROMPTS, model=Small()
+        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=4), data=PROMPTS, model=Small()
     )
     assert "answers" not in {part.name for part in memory(build_blueprint(asked), lengths(PROMPTS))}

@@ -29,7 +29,11 @@ def test_it_is_added_to_the_loss_with_its_gradient(
 ) -> None:
     batch = pairs(3)
     with_loss, without = (
-        compile(experiment(model=Model.Mixtral("tiny", router_loss=strength), batch_size=3, objective=Objective.CPO()))
+        compile(
+            experiment(
+                model=Model.Mixtral("tiny", router_aux_loss_coef=strength), batch_size=3, objective=Objective.CPO()
+            )
+        )
         for strength in (STRENGTH, 0.0)
     )
     state = without.init()
@@ -63,12 +67,12 @@ def test_it_is_added_to_the_loss_with_its_gradient(
 
 
 def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
-    model = Model.Mixtral("tiny", router_loss=0.01)
-    with pytest.raises(SpecError, match=r"model.router_loss: stages of a pipeline"):
+    model = Model.Mixtral("tiny", router_aux_loss_coef=0.01)
+    with pytest.raises(SpecError, match=r"model.router_aux_loss_coef: router statistics"):
         experiment(model=model, mesh=Mesh(stage=2))
-    with pytest.raises(SpecError, match=r"router_loss: expected a value >= 0, got -1.0"):
-        Model.Mixtral("tiny", router_loss=-1.0)
+    with pytest.raises(SpecError, match=r"router_aux_loss_coef: expected a value >= 0, got -1.0"):
+        Model.Mixtral("tiny", router_aux_loss_coef=-1.0)
     (tmp_path / "config.json").write_text(json.dumps(to_hf(LLAMA3["tiny"], "float32")))
-    dense = experiment(model=Model.HF(str(tmp_path), weights=Weights.Random(), router_loss=0.01))
-    with pytest.raises(PlanError, match=r"model.router_loss: has no effect: this network has no experts"):
+    dense = experiment(model=Model.HF(str(tmp_path), weights=Weights.Random(), router_aux_loss_coef=0.01))
+    with pytest.raises(PlanError, match=r"model.router_aux_loss_coef: has no effect: this network has no experts"):
         build_blueprint(dense)

@@ -158,12 +158,12 @@ def test_parts_add_up_to_the_batch(
     with_b: Callable[[TrainState], TrainState],
 ) -> None:
     """In 1, 2 (pairs) and 4 parts: unequal lengths, two rows of weight 0, and a part (of four) in which all are."""
-    batch = (pairs if objective.reads == "pairs" else sequences)(8, seed=1)
+    batch = (pairs if objective.batch_kind == "pairs" else sequences)(8, seed=1)
     # Part k of n has rows k, k + n, ...: with four parts, rows 1 and 5 are one.
     batch = batch._replace(weight=np.array([1, 0, 1, 1, 1, 0, 1, 1], np.float32))
     make = functools.partial(experiment, objective=objective, adapter=adapter, model=SHALLOW)
     found = {}
-    all_parts = (1, 2, 4) if objective.reads == "pairs" else (1, 4)
+    all_parts = (1, 2, 4) if objective.batch_kind == "pairs" else (1, 4)
     for parts in all_parts:
         program = compile(make(batch_size=8, microbatch_size=8 // parts))
         state, metrics = program.step(with_b(trained(program)), batch)
@@ -201,7 +201,7 @@ def test_no_weight_is_no_loss_and_no_gradient(
     program = compile(experiment(objective=objective, adapter=LORA, microbatch_size=2, model=SHALLOW))
     state = with_b(trained(program))
     before = jax.device_get(state.trainable)
-    batch = (pairs if objective.reads == "pairs" else sequences)(4, fill=4)
+    batch = (pairs if objective.batch_kind == "pairs" else sequences)(4, fill=4)
     state, metrics = program.step(state, batch)
     assert {name: float(value) for name, value in metrics.items() if name != "learning_rate"} == dict.fromkeys(
         metrics.keys() - {"learning_rate"}, 0.0

@@ -19,9 +19,9 @@ TAILED = ("DPO", "RobustDPO", "Hinge", "EXO", "DiscoPOP")
 SHARE = 0.25
 
 
-def program_of(experiment: Callable[..., Experiment], tail_weight: float) -> Program:
+def program_of(experiment: Callable[..., Experiment], ld_alpha: float) -> Program:
     small = {"model": Small(layers=1, pattern=1), "adapter": Adapter.LoRA(rank=2)}
-    return compile(experiment(objective=Objective.DPO(beta=0.5, tail_weight=tail_weight), **small))
+    return compile(experiment(objective=Objective.DPO(beta=0.5, ld_alpha=ld_alpha), **small))
 
 
 def test_a_tail_counts_its_share(
@@ -56,20 +56,20 @@ def test_a_step_with_tails_starts_like_any_other(
 
 
 def test_which_losses_have_tails() -> None:
-    have = {n for n, cls in members(Objective).items() if cls is not Objective.Sum and "tail_weight" in declared(cls)}
+    have = {n for n, cls in members(Objective).items() if cls is not Objective.Sum and "ld_alpha" in declared(cls)}
     assert have == set(TAILED)
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
-        Objective.Sum(terms=(Objective.DPO(tail_weight=0.5),), weights=(1.0,))
-    assert "terms.0.tail_weight: a sum's terms read one pass, in which every token counts" in str(caught.value)
+        Objective.Sum(terms=(Objective.DPO(ld_alpha=0.5),), weights=(1.0,))
+    assert "terms.0.ld_alpha: a sum's terms read one pass, in which every token counts" in str(caught.value)
     with pytest.raises(SpecError) as caught:
-        Objective.DPO(tail_weight=1.5)
-    assert "tail_weight: expected a value >= 0 and <= 1, got 1.5" in str(caught.value)
+        Objective.DPO(ld_alpha=1.5)
+    assert "ld_alpha: expected a value >= 0 and <= 1, got 1.5" in str(caught.value)
 
 
 def test_runs_from_before_keep_their_ids(experiment: Callable[..., Experiment]) -> None:
     before = experiment(objective=Objective.DPO())
-    assert attrs.evolve(before, objective=Objective.DPO(tail_weight=0.5)).id != before.id
-    assert attrs.evolve(before, objective=Objective.DPO(tail_weight=1.0)).id == before.id
+    assert attrs.evolve(before, objective=Objective.DPO(ld_alpha=0.5)).id != before.id
+    assert attrs.evolve(before, objective=Objective.DPO(ld_alpha=1.0)).id == before.id

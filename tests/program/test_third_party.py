@@ -53,7 +53,7 @@ def test_simpo_trains(
 class Forgotten(Objective):
     """An objective whose loss was not registered."""
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
 
 @attrs.frozen(kw_only=True)

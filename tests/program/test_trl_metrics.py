@@ -61,9 +61,9 @@ def experiment(microbatch: int) -> Experiment:
     path = str(REFERENCE / "families" / "mixtral")
     return Experiment(
         name="metrics",
-        model=Model.HF(path, weights=Weights.HF(path), router_loss=COEFFICIENT),
+        model=Model.HF(path, weights=Weights.HF(path), router_aux_loss_coef=COEFFICIENT),
         objective=Objective.DPO(beta=0.1),
-        data=Data.Preferences("none.jsonl", max_prompt_length=LENGTH, max_response_length=LENGTH),
+        data=Data.Preferences("none.jsonl", max_prompt_length=LENGTH, max_completion_length=LENGTH),
         optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.0), max_grad_norm=None),
         memory=Memory(reference="online"),
         batch_size=BATCH,

@@ -20,7 +20,7 @@ from nnxdsl.program.compile import TrainState
 LORA = Adapter.LoRA(rank=2, alpha=4.0, dropout=0.25)
 CACHED = Memory(reference="cached")
 MPO = Objective.Sum(terms=(Objective.AOTUnpaired(beta=0.5), Objective.ChosenSFT()), weights=(0.7, 1.0))
-EXPERTS = Model.Mixtral("tiny", router_loss=0.5)
+EXPERTS = Model.Mixtral("tiny", router_aux_loss_coef=0.5)
 CASES: dict[str, dict[str, Any]] = {
     "KTO, LoRA": {"objective": Objective.KTO(beta=0.5), "adapter": LORA},
     "KTO, known": {"objective": Objective.KTO(beta=0.5), "memory": CACHED},
@@ -45,14 +45,14 @@ def test_a_batch_in_parts_is_the_batch(
     """In 1, 2 and 4 parts: unequal lengths, two rows of weight 0, and a part of four in which all are."""
     fields: dict[str, Any] = {"model": Small(layers=1, pattern=1), **CASES[name]}
     objective = fields["objective"]
-    batch = (sequences if objective.reads == "sequences" else pairs)(8, seed=1)
+    batch = (sequences if objective.batch_kind == "sequences" else pairs)(8, seed=1)
     batch = batch._replace(weight=np.array([1, 0, 1, 1, 1, 0, 1, 1], np.float32))
-    if isinstance(batch, PairBatch) and objective.reads == "feedback":
+    if isinstance(batch, PairBatch) and objective.batch_kind == "feedback":
         batch = batch._replace(desirable=np.array([1, 0, 1, 0, 0, 1, 1, 0], np.float32))
     found: dict[int, Any] = {}
     for parts in (1, 2, 4) if name == "AOT, full" else (1, 4):
         program = compile(experiment(**fields, batch_size=8, microbatch_size=8 // parts))
-        assert program.computation.is_whole == (parts > 1)
+        assert program.computation.uses_gradcache == (parts > 1)
         first = trained(program)
         asked = program.referenced(first, batch) if fields.get("memory") == CACHED else batch
         # Further from the reference, so that no margin is zero, with a full model as with an adapter.

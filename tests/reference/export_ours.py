@@ -55,7 +55,7 @@ def main(family: str, place: Path, adapter: Adapter) -> None:
         model=model("tiny", weights=weights),
         adapter=adapter,
         objective=Objective.DPO(beta=0.2),
-        data=Data.Preferences(str(place / "pairs.jsonl"), max_prompt_length=16, max_response_length=8),
+        data=Data.Preferences(str(place / "pairs.jsonl"), max_prompt_length=16, max_completion_length=8),
         **common,
     )
     directory = trained(second, place / "runs")

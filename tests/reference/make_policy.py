@@ -20,7 +20,7 @@ from trl.experimental.gkd import GKDTrainer
 OUT = Path(__file__).with_name("policy")
 GROUPS, SIZE, LENGTH, LIMIT = 3, 4, 7, 9
 LOW, HIGH, BETA = 0.2, 0.28, 0.3
-NAMES = {"sequences": "grpo", "tokens": "dapo", "length": "dr_grpo"}
+LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
 
 
 def drawn() -> dict[str, np.ndarray]:
@@ -39,7 +39,7 @@ def drawn() -> dict[str, np.ndarray]:
     return found
 
 
-def trainer(average: str, logp: torch.Tensor) -> Any:
+def trainer(loss_type: str, logp: torch.Tensor) -> Any:
     """What `GRPOTrainer._compute_loss` reads of a trainer."""
     nothing = SimpleNamespace(reduce=lambda x, reduction: x, gather=lambda x: x, num_processes=1, sync_gradients=True)
     return SimpleNamespace(
@@ -50,7 +50,7 @@ def trainer(average: str, logp: torch.Tensor) -> Any:
         importance_sampling_level="token",
         beta=BETA,
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
-        loss_type=NAMES[average],
+        loss_type=loss_type,
         epsilon_low=LOW,
         epsilon_high=HIGH,
         use_vllm=False,
@@ -71,9 +71,9 @@ def grpo() -> dict[str, np.ndarray]:
     # As in `_generate_and_score_completions`, for scale_rewards="group".
     advantage = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     found["advantage"] = advantage.numpy()
-    for average in NAMES:
+    for loss_type in LOSS_TYPES:
         logp = torch.tensor(found["logp"], requires_grad=True)
-        self = trainer(average, logp)
+        self = trainer(loss_type, logp)
         ids = torch.zeros(logp.shape, dtype=torch.long)
         inputs = {
             "prompt_ids": ids[:, :1],
@@ -87,9 +87,9 @@ def grpo() -> dict[str, np.ndarray]:
         }
         loss = GRPOTrainer._compute_loss(self, None, inputs)
         loss.backward()
-        found[f"{average}.loss"], found[f"{average}.gradient"] = loss.detach().numpy(), logp.grad.numpy()
+        found[f"{loss_type}.loss"], found[f"{loss_type}.gradient"] = loss.detach().numpy(), logp.grad.numpy()
         for name in ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
-            found[f"{average}.{name}"] = np.array(self._metrics["train"][name][0])
+            found[f"{loss_type}.{name}"] = np.array(self._metrics["train"][name][0])
     return found
 
 

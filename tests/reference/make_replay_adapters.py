@@ -33,7 +33,7 @@ def main() -> None:
     experiment = Experiment(
         name="replay",
         model=Small(vocab_size=320, pattern=2, weights=Weights.HF(str(HERE / "replay" / "model"))),
-        data=Data.Preferences("pairs.jsonl", max_prompt_length=16, max_response_length=16),
+        data=Data.Preferences("pairs.jsonl", max_prompt_length=16, max_completion_length=16),
         objective=Objective.DPO(),
         adapter=Adapter.LoRA(rank=3, alpha=6.0),
         optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),

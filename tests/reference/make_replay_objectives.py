@@ -24,7 +24,7 @@ _softmax = torch.nn.functional.softmax
 torch.nn.functional.softmax = lambda x, dim, dtype=None: _softmax(x, dim=dim)  # of whatever dtype `x` has
 torch.Tensor.float = torch.Tensor.double
 
-SYNCED = {"every_steps": 3, "mixup": 0.4}
+SYNCED = {"every_steps": 3, "ref_model_mixup_alpha": 0.4}
 RUNS: dict[str, dict[str, Any]] = {
     **{
         name: {"objective": CASES[name]}
@@ -46,9 +46,9 @@ RUNS: dict[str, dict[str, Any]] = {
         )
     },
     "kto": {"objective": {"type": "KTO", "beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.8}},
-    "dpo tails": {"objective": {**CASES["dpo"], "beta": 0.3, "tail_weight": 0.25}},
-    "exo tails": {"objective": {**CASES["exo"], "tail_weight": 0.0}},
-    "dpo weighted": {"objective": {**CASES["dpo"], "beta": 0.3, "weighting": "on_policy"}},
+    "dpo tails": {"objective": {**CASES["dpo"], "beta": 0.3, "ld_alpha": 0.25}},
+    "exo tails": {"objective": {**CASES["exo"], "ld_alpha": 0.0}},
+    "dpo weighted": {"objective": {**CASES["dpo"], "beta": 0.3, "weighting": "wpo"}},
     "dpo synced": {"objective": {**CASES["dpo"], "beta": 0.3}, "synced": SYNCED},
     "dpo uniform": {"objective": {**CASES["dpo"], "beta": 0.05}, "uniform": True},
 }
@@ -87,7 +87,7 @@ def likelihood(model: torch.nn.Module, row: dict) -> torch.Tensor:
 
 def pairs_step(run: dict[str, Any], model: torch.nn.Module, reference: torch.nn.Module, rows: list[dict]) -> Any:
     """Loss and metrics of a batch of pairs."""
-    sides, tail = ("chosen", "rejected"), run["objective"].get("tail_weight", 1.0)
+    sides, tail = ("chosen", "rejected"), run["objective"].get("ld_alpha", 1.0)
 
     def ask(asked: torch.nn.Module, side: str) -> torch.Tensor:
         shorter = [min(len(row[f"{s}_ids"]) for s in sides) for row in rows]
@@ -102,7 +102,7 @@ def pairs_step(run: dict[str, Any], model: torch.nn.Module, reference: torch.nn.
     for side in sides:
         found[f"{side}_tokens"] = torch.tensor([float(len(row[f"{side}_ids"])) for row in rows], dtype=torch.float64)
     each = per_pair(run["objective"], found)
-    if run["objective"].get("weighting") == "on_policy":
+    if run["objective"].get("weighting") == "wpo":
         with torch.no_grad():
             weights = torch.stack([likelihood(model, row) for row in rows])
         each = each * weights
@@ -179,7 +179,9 @@ def replay(run: dict[str, Any]) -> list[dict[str, float]]:
             synced = run.get("synced")
             if synced and (step + 1) % synced["every_steps"] == 0:
                 for (parameter, _), (leaf, _) in zip(trained, followed, strict=True):
-                    leaf.copy_(synced["mixup"] * parameter + (1 - synced["mixup"]) * leaf)
+                    leaf.copy_(
+                        synced["ref_model_mixup_alpha"] * parameter + (1 - synced["ref_model_mixup_alpha"]) * leaf
+                    )
     return figures
 
 

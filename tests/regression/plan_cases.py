@@ -27,7 +27,7 @@ from nnxdsl import (
     Tokenizer,
 )
 
-PAIRS = Data.Preferences("pairs.jsonl", max_prompt_length=512, max_response_length=512)
+PAIRS = Data.Preferences("pairs.jsonl", max_prompt_length=512, max_completion_length=512)
 TEXT = Data.Text("texts.jsonl", max_length=1024)
 BFLOAT16 = Precision(compute="bfloat16")
 QLORA: dict[str, Any] = {"adapter": Adapter.LoRA(rank=16), "quantization": Quantization.NF4(block_size=64)}
@@ -65,7 +65,7 @@ TABLE: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     ),
     "plan-mixtral-experts": (
         lambda: {
-            "model": Model.Mixtral("8x7b", router_loss=0.02),
+            "model": Model.Mixtral("8x7b", router_aux_loss_coef=0.02),
             "objective": Objective.SFT(loss_on="all"),
             "mesh": Mesh(fsdp=4, expert=8, slices=2),
             "batch_size": 64,
@@ -76,7 +76,7 @@ TABLE: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "plan-deepseek-tiny-tensor": (
         lambda: {
             "model": Model.DeepSeekV3("tiny", mtp_layers=1),
-            "objective": Objective.SFT(loss_on="all", mtp_weight=0.3),
+            "objective": Objective.SFT(loss_on="all", mtp_loss_weight=0.3),
             "mesh": Mesh(data=2, tensor=2, context=2),
             "batching": Batching.Packed(),
             "optimizer": Optimizer.Adafactor(schedule=Schedule.Constant(lr=1e-4)),
@@ -139,7 +139,7 @@ def _scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _plan(name: str, fields: Callable[[], dict[str, Any]], flags: tuple[str, ...]) -> Callable[[], Result]:
     def case() -> Result:
         own = fields()
-        data = PAIRS if own["objective"].reads == "pairs" else TEXT
+        data = PAIRS if own["objective"].batch_kind == "pairs" else TEXT
         file = str(write(asked(name, {"data": data, "precision": BFLOAT16, **own})))
         plan = json.loads(command("plan", file, "--json", *flags))
         dump = command("plan", file, "--dump", *flags).splitlines()

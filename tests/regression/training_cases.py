@@ -42,15 +42,15 @@ from nnxdsl import (
     Weights,
 )
 
-TIMINGS = ("/s", "step", "attempt", "memory_gib", "mfu", "hfu", "seconds")
+TIMINGS = ("/s", "step", "attempt", "peak_memory_gib", "mfu", "hfu", "seconds")
 """Ends of the names of fields that are no results of a step."""
 
 BYTES = Tokenizer.Bytes()
 MODEL = Model.HF("model", weights=Weights.HF("model"), tokenizer=BYTES)
 TEACHER = Model.HF("teacher", weights=Weights.HF("teacher"), tokenizer=BYTES)
-PAIRS = Data.Preferences("pairs.jsonl", max_prompt_length=24, max_response_length=16)
-FEEDBACK = Data.Feedback("feedback.jsonl", max_prompt_length=24, max_response_length=16)
-PROMPTS = Data.Prompts("prompts.jsonl", max_prompt_length=16, max_response_length=8)
+PAIRS = Data.Preferences("pairs.jsonl", max_prompt_length=24, max_completion_length=16)
+FEEDBACK = Data.Feedback("feedback.jsonl", max_prompt_length=24, max_completion_length=16)
+PROMPTS = Data.Prompts("prompts.jsonl", max_prompt_length=16, max_completion_length=8)
 TEXT = Data.Text("texts.jsonl", max_length=32)
 CHATS = Data.Conversations("chats.jsonl", max_length=48)
 SGD = Optimizer.SGD(schedule=Schedule.Constant(lr=0.1), max_grad_norm=1.0)
@@ -62,21 +62,23 @@ DORA = Adapter.DoRA(rank=2, alpha=4.0)
 ONLINE = Memory(reference="online")
 PACKED = Batching.Packed(length=64)  # rows of one length: fewer programs are compiled
 EIGHT = Mesh(data=2, fsdp=2, tensor=2)
-GROUPS: dict[str, Any] = {"rewards": (Reward("remainder"), Reward("brevity", weight=0.5)), "group_size": 4}
+GROUPS: dict[str, Any] = {"rewards": (Reward("remainder"), Reward("brevity", weight=0.5)), "num_generations": 4}
 ALL = Objective.SFT(loss_on="all")
 
 
 def tiny(family: str, **fields: Any) -> dict[str, Any]:
     """A built-in family with random weights, trained by supervised fine-tuning."""
-    objective = ALL if not fields.get("mtp_layers") else Objective.SFT(loss_on="all", mtp_weight=0.3)
+    objective = ALL if not fields.get("mtp_layers") else Objective.SFT(loss_on="all", mtp_loss_weight=0.3)
     return {"model": getattr(Model, family)("tiny", **fields), "objective": objective, "optimizer": ADAMW}
 
 
-def of_ids(family: str, router_loss: float = 0.0, **fields: Any) -> dict[str, Any]:
+def of_ids(family: str, router_aux_loss_coef: float = 0.0, **fields: Any) -> dict[str, Any]:
     """A stored model of a family, trained on pairs of token ids."""
     path = f"families/{family}"
-    model = Model.HF(path, weights=Weights.HF(path), tokenizer=Tokenizer.File("tokenizer"), router_loss=router_loss)
-    data = Data.Preferences("pairs_of_ids.jsonl", max_prompt_length=16, max_response_length=16)
+    model = Model.HF(
+        path, weights=Weights.HF(path), tokenizer=Tokenizer.File("tokenizer"), router_aux_loss_coef=router_aux_loss_coef
+    )
+    data = Data.Preferences("pairs_of_ids.jsonl", max_prompt_length=16, max_completion_length=16)
     return {"model": model, "data": data, "objective": Objective.DPO(beta=0.5), **fields}
 
 
@@ -97,7 +99,7 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
         "adapter": LORA,
     },
     "dpo-tail-wpo-packed": lambda: {
-        "objective": Objective.DPO(beta=0.5, tail_weight=0.4, weighting="on_policy"),
+        "objective": Objective.DPO(beta=0.5, ld_alpha=0.4, weighting="wpo"),
         "batching": PACKED,
     },
     "robust-dora": lambda: {"objective": Objective.RobustDPO(beta=0.5), "adapter": DORA},
@@ -164,24 +166,24 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
     "grpo-replayed": lambda: {
         "objective": Objective.GRPO(
             **GROUPS,
-            updates_per_rollout=2,
-            clip_high=0.28,
+            num_iterations=2,
+            epsilon_high=0.28,
             top_k=40,
             top_p=0.9,
             temperature=0.8,
-            average="tokens",
-            kl="k1",
+            loss_type="dapo",
+            kl_estimator="k1",
         ),
         "microbatch_size": 4,
     },
     "grpo-by-length": lambda: {
-        "objective": Objective.GRPO(**GROUPS, beta=0.0, average="length", scale_rewards="none"),
+        "objective": Objective.GRPO(**GROUPS, beta=0.0, loss_type="dr_grpo", scale_rewards="none"),
         "adapter": DORA,
     },
     # -- references
     "reference-synced": lambda: {
         "objective": Objective.DPO(beta=0.5),
-        "reference": Reference.Synced(every_steps=3, mixup=0.6),
+        "reference": Reference.Synced(every_steps=3, ref_model_mixup_alpha=0.6),
         "adapter": LORA,
     },
     "reference-own-cached": lambda: {
@@ -304,7 +306,7 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "mesh-stages": lambda: {**tiny("Qwen3MoE"), "mesh": Mesh(data=2, stage=4), "microbatch_size": 8, "batch_size": 16},
     "mesh-experts": lambda: {
-        **tiny("Mixtral", router_loss=0.02),
+        **tiny("Mixtral", router_aux_loss_coef=0.02),
         "mesh": Mesh(fsdp=2, expert=2, tensor=2),
         "microbatch_size": 4,
     },
@@ -326,7 +328,7 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
         "optimizer": ADAMW,
         "evaluation": Evaluation(
             every_steps=5,
-            data=Data.Preferences("held_out_pairs.jsonl", max_prompt_length=24, max_response_length=16),
+            data=Data.Preferences("held_out_pairs.jsonl", max_prompt_length=24, max_completion_length=16),
             prompts=("a red fox", "why"),
             max_new_tokens=6,
             temperature=0.8,
@@ -339,16 +341,16 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
     "family-gemma3": lambda: tiny("Gemma3"),
     "family-llama3": lambda: tiny("Llama3"),
     "family-mistral": lambda: tiny("Mistral"),
-    "family-mixtral": lambda: tiny("Mixtral", router_loss=0.02),
+    "family-mixtral": lambda: tiny("Mixtral", router_aux_loss_coef=0.02),
     "family-qwen2": lambda: tiny("Qwen2"),
     "family-qwen3": lambda: tiny("Qwen3"),
     "family-qwen3-moe": lambda: tiny("Qwen3MoE"),
-    "family-gpt-oss": lambda: tiny("GPTOSS", router_loss=0.01),
+    "family-gpt-oss": lambda: tiny("GPTOSS", router_aux_loss_coef=0.01),
     "family-olmo3": lambda: tiny("Olmo3"),
     "family-deepseek-mtp": lambda: tiny("DeepSeekV3", mtp_layers=1),
-    "family-qwen3-next-mtp": lambda: tiny("Qwen3Next", mtp_layers=1, router_loss=0.01),
+    "family-qwen3-next-mtp": lambda: tiny("Qwen3Next", mtp_layers=1, router_aux_loss_coef=0.01),
     "family-deepseek-router-whole": lambda: {
-        **of_ids("deepseek_v3", router_loss=0.02, microbatch_size=4),
+        **of_ids("deepseek_v3", router_aux_loss_coef=0.02, microbatch_size=4),
         "adapter": LORA,
     },
     "family-qwen3-next-packed": lambda: of_ids("qwen3_next", batching=PACKED, adapter=LORA),
@@ -365,7 +367,7 @@ def asked(name: str, fields: Mapping[str, Any]) -> Experiment:
         **{
             "name": name,
             "model": MODEL,
-            "data": data[fields["objective"].reads],
+            "data": data[fields["objective"].batch_kind],
             "optimizer": SGD,
             "batch_size": 8,
             "steps": 10,
@@ -407,7 +409,7 @@ def _train(name: str, fields: Callable[[], dict[str, Any]]) -> Callable[[], Resu
 
 def _resumed() -> Result:
     """A run that is stopped, and goes on: answers are drawn again, the state is read from its checkpoint."""
-    objective = Objective.GRPO(rewards=(Reward("stopping"),), group_size=4, updates_per_rollout=2)
+    objective = Objective.GRPO(rewards=(Reward("stopping"),), num_generations=4, num_iterations=2)
     fields = {"objective": objective, "optimizer": ADAMW, "checkpoint": Checkpoint(every_steps=4)}
     experiment = asked("resumed", fields)
     stopped = run(experiment)

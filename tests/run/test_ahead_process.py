@@ -227,7 +227,7 @@ LORA = attrs.evolve(
     EXPERIMENT,
     objective=Objective.DPO(),
     adapter=Adapter.LoRA(rank=4),
-    data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+    data=Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16),
 )
 
 

@@ -82,7 +82,7 @@ HEADING = "in Experiment 'dpo'\n"
             "'attention'?\n",
         ),
         (
-            ["data.max_prompt_length=1000", "data.max_response_length=100"],
+            ["data.max_prompt_length=1000", "data.max_completion_length=100"],
             f"PlanError: 1 problem {HEADING}  data.max_prompt_length: prompt and response may take 1100 tokens, Model.Gemma3 "
             "reads at most 1024\n",
         ),

@@ -35,7 +35,7 @@ rows = "".join('{"prompt": "a", "chosen": "b", "rejected": "c"}\\n' for _ in ran
 open("pairs.jsonl", "w").write(rows)
 experiment = Experiment(
     name="small", model=Model.Gemma3("tiny"), objective=Objective.DPO(beta=0.1),
-    data=Data.Preferences("pairs.jsonl", max_prompt_length=8, max_response_length=8),
+    data=Data.Preferences("pairs.jsonl", max_prompt_length=8, max_completion_length=8),
     optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)), memory=Memory(reference="cached"),
     batch_size=2, steps=1,
 )

@@ -87,7 +87,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_figures_below() -> None:
     display.stage("training", 2000)
     for step in (1, 2, 3):
         clock.now += 2
-        display.step(step, 2000, {"loss": 0.5, "rewards/margins": float("nan")}, {"tokens/s": 999.9, "rows/s": 2.0})
+        display.step(step, 2000, {"loss": 0.5, "rewards/margins": float("nan")}, {"tokens/s": 999.9, "samples/s": 2.0})
     display.say("step 3: [bold]saved[/bold] [/nope]")
     display.close()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n")
@@ -96,7 +96,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_figures_below() -> None:
     assert "step 3: [bold]saved[/bold] [/nope]" in lines
     bar, figures = next((a, b) for a, b in itertools.pairwise(lines) if "3/2000" in a)
     assert re.fullmatch(r" *training ━*╺?╸?━* *3/2000 +1:06:34 left *", bar)
-    assert figures.rstrip() == "loss 0.5  margins nan  1k tokens/s  2 rows/s"
+    assert figures.rstrip() == "loss 0.5  margins nan  1k tokens/s  2 samples/s"
     assert max(map(len, lines)) <= 80
 
 

@@ -260,7 +260,7 @@ experiment = Experiment(
     model=Model.HF(PLACE, weights=Weights.HF(PLACE), tokenizer=Tokenizer.Bytes()),
     adapter=Adapter.LoRA(rank=2),
     objective=Objective.DPO(),
-    data=Data.Preferences("ids.jsonl", max_prompt_length=8, max_response_length=8),
+    data=Data.Preferences("ids.jsonl", max_prompt_length=8, max_completion_length=8),
     optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-2)),
     batch_size=2,
     steps=2,

@@ -45,7 +45,7 @@ def test_it_is_trained_exported_and_goes_along_with_an_adapter(lab: Any) -> None
     def tensors(directory: Path) -> dict[str, np.ndarray]:
         return {name: tensor.read() for name, tensor in safetensors.index(directory / "model.safetensors").items()}
 
-    first = run("first", ", mtp_layers=1", "steps=6", "objective=Objective.SFT(mtp_weight=0.3)")
+    first = run("first", ", mtp_layers=1", "steps=6", "objective=Objective.SFT(mtp_loss_weight=0.3)")
     rows = [json.loads(line) for line in (first / "metrics.jsonl").read_text().splitlines()]
     losses = [row["mtp_loss"] for row in rows if "mtp_loss" in row]
     assert len(losses) == 6

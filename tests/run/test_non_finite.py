@@ -37,7 +37,7 @@ def experiment(weights: Weights, **changes: Any) -> Experiment:
         name="finite",
         model=Model.HF(str(BASE), weights=weights),
         objective=Objective.DPO(),
-        data=Data.Preferences("none.jsonl", max_prompt_length=16, max_response_length=16),
+        data=Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16),
         optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3)),
         batch_size=2,
         steps=1,

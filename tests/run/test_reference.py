@@ -40,7 +40,7 @@ def experiment(place: Path) -> Experiment:
         model=Model.Gemma3("tiny"),
         adapter=Adapter.LoRA(rank=2),
         objective=Objective.DPO(beta=0.1),
-        data=Data.Preferences(str(place / "pairs.jsonl"), max_prompt_length=16, max_response_length=16),
+        data=Data.Preferences(str(place / "pairs.jsonl"), max_prompt_length=16, max_completion_length=16),
         optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3)),
         steps=2,
         batch_size=4,
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_asked_again(ask: Ask, tmp_path: Path, damage: Callabl
 def test_another_base_or_other_ids_are_other_questions(ask: Ask, experiment: Experiment, tmp_path: Path) -> None:
     ask()
     ask(weights="another base")
-    shorter = load(evolve(experiment, {"data.max_response_length": 4}).data, BytesTokenizer())
+    shorter = load(evolve(experiment, {"data.max_completion_length": 4}).data, BytesTokenizer())
     ask(dataset=shorter)
     ask(program=compile(evolve(experiment, {"precision.compute": "bfloat16"})))
     assert len(files(tmp_path)) == 4

@@ -18,7 +18,7 @@ import pytest
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.run_dir import RunDirectory
 
-TIMES = {"attempt", "tokens/s", "rows/s", "pairs/s", "floor_tflops/s", "memory_gib"}
+TIMES = {"attempt", "tokens/s", "samples/s", "pairs/s", "model_tflops/s", "peak_memory_gib"}
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

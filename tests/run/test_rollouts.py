@@ -42,7 +42,7 @@ def vowels(completion: str) -> float:
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
     path = tmp_path_factory.mktemp("rows") / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Say {n}: ", "answer": str(n)}) + "\n" for n in range(ROWS)))
-    found = load(Data.Prompts(str(path), max_response_length=8), BytesTokenizer())
+    found = load(Data.Prompts(str(path), max_completion_length=8), BytesTokenizer())
     assert isinstance(found, Prompts)
     return found
 
@@ -53,8 +53,8 @@ def program(prompts: Prompts) -> Program:
         Experiment(
             name="grpo",
             model=Small(layers=1, pattern=1, vocab_size=320),
-            objective=Objective.GRPO(rewards=(Reward("vowels"),), group_size=2, updates_per_rollout=2, beta=0.0),
-            data=Data.Prompts(prompts.report.source, max_prompt_length=32, max_response_length=8),
+            objective=Objective.GRPO(rewards=(Reward("vowels"),), num_generations=2, num_iterations=2, beta=0.0),
+            data=Data.Prompts(prompts.report.source, max_prompt_length=32, max_completion_length=8),
             optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
             batch_size=4,
             steps=4,
@@ -141,14 +141,14 @@ experiment = Experiment(
     model=Model.Gemma3("tiny", weights=Weights.From(sft)),
     adapter=Adapter.LoRA(rank=4, alpha=8.0),
     objective=Objective.GRPO(
-        rewards=(Reward("contains_answer"),), group_size=4, updates_per_rollout=3, beta=0.01, kl="k1"
+        rewards=(Reward("contains_answer"),), num_generations=4, num_iterations=3, beta=0.01, kl_estimator="k1"
     ),
-    data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_response_length=8),
+    data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=8),
     optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=3e-3)),
     batch_size=16,
     steps=24,
     evaluation=Evaluation(
-        every_steps=12, data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_response_length=8)
+        every_steps=12, data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=8)
     ),
     checkpoint=Checkpoint(every_steps=4, keep=3),
 )

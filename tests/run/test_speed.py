@@ -9,7 +9,7 @@ import jax
 
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.planning.flops import Flops
-from nnxdsl.trainer.throughput import Speed, memory_gib
+from nnxdsl.trainer.throughput import Speed, peak_memory_gib
 
 TEXT = Experiment(
     name="speed",
@@ -25,8 +25,8 @@ TEXT = Experiment(
 def test_a_cpu_has_rates_but_no_share_of_a_peak() -> None:
     speed = Speed.of(compile(TEXT))
     assert speed == Speed("rows", 4, None)
-    assert speed.rates(100, 0.5) == {"tokens/s": 200.0, "rows/s": 8.0}
-    assert speed.use(Flops(3e12, 5e12), 0.5) == {"floor_tflops/s": 6.0}
+    assert speed.rates(100, 0.5) == {"tokens/s": 200.0, "samples/s": 8.0}
+    assert speed.use(Flops(3e12, 5e12), 0.5) == {"model_tflops/s": 6.0}
 
 
 def test_pairs_are_called_so() -> None:
@@ -36,9 +36,9 @@ def test_pairs_are_called_so() -> None:
 
 def test_use_is_a_share_of_all_devices_peak() -> None:
     speed = Speed("pairs", 4, 2e12)
-    assert speed.use(Flops(0.5e12, 0.75e12), 0.5) == {"floor_tflops/s": 1.0, "mfu": 0.5, "hfu": 0.75}
+    assert speed.use(Flops(0.5e12, 0.75e12), 0.5) == {"model_tflops/s": 1.0, "mfu": 0.5, "hfu": 0.75}
 
 
 def test_memory_of_a_cpu_is_the_largest_resident_set_of_the_process() -> None:
     told = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    assert abs(memory_gib(jax.local_devices()) - int(told.split()[1]) / 2**20) < 0.01
+    assert abs(peak_memory_gib(jax.local_devices()) - int(told.split()[1]) / 2**20) < 0.01

@@ -54,7 +54,7 @@ def continued(**fields: Any) -> Experiment:
             str(REPLAY / "model"), weights=Weights.HF(str(REPLAY / "model")), tokenizer=Tokenizer.Bytes()
         ),
         "data": Data.Preferences(
-            str(REPLAY / "pairs.jsonl"), max_prompt_length=16, max_response_length=16, order=Order.AsInFile()
+            str(REPLAY / "pairs.jsonl"), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile()
         ),
         "objective": Objective.DPO(beta=0.1),
         "optimizer": Optimizer.AdamW(schedule=Schedule.Constant(lr=4e-3)),

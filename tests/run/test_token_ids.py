@@ -24,7 +24,7 @@ CURE = (
 INTO_TOKENS = NEEDED + "turn text into tokens (rows of text or chats, evaluation.prompts, rollouts)" + CURE
 
 PAIRS = [{"prompt_ids": [2, n], "chosen_ids": [n + 1, 95], "rejected_ids": [n, n]} for n in range(3, 9)]
-LENGTHS: dict[str, Any] = {"max_prompt_length": 16, "max_response_length": 16}
+LENGTHS: dict[str, Any] = {"max_prompt_length": 16, "max_completion_length": 16}
 
 
 def experiment(place: Path, rows: list[dict[str, Any]], **fields: Any) -> Experiment:

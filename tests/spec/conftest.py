@@ -231,9 +231,9 @@ def optimizers(draw: st.DrawFn, cls: type[Spec]) -> Spec:
 @st.composite
 def sums(draw: st.DrawFn) -> Spec:
     """Sums of objectives of pairs."""
-    pairs = [cls for cls in members_of(Objective) if cls is not Objective.Sum and getattr(cls, "reads", "") == "pairs"]
+    pairs = [cls for cls in members_of(Objective) if cls is not Objective.Sum and cls.batch_kind == "pairs"]
     terms = draw(st.lists(st.sampled_from(pairs).flatmap(of_noun), min_size=1, max_size=3))
-    terms = [attrs.evolve(term, tail_weight=1.0) if hasattr(term, "tail_weight") else term for term in terms]
+    terms = [attrs.evolve(term, ld_alpha=1.0) if hasattr(term, "ld_alpha") else term for term in terms]
     weights = draw(st.lists(values(float, positive), min_size=len(terms), max_size=len(terms)))
     return Objective.Sum(terms=tuple(terms), weights=tuple(weights))
 
@@ -241,13 +241,15 @@ def sums(draw: st.DrawFn) -> Spec:
 @st.composite
 def grpos(draw: st.DrawFn) -> Spec:
     """Objectives of answers, with settings that act."""
-    fields = {n: draw(of_field(f)) for n, f in declared(Objective.GRPO).items() if n not in ("rewards", "group_size")}
-    if fields["updates_per_rollout"] == 1:
-        fields |= {"clip_low": 0.2, "clip_high": 0.2}
+    fields = {
+        n: draw(of_field(f)) for n, f in declared(Objective.GRPO).items() if n not in ("rewards", "num_generations")
+    }
+    if fields["num_iterations"] == 1:
+        fields |= {"epsilon": 0.2, "epsilon_high": None}
     if fields["beta"] == 0:
-        fields["kl"] = "k3"
+        fields["kl_estimator"] = "k3"
     rewards = draw(st.lists(of_noun(Reward), min_size=1, max_size=3, unique_by=lambda reward: reward.name))
-    return Objective.GRPO(**fields, rewards=tuple(rewards), group_size=draw(st.integers(2, 4)))
+    return Objective.GRPO(**fields, rewards=tuple(rewards), num_generations=draw(st.integers(2, 4)))
 
 
 @st.composite
@@ -266,7 +268,7 @@ def evaluations(draw: st.DrawFn, data: st.SearchStrategy[Any]) -> Evaluation:
 def experiments(draw: st.DrawFn) -> Experiment:
     """Valid experiments: what is checked between fields is made to fit, everything else is anything."""
     objective = draw(st.from_type(Objective))
-    sources = [cls for cls in members_of(Data) if cls.yields == objective.reads]
+    sources = [cls for cls in members_of(Data) if cls.yields == objective.batch_kind]
     if getattr(objective, "loss_on", "all") != "all":
         sources.remove(Data.Text)
     data = st.one_of([of_noun(cls) for cls in sources])
@@ -294,7 +296,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     if getattr(adapter, "dropout", 0.0) and (isinstance(fields["batching"], Batching.Packed) or mesh.stage > 1):
         fields["adapter"] = adapter = attrs.evolve(adapter, dropout=0.0)
     modes = {"auto"} if not objective.needs_reference else {"auto", "online"}
-    modes |= {"cached"} if objective.needs_reference and objective.reads in ("pairs", "feedback") else set()
+    modes |= {"cached"} if objective.needs_reference and objective.batch_kind in ("pairs", "feedback") else set()
     reference = draw(st.sampled_from(sorted(modes)))
     compared: list[type[Spec]] = [Reference.Initial]
     compared += [Reference.Synced] if objective.needs_reference and reference != "cached" else []
@@ -303,7 +305,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     fields["reference"] = draw(st.sampled_from(compared).flatmap(of_noun))
     if isinstance(fields["reference"], Reference.Uniform):
         objective = attrs.evolve(objective, divergence=Divergence.ReverseKL())
-    alone = mesh.stage > 1 or objective.over_batch or isinstance(objective, Objective.GRPO)
+    alone = mesh.stage > 1 or objective.compares_across_batch or isinstance(objective, Objective.GRPO)
     alone |= isinstance(fields["batching"], Batching.Packed) or isinstance(fields["reference"], Reference.Synced)
     fields["outer"] = None if alone else draw(st.sampled_from((None, Outer.DiLoCo(workers=mesh.data, lr=1.0))))
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}
@@ -315,14 +317,14 @@ def experiments(draw: st.DrawFn) -> Experiment:
         model = attrs.evolve(model, weights=Weights.Random())
     if isinstance(model.weights, Weights.From):
         model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
-    if hasattr(model, "router_loss") and mesh.stage > 1:
-        model = attrs.evolve(model, router_loss=0.0)
+    if hasattr(model, "router_aux_loss_coef") and mesh.stage > 1:
+        model = attrs.evolve(model, router_aux_loss_coef=0.0)
     quantization = draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None)))
     if hasattr(model, "mtp_layers") and isinstance(model.weights, Weights.From):
         model = attrs.evolve(model, mtp_layers=0)
     further = getattr(model, "mtp_layers", 0) and adapter is None and quantization is None
     if isinstance(objective, Objective.SFT) and not further:
-        objective = attrs.evolve(objective, mtp_weight=0.0)
+        objective = attrs.evolve(objective, mtp_loss_weight=0.0)
     if isinstance(objective, Objective.Distill) and hasattr(objective.teacher, "mtp_layers"):
         objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))
     return Experiment(
@@ -331,7 +333,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         data=draw(data),
         mesh=mesh,
         microbatch_size=draw(st.sampled_from([None, micro])),
-        batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "group_size", 1),
+        batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "num_generations", 1),
         evaluation=draw(st.none() | evaluations(st.none() | data)),
         quantization=quantization,
         precision=draw(of_class(registry["Precision"], **frozen)),
@@ -355,7 +357,7 @@ def design_experiment(**changes: Any) -> Experiment:
         "adapter": Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
         "quantization": Quantization.NF4(block_size=64),
         "objective": Objective.DPO(beta=0.1),
-        "data": Data.Preferences("data/ultrafeedback.jsonl", max_prompt_length=512, max_response_length=512),
+        "data": Data.Preferences("data/ultrafeedback.jsonl", max_prompt_length=512, max_completion_length=512),
         "optimizer": Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1), max_grad_norm=1.0),
         "batch_size": 64,
         "steps": 2_000,

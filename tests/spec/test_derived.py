@@ -18,7 +18,7 @@ from nnxdsl.config.core.serialization import flatten
 LLAMA = Path(__file__).parent.parent / "reference" / "families" / "llama3"
 
 models = st.builds(
-    lambda path, weights, router_loss: Model.HF(path, router_loss=router_loss, **weights),
+    lambda path, weights, router_aux_loss_coef: Model.HF(path, router_aux_loss_coef=router_aux_loss_coef, **weights),
     st.sampled_from("ab"),
     st.one_of(
         st.just({}),
@@ -49,7 +49,7 @@ def test_a_wrong_path_is_said_once() -> None:
 
 def test_they_follow_the_path() -> None:
     assert evolve(Model.HF("a"), {"path": "b"}) == Model.HF("b")
-    assert evolve(Model.HF("a"), {"router_loss": 0.1}).weights == Weights.HF("a")
+    assert evolve(Model.HF("a"), {"router_aux_loss_coef": 0.1}).weights == Weights.HF("a")
     apart = Model.HF("a", weights=Weights.HF("c"))
     assert evolve(apart, {"path": "b"}) == Model.HF("b", weights=Weights.HF("c"))
 

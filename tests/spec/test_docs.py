@@ -52,8 +52,8 @@ def test_inherited_fields_have_the_text_of_the_nearest_class() -> None:
         "beta": "Another text over two lines.",
         "label_smoothing": "Assumed fraction of pairs whose labels are swapped.",
         "divergence": "How the distance from the reference is measured.",
-        "tail_weight": "What a token counts beyond the length of the pair's shorter completion.",
-        "weighting": '"on_policy" weighs pairs by how likely the policy finds their completions, see above.',
+        "ld_alpha": "What a token counts beyond the length of the pair's shorter completion.",
+        "weighting": '"wpo" weighs pairs by how likely the policy finds their completions, see above.',
     }
     assert field_docs(Spec) == {}
 

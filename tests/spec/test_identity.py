@@ -49,7 +49,7 @@ OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size
 OF_PAIRS = (
     Objective.DPO(divergence=Divergence.Alpha()),
     Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.2)),
-    *(cls() for cls in members(Objective).values() if cls.reads == "pairs" and cls is not Objective.Sum),
+    *(cls() for cls in members(Objective).values() if cls.batch_kind == "pairs" and cls is not Objective.Sum),
 )
 """An object of every class that learns from pairs."""
 
@@ -69,7 +69,7 @@ ONLY = {
     ("Experiment", "frozen"): "frozen",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
     ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
-    ("Objective.SFT", "mtp_weight"): "further",
+    ("Objective.SFT", "mtp_loss_weight"): "further",
     ("Model.DeepSeekV3", "mtp_layers"): "DeepSeekV3",
 }
 """Fields that can be another in one experiment alone."""
@@ -109,7 +109,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         "synced": design(reference=Reference.Synced()),
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
         "answers": design(
-            objective=Objective.GRPO(rewards=(Reward("a"),), updates_per_rollout=2), data=Data.Prompts("prompts.jsonl")
+            objective=Objective.GRPO(rewards=(Reward("a"),), num_iterations=2), data=Data.Prompts("prompts.jsonl")
         ),
         "taught": design(
             objective=Objective.Distill(teacher=Model.Gemma3("tiny"), distance=Distance.JSD()),
@@ -123,7 +123,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         "frozen": design(adapter=None, quantization=None, frozen=("embed",)),
         "further": design(
             model=Model.DeepSeekV3("tiny", mtp_layers=1),
-            objective=Objective.SFT(loss_on="all", mtp_weight=0.3),
+            objective=Objective.SFT(loss_on="all", mtp_loss_weight=0.3),
             data=Data.Text("text.jsonl"),
             adapter=None,
             quantization=None,
@@ -205,7 +205,7 @@ def test_the_earlier_stage_counts_by_its_own_mathematics(design: Any) -> None:
 class Grown(Spec):
     """A class that has a second field by now; the default of that is what it did before."""
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"second"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"second"})
 
     first: int = 1
     second: float = 0.0
@@ -220,20 +220,20 @@ def test_a_field_that_came_later_counts_where_it_is_not_its_default() -> None:
 
 def test_later_fields_are_fields_with_defaults() -> None:
     for cls in registry.values():
-        for name in cls.later_fields:
+        for name in cls.fields_added_later:
             assert declared(cls)[name].default is not attrs.NOTHING, (cls, name)
 
 
 def test_the_id_is_the_name_and_eight_digits(design: Any) -> None:
     assert design().id == f"dpo-gemma3-1b-{fingerprint(design())[:8]}"
-    assert design().id.rpartition("-")[2] == "b2566297"
+    assert design().id.rpartition("-")[2] == "9220130e"
 
 
 def test_the_canonical_text_writes_defaults_out(design: Any) -> None:
     small = design(model=Model.Gemma3("tiny"), adapter=None, quantization=None)
     assert canonical(small) == (
         '{"adapter":null,"batch_size":64,'
-        '"data":{"bad_rows":{"type":"Stop"},"max_prompt_length":512,"max_response_length":512,'
+        '"data":{"bad_rows":{"type":"Stop"},"max_completion_length":512,"max_prompt_length":512,'
         '"order":{"type":"Shuffled"},"path":"data/ultrafeedback.jsonl","type":"Preferences"},'
         '"model":{"size":"tiny","tokenizer":{"type":"Auto"},"type":"Gemma3","weights":{"type":"Random"}},'
         '"objective":{"beta":0.1,"divergence":{"type":"ReverseKL"},"label_smoothing":0.0,"type":"DPO"},'

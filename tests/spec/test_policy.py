@@ -15,7 +15,7 @@ def asked(**fields: Any) -> Experiment:
     given: dict[str, Any] = {
         "name": "grpo",
         "model": Model.Gemma3("tiny"),
-        "objective": Objective.GRPO(rewards=REWARDS, group_size=4),
+        "objective": Objective.GRPO(rewards=REWARDS, num_generations=4),
         "data": Data.Prompts("prompts.jsonl"),
         "optimizer": Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
         "batch_size": 8,
@@ -27,7 +27,7 @@ def asked(**fields: Any) -> Experiment:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"batch_size": 6}, "objective.group_size: 4 answers to a prompt do not divide batch_size=6"),
+        ({"batch_size": 6}, "objective.num_generations: 4 answers to a prompt do not divide batch_size=6"),
         (
             {"batching": Batching.Packed()},
             "batching: Batching.Packed arranges rows of a file, and answers are in none; leave it",
@@ -63,11 +63,11 @@ def test_parts_that_do_not_fit(fields: dict[str, Any], problem: str) -> None:
         ({"rewards": ()}, "rewards: is empty; there is nothing to learn from"),
         ({"rewards": REWARDS * 2}, "rewards.1.name: 'exact_answer' is named twice; give it one weight"),
         (
-            {"clip_high": 0.28},
-            "clip_high: has no effect with updates_per_rollout=1, where every probability is what it was when drawn",
+            {"epsilon_high": 0.28},
+            "epsilon_high: has no effect with num_iterations=1, where every probability is what it was when drawn",
         ),
-        ({"beta": 0.0, "kl": "k1"}, "kl: has no effect with beta=0, which takes no reference"),
-        ({"group_size": 1}, "group_size: expected a value >= 2, got 1"),
+        ({"beta": 0.0, "kl_estimator": "k1"}, "kl_estimator: has no effect with beta=0, which takes no reference"),
+        ({"num_generations": 1}, "num_generations: expected a value >= 2, got 1"),
     ],
 )
 def test_settings_that_could_not_act(fields: dict[str, Any], problem: str) -> None:

@@ -110,7 +110,7 @@ def test_two_classes_of_one_name_keep_their_modules_apart(design: Any) -> None:
 def test_a_class_that_cannot_be_imported_again(design: Any) -> None:
     @attrs.frozen(kw_only=True)
     class Hidden(Objective):
-        reads: ClassVar[str] = "pairs"
+        batch_kind: ClassVar[str] = "pairs"
 
     experiment = design(objective=Hidden())
     name = "Hidden cannot be imported again; put the class in a module of its own"

@@ -23,7 +23,7 @@ experiment = Experiment(
     adapter=Adapter.LoRA(rank=16, alpha=32.0, targets=("attention", "mlp")),
     quantization=Quantization.NF4(block_size=64),
     objective=Objective.DPO(beta=0.1),
-    data=Data.Preferences("data/ultrafeedback.jsonl", max_prompt_length=512, max_response_length=512),
+    data=Data.Preferences("data/ultrafeedback.jsonl", max_prompt_length=512, max_completion_length=512),
     optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1), max_grad_norm=1.0),
     batch_size=64, steps=2_000, seed=0,
     mesh=Mesh(fsdp=4, tensor=2), microbatch_size=8,

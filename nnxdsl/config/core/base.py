@@ -40,11 +40,11 @@ class Spec:
 
     A class that says `is_base` of itself has what some members of a family share, and is no member.
 
-    A field that a class gets after experiments with it have run is named in `later_fields`, and its default is what the
-    class did before: where it holds that, the identity leaves it out, so that those runs keep their ids.
+    A field that a class gets after experiments with it have run is named in `fields_added_later`, and its default is
+    what the class did before: where it holds that, the identity leaves it out, so that those runs keep their ids.
     """
 
-    later_fields: ClassVar[frozenset[str]] = frozenset()
+    fields_added_later: ClassVar[frozenset[str]] = frozenset()
     is_base: ClassVar[bool] = False
     family: ClassVar[type[Spec]]
     tag: ClassVar[str]
@@ -89,7 +89,7 @@ class Spec:
         return {}
 
     @classmethod
-    def instead_of(cls, value: object) -> str:
+    def hint_for(cls, value: object) -> str:
         """What to write where `value` was given for this class, to end a message; empty where that is not known."""
         if isinstance(value, type) and issubclass(value, cls) and not is_family(value):
             return f"; write {value.__qualname__}(...)"

@@ -93,7 +93,7 @@ def check_value(value: object, annotation: Any) -> tuple[object, list[Problem]]:
     if attrs.has(annotation):
         if isinstance(value, annotation):
             return value, []
-        return value, _expected(type_name(annotation), value, cast("Any", annotation).instead_of(value))
+        return value, _expected(type_name(annotation), value, cast("Any", annotation).hint_for(value))
     return value, _expected(type_name(annotation), value, _plain(value, annotation))
 
 

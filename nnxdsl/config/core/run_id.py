@@ -17,7 +17,7 @@ SCHEMA = 1
 def canonical(spec: Spec) -> str:
     """The one JSON text of a spec's identity: keys sorted, placement and cadence left out.
 
-    Defaults are written out, but for those of fields that came to their class later (`Spec.later_fields`).
+    Defaults are written out, but for those of fields that came to their class later (`Spec.fields_added_later`).
     """
     return json.dumps(identity(spec), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
@@ -36,7 +36,7 @@ def identity(value: object) -> object:
                 name: identity(held)
                 for name, field in declared(type(value)).items()
                 if name not in outside
-                and not ((held := getattr(value, name)) == field.default and name in value.later_fields)
+                and not ((held := getattr(value, name)) == field.default and name in value.fields_added_later)
             },
         }
     if isinstance(value, tuple):

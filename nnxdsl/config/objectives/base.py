@@ -44,18 +44,18 @@ class Objective(Spec):
     GRPO: ClassVar[type[grpo.GRPO]]
     KTO: ClassVar[type[kto.KTO]]
 
-    reads: ClassVar[str] = ""
+    batch_kind: ClassVar[str] = ""
     """What kind of batch it reads: "pairs", "feedback" or "sequences". Third-party members set it too."""
     needs_reference: ClassVar[bool] = False
     """Whether it compares the policy with a frozen reference model."""
     of_difference: ClassVar[bool] = False
     """Where it has one: whether the loss of a pair is one of a difference of log-ratios, or of scores of them."""
-    sums_tokens: ClassVar[bool] = False
+    is_token_sum: ClassVar[bool] = False
     """Where it reads sequences: whether it sums over target tokens, whichever sequence they belong to."""
-    over_batch: ClassVar[bool] = False
+    compares_across_batch: ClassVar[bool] = False
     """Whether the loss of a row depends on the other rows: a batch in parts is then asked about once before."""
 
     @property
-    def added(self) -> tuple[Objective, ...]:
+    def all_terms(self) -> tuple[Objective, ...]:
         """What it is a sum of: itself alone, if it is none."""
         return (self,)

@@ -81,9 +81,9 @@ class Distill(Objective):
         top_k: How many of the teacher's likeliest words are kept of each target; None asks it for all, at every step.
     """
 
-    reads: ClassVar[str] = "sequences"
-    sums_tokens: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"feature_weight", "top_k"})
+    batch_kind: ClassVar[str] = "sequences"
+    is_token_sum: ClassVar[bool] = True
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"feature_weight", "top_k"})
 
     teacher: Model
     distance: Distance = ForwardKL()

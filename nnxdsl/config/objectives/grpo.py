@@ -21,49 +21,49 @@ from nnxdsl.errors import Problem
 class GRPO(Objective):
     """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300, equation 3, with outcome rewards).
 
-    The policy answers each prompt `group_size` times; an answer's advantage `A` is its reward less the mean of its
+    The policy answers each prompt `num_generations` times; an answer's advantage `A` is its reward less the mean of its
     group, over the group's standard deviation. Each token of it costs `-min(r A, clip(r, 1 - l, 1 + h) A) + beta k`,
-    where `r` is its probability over that when it was drawn, `l` and `h` are `clip_low` and `clip_high`, and `k`
-    estimates the KL divergence from the reference. `average` says what these are a mean over.
+    where `r` is its probability over that when it was drawn, `l` and `h` are `epsilon` and `epsilon_high`, and `k`
+    estimates the KL divergence from the reference. `loss_type` sets what these are a mean over.
 
-    With `average="tokens"`, `clip_high=0.28` and `beta=0` it is DAPO (Yu et al. 2025, arXiv:2503.14476) without its
-    choice of groups; with `average="length"`, `scale_rewards="none"` and `beta=0` it is Dr. GRPO (Liu et al. 2025,
+    With `loss_type="dapo"`, `epsilon_high=0.28` and `beta=0` it is DAPO (Yu et al. 2025, arXiv:2503.14476) without its
+    choice of groups; with `loss_type="dr_grpo"`, `scale_rewards="none"` and `beta=0` it is Dr. GRPO (Liu et al. 2025,
     arXiv:2503.20783).
 
     Attributes:
         rewards: What answers are worth: the weighted sum of these.
-        group_size: Answers to each prompt. `batch_size` counts answers, so this divides it.
+        num_generations: Answers to each prompt. `batch_size` counts answers, so this divides it.
         temperature: Of the draws. It is the policy that divides its logits by it which is trained, as in TRL.
         top_k: Draw among so many of the likeliest tokens; None for all.
         top_p: Draw among the fewest likeliest tokens whose probabilities sum to it or more (of those that `top_k`
             leaves, if it is given); None for all.
-        updates_per_rollout: Optimizer steps that learn from the same answers, one after another.
-        clip_low: How far below 1 a probability ratio counts.
-        clip_high: How far above 1 a probability ratio counts.
+        num_iterations: Optimizer steps that learn from the same answers, one after another.
+        epsilon: How far below 1 a probability ratio counts.
+        epsilon_high: How far above 1 a probability ratio counts; None for as far as below.
         beta: Weight of the KL estimate; 0 for no reference.
-        kl: The estimate, from the log-ratio `x` of policy to reference: "k1" `x`, "k2" `x^2 / 2`, "k3"
+        kl_estimator: The estimate, from the log-ratio `x` of policy to reference: "k1" `x`, "k2" `x^2 / 2`, "k3"
             `exp(-x) - 1 + x`, which is the paper's (Schulman 2020, http://joschu.net/blog/kl-approx.html).
         scale_rewards: What advantages are divided by: the standard deviation of the "group", that of the whole
             "batch", or nothing ("none").
-        average: What the loss is a mean over: "sequences", each the mean of its own tokens (GRPO); all "tokens" of the
-            batch (DAPO); or "length", the sum over tokens divided by the longest possible length of all answers
-            together (Dr. GRPO).
+        loss_type: What the loss is a mean over, by TRL's names: "grpo", sequences, each the mean of its own tokens;
+            "dapo", all tokens of the batch; "dr_grpo", the sum over tokens divided by the longest possible length of
+            all completions together.
     """
 
-    reads: ClassVar[str] = "prompts"
+    batch_kind: ClassVar[str] = "prompts"
 
     rewards: tuple[Reward, ...]
-    group_size: int = attrs.field(default=8, validator=Limit(at_least=2))
+    num_generations: int = attrs.field(default=8, validator=Limit(at_least=2))
     temperature: float = attrs.field(default=1.0, validator=positive)
     top_k: int | None = attrs.field(default=None, validator=positive)
     top_p: float | None = attrs.field(default=None, validator=inner)
-    updates_per_rollout: int = attrs.field(default=1, validator=positive)
-    clip_low: float = attrs.field(default=0.2, validator=Limit(above=0, at_most=1))
-    clip_high: float = attrs.field(default=0.2, validator=positive)
+    num_iterations: int = attrs.field(default=1, validator=positive)
+    epsilon: float = attrs.field(default=0.2, validator=Limit(above=0, at_most=1))
+    epsilon_high: float | None = attrs.field(default=None, validator=positive)
     beta: float = attrs.field(default=0.04, validator=not_negative)
-    kl: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    average: Literal["sequences", "tokens", "length"] = "sequences"
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
 
     # Other members know it by their class; here it goes by `beta`.
     @property
@@ -84,11 +84,11 @@ class GRPO(Objective):
                 yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight")
 
     def _check_clip(self) -> Iterable[Problem]:
-        for name in ("clip_low", "clip_high"):
-            if self.updates_per_rollout == 1 and getattr(self, name) != declared(GRPO)[name].default:
-                message = "has no effect with updates_per_rollout=1, where every probability is what it was when drawn"
+        for name in ("epsilon", "epsilon_high"):
+            if self.num_iterations == 1 and getattr(self, name) != declared(GRPO)[name].default:
+                message = "has no effect with num_iterations=1, where every probability is what it was when drawn"
                 yield Problem(name, message)
 
     def _check_kl(self) -> Iterable[Problem]:
-        if self.beta == 0 and self.kl != declared(GRPO)["kl"].default:
-            yield Problem("kl", "has no effect with beta=0, which takes no reference")
+        if self.beta == 0 and self.kl_estimator != declared(GRPO)["kl_estimator"].default:
+            yield Problem("kl_estimator", "has no effect with beta=0, which takes no reference")

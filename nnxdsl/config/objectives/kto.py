@@ -25,9 +25,9 @@ class KTO(Objective):
         undesirable_weight: The weight `u`.
     """
 
-    reads: ClassVar[str] = "feedback"
+    batch_kind: ClassVar[str] = "feedback"
     needs_reference: ClassVar[bool] = True
-    over_batch: ClassVar[bool] = True
+    compares_across_batch: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
     desirable_weight: float = attrs.field(default=1.0, validator=positive)

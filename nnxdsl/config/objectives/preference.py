@@ -4,9 +4,9 @@ Of a pair, `c` is the log-probability of the chosen completion under the policy 
 nats, summed over its `nC` tokens; `r` and `nR` are those of the rejected one, `d = c - r`, and `s(z) = log sigmoid(z)`.
 A loss is a mean over pairs. Where a class has a divergence, `c` and `r` in its formula are the scores that this makes
 of the log-ratios; rewards are `beta` (`tau` in IPO) times the log-ratios themselves, as in TRL. Where it has a
-`tail_weight` below 1, tokens beyond the length of the shorter completion count so much less in all sums, the
+`ld_alpha` below 1, tokens beyond the length of the shorter completion count so much less in all sums, the
 reference's too (LD-DPO, Liu et al. 2024, arXiv:2409.06411): length itself is then preferred less. Where its
-`weighting` is "on_policy", the loss of a pair is multiplied by `exp(u + v)`, through which no gradient goes: the means
+`weighting` is "wpo", the loss of a pair is multiplied by `exp(u + v)`, through which no gradient goes: the means
 over the tokens of both completions of `log p(token) - log(sum of p^2 over all words)` under the policy (WPO, Zhou et
 al. 2024, arXiv:2406.11827, equation 2, with its sampled alignment, as in TRL).
 """
@@ -29,7 +29,7 @@ from nnxdsl.errors import Problem
 _swapped = Limit(at_least=0, below=0.5)
 """A fraction of labels that are the wrong way round: from a half on, nothing is left to learn."""
 
-Weighting = Literal["equal", "on_policy"]
+Weighting = Literal["equal", "wpo"]
 
 _share = Limit(at_least=0, at_most=1)
 
@@ -44,19 +44,19 @@ class DPO(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         label_smoothing: Assumed fraction of pairs whose labels are swapped.
         divergence: How the distance from the reference is measured.
-        tail_weight: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
+        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
     divergence: Divergence = ReverseKL()
-    tail_weight: float = attrs.field(default=1.0, validator=_share)
+    ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
 
 
@@ -70,19 +70,19 @@ class RobustDPO(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         label_smoothing: Probability `e` that the labels of a pair are swapped.
         divergence: How the distance from the reference is measured.
-        tail_weight: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
+        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.1, validator=_swapped)
     divergence: Divergence = ReverseKL()
-    tail_weight: float = attrs.field(default=1.0, validator=_share)
+    ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
 
 
@@ -97,13 +97,13 @@ class IPO(Objective):
         tau: Strength of the pull towards the reference; the gap of the means aims at 1 / (2 tau) nats per token.
             Rewards are `tau` times summed log-ratios.
         divergence: How the distance from the reference is measured.
-        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
+        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"weighting"})
 
     tau: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
@@ -119,18 +119,18 @@ class Hinge(Objective):
     Attributes:
         beta: Strength of the pull towards the reference: a pair counts until `d` is 1 / beta nats.
         divergence: How the distance from the reference is measured.
-        tail_weight: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
+        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
-    tail_weight: float = attrs.field(default=1.0, validator=_share)
+    ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
 
 
@@ -143,13 +143,13 @@ class LengthNormalizedDPO(Objective):
     Attributes:
         beta: Strength of the pull towards the reference, per token; rewards are `beta` times summed log-ratios.
         divergence: How the distance from the reference is measured.
-        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
+        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"weighting"})
 
     beta: float = attrs.field(default=5.0, validator=positive)
     divergence: Divergence = ReverseKL()
@@ -166,19 +166,19 @@ class EXO(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         label_smoothing: Probability `e` that the rejected completion is better; it cannot be 0, which has no logarithm.
         divergence: How the distance from the reference is measured.
-        tail_weight: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
+        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=1e-3, validator=Limit(above=0, below=0.5))
     divergence: Divergence = ReverseKL()
-    tail_weight: float = attrs.field(default=1.0, validator=_share)
+    ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
 
 
@@ -192,19 +192,19 @@ class DiscoPOP(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         tau: Temperature of the blend `g` of the logistic and the exponential loss.
         divergence: How the distance from the reference is measured.
-        tail_weight: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "on_policy" weighs pairs by how likely the policy finds their completions, see above.
+        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
+        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"tail_weight", "weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.05, validator=positive)
     tau: float = attrs.field(default=0.05, validator=positive)
     divergence: Divergence = ReverseKL()
-    tail_weight: float = attrs.field(default=1.0, validator=_share)
+    ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
 
 
@@ -218,7 +218,7 @@ class NCA(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
@@ -237,16 +237,16 @@ class BCO(Objective):
             their own. The paper has a running mean over batches.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"shift"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"shift"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     shift: Literal["none", "batch"] = "none"
 
     # Other members know it by their class; here it goes by `shift`.
     @property
-    def over_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def compares_across_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether rewards are compared with those of the whole batch."""
         return self.shift == "batch"
 
@@ -261,7 +261,7 @@ class SPPO(Objective):
         beta: The inverse of the paper's `eta`: log-ratios aim at 1 / (2 beta) and -1 / (2 beta) nats.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=1e-3, validator=positive)
@@ -278,7 +278,7 @@ class APOZero(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
@@ -295,7 +295,7 @@ class APODown(Objective):
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
@@ -314,9 +314,9 @@ class AOT(Objective):
         label_smoothing: Assumed fraction of pairs whose labels are swapped.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
-    over_batch: ClassVar[bool] = True
+    compares_across_batch: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
@@ -335,9 +335,9 @@ class AOTUnpaired(Objective):
         label_smoothing: Assumed fraction of pairs whose labels are swapped.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
-    over_batch: ClassVar[bool] = True
+    compares_across_batch: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
@@ -355,7 +355,7 @@ class ORPO(Objective):
             `beta` times mean log-probabilities.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
     beta: float = attrs.field(default=0.1, validator=positive)
 
@@ -372,7 +372,7 @@ class SimPO(Objective):
         gamma: By how much the chosen reward is to exceed the rejected one.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
     beta: float = attrs.field(default=2.0, validator=positive)
     gamma: float = attrs.field(default=1.0, validator=not_negative)
@@ -390,7 +390,7 @@ class CPO(Objective):
         alpha: Weight of the chosen completion's likelihood; 0 for none.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
     beta: float = attrs.field(default=0.1, validator=positive)
     alpha: float = attrs.field(default=1.0, validator=not_negative)
@@ -404,7 +404,7 @@ class ChosenSFT(Objective):
     arXiv:2404.19733). It is a mean over pairs, each the mean of its own tokens.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
 
 @attrs.frozen(kw_only=True)
@@ -420,13 +420,13 @@ class Sum(Objective):
         weights: What each of them is multiplied by.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
     terms: tuple[Objective, ...]
     weights: tuple[float, ...]
 
     @property
-    def added(self) -> tuple[Objective, ...]:
+    def all_terms(self) -> tuple[Objective, ...]:
         """Its terms."""
         return self.terms
 
@@ -442,9 +442,9 @@ class Sum(Objective):
         return all(term.of_difference for term in self.terms if term.needs_reference)
 
     @property
-    def over_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def compares_across_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether one of its terms is a loss of whole batches."""
-        return any(term.over_batch for term in self.terms)
+        return any(term.compares_across_batch for term in self.terms)
 
     def problems(self) -> Iterable[Problem]:
         """Terms are objectives of pairs, each with a weight that acts."""
@@ -457,11 +457,11 @@ class Sum(Objective):
             kind = type(term).__qualname__
             if isinstance(term, Sum):
                 yield Problem(f"terms.{index}", f"{kind} within {kind}; write its terms here")
-            elif getattr(term, "tail_weight", 1.0) != 1:
-                yield Problem(f"terms.{index}.tail_weight", "a sum's terms read one pass, in which every token counts")
-            elif term.reads != "pairs":
+            elif getattr(term, "ld_alpha", 1.0) != 1:
+                yield Problem(f"terms.{index}.ld_alpha", "a sum's terms read one pass, in which every token counts")
+            elif term.batch_kind != "pairs":
                 cure = "; use Objective.ChosenSFT()" if kind == "Objective.SFT" else ""
-                yield Problem(f"terms.{index}", f"{kind} reads {term.reads}, a sum reads pairs{cure}")
+                yield Problem(f"terms.{index}", f"{kind} reads {term.batch_kind}, a sum reads pairs{cure}")
 
     def _check_weights(self) -> Iterable[Problem]:
         for index, weight in enumerate(self.weights):

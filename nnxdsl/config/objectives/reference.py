@@ -57,16 +57,17 @@ class Checkpoint(Reference):
 class Synced(Reference):
     """A copy of what is trained that follows the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656).
 
-    After every so many optimizer steps it becomes `mixup * policy + (1 - mixup) * reference`, leaf by leaf, in float32.
-    Of an adapter its own leaves are mixed, not the weights that they make: both are the same where `mixup` is 1.
+    After every so many optimizer steps it becomes `ref_model_mixup_alpha * policy + (1 - ref_model_mixup_alpha) *
+    reference`, leaf by leaf, in float32. Of an adapter its own leaves are mixed, not the weights that they make: both
+        are the same where `ref_model_mixup_alpha` is 1.
 
     Attributes:
         every_steps: Optimizer steps from one update to the next (the paper's tau).
-        mixup: The policy's share (the paper's alpha); 1 is its hard update.
+        ref_model_mixup_alpha: The policy's share (the paper's alpha); 1 is its hard update.
     """
 
     every_steps: int = attrs.field(default=512, validator=positive)
-    mixup: float = attrs.field(default=0.6, validator=Limit(above=0, at_most=1))
+    ref_model_mixup_alpha: float = attrs.field(default=0.6, validator=Limit(above=0, at_most=1))
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +81,7 @@ class Uniform(Reference):
 
 def _scored(objective: Objective) -> str | None:
     """The name of a divergence that is more than a log-ratio, of an objective or of a term of it."""
-    found = (getattr(term, "divergence", None) for term in objective.added)
+    found = (getattr(term, "divergence", None) for term in objective.all_terms)
     return next((type(each).__qualname__ for each in found if not isinstance(each, ReverseKL | None)), None)
 
 
@@ -105,6 +106,6 @@ def reference_problems(experiment: Experiment) -> Iterable[Problem]:
         yield Problem("memory.reference", f"{asked!r} has no effect: {kind} is no model")
     elif asked == "cached" and isinstance(reference, Synced):
         yield Problem("memory.reference", f"what {kind} says changes, so it cannot be kept; use 'online'")
-    elif asked == "cached" and objective.reads not in ("pairs", "feedback"):
-        message = f"log-probabilities of pairs can be kept, {name} reads {objective.reads}; use 'online'"
+    elif asked == "cached" and objective.batch_kind not in ("pairs", "feedback"):
+        message = f"log-probabilities of pairs can be kept, {name} reads {objective.batch_kind}; use 'online'"
         yield Problem("memory.reference", message)

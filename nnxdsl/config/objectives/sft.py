@@ -23,15 +23,15 @@ class SFT(Objective):
             (answers of tools too); "all" for every token after the first.
         z_loss: Strength of an auxiliary loss that keeps logits from drifting: the mean square of log Z, the natural
             log of what the softmax divides by, over target tokens (PaLM, arXiv:2204.02311, which has 1e-4); 0 for none.
-        mtp_weight: Strength of multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2, which has 0.3 and
-            later 0.1): the mean negative log-likelihood of the target tokens that are predicted one token earlier, by a
-            layer of their own (`mtp_layers` of the model), is added to the loss in training; 0 for none.
+        mtp_loss_weight: Strength of multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2, which has 0.3
+            and later 0.1): the mean negative log-likelihood of the target tokens that are predicted one token earlier,
+            by a layer of their own (`mtp_layers` of the model), is added to the loss in training; 0 for none.
     """
 
-    reads: ClassVar[str] = "sequences"
-    sums_tokens: ClassVar[bool] = True
-    later_fields: ClassVar[frozenset[str]] = frozenset({"mtp_weight"})
+    batch_kind: ClassVar[str] = "sequences"
+    is_token_sum: ClassVar[bool] = True
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_loss_weight"})
 
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     z_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
-    mtp_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0))

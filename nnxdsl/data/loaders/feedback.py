@@ -78,7 +78,7 @@ def load_feedback(
     paired = apart._replace(parts={**apart.parts, "rejected": _taken(completions, other)})
     prompt, longest = (paired.parts[name].lengths for name in ("prompt", "chosen"))
     longest = longest.clip(min=paired.parts["rejected"].lengths)
-    require_fit(prompt + longest, paired, max_position, "lower data.max_prompt_length or data.max_response_length")
+    require_fit(prompt + longest, paired, max_position, "lower data.max_prompt_length or data.max_completion_length")
     answers = Pairs(paired)
     answers.desirable = desirable
     return answers
@@ -151,7 +151,7 @@ def _example(
     bos = None if is_ids else encoder.tokenizer.bos_id
     parts = {
         "prompt": cut_left(prompt, data.max_prompt_length, bos),
-        "completion": completion[: data.max_response_length],
+        "completion": completion[: data.max_completion_length],
     }
     whole = {"prompt": prompt, "completion": completion}
     cut = tuple(name for name, ids in parts.items() if len(ids) < len(whole[name]))

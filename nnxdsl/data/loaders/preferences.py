@@ -52,7 +52,7 @@ def load_preferences(
     kept = build_dataset(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
     prompt, chosen, rejected = (kept.parts[name].lengths for name in ("prompt", *SIDES))
     longest = chosen.clip(min=rejected)
-    require_fit(prompt + longest, kept, max_position, "lower data.max_prompt_length or data.max_response_length")
+    require_fit(prompt + longest, kept, max_position, "lower data.max_prompt_length or data.max_completion_length")
     return Pairs(kept)
 
 
@@ -81,14 +81,14 @@ def example(
     bos = None if is_ids else encoder.tokenizer.bos_id
     parts = {
         "prompt": cut_left(prompt, data.max_prompt_length, bos),
-        "chosen": chosen[: data.max_response_length],
-        "rejected": rejected[: data.max_response_length],
+        "chosen": chosen[: data.max_completion_length],
+        "rejected": rejected[: data.max_completion_length],
     }
     if parts["chosen"] == parts["rejected"]:
         raise RowError(
             "identical after cutting",
-            f"chosen and rejected differ only after their first {data.max_response_length:,} tokens; raise "
-            f"data.max_response_length",
+            f"chosen and rejected differ only after their first {data.max_completion_length:,} tokens; raise "
+            f"data.max_completion_length",
         )
     whole = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     cut = tuple(name for name, ids in parts.items() if len(ids) < len(whole[name]))

@@ -52,11 +52,11 @@ def load_prompts(
         return Example({"prompt": kept}, cut, odd, isinstance(value, list), columns=dict(row))
 
     kept = build_dataset(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary)
-    prompts = Prompts(kept, data.max_response_length)
-    longest = kept.parts["prompt"].longest + data.max_response_length
+    prompts = Prompts(kept, data.max_completion_length)
+    longest = kept.parts["prompt"].longest + data.max_completion_length
     if max_position is not None and longest > max_position:
         raise DataError(
             f"{data.path}: the longest prompt and an answer to it may take {longest:,} tokens, more than the model's "
-            f"{max_position:,} positions; lower data.max_prompt_length or data.max_response_length"
+            f"{max_position:,} positions; lower data.max_prompt_length or data.max_completion_length"
         )
     return prompts

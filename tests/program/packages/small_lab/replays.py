@@ -34,7 +34,7 @@ ADAMW = Optimizer.AdamW(
 def asked(case: dict[str, Any]) -> Experiment:
     """The experiment of a stored case."""
     objective = from_dict(case["objective"], expected=Objective)
-    source = Data.Feedback if objective.reads == "feedback" else Data.Preferences
+    source = Data.Feedback if objective.batch_kind == "feedback" else Data.Preferences
     fields: dict[str, Any] = {}
     if "synced" in case:
         fields["reference"] = Reference.Synced(**case["synced"])
@@ -45,7 +45,9 @@ def asked(case: dict[str, Any]) -> Experiment:
         model=Small(weights=Weights.HF(str(REPLAY / "model")), tokenizer=Tokenizer.Bytes()),
         adapter=Adapter.LoRA(rank=3, alpha=6.0),
         objective=objective,
-        data=source(str(REPLAY / "pairs.jsonl"), max_prompt_length=16, max_response_length=16, order=Order.AsInFile()),
+        data=source(
+            str(REPLAY / "pairs.jsonl"), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile()
+        ),
         optimizer=ADAMW,
         batch_size=4,
         steps=10,

@@ -19,7 +19,7 @@ class SimPO(Objective):
         gamma: Margin between them.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
     beta: float = 2.0
     gamma: float = 1.0

@@ -16,7 +16,7 @@ os.environ["HER_LAB_WAS_IMPORTED"] = "1"
 class Hers(Objective):
     """An objective."""
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
 
 def longest(completion: str) -> float:

@@ -17,6 +17,6 @@ class SimPO(Objective):
         margin: A number.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
     margin: float = 0.0

@@ -19,7 +19,7 @@ class SimPO(Objective):
         gamma: Margin between them.
     """
 
-    reads: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = False
 
     beta: float = attrs.field(default=2, validator=positive)
