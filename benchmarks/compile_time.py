@@ -54,7 +54,7 @@ def child(layers: int, is_gemma: bool) -> dict[str, float]:
     asked = shaped.experiment(model, prompt=32, response=16)
     marks = [time.process_time()]
     program = nnxdsl.compile(asked)
-    batch = program.put(shaped.pairs(asked))
+    batch = program.shard_batch(shaped.pairs(asked))
     marks.append(time.process_time())
     lowered = program.lower(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), batch))
     marks.append(time.process_time())

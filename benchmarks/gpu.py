@@ -205,7 +205,7 @@ def take_steps(job: Job, experiment: Experiment, rounds: int) -> dict[str, Any]:
     batch = rows(experiment, job)
     state = program.init(Repeated(program.blueprint))
     placed, taken, loss = peak_bytes(), [], math.nan
-    given = program.put(batch)
+    given = program.shard_batch(batch)
     for _ in range(rounds + 2):  # the first compiles, the second allocates
         start = time.perf_counter()
         state, metrics = program.step(state, given)

@@ -48,7 +48,7 @@ class Steps:
         pairs = data.load(asked.data, data.BytesTokenizer(), vocabulary=small.CONFIG.vocab_size)
         batch = data.BatchSampler(pairs, batch_size=asked.batch_size, seed=0, order=asked.data.order).at(0)
         if way == "cached":
-            batch = jax.tree.map(np.asarray, self.program.referenced(self.state, batch))
+            batch = jax.tree.map(np.asarray, self.program.with_reference_logps(self.state, batch))
         self.batch = batch
 
     def step(self) -> None:
@@ -58,13 +58,13 @@ class Steps:
 
     def forward(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """The forward pass alone, and with what the backward pass needs of it."""
-        computation, frozen, batch = self.program.computation, self.state.frozen, self.program.put(self.batch)
+        computation, frozen, batch = self.program.train_step, self.state.frozen, self.program.shard_batch(self.batch)
 
         def alone(trainable: Any, frozen: Any) -> Any:
-            return computation.reader(frozen, batch, {})(computation.cast(trainable)).scored
+            return computation.make_forward(frozen, batch, {})(computation.cast(trainable)).scored
 
         def keeping(trainable: Any, frozen: Any) -> Any:
-            out, back = jax.vjp(computation.reader(frozen, batch, {}), computation.cast(trainable))
+            out, back = jax.vjp(computation.make_forward(frozen, batch, {}), computation.cast(trainable))
             return out.scored, jax.tree.leaves(back)
 
         passes = jax.jit(alone), jax.jit(keeping)

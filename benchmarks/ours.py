@@ -35,7 +35,7 @@ def main() -> None:
     )
     batches = [ahead.at(step) for step in range(len(job.pairs) // asked.batch_size)]
     if options.reference == "cached":
-        batches = [jax.tree.map(np.asarray, program.referenced(state, batch)) for batch in batches]
+        batches = [jax.tree.map(np.asarray, program.with_reference_logps(state, batch)) for batch in batches]
 
     def one(step: int) -> float:
         nonlocal state

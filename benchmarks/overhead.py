@@ -40,7 +40,7 @@ class Bench:
     def __init__(self, place: Path, layers: int) -> None:
         asked = shaped.experiment(shaped.Shaped(layers=layers))
         self.program, self.batch = nnxdsl.compile(asked), shaped.pairs(asked)
-        self.placed, self.flops = self.program.put(self.batch), work(self.program.blueprint, self.batch)
+        self.placed, self.flops = self.program.shard_batch(self.batch), work(self.program.blueprint, self.batch)
         self.state, self.metrics = self.program.step(self.program.init(), self.placed)
         self.leaves = [*jax.tree.leaves(self.state)]
         kept = TrainState(*self.state)
@@ -49,7 +49,7 @@ class Bench:
         moved = len(jax.tree.leaves(moving))
 
         def flat(moving: list[Any], fixed: list[Any]) -> tuple[list[Any], Any]:
-            after, metrics = self.program.computation.step(*jax.tree.unflatten(form, [*moving, *fixed]))
+            after, metrics = self.program.train_step.step(*jax.tree.unflatten(form, [*moving, *fixed]))
             return jax.tree.leaves(after), metrics
 
         copies = jax.tree.map(lambda leaf: leaf.copy(), arguments[:moved])
@@ -71,7 +71,7 @@ class Bench:
 
     def make(self) -> None:
         """A batch on its way to the device, and its operations counted: in a thread of its own on accelerators."""
-        self.program.put(self.batch)
+        self.program.shard_batch(self.batch)
         self.flops = work(self.program.blueprint, self.batch)
 
     def settle(self) -> None:

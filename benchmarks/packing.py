@@ -97,7 +97,7 @@ def step_seconds(model: str, size: int, micro: int | None, shrink: int, turns: i
             known = dataset.referenced(logps)
             batches = BatchSampler(known, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
             for step in range(4):
-                batch = program.put(batches.at(step))
+                batch = program.shard_batch(batches.at(step))
                 jax.block_until_ready(batch)
                 began = time.perf_counter()
                 state, metrics = program.step(state, batch)

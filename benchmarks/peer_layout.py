@@ -29,7 +29,7 @@ def main() -> None:
     turns, job = Turns(), Job(parser.parse_args().job)
     program = nnxdsl.compile(experiment(job.directory, job.numbers, "online"))
     first = program.init()
-    forward, template = program.computation.forward, program.computation.policy
+    forward, template = program.train_step.forward, program.train_step.policy
     update, beta, response = program.blueprint.update, job.numbers["beta"], job.numbers["response"]
 
     def logps(

@@ -107,12 +107,12 @@ def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         program = nnxdsl.compile(small.experiment(Path(place), numbers, "cached", random=True))
     state = program.init()
-    shared = program.computation
+    shared = program.train_step
     twice = attrs.evolve(shared, forward=Twice(**attrs.asdict(shared.forward, recurse=False)))
-    batch = program.put(batch_of(prompt, response))
+    batch = program.shard_batch(batch_of(prompt, response))
     # With B = 0 nothing would be learnt about A.
     trainable = {path: 0.02 * jnp.cos(jnp.arange(x.size)).reshape(x.shape) for path, x in state.trainable.items()}
-    gradients = [jax.jit(one.gradients)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
+    gradients = [jax.jit(one.microbatch_grads)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
     given = DonatedState(state.step, trainable, state.optimizer), state.frozen, {}, batch
     sides = [jax.jit(one.step).lower(*given).compile() for one in (shared, twice)]
     seconds: list[list[float]] = [[], []]

@@ -66,8 +66,8 @@ def steps(adapted: bool, dataset: Pairs, repeat: int) -> dict[str, list[float]]:
     for mode in ("cached", "online"):
         program = compile(recipe(adapted, mode))
         state = program.init()
-        batch = program.put(dataset.batch(range(16), 16))
-        batch = jax.block_until_ready(program.referenced(state, batch) if mode == "cached" else batch)
+        batch = program.shard_batch(dataset.batch(range(16), 16))
+        batch = jax.block_until_ready(program.with_reference_logps(state, batch) if mode == "cached" else batch)
         sides[mode] = [program, program.step(state, batch)[0], batch]
     took: dict[str, list[float]] = {mode: [] for mode in sides}
     for _ in range(repeat):

@@ -180,7 +180,11 @@ def pairs(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, 
             apart = np.abs(np.asarray(first.logp) - np.asarray(other.stats.logp)) * np.asarray(first.mask)
             largest = max(largest, float(apart.max()))
     blueprint = models.program.blueprint
-    moves = blueprint.is_apart or blueprint.follows or models.other.name not in (REFERENCE, UNTRAINED)
+    moves = (
+        blueprint.reference_has_own_weights
+        or blueprint.syncs_reference
+        or models.other.name not in (REFERENCE, UNTRAINED)
+    )
     return {
         **_who(models),
         "rows": rows,

@@ -138,15 +138,17 @@ class ModelPair:
                 if not against.isdigit():
                     raise RunError(f"expected 'reference', a step, or RUN@STEP, got {against!r}")
                 other = _of_state(program, f"step {int(against)}", at_step(int(against)))
-            elif program.blueprint.is_apart:
+            elif program.blueprint.reference_has_own_weights:
                 tell("reading the reference's weights")
-                other = _apart(program, program.apart(source))
-            elif program.blueprint.follows and step:
+                other = _apart(program, program.load_reference(source))
+            elif program.blueprint.syncs_reference and step:
                 other = _of_state(program, REFERENCE, at_step(step, "reference"))
-            elif program.computation.reference is None:
+            elif program.train_step.reference is None:
                 other = _of_state(program, UNTRAINED, first)
             else:
-                base = lora.disable_adapter(first.trainable) if program.computation.is_off else first.trainable
+                base = (
+                    lora.disable_adapter(first.trainable) if program.train_step.reference_is_base else first.trainable
+                )
                 other = _of_state(program, REFERENCE, state(0, base))
         tell("reading held-out rows")
         tokenizer = _tokenizer(asked, home)
@@ -171,7 +173,7 @@ class ModelPair:
     def sampler(self, name: str) -> Sampler:
         """What answers with one of `models`; two of one structure share what is compiled."""
         blueprint, (template, _) = self.program.blueprint, self.models()[name]
-        kind = "policy" if template is self.program.computation.policy else name
+        kind = "policy" if template is self.program.train_step.policy else name
         if kind not in self._samplers:
             self._samplers[kind] = Sampler(template, blueprint.config, blueprint.compute, stop_ids(self.tokenizer))
         return self._samplers[kind]
@@ -183,7 +185,7 @@ class ModelPair:
             policy: What the policy says of some pairs.
             other: What it is compared with; the objective does not read it if it has no reference.
         """
-        compares, loss = self.program.computation.reference is not None, self.program.computation.loss
+        compares, loss = self.program.train_step.reference is not None, self.program.train_step.loss
 
         def each(policy: PairsSaid, other: PairsSaid) -> dict[str, jax.Array]:
             def of_one(weight: jax.Array) -> dict[str, jax.Array]:
@@ -212,7 +214,7 @@ class ModelPair:
             By "policy" and "other", whose likeliest they are: ids, what the policy and what the other give them in
             nats; all `[T, 5]`. Row t is about token t + 1.
         """
-        forward, config = self.program.computation.forward, self.program.blueprint.config
+        forward, config = self.program.train_step.forward, self.program.blueprint.config
         templates = {name: template for name, (template, _) in self.models().items()}
         count = min(ALTERNATIVES, config.vocab_size)
 
@@ -280,7 +282,7 @@ class _Saved:
         if number not in steps:
             raise RunError(f"{self.directory} has no checkpoint of step {number}; there are {steps}")
         self.tell(f"reading the checkpoint of step {number} of {self.directory.name}")
-        found = self.checkpoints.restore(number, {group: self.program.targets()[group]})[group]
+        found = self.checkpoints.restore(number, {group: self.program.checkpoint_targets()[group]})[group]
         return self.state(number, found)
 
 
@@ -311,9 +313,9 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
         source = sources.open_source(program.blueprint, home)
         state = _Saved.read(directory, program, checkpoints, source, tell).at_step(int(step))
     template, leaves = program.policy(state)
-    forward = mine.computation.forward
+    forward = mine.train_step.forward
     read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
-    return Comparison(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.put(batch)))
+    return Comparison(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.shard_batch(batch)))
 
 
 def _tokenizer(experiment: Experiment, home: Path) -> TokenizerBase:
@@ -328,11 +330,11 @@ def _of_state(program: Program, name: str, state: TrainState) -> Comparison:
 
 def _apart(program: Program, leaves: Leaves) -> Comparison:
     """A reference with weights of its own, read as training reads it."""
-    template, forward = program.computation.reference, program.computation.apart
+    template, forward = program.train_step.reference, program.train_step.apart
     assert template is not None
     assert forward is not None
     read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
-    return Comparison(REFERENCE, template, leaves, lambda batch: read(leaves, program.put(batch)))
+    return Comparison(REFERENCE, template, leaves, lambda batch: read(leaves, program.shard_batch(batch)))
 
 
 def _loaded(program: Program, data: Data, tokenizer: TokenizerBase) -> Dataset:

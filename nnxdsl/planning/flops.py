@@ -133,11 +133,11 @@ def fewest(blueprint: Blueprint, held: Content) -> float:
     # What linear layers do with their memories is little beside their products, and left out.
     windows = {"local": config.window, "global": None}
     seen = {kind: held.seen(window) for kind, window in windows.items() if kind in config.layers}
-    kinds = config.layers + blueprint.further
+    kinds = config.layers + blueprint.mtp_layer_kinds
     scores = [2.0 * config.num_heads * sum(config.head_widths) * seen.get(kind, 0) for kind in kinds]
     attention = sum(scores)
     # The targets of a layer that predicts further ahead are taken as many: all but the first ones of sequences.
-    forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets * (1 + len(blueprint.further))
+    forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets * (1 + len(blueprint.mtp_layer_kinds))
     passes = 3 if blueprint.experiment.adapter is None else 2
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
     step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
@@ -159,7 +159,7 @@ def _taught(teacher: Teacher, held: Content) -> float:
 def _trunk(model: Blueprint | Teacher) -> int:
     """Weights of the layers that take part in the products of one token."""
     layers = (size for layer in range(model.config.num_layers) for size in _kernels(model, layer).values())
-    if isinstance(model, Teacher) or not model.further:
+    if isinstance(model, Teacher) or not model.mtp_layer_kinds:
         return sum(layers)
     further = (leaf for path, leaf in model.base.items() if is_mtp_param(path) and path.endswith(".kernel"))
     return sum(layers) + sum(_used(model, leaf) for leaf in further)
@@ -179,9 +179,9 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     """
     of, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
-    tokens, targets = rows * filled.trunk, rows * filled.head * (1 + len(blueprint.further))
+    tokens, targets = rows * filled.trunk, rows * filled.head * (1 + len(blueprint.mtp_layer_kinds))
     scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens
-    scores *= sum(kind != "linear" for kind in config.layers + blueprint.further)
+    scores *= sum(kind != "linear" for kind in config.layers + blueprint.mtp_layer_kinds)
     # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
     twice = blueprint.experiment.compares_parts  # each part forward, before the whole batch's loss is known
     passes = 1 + 1 + (not adapted) + again + compared + twice

@@ -171,7 +171,7 @@ def _cure(blueprint: Blueprint, usable: int) -> str | None:
                 microbatch_size=experiment.batch_size // parts,
                 memory=attrs.evolve(experiment.memory, remat="full"),
             )
-            size = _bytes(memory(blueprint.placed(asked), longest), "device")
+            size = _bytes(memory(blueprint.with_placement(asked), longest), "device")
             if size <= usable:
                 words = f"memory.remat=full microbatch_size={asked.microbatch_size}"
                 return f"with {words} it would take {size / 2**30:.1f} GiB"

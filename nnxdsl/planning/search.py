@@ -68,14 +68,14 @@ def search(
     meshes = _meshes(experiment, device, count)
     for number, mesh in enumerate(meshes):
         told(number, len(meshes))
-        here = drawn.placed(mesh)
+        here = drawn.with_placement(mesh)
         if here.layout.problems():
             continue
         for asked in _placements(mesh):
             if here.layout.batch_problems(asked.rows_at_once):
                 continue
             tried += 1
-            placed = here.placed(asked)
+            placed = here.with_placement(asked)
             size = sum(part.bytes for part in memory(placed, longest, trace) if part.memory == "device")
             if size <= device.usable:
                 found.append(Found(_changes(asked), size, cost(placed, longest, device)))

@@ -79,7 +79,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     here = rows / batch / tokens_cut  # rows of a micro-batch on one device, as if whole ones
     size = blueprint.compute.itemsize
     activation = here * longest.trunk * config.embed_dim * size
-    layers_run = config.num_layers + len(blueprint.further)
+    layers_run = config.num_layers + len(blueprint.mtp_layer_kinds)
     weights = (of.trunk / layout.stages + of.head) * size / tensor
     sweeps = (2 + again + compared + experiment.compares_parts) * times
     moved = weights * sweeps + 12 * activation * layers_run * sweeps

@@ -38,4 +38,4 @@ def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None 
 def with_remat(blueprint: Blueprint, remat: Remat) -> Blueprint:
     """The blueprint with this rematerialisation, whatever was asked for."""
     experiment = blueprint.experiment
-    return blueprint.placed(attrs.evolve(experiment, memory=attrs.evolve(experiment.memory, remat=remat)))
+    return blueprint.with_placement(attrs.evolve(experiment, memory=attrs.evolve(experiment.memory, remat=remat)))

@@ -100,7 +100,7 @@ class Blueprint:
         """Leaves of the published network, by path."""
         return self.base_template.variables
 
-    def placed(self, experiment: Experiment) -> Blueprint:
+    def with_placement(self, experiment: Experiment) -> Blueprint:
         """The same program where `experiment`, which differs in nothing but placement, wants it."""
         layout = self.layout if experiment.mesh == self.experiment.mesh else self.layout.on(experiment.mesh)
         return attrs.evolve(self, experiment=experiment, layout=layout)
@@ -140,12 +140,12 @@ class Blueprint:
         return self.experiment.rows_at_once * (_FORWARD_MICROBATCHES if has_room else 1)
 
     @property
-    def follows(self) -> bool:
+    def syncs_reference(self) -> bool:
         """Whether the reference is a copy of what is trained that follows it, and so a part of the state."""
         return self.reference is not None and isinstance(self.experiment.reference, Synced)
 
     @property
-    def is_apart(self) -> bool:
+    def reference_has_own_weights(self) -> bool:
         """Whether the reference has weights that nothing of the policy is made of."""
         return self.reference is not None and isinstance(self.experiment.reference, Checkpoint)
 
@@ -176,14 +176,14 @@ class Blueprint:
         return self.layout.with_part("teacher", arrays)
 
     @property
-    def is_off(self) -> bool:
+    def reference_is_base(self) -> bool:
         """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
         adapter = self.experiment.adapter
         is_new = adapter is not None and not any(lora.needs_initial_copy(adapter, path) for path in self.trainable)
-        return self.reference is not None and is_new and not self.follows and not self.is_apart
+        return self.reference is not None and is_new and not self.syncs_reference and not self.reference_has_own_weights
 
     @property
-    def further(self) -> tuple[LayerKind, ...]:
+    def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every layer that predicts tokens further ahead, where a loss reads what it says."""
         return self.config.further if self.experiment.mtp_loss_weight else ()
 
@@ -208,7 +208,7 @@ def build_blueprint(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     Raises:
         PlanError: with everything that does not fit.
     """
-    blueprint, problems = _outline(experiment, platform)
+    blueprint, problems = _build_unplaced(experiment, platform)
     rows = "batch_size" if experiment.microbatch_size is None else "microbatch_size"
     problems += blueprint.kernels.problems()
     misplaced = blueprint.teacher_layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once, rows)
@@ -224,13 +224,13 @@ def build_unplaced(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     Raises:
         PlanError: with everything that fits no mesh.
     """
-    blueprint, problems = _outline(experiment, platform)
+    blueprint, problems = _build_unplaced(experiment, platform)
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     return blueprint
 
 
-def _outline(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Problem]]:
+def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Problem]]:
     config = architecture(experiment.model)
     adapter, quantization = experiment.adapter, experiment.quantization
     compute, kept = dtypes(experiment, platform)

@@ -62,13 +62,13 @@ class Program:
         experiment: What was asked for.
         blueprint: What is known without devices.
         mesh: The devices.
-        computation: The mathematics of one step.
+        train_step: The mathematics of one step.
     """
 
     experiment: Experiment
     blueprint: Blueprint
     mesh: Mesh
-    computation: TrainStep
+    train_step: TrainStep
     _step: Any = None
     _evaluate: Any = None
     _score: Any = None
@@ -110,31 +110,31 @@ class Program:
         Returns:
             The new state, and scalars that are still on the device: reading them waits for the step.
         """
-        moving, still = self._moving(state)
-        moved, metrics = self._step(moving, state.frozen, still, self.put(batch))
+        moving, still = self._donated(state)
+        moved, metrics = self._step(moving, state.frozen, still, self.shard_batch(batch))
         reference = moved.reference or state.reference
         return TrainState(moved.step, moved.trainable, moved.optimizer, state.frozen, reference), metrics
 
-    def _moving(self, state: TrainState) -> tuple[DonatedState, Leaves]:
+    def _donated(self, state: TrainState) -> tuple[DonatedState, Leaves]:
         """What a step replaces, and the reference where it stands still."""
         moving = DonatedState(state.step, state.trainable, state.optimizer, {})
-        if not self.blueprint.follows:
+        if not self.blueprint.syncs_reference:
             return moving, state.reference
         return moving._replace(reference=state.reference), {}
 
     def evaluate(self, state: TrainState, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
-        batch = self.put(batch)
-        is_asked = self.computation.reference is not None and cached_reference_logps(batch) is None
-        if is_asked or self.computation.teacher is not None:
+        batch = self.shard_batch(batch)
+        is_asked = self.train_step.reference is not None and cached_reference_logps(batch) is None
+        if is_asked or self.train_step.teacher is not None:
             return self._evaluate(state.trainable, state.frozen, state.reference, batch)
         return self._judge(self.score(state, batch), batch)
 
     def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
         """What the policy says of a batch; equal weights and equal shapes give equal bits."""
-        return self._score(state.trainable, state.frozen, self.put(without_cached(batch)))
+        return self._score(state.trainable, state.frozen, self.shard_batch(without_cached(batch)))
 
-    def referenced(self, state: TrainState, batch: Batch) -> Batch:
+    def with_reference_logps(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with what the policy of `state` says of its pairs, which is then its reference.
 
         Args:
@@ -146,7 +146,7 @@ class Program:
         """
         return with_reference_logps(batch, self.score(state, batch).scored)
 
-    def apart(self, source: initial.Source | None = None) -> Leaves:
+    def load_reference(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a reference that has its own, on the devices.
 
         Args:
@@ -159,11 +159,11 @@ class Program:
         source = initial.open_source(self.blueprint) if source is None else source
         return initial.init_reference(self.blueprint, source, self.mesh)
 
-    def compare(self, apart: Leaves, batch: Batch) -> Any:
+    def reference_outputs(self, apart: Leaves, batch: Batch) -> Any:
         """What a reference with weights of its own says of a batch."""
-        return self._compare(apart, self.put(without_cached(batch)))
+        return self._compare(apart, self.shard_batch(without_cached(batch)))
 
-    def teacher(self, source: initial.Source | None = None) -> Leaves:
+    def load_teacher(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a teacher, on the devices: of one that is asked once, before there is any state.
 
         Args:
@@ -176,11 +176,11 @@ class Program:
         source = initial.open_source(self.blueprint) if source is None else source
         return initial.init_teacher(self.blueprint, source, self.mesh)
 
-    def top(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
+    def teacher_top_k(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
         """The words that a teacher finds likeliest in place of each target of a batch, `[B, T - 1, k]`."""
-        return self._top(teacher, self.put(without_cached(batch)))
+        return self._top(teacher, self.shard_batch(without_cached(batch)))
 
-    def taught(self, teacher: Leaves, batch: Batch) -> Batch:
+    def with_teacher_top_k(self, teacher: Leaves, batch: Batch) -> Batch:
         """The batch with what a teacher says of it, which a step with `objective.top_k` reads.
 
         Args:
@@ -190,9 +190,9 @@ class Program:
         Raises:
             ValueError: the batch has no sequences.
         """
-        return with_teacher_top_k(batch, self.top(teacher, batch))
+        return with_teacher_top_k(batch, self.teacher_top_k(teacher, batch))
 
-    def put(self, batch: Batch) -> Batch:
+    def shard_batch(self, batch: Batch) -> Batch:
         """A batch on the devices, its rows split over the data axes of the mesh; not waited for.
 
         A batch that is there already is left as it is.
@@ -203,7 +203,7 @@ class Program:
         return on_devices(batch, sharding)
 
     @property
-    def whole(self) -> NamedSharding:
+    def replicated(self) -> NamedSharding:
         """How an array lies that every device has whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
@@ -214,9 +214,9 @@ class Program:
 
     def policy(self, state: TrainState) -> tuple[AbstractModel, Leaves]:
         """The trained model as a template and its leaves, in the dtype that is computed in."""
-        return self.computation.policy, {
+        return self.train_step.policy, {
             **self._fetched("frozen", state.frozen),
-            **self.computation.cast(state.trainable),
+            **self.train_step.cast(state.trainable),
         }
 
     def reference(self, state: TrainState) -> tuple[AbstractModel, Leaves] | None:
@@ -224,16 +224,16 @@ class Program:
 
         None as well where it is what was trained as it was before any step, and was asked once: it is gone by then.
         """
-        template = self.computation.reference
-        if template is None or not (state.reference or self.computation.is_off):
+        template = self.train_step.reference
+        if template is None or not (state.reference or self.train_step.reference_is_base):
             return None
         frozen = self._fetched("frozen", state.frozen)
-        if self.computation.is_off:
+        if self.train_step.reference_is_base:
             return template, {path: frozen[path] for path in template.variables}
         kept = self._fetched("reference", state.reference)
-        if not frozen or self.blueprint.is_apart:
+        if not frozen or self.blueprint.reference_has_own_weights:
             return template, kept
-        return self.computation.policy, {**frozen, **lora.disable_adapter(self.computation.cast(state.trainable), kept)}
+        return self.train_step.policy, {**frozen, **lora.disable_adapter(self.train_step.cast(state.trainable), kept)}
 
     def _fetched(self, part: str, leaves: Leaves) -> Leaves:
         """The leaves of a part on the devices, whole, wherever they lie."""
@@ -241,7 +241,7 @@ class Program:
             return leaves
         return {p: jax.device_put(x, self.layout.sharding(part, p, self.mesh, fetched=True)) for p, x in leaves.items()}
 
-    def targets(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+    def checkpoint_targets(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
         """What a checkpoint holds: abstract arrays with their shardings, by group and path."""
 
         def abstract(part: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -253,19 +253,19 @@ class Program:
                 for path, p in placed.items()
             }
 
-        parts = ("trainable", "optimizer", *(("reference",) if self.blueprint.follows else ()))
+        parts = ("trainable", "optimizer", *(("reference",) if self.blueprint.syncs_reference else ()))
         return {part: abstract(part) for part in parts}
 
-    def saved(self, state: TrainState) -> dict[str, dict[str, jax.Array]]:
+    def checkpoint_arrays(self, state: TrainState) -> dict[str, dict[str, jax.Array]]:
         """The arrays of a checkpoint, by group and path, in the form of `targets`."""
         leaves = jax.tree.leaves(state.optimizer)
         return {
             "trainable": dict(state.trainable),
             "optimizer": dict(zip(self.layout.arrays.get("optimizer", {}), leaves, strict=True)),
-            **({"reference": dict(state.reference)} if self.blueprint.follows else {}),
+            **({"reference": dict(state.reference)} if self.blueprint.syncs_reference else {}),
         }
 
-    def restored(self, state: TrainState, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> TrainState:
+    def with_restored(self, state: TrainState, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> TrainState:
         """`state` with what a checkpoint of `step` holds in its place."""
         structure = jax.tree.structure(state.optimizer)
         kept = self.layout.arrays.get("optimizer", {})
@@ -275,11 +275,11 @@ class Program:
             initial.order(groups["trainable"], self.blueprint.trainable),
             optimizer_state,
             state.frozen,
-            initial.order(groups["reference"], state.reference) if self.blueprint.follows else state.reference,
+            initial.order(groups["reference"], state.reference) if self.blueprint.syncs_reference else state.reference,
         )
 
     def _number(self, step: int) -> jax.Array:
-        return on_devices(np.int32(step), self.whole)
+        return on_devices(np.int32(step), self.replicated)
 
     def abstract(self) -> TrainState:
         """The state without its arrays: shapes, dtypes and shardings."""
@@ -318,7 +318,7 @@ class Program:
                 blocks=self.blueprint.blocks,
             )
         state = self.abstract()
-        moving, still = self._moving(state)
+        moving, still = self._donated(state)
         return self._step.lower(moving, state.frozen, still, batch)
 
     def memory_compiled(self, batch: Batch | None = None) -> Any:
@@ -334,7 +334,7 @@ class Program:
         return jax.tree.unflatten(self._optimizer_structure(), list(shardings.values()))
 
 
-def _teaching(
+def _teacher_model(
     blueprint: Blueprint,
     forward: Forward,
     mesh: Mesh,
@@ -349,9 +349,9 @@ def _teaching(
     return TeacherModel(blueprint.teacher.template, own)
 
 
-def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None:
+def _reference_forward(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None:
     """How a reference with weights of its own is computed: as the policy, with its own weights laid out."""
-    if not blueprint.is_apart:
+    if not blueprint.reference_has_own_weights:
         return None
     arrive = None if forward.arrive is None else blueprint.reference_layout.arrive(mesh, ("reference",))
     return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
@@ -359,7 +359,7 @@ def _apart(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None
 
 def _with_workers(program: Program) -> TrainStep:
     """The mathematics of a program, whose steps workers take apart if that is asked for, each on its own devices."""
-    blueprint, computation, mesh = program.blueprint, program.computation, program.mesh
+    blueprint, computation, mesh = program.blueprint, program.train_step, program.mesh
     asked = blueprint.experiment.outer
     if asked is None:
         return computation
@@ -448,8 +448,8 @@ def compile(
         policy=blueprint.policy,
         reference=blueprint.reference,
         forward=forward,
-        teacher=_teaching(blueprint, forward, mesh, own),
-        apart=_apart(blueprint, forward, mesh),
+        teacher=_teacher_model(blueprint, forward, mesh, own),
+        apart=_reference_forward(blueprint, forward, mesh),
         loss=losses.build(experiment.objective),
         optimizer=blueprint.update,
         curve=schedules.learning_rate(experiment.optimizer.schedule, experiment.steps),
@@ -458,16 +458,16 @@ def compile(
         router_aux_loss_coef=experiment.router_aux_loss_coef,
         mtp_loss_weight=experiment.mtp_loss_weight,
         dropout=experiment.seed if getattr(experiment.adapter, "dropout", 0.0) else None,
-        is_off=blueprint.is_off,
+        reference_is_base=blueprint.reference_is_base,
         uses_gradcache=experiment.compares_parts,
         guard=step_guard.build(experiment.guard),
-        synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.follows else None,
+        synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.syncs_reference else None,
     )
     scalar = NamedSharding(mesh, PartitionSpec())
     program = Program(experiment, blueprint, mesh, computation)
     computation = _with_workers(program)
-    program = attrs.evolve(program, computation=computation)
-    followed = blueprint.layout.shardings("reference", mesh) if blueprint.follows else {}
+    program = attrs.evolve(program, train_step=computation)
+    followed = blueprint.layout.shardings("reference", mesh) if blueprint.syncs_reference else {}
     placed = (scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings(), followed)
     moving = DonatedState._make(placed)
     jit = partial(jax.jit, compiler_options=xla_options.options(blueprint.platform))
@@ -476,7 +476,7 @@ def compile(
         step=jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar)),
         evaluate=jit(computation.evaluate, out_shardings=scalar),
         score=jit(computation.score, out_shardings=scalar),
-        judge=jit(computation.judge, out_shardings=scalar),
-        compare=jit(computation.compare, out_shardings=scalar),
-        top=jit(computation.top, out_shardings=scalar),
+        judge=jit(computation.loss_metrics, out_shardings=scalar),
+        compare=jit(computation.reference_outputs, out_shardings=scalar),
+        top=jit(computation.teacher_top_k, out_shardings=scalar),
     )

@@ -135,7 +135,7 @@ class DiLoCoStep:
 
         def own(leaves: Leaves, rows: tuple[Batch, jax.Array | None]) -> tuple[Leaves, LossTerms, jax.Array]:
             batch, keys = rows
-            gradients, terms = self.worker.learnt(leaves, frozen, reference, self._placed(batch), keys)
+            gradients, terms = self.worker.grads_over_microbatches(leaves, frozen, reference, self._placed(batch), keys)
             return gradients, terms, optax.tree.norm(gradients)
 
         rows = jax.tree.map(lambda x: x.reshape(self.count, -1, *x.shape[1:]), (batch, keys))

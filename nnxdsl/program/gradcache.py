@@ -42,7 +42,7 @@ def gradients(
 
     def ask(part: tuple[Batch, jax.Array | None]) -> Any:
         batch, keys = part
-        return computation.both(leaves, frozen, reference, batch, keys)
+        return computation.policy_and_reference(leaves, frozen, reference, batch, keys)
 
     (scored, stats, routing, further), compared = jax.lax.map(ask, (parts, keys))
     scored, stats, further, compared = (jax.tree.map(_joined, tree) for tree in (scored, stats, further, compared))
@@ -51,7 +51,7 @@ def gradients(
     batch = jax.tree.map(_joined, parts)
 
     def total(said: ForwardOutput) -> tuple[jax.Array, LossTerms]:
-        terms = computation.trained(said, compared, batch)
+        terms = computation.total_loss(said, compared, batch)
         return terms.loss.total, terms
 
     toward, terms = jax.grad(total, has_aux=True)(said)
@@ -61,7 +61,7 @@ def gradients(
 
     def add(summed: Leaves, part: tuple[Batch, jax.Array | None, Any]) -> tuple[Leaves, None]:
         batch, keys, (of_scored, of_stats, of_further) = part
-        _, back = jax.vjp(computation.reader(frozen, batch, reference, keys), leaves)
+        _, back = jax.vjp(computation.make_forward(frozen, batch, reference, keys), leaves)
         (more,) = back(ForwardOutput(of_scored, of_stats, toward.routing, of_further))
         return jax.tree.map(lambda one, other: one + other.astype(one.dtype), summed, more), None
 

@@ -178,9 +178,9 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             there = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
             few = _quantize_layers(weight, leaf.dtype, there, quantization)
             frozen |= dict(zip(names, jax.device_put(few, where), strict=True))
-        if path in blueprint.copied and not blueprint.is_apart:
+        if path in blueprint.copied and not blueprint.reference_has_own_weights:
             dtype, sharding = blueprint.copied[path].dtype, shardings["reference"][path]
-            reference[path] = place(weight, dtype, sharding, is_donated=blueprint.follows)
+            reference[path] = place(weight, dtype, sharding, is_donated=blueprint.syncs_reference)
     key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
     is_started = getattr(blueprint.experiment.adapter, "start", None) is not None
     for path, leaf in blueprint.trainable.items():
@@ -194,7 +194,7 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             trainable[path] = place(first, jnp.float32, shardings["trainable"][path])
         if path in blueprint.copied and lora.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
-    if blueprint.copied and blueprint.is_apart:
+    if blueprint.copied and blueprint.reference_has_own_weights:
         reference = init_reference(blueprint, source, mesh)
     if blueprint.online_teacher is not None:
         reference = init_teacher(blueprint, source, mesh)

@@ -199,7 +199,7 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
     trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
     away = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
-    layers, pattern = blueprint.config.num_layers + len(blueprint.further), blueprint.config.period
+    layers, pattern = blueprint.config.num_layers + len(blueprint.mtp_layer_kinds), blueprint.config.period
     period = everything * (pattern if remat in ("none", "full") else 1) // layers
     # A stage keeps what its own layers keep, at every tick, of one part of the rows.
     stages = blueprint.layout.stages
@@ -266,7 +266,14 @@ def share_of(blueprint: Blueprint) -> Share:
         kernel = "chunked"
     trained = frozenset(blueprint.trainable)
     return Share(
-        own, blueprint.compute, blueprint.kept, asked.adapter, trained, asked.data, kernel, bool(blueprint.further)
+        own,
+        blueprint.compute,
+        blueprint.kept,
+        asked.adapter,
+        trained,
+        asked.data,
+        kernel,
+        bool(blueprint.mtp_layer_kinds),
     )
 
 
@@ -351,7 +358,7 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     wide = 8 if blueprint.precomputes_teacher else 4 if blueprint.teacher is None else 12
     moment = (wide + blueprint.compute.itemsize) * chunk * tile
     if trained and keep:
-        tokens *= 1 + len(blueprint.further)  # each token's, and those of the one after it
+        tokens *= 1 + len(blueprint.mtp_layer_kinds)  # each token's, and those of the one after it
         return moment + 4 * tokens * words, f"logits of {tokens} tokens x {words} words in float32"
     return moment, f"a tile of {chunk} tokens x {tile} words of logits, in float32 and as it is multiplied"
 

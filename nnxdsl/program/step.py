@@ -33,12 +33,12 @@ Leaves = dict[str, jax.Array]
 LossInputs = PairLogps | TokenStats | RolloutOutputs | DistillationInputs
 """What a loss reads of one model: of pairs, of the tokens of sequences, of a policy's answers, or of a student."""
 _TURNS = np.array([False, True])  # whether it is the policy's turn
-_NOT_THERE = (
-    "the batch says nothing of the reference, and there is no copy of its weights: give the first state's "
-    "`program.referenced(state, batch)`, or compile with memory.reference='online'"
+_NO_REFERENCE = (
+    "batch has no `reference_logps`, and no reference weights are loaded: give the first state's "
+    "`program.with_reference_logps(state, batch)`, or compile with memory.reference='online'"
 )
-_NOT_TAUGHT = (
-    "the batch says nothing of the teacher, which is asked once: give `program.taught(program.teacher(), batch)`, or "
+_NO_TEACHER = (
+    "batch has no precomputed teacher top-k: give `program.with_teacher_top_k(program.load_teacher(), batch)`, or "
     "leave objective.top_k out"
 )
 
@@ -71,11 +71,11 @@ class TeacherModel:
     template: AbstractModel
     forward: Forward
 
-    def says(self, leaves: Leaves, batch: Batch) -> TeacherOutputs:
+    def outputs(self, leaves: Leaves, batch: Batch) -> TeacherOutputs:
         """What it says of a micro-batch; carries no gradient."""
         return self.forward.teach(self.forward.model(self.template, leaves), batch)
 
-    def top(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
+    def top_k(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
         """The words that it finds likeliest in place of each target of a micro-batch; carries no gradient."""
         return jax.lax.stop_gradient(self.forward.top(self.forward.model(self.template, leaves), batch))
 
@@ -98,7 +98,8 @@ class TrainStep:
         guard: What becomes of a step that would do harm.
         dropout: Seed of what an adapter leaves out in training; None where it leaves out nothing.
         teacher: The model that is learnt from, whose leaves are given as those of the reference; or None.
-        is_off: Whether the reference is the policy with its adapter off, so that no copy of anything is needed.
+        reference_is_base: Whether the reference is the policy with its adapter off, so that no copy of anything is
+            needed.
         uses_gradcache: Whether the loss compares rows of different micro-batches.
         router_aux_loss_coef: What the load-balancing loss of routers is multiplied by where it is added to the loss.
         outer: How workers take this step apart; None for one model.
@@ -118,7 +119,7 @@ class TrainStep:
     offload: tuple[str, ...] = ()
     router_aux_loss_coef: float = 0.0
     dropout: int | None = None
-    is_off: bool = False
+    reference_is_base: bool = False
     uses_gradcache: bool = False
     guard: StopOnNonFinite | SkipStep = attrs.field(factory=StopOnNonFinite)
     synced: Synced | None = None
@@ -146,7 +147,7 @@ class TrainStep:
         keys = self._row_keys(moving.step, len(batch.weight))
         before = self._fetch("optimizer", moving.optimizer)
         if self.outer is None:
-            gradients, terms = self.learnt(moving.trainable, frozen, reference, batch, keys)
+            gradients, terms = self.grads_over_microbatches(moving.trainable, frozen, reference, batch, keys)
             norm = optax.tree.norm(gradients)
         else:
             gradients, terms, norm = self.outer.gradients(before, frozen, reference, batch, keys)
@@ -161,7 +162,7 @@ class TrainStep:
         trainable: Any = moving.trainable
         if self.outer is None:
             trainable = optax.apply_updates(trainable, updates)
-        followed = self._followed(moving.step + 1, trainable, moving.reference)
+        followed = self._sync_reference(moving.step + 1, trainable, moving.reference)
         moved = DonatedState(moving.step + 1, trainable, optimizer, followed)
         fetched = moving._replace(optimizer=before, reference=self._fetch("reference", moving.reference))
         moved, told = self.guard.settle(fetched, moved, metrics["loss"], metrics["grad_norm"])
@@ -169,7 +170,7 @@ class TrainStep:
             moved = self.outer.joined(moving, moved)
         return moved, {**metrics, **told}
 
-    def learnt(
+    def grads_over_microbatches(
         self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
     ) -> tuple[Leaves, LossTerms]:
         """Gradients of the mean loss over a batch (float32), computed in micro-batches, and its terms.
@@ -185,7 +186,7 @@ class TrainStep:
         def add(
             total: tuple[Leaves, LossTerms], part: tuple[Batch, jax.Array | None]
         ) -> tuple[tuple[Leaves, LossTerms], None]:
-            return self.accumulate(total, trainable, frozen, reference, *part), None
+            return self.accumulate_grads(total, trainable, frozen, reference, *part), None
 
         if self.mtp_loss_weight:
             self = attrs.evolve(self, mtp_scale=_mtp_scale(batch))
@@ -193,15 +194,15 @@ class TrainStep:
         if self.uses_gradcache:
             gradients, terms = gradcache.gradients(self, trainable, frozen, reference, *parts)
         elif self.microbatches == 1:
-            gradients, terms = self.accumulate(None, trainable, frozen, reference, batch, keys)
+            gradients, terms = self.accumulate_grads(None, trainable, frozen, reference, batch, keys)
         else:
             first, own = jax.tree.map(lambda x: x[0], parts)
-            terms = self._no_terms(self.reader(frozen, first, reference, own), self.cast(trainable), first)
+            terms = self._no_terms(self.make_forward(frozen, first, reference, own), self.cast(trainable), first)
             nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
             (gradients, terms), _ = jax.lax.scan(add, (nothing, terms), parts)
         return jax.tree.map(lambda g: _divide(g, terms.loss.count), gradients), terms
 
-    def _followed(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
+    def _sync_reference(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
         """The reference after so many steps: at some of them it takes its share of the policy."""
         if self.synced is None:
             return reference
@@ -213,25 +214,25 @@ class TrainStep:
 
     def score(self, trainable: Leaves, frozen: Leaves, batch: Batch) -> ForwardOutput:
         """What the policy says of one batch, forward only."""
-        return self.reader(frozen, batch)(self.cast(trainable))
+        return self.make_forward(frozen, batch)(self.cast(trainable))
 
-    def judge(self, read: ForwardOutput, batch: Batch) -> dict[str, WeightedMean]:
+    def loss_metrics(self, read: ForwardOutput, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and every metric of one batch; add them up over batches, then divide.
 
         Args:
             read: What the policy says of the batch.
             batch: The batch, with what the reference says of it where the objective has one.
         """
-        terms = self._terms(read, cached_reference_logps(batch), batch)
+        terms = self._loss_terms(read, cached_reference_logps(batch), batch)
         return {"loss": terms.loss, **terms.metrics}
 
     def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, WeightedMean]:
         """As `judge`, of a batch that nothing is known of: the reference, or the teacher, is asked as well."""
-        read, compared = self.both(self.cast(trainable), frozen, reference, batch)
-        terms = self._terms(read, compared, batch)
+        read, compared = self.policy_and_reference(self.cast(trainable), frozen, reference, batch)
+        terms = self._loss_terms(read, compared, batch)
         return {"loss": terms.loss, **terms.metrics}
 
-    def both(
+    def policy_and_reference(
         self, leaves: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None = None
     ) -> tuple[ForwardOutput, LossInputs | None]:
         """What the policy and the reference (None where there is none) say of a micro-batch, forward only.
@@ -243,11 +244,11 @@ class TrainStep:
             batch: The micro-batch.
             keys: As of `accumulate`.
         """
-        read, known = self.reader(frozen, batch, reference, keys), self._known(reference, batch)
+        read, known = self.make_forward(frozen, batch, reference, keys), self._cached_reference(reference, batch)
         if self.reference is None or known is not None:
             return read(leaves), known
         # One piece of code for both models, so that equal models give equal bits: see `accumulate`.
-        off = self._off(leaves, reference)
+        off = self._without_adapter(leaves, reference)
 
         def turn(_: None, is_policy: jax.Array) -> tuple[None, ForwardOutput]:
             return None, read(_either(is_policy, leaves, off), is_policy)
@@ -256,11 +257,13 @@ class TrainStep:
         compared, out = (jax.tree.map(lambda x, side=side: x[side], said) for side in (0, 1))
         return out, compared.scored
 
-    def gradients(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> tuple[Leaves, LossTerms]:
+    def microbatch_grads(
+        self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch
+    ) -> tuple[Leaves, LossTerms]:
         """Gradients of the loss's sum over one micro-batch (float32), and its terms."""
-        return self.accumulate(None, trainable, frozen, reference, batch)
+        return self.accumulate_grads(None, trainable, frozen, reference, batch)
 
-    def accumulate(
+    def accumulate_grads(
         self,
         total: tuple[Leaves, LossTerms] | None,
         trainable: Leaves,
@@ -284,7 +287,7 @@ class TrainStep:
             batch: The micro-batch.
             keys: Of its rows, for the policy's dropout; None for no dropout.
         """
-        read = self.reader(frozen, batch, reference, keys)
+        read = self.make_forward(frozen, batch, reference, keys)
 
         def pull(
             leaves: Leaves, compared: LossInputs | None, is_policy: jax.Array | bool = True
@@ -292,16 +295,16 @@ class TrainStep:
             out, back = jax.vjp(lambda leaves: read(leaves, is_policy), leaves)
 
             def gradient() -> tuple[Leaves, LossTerms]:
-                toward, terms = jax.grad(lambda out: _total(self.trained(out, compared, batch)), has_aux=True)(out)
+                toward, terms = jax.grad(lambda out: _total(self.total_loss(out, compared, batch)), has_aux=True)(out)
                 return back(toward)[0], terms
 
             return out, gradient
 
         leaves = self.cast(trainable)
-        known = self._known(reference, batch)
+        known = self._cached_reference(reference, batch)
         if self.reference is None or known is not None:
             return _added(total, pull(leaves, known)[1]())
-        off = self._off(leaves, reference)
+        off = self._without_adapter(leaves, reference)
         nothing = _zeros(jax.eval_shape(read, leaves).scored)
         # In the form of a gradient and its terms.
         zeros = self.forward.laid_out(_zeros(leaves)), self._no_terms(read, leaves, batch)
@@ -325,7 +328,7 @@ class TrainStep:
         dtype = self.forward.dtype
         return {path: leaf if path.endswith(lora.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
 
-    def reader(
+    def make_forward(
         self, frozen: Leaves, batch: Batch, reference: Leaves | None = None, keys: jax.Array | None = None
     ) -> Callable[..., ForwardOutput]:
         """From trainable leaves (in the dtype that is computed in) to what the loss reads of a micro-batch.
@@ -344,11 +347,11 @@ class TrainStep:
         Raises:
             ValueError: it does not, and no `reference` is given, empty as it may be, only where nobody compares.
         """
-        taught = None if self.teacher is None or not reference else self.teacher.says(reference, batch)
+        taught = None if self.teacher is None or not reference else self.teacher.outputs(reference, batch)
         if self.precomputes_teacher and reference is not None:
             taught = cached_teacher_top_k(batch)
             if taught is None:
-                raise ValueError(_NOT_TAUGHT)
+                raise ValueError(_NO_TEACHER)
 
         def read(leaves: Leaves, is_policy: jax.Array | bool = True) -> ForwardOutput:
             return self._says({**frozen, **leaves}, batch, taught, keys, is_policy)
@@ -360,33 +363,33 @@ class TrainStep:
         """Whether batches carry what a teacher said before the first step."""
         return self.forward.distill is not None and self.forward.distill.top_k is not None
 
-    def top(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
+    def teacher_top_k(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
         """The words that a teacher finds likeliest in place of each target of a micro-batch."""
         assert self.teacher is not None
-        return self.teacher.top(teacher, batch)
+        return self.teacher.top_k(teacher, batch)
 
-    def compare(self, reference: Leaves, batch: Batch) -> LossInputs:
+    def reference_outputs(self, reference: Leaves, batch: Batch) -> LossInputs:
         """What a reference with weights of its own says of a micro-batch; carries no gradient.
 
         Raises:
             ValueError: they are not there.
         """
         if not reference:
-            raise ValueError(_NOT_THERE)
+            raise ValueError(_NO_REFERENCE)
         assert self.apart is not None
         assert self.reference is not None
         model = self.apart.model(self.reference, jax.lax.stop_gradient(reference))
         return jax.lax.stop_gradient(self.apart.read(model, batch).scored)
 
-    def _known(self, reference: Leaves, batch: Batch) -> LossInputs | None:
+    def _cached_reference(self, reference: Leaves, batch: Batch) -> LossInputs | None:
         """What a reference says of a micro-batch, where it need not be asked beside the policy."""
         known = cached_reference_logps(batch)
-        return self.compare(reference, batch) if known is None and self.apart is not None else known
+        return self.reference_outputs(reference, batch) if known is None and self.apart is not None else known
 
-    def _off(self, leaves: Leaves, reference: Leaves) -> Leaves:
+    def _without_adapter(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves that make the policy's graph the reference: its own copy of them, or the adapter as it began."""
-        if not reference and not self.is_off:
-            raise ValueError(_NOT_THERE)
+        if not reference and not self.reference_is_base:
+            raise ValueError(_NO_REFERENCE)
         return lora.disable_adapter(leaves, self._fetch("reference", reference))
 
     def _row_keys(self, step: jax.Array, rows: int) -> jax.Array | None:
@@ -407,18 +410,18 @@ class TrainStep:
 
         def terms() -> LossTerms:
             out = read(leaves)
-            return self.trained(out, None if self.reference is None else out.scored, batch)
+            return self.total_loss(out, None if self.reference is None else out.scored, batch)
 
         return _zeros(jax.eval_shape(terms))
 
-    def trained(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> LossTerms:
+    def total_loss(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> LossTerms:
         """What is minimised: the objective's terms and what is added to them where it is asked for.
 
         That is the loss of tokens predicted further ahead, and the load-balancing loss of routers, which both belong to
         the batch as a whole. They are added with the count of the objective's own loss, so that dividing by that leaves
         them as they are. The metric of the latter is `aux_loss`, TRL's name, not multiplied by its strength.
         """
-        terms = self._terms(out, compared, batch)
+        terms = self._loss_terms(out, compared, batch)
         if out.further is not None:
             # A mean over targets of its own, though the sum is divided by the count of all targets.
             scale = _mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
@@ -430,7 +433,7 @@ class TrainStep:
         loss = terms.loss.total + self.router_aux_loss_coef * terms.loss.count * _divide(*uneven)
         return LossTerms(WeightedMean(loss, terms.loss.count), {**terms.metrics, "aux_loss": WeightedMean(*uneven)})
 
-    def _terms(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> LossTerms:
+    def _loss_terms(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> LossTerms:
         weight = batch.weight.reshape(-1)
         terms = self.loss(out.scored, compared, weight)
         extra = {}

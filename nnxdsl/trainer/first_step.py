@@ -25,7 +25,11 @@ def unlike(program: Program, batch: Batch, values: Mapping[str, float], home: Pa
         values: That step's metrics.
         home: Directory of all runs.
     """
-    if program.blueprint.is_apart or not isinstance(batch, PairBatch | PackedPairs) or batch.reference_chosen is None:
+    if (
+        program.blueprint.reference_has_own_weights
+        or not isinstance(batch, PairBatch | PackedPairs)
+        or batch.reference_chosen is None
+    ):
         return
     rough = FIRST_MARGIN[program.blueprint.compute.name]
     for side, kept, weight in _sides(batch):

@@ -63,7 +63,7 @@ def reference_of(program: Program, first: TrainState) -> Leaves:
     The magnitudes of a new DoRA follow from the frozen weights; their last bits go by the mesh, so they do not count.
     """
     experiment = program.experiment
-    if program.blueprint.is_apart:
+    if program.blueprint.reference_has_own_weights:
         return first.reference
     if experiment.adapter is not None:
         goes_on = getattr(experiment.adapter, "start", None) is not None and experiment.reference_mode != "none"

@@ -135,7 +135,7 @@ class ReferenceCache:
 
     def _said(self, first: TrainState, batch: Batch) -> Any:
         if self.apart is not None:
-            return self.program.compare(self.apart, batch)
+            return self.program.reference_outputs(self.apart, batch)
         return self.program.score(first, batch).scored
 
     def _depends(self, dataset: Pairs) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class ReferenceCache:
             "network": attrs.asdict(blueprint.config),
             "quantization": None if quantization is None else to_dict(quantization),
             "ids": dataset.ids_digest(),
-            "ld_alpha": program.computation.forward.ld_alpha,
+            "ld_alpha": program.train_step.forward.ld_alpha,
             "compute": blueprint.compute.name,
             "frozen": blueprint.kept.name,
             "attention": attrs.asdict(blueprint.kernels),

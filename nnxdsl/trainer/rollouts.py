@@ -190,7 +190,7 @@ class Rollouts:
         asked, blueprint = self.objective, self.program.blueprint
         template, leaves = self.program.policy(state)
         if self._sampler is None:
-            config, compute, whole = blueprint.config, blueprint.compute, self.program.whole
+            config, compute, whole = blueprint.config, blueprint.compute, self.program.replicated
             self._sampler = Sampler(template, config, compute, self._stops, self._place, whole)
         sampling = Sampling(prompts.max_completion_length, asked.temperature, asked.top_k, asked.top_p, seed)
         ids = [prompts.row(row)["prompt"].tolist() for row in rows]

@@ -184,7 +184,7 @@ class TeacherCache:
                     return None
                 asked = rows[start : start + size]
                 batch = dataset.batch(asked, size)
-                following = asked, batch, self.program.top(self.teacher, batch)
+                following = asked, batch, self.program.teacher_top_k(self.teacher, batch)
                 note(file, before)  # read while the next one is computed
                 before = following
                 done += 1

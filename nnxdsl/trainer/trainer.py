@@ -202,7 +202,9 @@ class Trainer:
         self.display.stage("placing weights")
         program, step = self.parts.program, self._newest_step()
         saved = None if step is None else self.checkpoints.meta(step)
-        distributed.first(lambda: require_room(self.checkpoints, self.experiment, step or 0, program.targets()))
+        distributed.first(
+            lambda: require_room(self.checkpoints, self.experiment, step or 0, program.checkpoint_targets())
+        )
         if saved is not None:
             self._order.check(saved["batches"])
         self.made_of = Provenance(self.directory.path, saved)
@@ -210,8 +212,8 @@ class Trainer:
         assert self.source is not None
         self._ask_teacher()  # which is gone when the state comes
         state = program.init(self.source)
-        is_apart = program.blueprint.is_apart and self.experiment.reference_mode == "cached"
-        apart = program.apart(self.source) if is_apart else None
+        is_apart = program.blueprint.reference_has_own_weights and self.experiment.reference_mode == "cached"
+        apart = program.load_reference(self.source) if is_apart else None
         self.source = None  # its arrays are on the devices now; the host's copy is not needed any more
         compared = reference_of(program, state) if apart is None else apart
         reference = {f"reference.{path}": leaf for path, leaf in compared.items()}
@@ -220,14 +222,14 @@ class Trainer:
         if step is None or saved is None:
             return state, 0
         self.tokens = saved["tokens"]
-        return program.restored(state, step, self.checkpoints.restore(step, program.targets())), step
+        return program.with_restored(state, step, self.checkpoints.restore(step, program.checkpoint_targets())), step
 
     def _ask_teacher(self) -> None:
         """Sees to it that what the teacher says is known of all sequences, where it is asked but once."""
         program = self.parts.program
         if not program.blueprint.precomputes_teacher:
             return
-        leaves = program.teacher(self.source)
+        leaves = program.load_teacher(self.source)
         weights = digest(leaves)
         self.made_of.note(teacher=weights)
         kept = TeacherCache(program, leaves, weights, self.directory.path.parent)
@@ -356,7 +358,7 @@ class Trainer:
     def _placed(self, step: int) -> tuple[Batch, Flops]:
         """The batch of a step on its way to the devices, and what the step takes."""
         batch = self.batches.at(step)
-        return self.parts.program.put(batch), work(self.parts.program.blueprint, batch)
+        return self.parts.program.shard_batch(batch), work(self.parts.program.blueprint, batch)
 
     def _settle(self) -> None:
         """Waits for the metrics of the last step and writes them."""
@@ -411,7 +413,7 @@ class Trainer:
         self._settle()
         self.directory.sync()
         meta = {"batches": self._order.state(step), "identity": self.made_of.parts, "tokens": self.tokens}
-        self.checkpoints.save(step, self.parts.program.saved(state), meta)
+        self.checkpoints.save(step, self.parts.program.checkpoint_arrays(state), meta)
 
     def _note_committed(self, step: int | None) -> None:
         if step != self.committed:

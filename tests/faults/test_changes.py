@@ -46,7 +46,7 @@ def test_on_another_mesh_it_begins_bit_exact_and_stays_near(killed: Lab, whole: 
     # The step that the other mesh saved comes back on one device.
     program = compile(tiny(killed))
     with Checkpoints.open(killed.checkpoints) as checkpoints:
-        state = program.restored(program.init(), 12, checkpoints.restore(12, program.targets()))
+        state = program.with_restored(program.init(), 12, checkpoints.restore(12, program.checkpoint_targets()))
     assert all(np.isfinite(leaf).all() for leaf in state.trainable.values())
 
 
@@ -81,7 +81,7 @@ def test_another_shape_is_refused_in_few_words(killed: Lab, model: dict[str, int
     fields = {"layers": 1, "pattern": 1, "vocab_size": 512, "tokenizer": Tokenizer.Bytes(), **model}
     program = compile(attrs.evolve(tiny(killed), model=Small(**fields)))
     with Checkpoints.open(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
-        checkpoints.restore(9, program.targets())
+        checkpoints.restore(9, program.checkpoint_targets())
     said = str(raised.value)
     assert said.startswith(f"checkpoint step 9 in {killed.checkpoints} does not fit: ")
     assert message in said
@@ -114,7 +114,7 @@ def test_another_dtype_is_refused_and_never_cast(killed: Lab) -> None:
     program = compile(tiny(killed))
     targets = {
         group: {name: jax.ShapeDtypeStruct(one.shape, jnp.bfloat16) for name, one in asked.items()}
-        for group, asked in program.targets().items()
+        for group, asked in program.checkpoint_targets().items()
     }
     with Checkpoints.open(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
         checkpoints.restore(9, {"trainable": targets["trainable"]})

@@ -64,7 +64,7 @@ def misplaced(program: Program, state: TrainState) -> list[str]:
         "trainable": state.trainable,
         "frozen": state.frozen,
         "reference": state.reference,
-        "optimizer": program.saved(state)["optimizer"],
+        "optimizer": program.checkpoint_arrays(state)["optimizer"],
     }
     assert {part: set(leaves) for part, leaves in groups.items() if leaves} == {
         part: set(leaves) for part, leaves in program.layout.arrays.items()

@@ -57,7 +57,7 @@ def main() -> None:
         )
         program = compile(experiment)
         state = samples.trained(program)
-        batch = program.referenced(state, packing.batches(dataset, program, batching).at(0))
+        batch = program.with_reference_logps(state, packing.batches(dataset, program, batching).at(0))
         state, _ = program.step(state, batch)
         state, metrics = program.step(state, batch)
         report[name] = {

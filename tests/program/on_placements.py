@@ -92,7 +92,7 @@ def groups(program: Program, state: TrainState) -> dict[str, dict[str, jax.Array
         "frozen": state.frozen,
         "trainable": state.trainable,
         "reference": state.reference,
-        "optimizer": program.saved(state)["optimizer"],
+        "optimizer": program.checkpoint_arrays(state)["optimizer"],
     }
     return {part: leaves for part, leaves in found.items() if leaves}
 

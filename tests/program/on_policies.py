@@ -65,7 +65,7 @@ def main() -> None:
                 prompts = [[3, 5, 7 + row] for row in range(8)]
                 said = sampler.drawn(leaves, prompts, Sampling(6, temperature=1.0), 8)
             if name == "taught once":
-                batch = program.taught(program.teacher(), batch)
+                batch = program.with_teacher_top_k(program.load_teacher(), batch)
             found = []
             for _ in range(2):
                 state, metrics = program.step(state, batch)

@@ -116,7 +116,7 @@ def main() -> None:
             )
             program = compile(experiment)
             state = samples.trained(program)
-            text = program.lower(program.put(batches[0])).compile().as_text()
+            text = program.lower(program.shard_batch(batches[0])).compile().as_text()
             assert text is not None
             sent = list(across(text, experiment.mesh.data, program.mesh.size))
             metrics = []

@@ -141,7 +141,7 @@ def test_it_trains(
 ) -> None:
     program, batch = program_of(experiment), labelled(pairs(4, fill=1))
     first = trained(program)
-    asked = program.referenced(first, batch) if way == "known" else batch
+    asked = program.with_reference_logps(first, batch) if way == "known" else batch
     at_first = {name: float(x.total / x.count) for name, x in program.evaluate(first, asked).items()}
     assert at_first["loss"] == 0.5
     assert at_first["kl"] == at_first["rewards/chosen"] == 0.0  # to the bit
@@ -175,7 +175,7 @@ def test_answers_side_by_side_are_answers_alone(
     assert layout is not None
     packed = dataset.packed(rows, size, layout)
     assert isinstance(packed, PackedPairs)
-    gradients = jax.jit(program.computation.gradients)
+    gradients = jax.jit(program.train_step.microbatch_grads)
     arrays = state.trainable, state.frozen, state.reference
     (alone, terms), (beside, others) = (
         jax.device_get(gradients(*arrays, batch)) for batch in (dataset.batch(rows, 4), packed)

@@ -85,9 +85,10 @@ def test_a_skipped_step_is_no_step(program: Callable[[Guard], Program], sequence
         told.append(tuple(int(metrics[name]) for name in (step_guard.SKIPPED, step_guard.IN_A_ROW, step_guard.TOTAL)))
         # What was counted is saved with the state, and goes on from there.
         saved = {
-            part: {path: jnp.copy(x) for path, x in group.items()} for part, group in skipping.saved(state).items()
+            part: {path: jnp.copy(x) for path, x in group.items()}
+            for part, group in skipping.checkpoint_arrays(state).items()
         }
-        state = skipping.restored(state, int(state.step), saved)
+        state = skipping.with_restored(state, int(state.step), saved)
     assert told == [(0, 0, 0), (1, 1, 1), (1, 2, 2), (0, 0, 2)]
     assert int(state.step) == 4
     expected, plain_rates = plain.init(), []
@@ -162,7 +163,7 @@ def test_a_run_that_diverges_ends_with_the_weights_that_it_had(tmp_path: Path) -
     with Checkpoints.open(tmp_path / experiment.id / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [bad]
         program = compile(experiment)
-        arrays = checkpoints.restore(bad, program.targets())
+        arrays = checkpoints.restore(bad, program.checkpoint_targets())
         assert all(np.isfinite(leaf).all() for leaf in arrays["trainable"].values())
         assert checkpoints.meta(bad)["tokens"] == rows[bad - 1]["num_tokens"]
 

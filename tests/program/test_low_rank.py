@@ -178,7 +178,7 @@ def test_dora_asked_once_or_at_every_step(
         program = compile(experiment(adapter=dora, **fields))
         state = trained(program)
         kept = jax.device_get(state.frozen)
-        asked = program.referenced(state, batch) if mode == "cached" else batch
+        asked = program.with_reference_logps(state, batch) if mode == "cached" else batch
         _, metrics = program.step(jax.tree.map(jnp.copy, state), asked)
         # All rows at once were asked before, so that the products' sums may differ in their last bits.
         assert abs(float(metrics["rewards/margins"])) <= (3e-6 if mode == "cached" else 0.0)

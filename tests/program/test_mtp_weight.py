@@ -72,8 +72,10 @@ def test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches(
     batch, model = batch_of(expected), Model.HF(str(figures), weights=Weights.HF(str(figures)), mtp_layers=1)
     program = compile(experiment(model=model, objective=LEARNT, microbatch_size=2))
     state = program.init()
-    learnt = jax.jit(program.computation.learnt)
-    gradients, terms = jax.device_get(learnt(state.trainable, state.frozen, state.reference, program.put(batch), None))
+    learnt = jax.jit(program.train_step.grads_over_microbatches)
+    gradients, terms = jax.device_get(
+        learnt(state.trainable, state.frozen, state.reference, program.shard_batch(batch), None)
+    )
     loss, further = expected["loss"], expected["mtp_loss"]
     assert terms.loss.total / terms.loss.count == pytest.approx(loss + 0.3 * further, rel=TOLERANCE)
     assert terms.metrics["mtp_loss"].total / terms.metrics["mtp_loss"].count == pytest.approx(further, rel=TOLERANCE)

@@ -72,7 +72,7 @@ class ByHand:
 
     def __init__(self, alone: Program, state: TrainState, outer: Any) -> None:
         self.alone, self.asked, self.taken = alone, outer, 0
-        self.state, self.gradients = state, jax.jit(alone.computation.gradients)
+        self.state, self.gradients = state, jax.jit(alone.train_step.microbatch_grads)
         self.outer = {path: np.asarray(leaf, np.float64) for path, leaf in state.trainable.items()}
         self.velocity = {path: np.zeros(leaf.shape) for path, leaf in self.outer.items()}
         self.workers = [dict(self.outer) for _ in range(outer.workers)]
@@ -171,13 +171,16 @@ def test_a_resume_between_two_meetings_is_bit_equal(program: Program, sequences:
     state = program.init()
     for batch in batches[:3]:  # they have met once, and are apart
         state, _ = program.step(state, batch)
-    saved = {part: {path: jnp.copy(x) for path, x in group.items()} for part, group in program.saved(state).items()}
+    saved = {
+        part: {path: jnp.copy(x) for path, x in group.items()}
+        for part, group in program.checkpoint_arrays(state).items()
+    }
     assert {part: set(group) for part, group in saved.items()} == {
-        part: set(group) for part, group in program.targets().items()
+        part: set(group) for part, group in program.checkpoint_targets().items()
     }
     leaves = step_guard.inner(state.optimizer).workers.leaves
     assert any(not np.array_equal(leaf[0], leaf[1]) for leaf in leaves.values())
-    resumed = program.restored(program.init(), int(state.step), saved)
+    resumed = program.with_restored(program.init(), int(state.step), saved)
     straight, _ = program.step(state, batches[3])
     resumed, _ = program.step(resumed, batches[3])
     assert same(resumed, straight)

@@ -115,7 +115,7 @@ def last_bit(leaves: dict[str, Any], seed: int) -> dict[str, Any]:
 def test_pairs_side_by_side_have_the_gradients_of_pairs_alone(
     dpo: Program, trained: Callable[..., Any], with_b: Callable[..., Any]
 ) -> None:
-    state, gradients = with_b(trained(dpo)), jax.jit(dpo.computation.gradients)
+    state, gradients = with_b(trained(dpo)), jax.jit(dpo.train_step.microbatch_grads)
     arrays = state.trainable, state.frozen, state.reference
     others = [(state.trainable, last_bit(state.frozen, seed), state.reference) for seed in range(4)]
 
@@ -138,7 +138,7 @@ def test_pairs_side_by_side_have_the_gradients_of_pairs_alone(
 def test_sequences_side_by_side_have_the_gradients_of_sequences_alone(
     sft: Program, trained: Callable[..., Any]
 ) -> None:
-    state, gradients = trained(sft), jax.jit(sft.computation.gradients)
+    state, gradients = trained(sft), jax.jit(sft.train_step.microbatch_grads)
     arrays = state.trainable, state.frozen, state.reference
     others = [(last_bit(state.trainable, seed), state.frozen, state.reference) for seed in range(4)]
 
@@ -189,7 +189,7 @@ def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: 
     dataset = pairs_of(np.random.default_rng(4).integers(1, [17, 17, 17], (9, 3)).tolist())
     state = trained(dpo)
     padded, packed = (batches(dataset, dpo, batching) for batching in (Batching.Padded(), Batching.Packed()))
-    asked = dpo.referenced(state, packed.at(0))
+    asked = dpo.with_reference_logps(state, packed.at(0))
     assert isinstance(asked, PackedPairs)
     rows, where = padded.indices(0), packed.places(0)
     scored: Any = dpo.score(state, padded.at(0)).scored

@@ -31,7 +31,7 @@ def test_asked_once_or_at_every_step_the_steps_are_equal(
     for mode in ("cached", "online"):
         program = compile(experiment(**WAYS[way], microbatch_size=2, memory=Memory(reference=mode)))
         state = trained(program)
-        asked = program.referenced(state, batch) if mode == "cached" else batch
+        asked = program.with_reference_logps(state, batch) if mode == "cached" else batch
         at_first = {name: float(x.total / x.count) for name, x in program.evaluate(state, asked).items()}
         assert at_first["rewards/margins"] == 0.0  # to the bit: one program scored both
         assert at_first["loss"] == pytest.approx(np.log(2), abs=1e-7)

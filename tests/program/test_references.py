@@ -72,7 +72,7 @@ def test_it_follows_every_so_many_steps(
     state, batch = trained(program), pairs(4)
     first = jax.device_get(state.trainable)
     assert state.reference.keys() == state.trainable.keys()
-    assert program.targets().keys() == {"trainable", "optimizer", "reference"}
+    assert program.checkpoint_targets().keys() == {"trainable", "optimizer", "reference"}
     expected = first
     for step in range(1, 6):
         state, metrics = program.step(state, batch)
@@ -107,9 +107,9 @@ def test_it_says_what_its_weights_say_and_is_saved(
     assert float(program.evaluate(state, batch)["loss"].total) == pytest.approx(float(terms.loss.total), rel=1e-5)
 
     # A checkpoint has it, and what goes on from one is what went on without.
-    saved = jax.device_get(program.saved(state))
-    assert saved.keys() == program.targets().keys()
-    again = program.restored(trained(program), 5, saved)
+    saved = jax.device_get(program.checkpoint_arrays(state))
+    assert saved.keys() == program.checkpoint_targets().keys()
+    again = program.with_restored(trained(program), 5, saved)
     one, other = (program.step(s, batch) for s in (state, again))
     for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -167,9 +167,9 @@ def test_other_weights_may_be_asked_once(
     program = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER, memory=Memory(reference="cached")))
     assert "reference" not in program.layout.arrays
     source = init.ReferenceSource(Trained(program, 0), Trained(program, 1))
-    state, apart, batch = program.init(source), program.apart(source), pairs(4, fill=1)
+    state, apart, batch = program.init(source), program.load_reference(source), pairs(4, fill=1)
     assert state.reference == {}
-    asked = with_reference_logps(batch, program.compare(apart, batch))
+    asked = with_reference_logps(batch, program.reference_outputs(apart, batch))
     always = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER))
     at_once, at_every_step = program.step(state, asked)[1], always.step(always.init(source), batch)[1]
     for name, value in at_every_step.items():
@@ -199,7 +199,7 @@ def test_which_losses_are_of_a_difference() -> None:
 def test_a_program_without_a_model_has_none(experiment: Callable[..., Experiment]) -> None:
     asked = experiment(**SMALL, objective=Objective.DPO(), reference=Reference.Uniform(), memory=Memory())
     assert asked.reference_mode == "none"
-    assert compile(asked).computation.reference is None
+    assert compile(asked).train_step.reference is None
 
 
 def test_plans_say_which_and_why(experiment: Callable[..., Experiment]) -> None:

@@ -38,7 +38,9 @@ def test_it_is_added_to_the_loss_with_its_gradient(
     )
     state = without.init()
     (found, terms), (plain, plain_terms) = (
-        jax.jit(program.computation.gradients)(state.trainable, state.frozen, state.reference, program.put(batch))
+        jax.jit(program.train_step.microbatch_grads)(
+            state.trainable, state.frozen, state.reference, program.shard_batch(batch)
+        )
         for program in (with_loss, without)
     )
     tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)
@@ -46,7 +48,7 @@ def test_it_is_added_to_the_loss_with_its_gradient(
     @jax.jit
     @jax.value_and_grad
     def balance(leaves: dict[str, jax.Array]) -> Any:
-        decoder: Any = without.computation.policy.merge(leaves)
+        decoder: Any = without.train_step.policy.merge(leaves)
         total, count = load_balance(decoder(tokens, pair_places(batch), dtype=jnp.float32).routing)
         return total / count
 

@@ -55,7 +55,7 @@ def everything(base: Experiment, count: int) -> dict[str, int]:
             changes = {"mesh.data": data, "mesh.fsdp": fsdp, "mesh.context": context, "mesh.tensor": tensor}
             changes |= {"microbatch_size": None if rows == base.batch_size else rows, "memory.remat": remat}
             with contextlib.suppress(SpecError):
-                placed = drawn.placed(evolve(base, changes))
+                placed = drawn.with_placement(evolve(base, changes))
                 if placed.layout.problems() or placed.layout.batch_problems(placed.experiment.rows_at_once):
                     continue
                 parts = memory(placed, lengths(base.data))

@@ -109,7 +109,9 @@ def test_gradients_are_those_of_the_trainable_leaves(
 ) -> None:
     program = compile(experiment(adapter=LORA, quantization=INT8, model=SHALLOW))
     state = with_b(trained(program))
-    gradients, _ = jax.jit(program.computation.gradients)(state.trainable, state.frozen, state.reference, pairs(4))
+    gradients, _ = jax.jit(program.train_step.microbatch_grads)(
+        state.trainable, state.frozen, state.reference, pairs(4)
+    )
     assert gradients.keys() == state.trainable.keys()
     for path, gradient in gradients.items():
         assert gradient.dtype == jnp.float32
@@ -215,9 +217,9 @@ def test_the_two_turns_stay_one_loop(
     """Were the loop over reference and policy unrolled, equal models would be compiled into two different kernels."""
     program = compile(experiment(model=SHALLOW))
     state = trained(program)
-    batch = program.put(pairs(4))
+    batch = program.shard_batch(pairs(4))
     arguments, words = (state.trainable, state.frozen, state.reference, batch), program.blueprint.config.vocab_size
-    for function in (program.computation.gradients, program.computation.evaluate):
+    for function in (program.train_step.microbatch_grads, program.train_step.evaluate):
         text = jax.jit(function).lower(*arguments).compile().as_text()
         assert text is not None
         products = re.findall(rf' = f32\[\d+,{words}\]\S* dot\(.*op_name="([^"]*/dot_general)"', text)

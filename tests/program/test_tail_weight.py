@@ -49,7 +49,7 @@ def test_a_step_with_tails_starts_like_any_other(
 ) -> None:
     program, batch = program_of(experiment, SHARE), pairs(4)
     first = trained(program)
-    for asked in (batch, program.referenced(first, batch)):
+    for asked in (batch, program.with_reference_logps(first, batch)):
         _, metrics = program.step(trained(program), asked)
         assert float(metrics["loss"]) == pytest.approx(np.log(2), abs=1e-7)
         assert float(metrics["rewards/margins"]) == pytest.approx(0, abs=1e-6)

@@ -48,9 +48,9 @@ def test_with_all_words_a_step_is_that_of_a_teacher_in_it(
         if top_k is not None:
             assert not state.reference
             assert "teacher" not in program.layout.arrays
-            given = program.taught(program.teacher(), batch)
-        gradients, terms = jax.jit(program.computation.gradients)(
-            state.trainable, state.frozen, state.reference, program.put(given)
+            given = program.with_teacher_top_k(program.load_teacher(), batch)
+        gradients, terms = jax.jit(program.train_step.microbatch_grads)(
+            state.trainable, state.frozen, state.reference, program.shard_batch(given)
         )
         found.append((gradients, terms, program.step(state, given)[1]))
     (theirs, before, online), (ours, after, once) = found

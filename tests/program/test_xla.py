@@ -26,10 +26,10 @@ def test_a_step_takes_less_memory_with_them_than_without(
 ) -> None:
     assert xla_options.options("cpu") == xla_options.OPTIONS["cpu"]
     program = compile(experiment())
-    state, batch = trained(program), program.put(pairs(4))
+    state, batch = trained(program), program.shard_batch(pairs(4))
     given = state.trainable, state.frozen, state.reference, batch
     without, told = (
-        jax.jit(program.computation.gradients, compiler_options=options).lower(*given).compile().memory_analysis()
+        jax.jit(program.train_step.microbatch_grads, compiler_options=options).lower(*given).compile().memory_analysis()
         for options in (None, xla_options.options("cpu"))
     )
     assert without is not None

@@ -44,7 +44,7 @@ def steps(experiment: Experiment, *, count: int = 4, is_precomputed: bool = Fals
     rows = batches(experiment, program.blueprint.blocks)
     given = [rows.at(step) for step in range(count)]
     if is_precomputed:
-        given = [program.referenced(state, batch) for batch in given]
+        given = [program.with_reference_logps(state, batch) for batch in given]
     series: dict[str, list[float]] = {}
     before = program.evaluate(state, given[0])
     for batch in given:

@@ -39,7 +39,7 @@ def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
     state = program.init(sources.open_source(program.blueprint, run.parent))
     with Checkpoints.open(run / "checkpoints") as checkpoints:
         step = checkpoints.steps()[-1]
-        state = program.restored(state, step, checkpoints.restore(step, program.targets()))
+        state = program.with_restored(state, step, checkpoints.restore(step, program.checkpoint_targets()))
     template, leaves = program.policy(state)
 
     @jax.jit

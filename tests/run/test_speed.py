@@ -24,7 +24,7 @@ TEXT = Experiment(
 
 def test_a_cpu_has_rates_but_no_share_of_a_peak() -> None:
     speed = Speed.of(compile(TEXT))
-    assert speed == Speed("rows", 4, None)
+    assert speed == Speed("samples", 4, None)
     assert speed.rates(100, 0.5) == {"tokens/s": 200.0, "samples/s": 8.0}
     assert speed.use(Flops(3e12, 5e12), 0.5) == {"model_tflops/s": 6.0}
 

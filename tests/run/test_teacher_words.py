@@ -65,7 +65,7 @@ def program(experiment: Experiment) -> Program:
 
 @pytest.fixture(scope="module")
 def teacher(program: Program) -> Any:
-    return program.teacher()
+    return program.load_teacher()
 
 
 def sequences(experiment: Experiment) -> Sequences:
@@ -116,7 +116,7 @@ def files(home: Path) -> list[Path]:
 def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher: Any) -> None:
     dataset = ask()
     batch = dataset.batch([4, 9, 4], 4)
-    said, mask = program.top(teacher, batch), batch.loss_mask[:, 1:]
+    said, mask = program.teacher_top_k(teacher, batch), batch.loss_mask[:, 1:]
     found = cached_teacher_top_k(batch)
     assert found is not None
     for ours, theirs in zip(found, said, strict=True):
@@ -237,7 +237,7 @@ def test_going_on_with_another_teacher_is_refused(
     run(asked, tmp_path, quiet)
     status = tmp_path / asked.id / "status.json"  # as if it had not come to its end
     status.write_text(json.dumps({**json.loads(status.read_text()), "state": "stopped"}))
-    drawn = Program.teacher
+    drawn = Program.load_teacher
     monkeypatch.setattr(Program, "teacher", lambda *given: {k: v + 1 for k, v in drawn(*given).items()})
     with pytest.raises(RunError, match=r"the teacher has changed \(digest of what objective\.teacher\.weights gives\)"):
         run(asked, tmp_path, quiet)

@@ -68,7 +68,7 @@ def steps(case: dict[str, Any]) -> list[dict[str, float]]:
     for step, expected in enumerate(case["steps"]):
         batch = batches.at(step)
         if experiment.reference_mode == "cached":
-            batch = program.referenced(first, batch)
+            batch = program.with_reference_logps(first, batch)
         state, metrics = program.step(state, batch)
         found.append({key: float(metrics[key]) for key in expected})
     assert np.isfinite(found[-1]["loss"])
