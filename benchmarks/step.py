@@ -4,6 +4,8 @@
 against a step in Tunix's layout alone. Every side is a process of its own on the same weights, token ids, adapters and
 settings in float32. They take a step by turns, while the others wait. Losses are compared; where they differ by more
 than 1e-4, or a side fails, the exit code is 1.
+
+`--before CHECKOUT` takes another checkout of nnxdsl as one more side, in the same turns: what a change costs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ COMPARED = 6
 BATCHES = 8
 """Batches before they begin again: so many steps are taken before any is timed, to meet all shapes."""
 
-OURS, TUNIX, TRL, LAYOUT = "nnxdsl", "Tunix", "TRL", "Tunix's layout"
+OURS, TUNIX, TRL, LAYOUT, BEFORE = "nnxdsl", "Tunix", "TRL", "Tunix's layout", "nnxdsl before"
 CASES = {
     "lora": (True, False),
     "full": (False, False),
@@ -50,8 +52,10 @@ AIMS = (
     ((OURS, "online"), (TRL, "online"), 0.35),
     ((OURS, "cached"), (LAYOUT, "online"), 0.40),
     ((OURS, "online"), (LAYOUT, "online"), 0.55),
+    ((OURS, "cached"), (BEFORE, "cached"), 1.02),
+    ((OURS, "online"), (BEFORE, "online"), 1.02),
 )
-OF_MEMORY = 0.6
+OF_MEMORY, OF_MEMORY_BEFORE = 0.6, 1.02
 FIGURES = "  {:<22} {:>10} {:>10} {:>10} {:>11} {:>13} {:>13} {:>9}"
 
 TRIED = (("--attention", "sdpa"), ("--attention", "eager"), ("--attention", "sdpa", "--compile"))
@@ -65,14 +69,20 @@ class FailedError(Exception):
 class Side:
     """A process that takes steps when it is told to; see `side.py`."""
 
-    def __init__(self, name: tuple[str, str], words: list[str], log: Path) -> None:
+    def __init__(self, name: tuple[str, str], words: list[str], log: Path, checkout: Path = HERE.parent) -> None:
         self.name, self.log = name, log
         self.seconds: list[float] = []
         self.busy: list[float] = []
         self.told: dict[str, Any] = {}
         with log.open("w") as file:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, cwd=HERE
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                cwd=checkout / HERE.name,
+                env={**os.environ, "PYTHONPATH": str(checkout)},
             )
 
     def ask(self, what: str, limit: float) -> dict[str, Any]:
@@ -124,6 +134,7 @@ class Case:
         name: See `CASES`.
         directory: The job.
         peers: Their Python, or None.
+        before: Another checkout of nnxdsl, or None.
         rounds: Timed steps of each side.
         limit: Seconds that an answer may take.
         trial: Seconds that each of `TRIED` may take until its second step is over.
@@ -132,6 +143,7 @@ class Case:
     name: str
     directory: Path
     peers: Path | None
+    before: Path | None
     rounds: int
     limit: float
     trial: float
@@ -139,12 +151,15 @@ class Case:
     def begin(self, name: tuple[str, str], flags: tuple[str, ...] = ()) -> Side:
         """A side of this case, which loads its model now."""
         kind, reference = name
-        script = {OURS: "ours.py", TUNIX: "peer_tunix.py", TRL: "peer_trl.py", LAYOUT: "peer_layout.py"}[kind]
+        scripts = {OURS: "ours.py", TUNIX: "peer_tunix.py", TRL: "peer_trl.py", LAYOUT: "peer_layout.py"}
+        script = scripts.get(kind, "ours.py")
+        checkout = self.before if kind == BEFORE and self.before is not None else HERE.parent
         python = str(self.peers) if kind in (TUNIX, TRL) else sys.executable
-        words = [python, str(HERE / script), str(self.directory), *flags]
-        if kind in (OURS, TRL):
+        words = [python, str(checkout / HERE.name / script), str(self.directory), *flags]
+        if kind in (OURS, BEFORE, TRL):
             words += ["--reference", reference]
-        return Side(name, words, self.directory / f"{Path(script).stem}-{reference}.log")
+        log = f"{kind}-{reference}.log".replace(" ", "-")
+        return Side(name, words, self.directory / log, checkout)
 
     def quickest(self) -> tuple[tuple[str, ...], dict[str, float | str]]:
         """The flags with which TRL is quickest here, and what each of them took."""
@@ -163,7 +178,11 @@ class Case:
 
     def run(self, trl: tuple[str, ...]) -> tuple[dict[tuple[str, str], Side], dict[tuple[str, str], str]]:
         """All sides after their steps, and those that failed with the reason."""
-        names = [(OURS, "cached"), (OURS, "online"), (LAYOUT, "online")]
+        names = [(OURS, "cached"), (OURS, "online")]
+        if self.before is not None:
+            names += [(BEFORE, "cached"), (BEFORE, "online")]
+        else:
+            names += [(LAYOUT, "online")]
         if self.peers is not None:
             names += [(TUNIX, "online"), (TRL, "cached"), (TRL, "online")]
         sides: dict[tuple[str, str], Side] = {}
@@ -212,7 +231,7 @@ def compared(one: Side, other: Side, aim: float) -> dict[str, Any]:
         "busy": min(one.busy) / min(other.busy),
         "aim": aim,
         "memory": growth(one) / growth(other),
-        "memory_aim": OF_MEMORY,
+        "memory_aim": OF_MEMORY_BEFORE if other.name[0] == BEFORE else OF_MEMORY,
         "memory_in_steps": growth(one, "before_steps") / growth(other, "before_steps"),
     }
 
@@ -286,7 +305,13 @@ def measure(name: str, options: argparse.Namespace, place: Path, chosen: dict[bo
     directory = place / name
     small.write(directory, numbers, batches=BATCHES)
     case = Case(
-        name, directory, options.peers and options.peers / "bin/python", options.rounds, options.limit, options.trial
+        name,
+        directory,
+        options.peers and options.peers / "bin/python",
+        options.before,
+        options.rounds,
+        options.limit,
+        options.trial,
     )
     tried: dict[str, float | str] = {}
     if case.peers is not None and is_lora not in chosen:
@@ -311,6 +336,7 @@ def main() -> int:
     """What the command line asks for; 1 if a side failed or losses differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="the directory that make_peers.py made")
+    parser.add_argument("--before", type=Path, help="another checkout of nnxdsl, instead of Tunix's layout")
     parser.add_argument("--cases", nargs="*", choices=tuple(CASES), default=tuple(CASES))
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of each side")
     parser.add_argument("--pairs", type=int, default=4, help="of a step")
@@ -322,8 +348,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="where all figures go as well")
     options = parser.parse_args()
-    if options.peers is not None:
-        options.peers = options.peers.absolute()
+    options.peers = options.peers and options.peers.absolute()
+    options.before = options.before and options.before.absolute()
     chosen: dict[bool, tuple[str, ...]] = {}
     with tempfile.TemporaryDirectory() as place:
         cases = []
