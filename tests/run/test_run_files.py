@@ -19,7 +19,7 @@ from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.run_dir import RunDirectory
 
 STEPS, SAVED = 4, 2
-CASES, TRAINED = 300, 24
+CASES, FIRST, TRAINED = 300, 40, 24
 
 RECIPE = f"""
 from nnxdsl import *
@@ -226,8 +226,11 @@ def check(case: int, base: str, bases: Bases, place: Path, command: Callable[...
 
 
 @pytest.mark.parametrize("base", ["finished", "killed"])
-def test_changed_files_end_in_a_message(base: str, bases: Bases, tmp_path: Path, command: Any) -> None:
-    for case in range(CASES // 2):
+@pytest.mark.parametrize(
+    "cases", [range(FIRST), pytest.param(range(FIRST, CASES // 2), marks=pytest.mark.slow)], ids=["first", "rest"]
+)
+def test_changed_files_end_in_a_message(base: str, cases: range, bases: Bases, tmp_path: Path, command: Any) -> None:
+    for case in cases:
         check(case, base, bases, tmp_path, command)
 
 

@@ -23,8 +23,8 @@ def test_every_class_is_drawn_of_its_family(tag: str) -> None:
     assert type(find(st.from_type(cls.family), lambda spec: type(spec) is cls, settings=QUICK)) is cls
 
 
-RARE = {"Reward"}
-"""Few experiments have one: it takes a minute to come upon one."""
+RARE = {"Reward", "Distance"}
+"""Few experiments have one: it takes long to come upon one."""
 
 
 @pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in RARE else f for f in FAMILIES])
