@@ -50,7 +50,7 @@ def compared(tokens: int, batch: int, heads: int, kv_heads: int, width: int, win
 
     def step(kernel: Callable[..., jax.Array]) -> Any:
         def total(query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions) -> jax.Array:
-            return jnp.sum(jnp.where(places.segment[:, :, None, None] > 0, kernel(query, key, value, places), 0) ** 2)
+            return jnp.sum(jnp.where(places.segment_ids[:, :, None, None] > 0, kernel(query, key, value, places), 0) ** 2)
 
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))
 

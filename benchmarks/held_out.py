@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nnxdsl.cli.dispatch import load
+from nnxdsl.cli.load import load
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "objectives.md"

@@ -136,13 +136,13 @@ class HubReader:
             KeyError: no such leaf in a plain decoder of this size.
             WeightsError: a tensor of it is missing, of a dtype that is not understood, or holds NaN or infinity.
         """
-        return self.pieces(path).read()
+        return self.mapped(path).read()
 
-    def pieces(self, path: str) -> MappedArray:
+    def mapped(self, path: str) -> MappedArray:
         """The same leaf, of which nothing is read before it is asked for; errors as of `leaf`."""
         source = self._sources[path]
         self._require(path)
-        found = source.pieces([self._tensors[name] for name in source.names])
+        found = source.mapped([self._tensors[name] for name in source.names])
         if self._allow_non_finite:
             return found
         return attrs.evolve(found, guards=tuple(functools.partial(self._require_finite, name) for name in source.names))
@@ -166,7 +166,7 @@ class HubReader:
 
     def dtype(self, path: str) -> np.dtype:
         """The dtype that `leaf` gives, without reading it; KeyError and WeightsError as there."""
-        return self.pieces(path).dtype
+        return self.mapped(path).dtype
 
     def check(self, template: AbstractModel) -> list[Problem]:
         """Everything that keeps the directory from filling a template; reads headers only, no weights.

@@ -125,7 +125,7 @@ class Source:
             return array[None]
         return array.T if self.transposed else array
 
-    def pieces(self, parts: Sequence[Part]) -> MappedArray:
+    def mapped(self, parts: Sequence[Part]) -> MappedArray:
         """The leaf of all its tensors, none of which is read."""
         number, of = self.share
         *shape, last = parts[0].shape[self.unit :]
@@ -189,8 +189,8 @@ def _further(config: DecoderConfig, model_type: str | None) -> dict[str, Source]
     names, *befores = _FURTHER.get(model_type or "", _FURTHER["deepseek_v3"])
     around, block = (before.format(config.num_layers) for before in befores)
     found: dict[str, Source] = {}
-    for kind in config.further:
-        for ours, own in _layer(config, kind, model_type, dense=config.experts is None).items():
+    for kind in config.mtp_layer_kinds:
+        for ours, own in _layer(config, kind, model_type, dense=config.moe is None).items():
             found[f"mtp.block.{ours}"] = attrs.evolve(own, names=tuple(block + name for name in own.names))
         for ours, name in zip(_AROUND, names, strict=True):
             found[f"mtp.{ours}"] = Source((f"{around}{name}.weight",), (), ours == "join.kernel")
@@ -232,7 +232,7 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         found["lm_head.kernel"] = Source((HEAD,), (), False)
     dense = config.dense
     first, pattern, periods = config.dense_layers, config.period, config.periods
-    for block, kind in enumerate(config.lead):
+    for block, kind in enumerate(config.prefix_layers):
         for ours, own in _layer(config, kind, model_type, dense=True).items():
             names = tuple(f"layers.{block}.{name}" for name in own.names)
             found[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
@@ -242,7 +242,7 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
             names = tuple(f"layers.{layer}.{name}" for layer in layers for name in own.names)
             stack = {"names": names, "leading": (periods, *own.leading)}
             found[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
-    for block, kind in enumerate(config.tail):
+    for block, kind in enumerate(config.suffix_layers):
         layer = first + periods * pattern + block
         for ours, own in _layer(config, kind, model_type, dense=dense[layer]).items():
             names = tuple(f"layers.{layer}.{name}" for name in own.names)
@@ -255,21 +255,21 @@ def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, de
     found = _mixer(config, kind) | {
         f"{ours}.scale": Source((f"{theirs}.weight",), (), False) for ours, theirs in _NORMS[config.norms].items()
     }
-    if dense or config.experts is None:
+    if dense or config.moe is None:
         return found | {f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in _MLP.items()}
     if model_type == "gpt_oss":
         return found | _FUSED
     router, experts, matrices = _EXPERTS.get(model_type or "", _OTHER_EXPERTS)
     found["mlp.router.weight"] = Source((f"{router}.weight",), (), False)
-    if config.experts.correction:
+    if config.moe.e_score_correction_bias:
         found["mlp.router.correction"] = Source((f"{router}.e_score_correction_bias",), (), False)
-    if config.experts.shared_dim is not None:
-        beside = "mlp.shared_expert" if config.experts.shared_gate else "mlp.shared_experts"
+    if config.moe.shared_expert_dim is not None:
+        beside = "mlp.shared_expert" if config.moe.shared_expert_gate else "mlp.shared_experts"
         shared = {f"mlp.shared.{ours}.kernel": f"{beside}.{theirs}.weight" for ours, theirs in matrices.items()}
         found |= {ours: Source((theirs,), (), True) for ours, theirs in shared.items()}
-    if config.experts.shared_gate:
+    if config.moe.shared_expert_gate:
         found["mlp.shared.weight"] = Source(("mlp.shared_expert_gate.weight",), (), False, unit=True)
-    count = config.experts.count
+    count = config.moe.num_experts
     for ours, theirs in matrices.items():
         names = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))
         found[f"mlp.{ours}.kernel"] = Source(names, (count,), True)
@@ -280,10 +280,10 @@ def _mixer(config: DecoderConfig, kind: LayerKind) -> dict[str, Source]:
     """What mixes the tokens of a layer."""
     if kind == "linear":
         return dict(_LINEAR)
-    attention = _ATTENTION if config.latent is None else _LATENT[config.latent.q_lora_rank is not None]
+    attention = _ATTENTION if config.mla is None else _LATENT[config.mla.q_lora_rank is not None]
     norms = _QUERY_KEY_NORMS if config.query_key_norm != "none" else {}
-    if config.latent is not None:
-        norms = _LATENT_NORMS[config.latent.q_lora_rank is not None]
+    if config.mla is not None:
+        norms = _LATENT_NORMS[config.mla.q_lora_rank is not None]
     biased = _BIASED[config.attention_bias]
     return {
         **{f"{ours}.kernel": Source((f"{theirs}.weight",), (), True) for ours, theirs in attention.items()},

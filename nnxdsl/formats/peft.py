@@ -318,7 +318,7 @@ def _like(names: Mapping[str, str]) -> str:
 def _stacked(path: str, side: str, tensors: Mapping[int, safetensors.Tensor], config: DecoderConfig) -> np.ndarray:
     source, parts = tensor_sources(config)[path], [tensors[number] for number in range(len(tensors))]
     if side in ("A", "B"):
-        return source.pieces(parts).read()
+        return source.mapped(parts).read()
     return np.stack([part.read() for part in parts]) if source.leading else np.array(parts[0].read())
 
 

@@ -170,5 +170,5 @@ def load(
     if problems := reader.check(template):
         raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))
     here = jnp.zeros(()).sharding
-    leaves = {path: place(reader.pieces(path), dtype, here) for path in template.variables}
+    leaves = {path: place(reader.mapped(path), dtype, here) for path in template.variables}
     return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto())

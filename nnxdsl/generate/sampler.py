@@ -25,8 +25,8 @@ ROUND_TO = 16
 
 # Where models stand beside each other in a cache: after the axis of the scanned layers, so that a scan over those moves
 # nothing. The tokens' places are the same for all models.
-_CACHE: Any = Cache(layers=1, tail=0, places=None, next_slot=None, lead=0)  # pyright: ignore[reportArgumentType]
-_NEW: Any = CacheUpdate(layers=1, tail=0, places=None, lead=0)  # pyright: ignore[reportArgumentType]
+_CACHE: Any = Cache(layers=1, suffix=0, positions=None, length=None, prefix=0)  # pyright: ignore[reportArgumentType]
+_NEW: Any = CacheUpdate(layers=1, suffix=0, positions=None, prefix=0)  # pyright: ignore[reportArgumentType]
 
 
 class Sampler:
@@ -233,7 +233,7 @@ class _Loop:
         model = self.template.merge({**shared, **own})
         assert isinstance(model, Decoder)
         method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
-        hidden, new, _ = model(tokens, places, cache=cache, keeps=True, dtype=self.dtype, method=method)
+        hidden, new, _ = model(tokens, places, cache=cache, return_kv=True, dtype=self.dtype, method=method)
         assert new is not None  # it is asked for
         return model.logits(hidden[:, -1]), new
 

@@ -13,7 +13,7 @@ from nnxdsl.models.attention.kv_cache import KV
 from nnxdsl.models.attention.mla import LatentAttention
 from nnxdsl.models.attention.view import Context
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.deltanet.layer import DeltaNet, DeltaState
+from nnxdsl.models.deltanet.layer import DeltaState, GatedDeltaNet
 from nnxdsl.models.layers.mlp import MLP
 from nnxdsl.models.layers.norm import RMSNorm, norm_of
 from nnxdsl.models.logical_axes import constrain
@@ -54,8 +54,8 @@ class Block(nnx.Module):
         self.pre_mlp_norm = norm("pre")
         self.mlp = (
             MLP(config, rngs=rngs, param_dtype=param_dtype)
-            if dense or config.experts is None
-            else ExpertMLP(config.embed_dim, config.experts, rngs=rngs, param_dtype=param_dtype)
+            if dense or config.moe is None
+            else ExpertMLP(config.embed_dim, config.moe, rngs=rngs, param_dtype=param_dtype)
         )
         self.post_mlp_norm = norm("post")
 
@@ -76,7 +76,7 @@ class Block(nnx.Module):
         x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         stats, mixed = None, _normed(self.pre_mlp_norm, x)
         if isinstance(self.mlp, ExpertMLP):
-            mixed, stats = self.mlp(mixed, view.places.segment > 0)
+            mixed, stats = self.mlp(mixed, view.positions.segment_ids > 0)
         else:
             mixed = self.mlp(mixed)
         return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new, stats
@@ -84,15 +84,15 @@ class Block(nnx.Module):
 
 def _mixer(
     config: DecoderConfig, kind: LayerKind, *, rngs: nnx.Rngs, param_dtype: DTypeLike
-) -> Attention | LatentAttention | DeltaNet:
+) -> Attention | LatentAttention | GatedDeltaNet:
     """What mixes the tokens of a layer of this kind."""
     given: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype}
     if kind == "linear":
-        assert config.delta is not None  # a config with such layers has it
-        return DeltaNet(config.embed_dim, config.delta, norm_eps=config.norm_eps, **given)
-    if config.latent is not None:
+        assert config.gated_deltanet is not None  # a config with such layers has it
+        return GatedDeltaNet(config.embed_dim, config.gated_deltanet, norm_eps=config.norm_eps, **given)
+    if config.mla is not None:
         heads, scale = config.num_heads, config.query_scale
-        return LatentAttention(config.embed_dim, heads, config.latent, query_scale=scale, **given)
+        return LatentAttention(config.embed_dim, heads, config.mla, query_scale=scale, **given)
     return Attention(config, **given)
 
 

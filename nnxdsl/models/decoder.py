@@ -26,7 +26,7 @@ from nnxdsl.models.logical_axes import constrain, shard_weights
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.mtp import Predictor
 from nnxdsl.models.pipeline import Stages, run_stages
-from nnxdsl.models.remat import Remat, rematerialised
+from nnxdsl.models.remat import Remat, with_remat
 
 
 class LayerGroup(nnx.Module):
@@ -57,7 +57,7 @@ class LayerGroup(nnx.Module):
         )
 
     def __call__(
-        self, x: jax.Array, context: Context, past: LayerCaches | None = None, *, keeps: bool = False
+        self, x: jax.Array, context: Context, past: LayerCaches | None = None, *, return_kv: bool = False
     ) -> tuple[jax.Array, LayerCaches | None, RouterStats | None]:
         """`[B, T, D]` to the same, what a cache takes of it, and what its routers say.
 
@@ -65,16 +65,16 @@ class LayerGroup(nnx.Module):
             x: the residual stream.
             context: of this call.
             past: what the cache holds of these layers, if there is one.
-            keeps: also return this call's keys and values; of local layers those that the window can still reach.
+            return_kv: also return this call's keys and values; of local layers those that the window can still reach.
         """
         news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": []}
         routing = None
         for block, run in zip(self.blocks, _runners(self.blocks), strict=True):
             own = news[block.kind]
-            x, new, stats = run(x, context, None if past is None else past.of(block.kind, len(own)))
-            routing = added(routing, stats)
+            x, new, stats = run(x, context, None if past is None else past.layer(block.kind, len(own)))
+            routing = add_router_stats(routing, stats)
             own.append(_newest(new, context) if block.kind == "local" else new)
-        if not keeps:
+        if not return_kv:
             return x, None, routing
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
         return x, LayerCaches(*stacked), routing
@@ -109,13 +109,13 @@ class DecoderOutput(NamedTuple):
 
     Attributes:
         hidden: states after the final norm, `[B, T, D]`.
-        new: what a cache takes of the tokens; None if that was not asked for.
-        routing: what the routers of all layers say together; None without experts, and of layers in stages.
+        cache_update: what a cache takes of the tokens; None if that was not asked for.
+        router_stats: what the routers of all layers say together; None without experts, and of layers in stages.
     """
 
     hidden: jax.Array
-    new: CacheUpdate | None
-    routing: RouterStats | None
+    cache_update: CacheUpdate | None
+    router_stats: RouterStats | None
 
 
 class Decoder(nnx.Module):
@@ -139,7 +139,7 @@ class Decoder(nnx.Module):
         tail: a Period of the remaining layers; None without any.
         norm: the final norm.
         lm_head: the output head; None where it is tied to the embedding.
-        mtp: what predicts the token after the next one; None where there is none. Nothing but `further` runs it.
+        mtp: what predicts the token after the next one; None where there is none. Nothing but `mtp_hidden` runs it.
     """
 
     def __init__(
@@ -156,9 +156,11 @@ class Decoder(nnx.Module):
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
         self.embed = Embedding(vocab, embed, scaled=config.scale_embedding, rngs=rngs, param_dtype=param_dtype)
-        flags, tail = config.dense_pattern, config.tail
+        flags, tail = config.dense_pattern, config.suffix_layers
         self.lead = (
-            period(config.lead, (True,) * config.dense_layers, nnx.Rngs(params=rngs.params())) if config.lead else None
+            period(config.prefix_layers, (True,) * config.dense_layers, nnx.Rngs(params=rngs.params()))
+            if config.prefix_layers
+            else None
         )
         self.layers = (
             _stack(lambda key: period(config.pattern, flags, nnx.Rngs(params=key)), rngs.params(), config.periods)
@@ -173,10 +175,10 @@ class Decoder(nnx.Module):
     def __call__(
         self,
         tokens: jax.Array,
-        places: TokenPositions,
+        positions: TokenPositions,
         *,
         cache: Cache | None = None,
-        keeps: bool = False,
+        return_kv: bool = False,
         dtype: DTypeLike,
         remat: Remat = "none",
         stages: Stages | None = None,
@@ -186,10 +188,10 @@ class Decoder(nnx.Module):
 
         Args:
             tokens: `[B, T]` int32.
-            places: of the tokens, each `[B, T]`.
+            positions: of the tokens, each `[B, T]`.
             cache: if given, the tokens also look at what it holds. Padding may stand before a row's tokens, not among
                 them: local layers forget by the number of tokens.
-            keeps: also return what a cache takes of these tokens.
+            return_kv: also return what a cache takes of these tokens.
             dtype: of the residual stream and the matrix products; norms, softmax and RoPE are float32.
             remat: what the backward pass keeps of each period of layers; see `models.remat`.
             stages: cuts the stack of periods into stages that work at the same time; not with a cache.
@@ -206,29 +208,31 @@ class Decoder(nnx.Module):
         row = method.row if cache is None else None
         if method.kernel != "dense" and (row is None or row.size != length):
             raise ValueError(f"{method.kernel} attention needs to know how {length} slots are laid out, got {row}")
-        shared = context(self.config, places, cache, method)
-        stamp(places)
+        shared = context(self.config, positions, cache, method)
+        stamp(positions)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
-        lead, layers, tail = (None, None, None) if cache is None else (cache.lead, cache.layers, cache.tail)
+        lead, layers, tail = (None, None, None) if cache is None else (cache.prefix, cache.layers, cache.suffix)
         routing = last = None
         if self.lead is not None:
             with at_layer(LEAD):
-                x, lead, _ = _period_runner(self.lead, remat, keeps)(nnx.state(self.lead), x, shared, lead)
-        if self.layers is not None and stages is not None and cache is None and not keeps:
+                x, lead, _ = _group_runner(self.lead, remat, return_kv)(nnx.state(self.lead), x, shared, lead)
+        if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
-            x, layers, routing = _run_stack(self.layers, x, shared, layers, remat, keeps)
+            x, layers, routing = _run_stack(self.layers, x, shared, layers, remat, return_kv)
         if self.tail is not None:
             with at_layer(TAIL):
-                x, tail, last = _period_runner(self.tail, remat, keeps)(nnx.state(self.tail), x, shared, tail)
+                x, tail, last = _group_runner(self.tail, remat, return_kv)(nnx.state(self.tail), x, shared, tail)
         hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
-        return DecoderOutput(hidden, CacheUpdate(layers, tail, places, lead) if keeps else None, added(routing, last))
+        return DecoderOutput(
+            hidden, CacheUpdate(layers, tail, positions, lead) if return_kv else None, add_router_stats(routing, last)
+        )
 
-    def further(
+    def mtp_hidden(
         self,
         hidden: jax.Array,
         tokens: jax.Array,
-        places: TokenPositions,
+        positions: TokenPositions,
         *,
         dtype: DTypeLike,
         remat: Remat = "none",
@@ -239,9 +243,9 @@ class Decoder(nnx.Module):
         A token without a next one in its sequence is joined with token 0; what comes of it means nothing.
 
         Args:
-            hidden: what the call with the same `tokens`, `places`, `dtype` and `method` gave, `[B, T, D]`.
+            hidden: what the call with the same `tokens`, `positions`, `dtype` and `method` gave, `[B, T, D]`.
             tokens: as of that call.
-            places: as of that call.
+            positions: as of that call.
             dtype: as of that call.
             remat: as of that call.
             method: as of that call.
@@ -255,14 +259,16 @@ class Decoder(nnx.Module):
         def after(x: jax.Array) -> jax.Array:
             return jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
 
-        has_next = (after(places.segment) == places.segment) & (after(places.branch) == places.branch)
+        has_next = (after(positions.segment_ids) == positions.segment_ids) & (
+            after(positions.branch_ids) == positions.branch_ids
+        )
         following = self.embed(jnp.where(has_next, after(tokens), 0), dtype)  # [B, T, D]
         following = constrain(following, "batch", "length", "activation_embed")
 
         def run(state: nnx.State, *given: Any) -> tuple[jax.Array, RouterStats | None]:
             return nnx.merge(graphdef, state)(*given)
 
-        return rematerialised(run, remat)(state, hidden, following, context(self.config, places, None, method))
+        return with_remat(run, remat)(state, hidden, following, context(self.config, positions, None, method))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[..., V]` of hidden states `[..., D]`, float32; whole, so for few tokens."""
@@ -294,10 +300,10 @@ def _stack(build: Callable[[jax.Array], LayerGroup], key: jax.Array, periods: in
 
 
 def _run_stack(
-    layers: LayerGroup, x: jax.Array, context: Context, past: LayerCaches | None, remat: Remat, keeps: bool
+    layers: LayerGroup, x: jax.Array, context: Context, past: LayerCaches | None, remat: Remat, return_kv: bool
 ) -> tuple[jax.Array, LayerCaches | None, RouterStats | None]:
     """Runs the periods as a scan over their weights, so that compile time does not grow with depth."""
-    run = _period_runner(layers, remat, keeps)
+    run = _group_runner(layers, remat, return_kv)
 
     def step(x: jax.Array, each: tuple[nnx.State, LayerCaches | None, jax.Array | None]) -> tuple[jax.Array, Any]:
         state, past, number = each
@@ -313,7 +319,7 @@ def _run_stack(
 
 
 def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
-    state, run = nnx.state(layers), _period_runner(layers, remat, keeps=False)
+    state, run = nnx.state(layers), _group_runner(layers, remat, return_kv=False)
 
     def stack(state: nnx.State, x: jax.Array, context: Context) -> jax.Array:
         def step(x: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
@@ -324,20 +330,20 @@ def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: S
     return run_stages(stack, state, x, context, stages)
 
 
-def _period_runner(
-    period: LayerGroup, remat: Remat, keeps: bool
+def _group_runner(
+    period: LayerGroup, remat: Remat, return_kv: bool
 ) -> Callable[..., tuple[jax.Array, LayerCaches | None, RouterStats | None]]:
     graphdef = nnx.graphdef(period)
 
     def run(state: nnx.State, x: jax.Array, context: Context, past: LayerCaches | None) -> Any:
-        return nnx.merge(graphdef, state)(x, context, past, keeps=keeps)
+        return nnx.merge(graphdef, state)(x, context, past, return_kv=return_kv)
 
     # A scan's body is not merged with its own recomputation, so the barrier against that is not needed; the tail is
     # outside the scan, and the barrier costs it nothing that matters.
-    return rematerialised(run, remat)
+    return with_remat(run, remat)
 
 
-def added(one: RouterStats | None, other: RouterStats | None) -> RouterStats | None:
+def add_router_stats(one: RouterStats | None, other: RouterStats | None) -> RouterStats | None:
     """What the routers of several layers say together; None where there are none."""
     if one is None or other is None:
         return one if other is None else other

@@ -52,7 +52,7 @@ def stamp(places: TokenPositions) -> None:
     """Tells where the tokens `[B, T]` of a decoder's call stand; nothing unless `dropping` is in force."""
     found = _current.get()
     if found is not None:
-        own = places.branch * BRANCHES + places.position
+        own = places.branch_ids * BRANCHES + places.positions
         found.tokens = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(found.rows, own.astype(jnp.uint32))
 
 

@@ -17,11 +17,11 @@ Axes = tuple[str | None, ...]
 
 Constraint = Callable[[jax.Array, Axes], jax.Array]
 WeightSharding = Callable[[str, jax.Array], jax.Array]
-Apart = Callable[[Callable[..., jax.Array], tuple[jax.Array, ...], tuple[Axes, ...], Axes], jax.Array]
+ShardMapCall = Callable[[Callable[..., jax.Array], tuple[jax.Array, ...], tuple[Axes, ...], Axes], jax.Array]
 
 _current: ContextVar[Constraint | None] = ContextVar("constraint", default=None)
-_arrival: ContextVar[WeightSharding | None] = ContextVar("arrival", default=None)
-_apart: ContextVar[Apart | None] = ContextVar("apart", default=None)
+_weight_sharding: ContextVar[WeightSharding | None] = ContextVar("arrival", default=None)
+_shard_map: ContextVar[ShardMapCall | None] = ContextVar("apart", default=None)
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
@@ -58,7 +58,7 @@ def shard_weights(state: nnx.State, prefix: str) -> nnx.State:
     Returns:
         What the arrival in force makes of each; `state` itself unless `sharding_hooks` is in force.
     """
-    arrival = _arrival.get()
+    arrival = _weight_sharding.get()
     if arrival is None:
         return state
     placed = [
@@ -82,13 +82,15 @@ def shard_map_call(
     Returns:
         The result; that of a plain call unless `sharding_hooks` is in force with a way to compute apart.
     """
-    found = _apart.get()
+    found = _shard_map.get()
     return function(*arrays) if found is None else found(function, arrays, axes, out)
 
 
 @contextmanager
 def sharding_hooks(
-    constraint: Constraint | None, arrival: WeightSharding | None = None, apart: Apart | None = None
+    constraint: Constraint | None,
+    weight_sharding: WeightSharding | None = None,
+    shard_map_call: ShardMapCall | None = None,
 ) -> Iterator[None]:
     """Within the context, `constrain` calls `constraint(x, axes)`, and `shard_weights` calls `arrival(path, weight)`.
 
@@ -99,13 +101,13 @@ def sharding_hooks(
     Args:
         constraint: takes an activation and the name of each of its dimensions; returns it with the same shape and
             dtype. None for none.
-        arrival: takes the path of a stacked weight and one slice of it; returns the slice. None for none.
-        apart: computes a function on each device's part of arrays, see the function of this name. None for none.
+        weight_sharding: takes the path of a stacked weight and one slice of it; returns the slice. None for none.
+        shard_map_call: computes a function on each device's part of arrays, see `shard_map_call`. None for none.
     """
-    tokens = _current.set(constraint), _arrival.set(arrival), _apart.set(apart)
+    tokens = _current.set(constraint), _weight_sharding.set(weight_sharding), _shard_map.set(shard_map_call)
     try:
         yield
     finally:
         _current.reset(tokens[0])
-        _arrival.reset(tokens[1])
-        _apart.reset(tokens[2])
+        _weight_sharding.reset(tokens[1])
+        _shard_map.reset(tokens[2])

@@ -42,7 +42,7 @@ class Predictor(nnx.Module):
         self.token_norm = norm_of(config, embed, "norm", param_dtype)
         self.state_norm = norm_of(config, embed, "norm", param_dtype)
         self.join = Linear(2 * embed, embed, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
-        self.block = Block(config, kind=config.further[0], rngs=rngs, param_dtype=param_dtype)
+        self.block = Block(config, kind=config.mtp_layer_kinds[0], rngs=rngs, param_dtype=param_dtype)
         self.norm = norm_of(config, embed, "norm", param_dtype)
 
     def __call__(

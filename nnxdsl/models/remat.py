@@ -58,7 +58,7 @@ def from_inputs(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return run
 
 
-def rematerialised(run: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def with_remat(run: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     """`run`, of which the backward pass keeps what `remat` says (Chen et al., arXiv:1604.06174).
 
     Args:

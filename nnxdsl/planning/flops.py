@@ -252,13 +252,13 @@ def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
 
 def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
     """How many numbers of a leaf one token meets."""
-    size, experts = math.prod(leaf.shape), blueprint.config.experts
-    return size if experts is None or "experts" not in leaf.axes else size * experts.per_token // experts.count
+    size, experts = math.prod(leaf.shape), blueprint.config.moe
+    return size if experts is None or "experts" not in leaf.axes else size * experts.num_experts_per_tok // experts.num_experts
 
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:
     """Where a layer's leaves are, and how many layers each of them holds."""
-    path, position = config.place(layer)
+    path, position = config.layer_path(layer)
     return f"{path}.", 1 if position is None else config.periods
 
 

@@ -185,7 +185,7 @@ class Blueprint:
     @property
     def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every layer that predicts tokens further ahead, where a loss reads what it says."""
-        return self.config.further if self.experiment.mtp_loss_weight else ()
+        return self.config.mtp_layer_kinds if self.experiment.mtp_loss_weight else ()
 
     @property
     def head_path(self) -> str:
@@ -239,7 +239,7 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
     # Neither is put on a layer behind the decoder.
     own = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
     problems = lora.problems(adapter, quantization, own) + _length_problems(experiment, config)
-    if experiment.router_aux_loss_coef and config.experts is None:
+    if experiment.router_aux_loss_coef and config.moe is None:
         problems.append(Problem("model.router_aux_loss_coef", "has no effect: this network has no experts"))
     if experiment.mtp_loss_weight and not config.mtp_layers:
         problems.append(

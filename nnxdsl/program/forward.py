@@ -25,8 +25,8 @@ from nnxdsl.losses.lm_head.token_stats import Cuts, ShardContext, TokenStats, to
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import RowLayout
-from nnxdsl.models.decoder import Decoder, added
-from nnxdsl.models.logical_axes import Apart, Constraint, WeightSharding, sharding_hooks
+from nnxdsl.models.decoder import Decoder, add_router_stats
+from nnxdsl.models.logical_axes import ShardMapCall, Constraint, WeightSharding, sharding_hooks
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.models.pipeline import Stages
@@ -88,7 +88,7 @@ class Forward:
     cuts: Cuts | None = None
     platform: str = "cpu"
     kernels: Kernels = attrs.field(factory=Kernels)
-    apart: Apart | None = None
+    apart: ShardMapCall | None = None
     routed: bool = False
     temperature: float = 1.0
     ld_alpha: float = 1.0
@@ -224,11 +224,11 @@ class Forward:
         with sharding_hooks(self.constrain, self.arrive, self.apart):
             stages = self._stages(len(tokens))
             out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
-            routing, beyond = out.routing, None
+            routing, beyond = out.router_stats, None
             if self.further:
                 given = {"dtype": self.dtype, "remat": self.remat, "method": method}
-                beyond, more = model.further(out.hidden, tokens, places, **given)
-                routing, beyond = added(routing, more), beyond[:, :length]
+                beyond, more = model.mtp_hidden(out.hidden, tokens, places, **given)
+                routing, beyond = add_router_stats(routing, more), beyond[:, :length]
         return out.hidden[:, :length], routing if self.routed else None, beyond
 
     def _stages(self, rows: int) -> Stages | None:

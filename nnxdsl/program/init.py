@@ -76,7 +76,7 @@ class HubSource:
 
     def leaf(self, path: str) -> ArrayLike:
         """The weight of one path, in the dtype of its file."""
-        return self._reader.pieces(path)
+        return self._reader.mapped(path)
 
 
 class RandomSource:

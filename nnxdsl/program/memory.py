@@ -245,10 +245,10 @@ def share_of(blueprint: Blueprint) -> Share:
         (target,) = layout.resolve((axis,), (size,)).spec
         return size // pieces(target, layout.mesh.sizes)
 
-    heads, experts = cut("activation_heads", config.num_heads), config.experts
+    heads, experts = cut("activation_heads", config.num_heads), config.moe
     if experts is not None:
         experts = attrs.evolve(experts, mlp_dim=cut("activation_mlp", experts.mlp_dim))
-    delta, part = config.delta, config.num_heads // heads
+    delta, part = config.gated_deltanet, config.num_heads // heads
     if delta is not None and not delta.key_heads % part:
         delta = attrs.evolve(delta, key_heads=delta.key_heads // part, value_heads=delta.value_heads // part)
     own = attrs.evolve(

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from nnxdsl.config.diloco import over
 from nnxdsl.config.sharding import Mesh as MeshSpec
 from nnxdsl.errors import Problem, nearest
-from nnxdsl.models.logical_axes import Apart
+from nnxdsl.models.logical_axes import ShardMapCall
 from nnxdsl.sharding.rules import DEFAULT_RULES as DEFAULT_RULES
 from nnxdsl.sharding.rules import Axes, Resolved, Rules, Tried, mesh_axes, pieces, sizes, with_user_rules
 from nnxdsl.sharding.rules import resolve as resolve
@@ -335,7 +335,7 @@ class Layout:
 
         return arrived
 
-    def apart(self, mesh: jax.sharding.Mesh) -> Apart:
+    def apart(self, mesh: jax.sharding.Mesh) -> ShardMapCall:
         """The function that computes something on each device's part of activations, cut by their logical axes."""
 
         def computed(

@@ -27,7 +27,7 @@ def config() -> DecoderConfig:
         head_dim=8,
         window=4,
         pattern=local_then_global(3),
-        rope_global=Rope(base=1_000_000.0, scale=2.0),
+        rope_global=Rope(theta=1_000_000.0, factor=2.0),
         query_scale=12**-0.5,
         max_length=64,
     )

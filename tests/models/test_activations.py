@@ -63,7 +63,7 @@ def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
 
     jax.eval_shape(forward, values)
     # A scan's body is traced once, and layers of it that are alike are, too.
-    traced = len(set(config.pattern)) + len(set(config.tail))
+    traced = len(set(config.pattern)) + len(set(config.suffix_layers))
     assert Counter(seen.calls) == {
         ((2, 5, 32), HIDDEN): 2 + 2 * traced,
         ((2, 5, 4, 8), QUERY): traced,
@@ -103,7 +103,7 @@ def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> 
         return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(mesh, spec))
 
     def plain(leaves, cache):
-        return template.merge(leaves)(tokens, places, cache=cache, keeps=True, dtype=jnp.float32)
+        return template.merge(leaves)(tokens, places, cache=cache, return_kv=True, dtype=jnp.float32)
 
     def constrained(leaves, cache):
         with sharding_hooks(placed):

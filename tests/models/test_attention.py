@@ -20,12 +20,12 @@ def test_masks_say_what_their_sentence_says() -> None:
     seen = 0
     for b, i, j in np.ndindex(3, 7, 11):
         wanted = (
-            queries.segment[b, i] == keys.segment[b, j]
-            and keys.branch[b, j] in (0, queries.branch[b, i])
-            and keys.position[b, j] <= queries.position[b, i]
+            queries.segment_ids[b, i] == keys.segment_ids[b, j]
+            and keys.branch_ids[b, j] in (0, queries.branch_ids[b, i])
+            and keys.positions[b, j] <= queries.positions[b, i]
         )
         assert everything[b, i, j] == wanted
-        assert local[b, i, j] == (wanted and queries.position[b, i] - keys.position[b, j] < 3)
+        assert local[b, i, j] == (wanted and queries.positions[b, i] - keys.positions[b, j] < 3)
         seen += wanted
     assert seen > 10
 
@@ -37,10 +37,10 @@ def test_window_counts_the_token_itself() -> None:
 
 def test_padding_on_either_side() -> None:
     right, left = positions_right_padded(jnp.array([2, 4]), 4), positions_left_padded(jnp.array([2, 4]), 4)
-    assert right.position.tolist() == [[0, 1, 2, 3]] * 2
-    assert right.segment.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
-    assert left.position.tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
-    assert left.segment.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
+    assert right.positions.tolist() == [[0, 1, 2, 3]] * 2
+    assert right.segment_ids.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert left.positions.tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
+    assert left.segment_ids.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
     for places in (right, left):
         assert bool(attention_mask(places, places).any(-1).all())  # no row sees nothing
 

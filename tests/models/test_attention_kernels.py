@@ -63,7 +63,7 @@ def test_a_row_never_rules_out_what_a_token_sees(
 ) -> None:
     row, lengths = given
     places = side_by_side(lengths, row)
-    real = np.asarray(places.segment) > 0
+    real = np.asarray(places.segment_ids) > 0
     seen = np.asarray(attention_mask(places, places, window)) & real[:, :, None] & real[:, None, :]
     assert not (seen & ~row.sees(window)).any()
     full = side_by_side([row.parts], row)  # nothing is padding: then it is what the tokens see, slot for slot
@@ -107,7 +107,7 @@ def compared(
     def both(
         query: jax.Array, key: jax.Array, value: jax.Array, toward: jax.Array, places: TokenPositions
     ) -> list[tuple[jax.Array, ...]]:
-        real = (places.segment > 0)[:, :, None, None]
+        real = (places.segment_ids > 0)[:, :, None, None]
         found = []
         for one in (
             lambda q, k, v: dot_product_attention(q, k, v, attention_mask(places, places, window), 0.4, cap),
@@ -196,7 +196,7 @@ def test_a_decoder_in_stages_gives_what_it_gives_with_the_dense_product(
         assert isinstance(model, Decoder)
         stages = None if method.kernel == "dense" else Stages(2, 2, "stage")
         hidden, *_ = model(tokens, places, dtype=jnp.float32, remat="full", stages=stages, method=method)
-        return jnp.mean(jnp.where(places.segment[..., None] > 0, hidden**2, 0))
+        return jnp.mean(jnp.where(places.segment_ids[..., None] > 0, hidden**2, 0))
 
     def both(*given: Any) -> list[Any]:
         return [
@@ -219,6 +219,6 @@ def test_a_decoder_gives_what_it_gives_with_the_dense_product(
         assert isinstance(model, Decoder)
         return model(tokens, places, dtype=jnp.float32, remat="full", method=AttentionMethod("chunked", row))[0]
 
-    real = np.asarray(places.segment)[..., None] > 0
+    real = np.asarray(places.segment_ids)[..., None] > 0
     found, wanted = (jax.jit(one)(leaves, tokens, places) for one in (run, forward))
     np.testing.assert_allclose(np.where(real, found, 0), np.where(real, wanted, 0), atol=2e-5)

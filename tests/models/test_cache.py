@@ -26,7 +26,7 @@ def step(config: DecoderConfig, template: params.AbstractModel) -> Step:
     def run(leaves: Leaves, tokens: jax.Array, places: TokenPositions, cache: Cache | None) -> tuple[jax.Array, Cache]:
         method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
         hidden, new, _ = template.merge(leaves)(
-            tokens, places, cache=cache, keeps=True, dtype=jnp.float32, method=method
+            tokens, places, cache=cache, return_kv=True, dtype=jnp.float32, method=method
         )
         return hidden, append(init_cache(config, 3, ROOM, jnp.float32) if cache is None else cache, new)
 
@@ -59,17 +59,17 @@ def test_decoding_with_a_cache_equals_the_whole_forward(
     for b, n in enumerate(lengths.tolist()):
         np.testing.assert_allclose(got[b, first - n :], whole[b, first - n :], atol=1e-5, rtol=0)
     assert cache is not None
-    assert int(cache.next_slot) == SIZE
-    assert cache.places.segment[:, -2:].tolist() == [[0, 0]] * 3
+    assert int(cache.length) == SIZE
+    assert cache.positions.segment_ids[:, -2:].tolist() == [[0, 0]] * 3
     ring = ring_positions(cache, 4)  # numbers 12, 13, 14 and 11
-    np.testing.assert_array_equal(ring.position, places.position[:, [12, 13, 14, 11]])
+    np.testing.assert_array_equal(ring.positions, places.positions[:, [12, 13, 14, 11]])
 
 
 def test_an_empty_ring_is_padding(config: DecoderConfig) -> None:
     cache = init_cache(config, 1, ROOM, jnp.float32)
-    assert ring_positions(cache, 4).segment.tolist() == [[0, 0, 0, 0]]
-    three = cache._replace(next_slot=jnp.int32(3), places=TokenPositions(*(jnp.ones((1, ROOM), jnp.int32),) * 3))
-    assert ring_positions(three, 4).segment.tolist() == [[1, 1, 1, 0]]
+    assert ring_positions(cache, 4).segment_ids.tolist() == [[0, 0, 0, 0]]
+    three = cache._replace(length=jnp.int32(3), positions=TokenPositions(*(jnp.ones((1, ROOM), jnp.int32),) * 3))
+    assert ring_positions(three, 4).segment_ids.tolist() == [[1, 1, 1, 0]]
 
 
 def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
@@ -77,7 +77,7 @@ def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
 
     def size(length: int) -> int:
         cache = jax.eval_shape(lambda: init_cache(config, rows, length, jnp.bfloat16))
-        return sum(leaf.size * 2 for leaf in jax.tree.leaves((cache.layers, cache.tail)))
+        return sum(leaf.size * 2 for leaf in jax.tree.leaves((cache.layers, cache.suffix)))
 
     # Two periods of two local layers and a global one, and a local layer after them; keys and values.
     assert size(1000) == 2 * 2 * rows * kv * head * (5 * 4 + 2 * 1000)
@@ -87,4 +87,4 @@ def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
 def test_more_tokens_than_slots(config: DecoderConfig) -> None:
     eight, four = (init_cache(config, 3, length, jnp.float32) for length in (8, 4))
     with pytest.raises(ValueError, match="8 tokens do not fit a cache of 4 slots"):
-        append(four, CacheUpdate(eight.layers, eight.tail, eight.places))
+        append(four, CacheUpdate(eight.layers, eight.suffix, eight.positions))

@@ -97,8 +97,8 @@ def test_spelling_of_transformers_5() -> None:
     new["layer_types"] = (["sliding_attention"] * 3 + ["full_attention"]) * 6 + ["sliding_attention"] * 2
     assert from_hf(new) == attrs.evolve(
         GEMMA3["1b"],
-        rope_local=Rope(base=5000.0),
-        rope_global=Rope(base=2e6, scale=4.0),
+        rope_local=Rope(theta=5000.0),
+        rope_global=Rope(theta=2e6, factor=4.0),
         pattern=local_then_global(4),
     )
 
@@ -117,7 +117,7 @@ def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: f
         num_layers=layers,
         pattern=local_then_global(pattern),
         query_scale=scalar**-0.5,
-        rope_global=Rope(base=1_000_000.0, scale=scale),
+        rope_global=Rope(theta=1_000_000.0, factor=scale),
         logit_soft_cap=cap,
     )
     assert from_hf(to_hf(config)) == config
@@ -126,7 +126,11 @@ def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: f
 def test_layers_in_any_order() -> None:
     kinds = ["full_attention", "sliding_attention", "sliding_attention"] * 8 + ["full_attention", "sliding_attention"]
     config = from_hf({k: v for k, v in ONE_BILLION.items() if k != "sliding_window_pattern"} | {"layer_types": kinds})
-    assert (config.pattern, config.periods, config.tail) == (("global", "local", "local"), 8, ("global", "local"))
+    assert (config.pattern, config.periods, config.suffix_layers) == (
+        ("global", "local", "local"),
+        8,
+        ("global", "local"),
+    )
     assert from_hf(to_hf(config)) == config
     irregular = ["full_attention"] * 3 + ["sliding_attention"] * 23
     assert from_hf(ONE_BILLION | {"layer_types": irregular}).pattern == ("global",) * 3 + ("local",) * 23

@@ -21,8 +21,8 @@ from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.deltanet import DeltaConfig
-from nnxdsl.models.deltanet.layer import DeltaNet, DeltaState, no_tokens
+from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.deltanet.layer import DeltaState, GatedDeltaNet, empty_state
 from nnxdsl.models.deltanet.recurrence import Order, Tokens, chunked_delta_rule, step
 
 FIGURES = Path(__file__).parent.parent / "reference/mixers"
@@ -39,12 +39,12 @@ Leaves = dict[str, jax.Array]
 
 
 def view(places: TokenPositions, row: RowLayout | None) -> View:
-    none = jnp.zeros((*places.position.shape, 1))
+    none = jnp.zeros((*places.positions.shape, 1))
     return View(AttentionMethod(row=row), places, None, (none, none))
 
 
 class Layer(NamedTuple):
-    config: DeltaConfig
+    config: GatedDeltaNetConfig
     template: params.AbstractModel
     leaves: Leaves
     figures: dict[str, np.ndarray]
@@ -70,11 +70,11 @@ def ours(figures: dict[str, np.ndarray], prefix: str) -> Leaves:
 def load(name: str, chunk: int = 16) -> Layer:
     figures = dict(np.load(FIGURES / f"{name}.npz"))
     sizes = {key.removeprefix("config."): int(value) for key, value in figures.items() if key.startswith("config.")}
-    config = DeltaConfig(conv_kernel=sizes.pop("conv"), **sizes)
+    config = GatedDeltaNetConfig(conv_kernel=sizes.pop("conv"), **sizes)
     embed = figures["x"].shape[-1]
 
-    def build() -> DeltaNet:
-        return DeltaNet(embed, config, norm_eps=0.05, rngs=nnx.Rngs(0), param_dtype=jnp.float32, chunk=chunk)
+    def build() -> GatedDeltaNet:
+        return GatedDeltaNet(embed, config, norm_eps=0.05, rngs=nnx.Rngs(0), param_dtype=jnp.float32, chunk=chunk)
 
     return Layer(config, params.abstract(build), ours(figures, "weight."), figures)
 
@@ -100,15 +100,15 @@ def test_parameters_and_their_axes(layer: Layer) -> None:
         "output.kernel": ((24, 20), ("heads", "embed")),
         "rates.kernel": ((20, 8), ("embed", "heads")),
     }
-    state = jax.eval_shape(lambda: no_tokens(layer.config, 3, jnp.bfloat16))
-    assert (state.tail.shape, state.tail.dtype) == ((3, 56, 3), jnp.bfloat16)
+    state = jax.eval_shape(lambda: empty_state(layer.config, 3, jnp.bfloat16))
+    assert (state.conv_state.shape, state.conv_state.dtype) == ((3, 56, 3), jnp.bfloat16)
     assert (state.memory.shape, state.memory.dtype) == ((3, 4, 8, 6), jnp.float32)
     for fields, problem in (
         ({"key_heads": 2, "value_heads": 3}, "value_heads=3 is not a multiple of key_heads=2"),
         ({"key_heads": 0, "value_heads": 3}, "key_heads must be above 0, got 0"),
     ):
         with pytest.raises(ValueError, match=problem):
-            DeltaConfig(**fields, key_head_dim=4, value_head_dim=4)
+            GatedDeltaNetConfig(**fields, key_head_dim=4, value_head_dim=4)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_as_transformers_has_it(name: str, chunk: int) -> None:
     relative(to_x, layer.figures["to_x"], 5e-6)
     for path, wanted in ours(layer.figures, "to.").items():
         relative(to_weights[path], wanted, 2e-5)  # sums over all tokens, some of which cancel
-    real = np.asarray(short.segment)[..., None] > 0
+    real = np.asarray(short.segment_ids)[..., None] > 0
     assert not real.all()
     relative(np.where(real, padded, 0), layer.figures["padded"], 2e-6)
     assert np.isfinite(np.asarray(padded)).all()
@@ -293,19 +293,19 @@ def test_token_by_token(layer: Layer) -> None:
             out, state = layer(leaves, x[:, number : number + 1], one(number), None, state)
             outs.append(out)
         several = TokenPositions(*(jnp.concatenate(part, axis=1) for part in zip(one(10), one(11), strict=True)))
-        ended = several._replace(segment=several.segment.at[1].set(0))
+        ended = several._replace(segment_ids=several.segment_ids.at[1].set(0))
         out, after = layer(leaves, x[:, 10:], several, None, state)
         _, stayed = layer(leaves, x[:, 10:], ended, None, state)
         _, still = layer(leaves, x[:, 11:], TokenPositions(*(part[:, :1] for part in ended)), None, state)
         whole, wanted = layer(leaves, x, positions_left_padded(lengths + 5, 12), rows.packed(12))
-        kept = [(stayed.tail[1], state.tail[1]), (stayed.memory[1], state.memory[1])]
-        kept += [(still.tail[1], state.tail[1]), (still.memory[1], state.memory[1])]
+        kept = [(stayed.conv_state[1], state.conv_state[1]), (stayed.memory[1], state.memory[1])]
+        kept += [(still.conv_state[1], state.conv_state[1]), (still.memory[1], state.memory[1])]
         return jnp.concatenate([*outs, out], axis=1), whole, after, wanted, kept
 
     out, whole, after, wanted, kept = run(layer.leaves, x)
-    real = np.asarray(positions_left_padded(lengths + 5, 12).segment)[..., None] > 0
+    real = np.asarray(positions_left_padded(lengths + 5, 12).segment_ids)[..., None] > 0
     relative(np.where(real, out, 0), np.where(real, whole, 0), 1e-6)
-    relative(after.tail, wanted.tail, 1e-6)
+    relative(after.conv_state, wanted.conv_state, 1e-6)
     relative(after.memory, wanted.memory, 1e-6)
     assert all(bool((mine == before).all()) for mine, before in kept)
 
@@ -364,7 +364,7 @@ def test_half_precision(layer: Layer) -> None:
     x = jnp.asarray(layer.figures["x"], jnp.bfloat16)
     places, row = positions_right_padded(jnp.full((2,), x.shape[1]), x.shape[1]), rows.sequence(x.shape[1])
     out, state = jax.jit(lambda leaves, x: layer(leaves, x, places, row))(layer.leaves, x)
-    assert (out.dtype, state.tail.dtype, state.memory.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    assert (out.dtype, state.conv_state.dtype, state.memory.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
     relative(out.astype(jnp.float32), layer.figures["out"], 0.05)
 
 
@@ -377,9 +377,9 @@ def test_adapters_and_few_bits_from_outside() -> None:
     rule = {"module_path": "|".join(names), "weight_qtype": "nf4", "tile_size": 16}
     given = jnp.ones((1, 5, 32)), view(positions_right_padded(jnp.array([5]), 5), None), None
 
-    def plain() -> DeltaNet:
-        config = DeltaConfig(key_heads=2, value_heads=4, key_head_dim=8, value_head_dim=8)
-        return DeltaNet(32, config, norm_eps=1e-6, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    def plain() -> GatedDeltaNet:
+        config = GatedDeltaNetConfig(key_heads=2, value_heads=4, key_head_dim=8, value_head_dim=8)
+        return GatedDeltaNet(32, config, norm_eps=1e-6, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
 
     def tuned() -> Any:
         provider = qwix.LoraProvider([qwix.LoraRule(**rule, rank=2, alpha=2.0)])

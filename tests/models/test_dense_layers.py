@@ -72,7 +72,7 @@ def test_dense_layers_are_those_of_transformers(which: tuple[int, list[int]], st
 def test_the_fewest_layers_are_compiled() -> None:
     def parts(layers: int, only: list[int], step: int = 1) -> tuple[int, int, int]:
         config = from_hf(file_of(layers, only, step))
-        return len(config.lead), config.period, len(config.tail)
+        return len(config.prefix_layers), config.period, len(config.suffix_layers)
 
     assert parts(48, []) == (0, 1, 0)
     assert parts(48, [0, 1, 2]) == (3, 1, 0)
@@ -135,4 +135,4 @@ def test_impossible_patterns() -> None:
         with pytest.raises(ValueError, match="expected True or False for each layer of pattern"):
             attrs.evolve(config, dense_pattern=wrong)
     with pytest.raises(ValueError, match="and experts beside them"):
-        attrs.evolve(config, experts=None)
+        attrs.evolve(config, moe=None)

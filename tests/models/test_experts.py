@@ -13,26 +13,31 @@ import pytest
 from flax import nnx
 
 from nnxdsl.models import params
-from nnxdsl.models.config.moe import Experts
+from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.logical_axes import sharding_hooks
 from nnxdsl.models.moe.grouped_matmul import grouped_dot
 from nnxdsl.models.moe.layer import ExpertLinear, ExpertMLP
 from nnxdsl.models.moe.router import RouterStats, load_balance, route, router_stats
-from nnxdsl.models.remat import rematerialised
+from nnxdsl.models.remat import with_remat
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "experts"
-_SIZES = {"count": 8, "per_token": 3, "mlp_dim": 12}
-_DEEPSEEK = {"scoring": "sigmoid", "scale": 2.5, "correction": True, "shared_dim": 24}
+_SIZES = {"num_experts": 8, "num_experts_per_tok": 3, "mlp_dim": 12}
+_DEEPSEEK = {
+    "scoring": "sigmoid",
+    "routed_scaling_factor": 2.5,
+    "e_score_correction_bias": True,
+    "shared_expert_dim": 24,
+}
 CONFIGS = {
-    "mixtral": Experts(**_SIZES),
-    "qwen3_moe": Experts(**_SIZES),
-    "qwen3_moe_as_scored": Experts(**_SIZES, normalised=False),
-    "gpt_oss": Experts(
+    "mixtral": MoEConfig(**_SIZES),
+    "qwen3_moe": MoEConfig(**_SIZES),
+    "qwen3_moe_as_scored": MoEConfig(**_SIZES, norm_topk_prob=False),
+    "gpt_oss": MoEConfig(
         **_SIZES, scoring="softmax_of_chosen", router_bias=True, expert_bias=True, activation="clamped_swiglu"
     ),
-    "deepseek_v3": Experts(**_SIZES, **_DEEPSEEK, groups=4, groups_per_token=2),
-    "deepseek_v3_one_group": Experts(**_SIZES, **_DEEPSEEK),
-    "qwen3_next": Experts(**_SIZES, shared_dim=20, shared_gate=True),
+    "deepseek_v3": MoEConfig(**_SIZES, **_DEEPSEEK, n_group=4, topk_group=2),
+    "deepseek_v3_one_group": MoEConfig(**_SIZES, **_DEEPSEEK),
+    "qwen3_next": MoEConfig(**_SIZES, shared_expert_dim=20, shared_expert_gate=True),
 }
 EMBED = 16
 
@@ -71,7 +76,7 @@ def stored(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
     return beside, ours({key: value for key, value in everything.items() if ":" not in key}), ours(gradients)
 
 
-def template_of(experts: Experts, embed: int = EMBED) -> params.AbstractModel:
+def template_of(experts: MoEConfig, embed: int = EMBED) -> params.AbstractModel:
     return params.abstract(lambda: ExpertMLP(embed, experts, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
 
 
@@ -127,12 +132,12 @@ def test_the_figures_reach_what_they_are_for() -> None:
     logits = jnp.einsum("btd,ed->bte", beside["x"], values["router.weight"])
     config = CONFIGS["deepseek_v3"]
 
-    def chosen(experts: Experts, correction: Any) -> np.ndarray:
+    def chosen(experts: MoEConfig, correction: Any) -> np.ndarray:
         return np.sort(route(logits, experts, correction).expert, axis=-1)
 
     real = chosen(config, values["router.correction"])
     assert (real != chosen(config, None)).any()
-    assert (real != chosen(attrs.evolve(config, groups=1, groups_per_token=1), values["router.correction"])).any()
+    assert (real != chosen(attrs.evolve(config, n_group=1, topk_group=1), values["router.correction"])).any()
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -254,7 +259,7 @@ def test_layers_in_a_scan_with_rematerialisation() -> None:
         return ended(out, jax.tree.map(jnp.add, stats, more))
 
     def scanned(weights: dict[str, jax.Array]) -> jax.Array:
-        run = rematerialised(one, "products")
+        run = with_remat(one, "products")
         out, stats = jax.lax.scan(lambda out, values: run(values, out), x, weights)
         return ended(out, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stats))
 
@@ -328,23 +333,23 @@ def test_first_weights_have_variance_one_over_inputs() -> None:
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "experts.count must be above 0, got 0": {"count": 0},
-    "experts.per_token=9 is more than there are: 8": {"per_token": 9},
-    "experts.scoring: expected one of ('softmax', 'softmax_of_chosen', 'sigmoid'), got 'tanh'": {"scoring": "tanh"},
-    "experts.shared_gate: there is no shared expert; give shared_dim": {"shared_gate": True},
-    "experts.normalised=False: a softmax of the chosen sums to 1; use scoring='softmax'": {
+    "moe.num_experts must be above 0, got 0": {"num_experts": 0},
+    "moe.num_experts_per_tok=9 exceeds num_experts=8": {"num_experts_per_tok": 9},
+    "moe.scoring: expected one of ('softmax', 'softmax_of_chosen', 'sigmoid'), got 'tanh'": {"scoring": "tanh"},
+    "moe.shared_expert_gate: there is no shared expert; set shared_expert_dim": {"shared_expert_gate": True},
+    "moe.norm_topk_prob=False: a softmax of the chosen sums to 1; use scoring='softmax'": {
         "scoring": "softmax_of_chosen",
-        "normalised": False,
+        "norm_topk_prob": False,
     },
-    "experts: correction and groups go with scoring='sigmoid', got 'softmax'": {"correction": True},
-    "experts: 1 of 3 groups cannot be chosen among 8 experts": {"scoring": "sigmoid", "groups": 3},
-    "experts.groups=8: a group needs two of 8 experts": {"scoring": "sigmoid", "groups": 8},
-    "experts.per_token=3 is more than are in 1 groups: 2": {"scoring": "sigmoid", "groups": 4},
+    "moe: e_score_correction_bias and n_group need scoring='sigmoid', got 'softmax'": {"e_score_correction_bias": True},
+    "moe: cannot choose topk_group=1 of n_group=3 groups of 8 experts": {"scoring": "sigmoid", "n_group": 3},
+    "moe.n_group=8: a group needs two of 8 experts": {"scoring": "sigmoid", "n_group": 8},
+    "moe.num_experts_per_tok=3 exceeds the 2 experts of topk_group=1": {"scoring": "sigmoid", "n_group": 4},
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_numbers_that_do_not_fit(message: str) -> None:
-    with pytest.raises(ValueError, match=r"^experts") as caught:
-        Experts(**{**_SIZES, **WRONG[message]})
+    with pytest.raises(ValueError, match=r"^moe") as caught:
+        MoEConfig(**{**_SIZES, **WRONG[message]})
     assert str(caught.value) == message

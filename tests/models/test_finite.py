@@ -65,7 +65,7 @@ def damaged(directory: Path, values: dict[str, dict[int, float]], dtype: type = 
 def test_a_tensor_that_is_read_is_checked(dtype: type, tmp_path: Path) -> None:
     place = damaged(tmp_path / "bad", {NAME: {5: np.nan, 9: -np.inf}, "model.norm.weight": {0: np.inf}}, dtype)
     reader = hf.HubReader(place)
-    stack = reader.pieces("layers.blocks.0.mlp.up.kernel")
+    stack = reader.mapped("layers.blocks.0.mlp.up.kernel")
     with pytest.raises(WeightsError) as caught:
         stack.read()
     assert str(caught.value) == (
@@ -88,7 +88,7 @@ def test_a_tensor_that_is_read_is_checked(dtype: type, tmp_path: Path) -> None:
 def test_a_number_that_is_rounded_to_infinity_was_finite(tmp_path: Path) -> None:
     place = damaged(tmp_path / "large", {NAME: {5: 1e30}})
     with np.errstate(over="ignore"):
-        rounded = hf.HubReader(place).pieces("layers.blocks.0.mlp.up.kernel").read(dtype=np.float16)
+        rounded = hf.HubReader(place).mapped("layers.blocks.0.mlp.up.kernel").read(dtype=np.float16)
     assert np.isinf(rounded).sum() == 1
 
 

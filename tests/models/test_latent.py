@@ -23,7 +23,7 @@ from nnxdsl.models.attention.mla import LatentAttention
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.mla import LatentConfig
+from nnxdsl.models.config.mla import MLAConfig
 
 FIGURES = Path(__file__).parent.parent / "reference/mixers"
 WEIGHTS = {
@@ -40,7 +40,7 @@ Leaves = dict[str, jax.Array]
 
 
 class Layer(NamedTuple):
-    config: LatentConfig
+    config: MLAConfig
     template: params.AbstractModel
     leaves: Leaves
     figures: dict[str, np.ndarray]
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
         """With a row in blocks of five queries, else with a mask of all slots."""
         model: Any = self.template.merge(leaves)
         keys = places if past is None else concat_positions(past[1], places)
-        rope = tuple(jnp.asarray(self.figures[name])[places.position] for name in ("sin", "cos"))
+        rope = tuple(jnp.asarray(self.figures[name])[places.positions] for name in ("sin", "cos"))
         method = AttentionMethod() if row is None else AttentionMethod("chunked", row, queries=5)
         view = View(method, places, attention_mask(places, keys) if row is None else None, (rope[0], rope[1]))
         return model(x, view, None if past is None else past[0])
@@ -76,7 +76,7 @@ def load(name: str) -> Layer:
     heads, embed = sizes.pop("num_heads"), figures["x"].shape[-1]
     if sizes["q_lora_rank"] < 0:
         sizes["q_lora_rank"] = None
-    config, scale = LatentConfig(**sizes), float(figures["scale"])
+    config, scale = MLAConfig(**sizes), float(figures["scale"])
 
     def build() -> LatentAttention:
         return LatentAttention(
@@ -120,7 +120,7 @@ def test_widths_that_cannot_be() -> None:
         ({"q_lora_rank": 0}, "q_lora_rank must be above 0, got 0"),
     ):
         with pytest.raises(ValueError, match=problem):
-            LatentConfig(**sizes | fields)
+            MLAConfig(**sizes | fields)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_prompt_of_a_pair_is_computed_once(layer: Layer) -> None:
             lambda leaves, x: layer(leaves, x, places)[0],
             lambda leaves, x: layer(leaves, x, places, row)[0],
         ):
-            real = (places.segment > 0)[..., None]
+            real = (places.segment_ids > 0)[..., None]
             out, back = jax.vjp(run, leaves, x)
             found.append((jnp.where(real, out, 0), back(jnp.where(real, c, 0))))
         return found
@@ -224,7 +224,7 @@ def test_token_by_token(layer: Layer) -> None:
             outs.append(out)
         return jnp.concatenate(outs, axis=1), whole
 
-    real = np.asarray(positions_left_padded(lengths + 4, 11).segment)[..., None] > 0
+    real = np.asarray(positions_left_padded(lengths + 4, 11).segment_ids)[..., None] > 0
     out, whole = (np.where(real, part, 0) for part in run(layer.leaves, x))
     relative(out, whole, 1e-6)
 
@@ -241,7 +241,7 @@ def test_adapters_and_few_bits_from_outside() -> None:
     given = jnp.ones((1, 5, 32)), view, None
 
     def plain() -> LatentAttention:
-        config = LatentConfig(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
+        config = MLAConfig(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
         return LatentAttention(32, 4, config, query_scale=0.25, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
 
     def tuned() -> Any:

@@ -86,7 +86,7 @@ def test_the_reference_knows_scaled_frequencies_from_others() -> None:
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template_of(reader.config).variables}
     places = positions_right_padded(jnp.asarray(expected["lengths"]), expected["tokens"].shape[1])
     rope = reader.config.rope_global
-    for change in (attrs.evolve(rope, ramp=None), Rope(base=rope.base)):
+    for change in (attrs.evolve(rope, scaling=None), Rope(theta=rope.theta)):
         other = logits_of(template_of(attrs.evolve(reader.config, rope_global=change)))(
             leaves, expected["tokens"], places
         )
@@ -116,12 +116,12 @@ def test_greedy_answers_through_the_cache_equal_transformers_and_the_whole_forwa
     @jax.jit
     def step(leaves, tokens, places, cache):
         decoder = loaded.template.merge(leaves)
-        hidden, new, _ = decoder(tokens, places, cache=cache, keeps=True, dtype=jnp.float32)
+        hidden, new, _ = decoder(tokens, places, cache=cache, return_kv=True, dtype=jnp.float32)
         return hidden @ decoder.head().T, append(cache, new)
 
     places = positions_right_padded(jnp.full(rows, prompt + new), prompt + new)
     cache = init_cache(loaded.config, rows, prompt + new, jnp.float32)
-    assert cache.tail is None
+    assert cache.suffix is None
     assert cache.layers is not None
     assert cache.layers.local_layers is None
     assert cache.layers.global_layers is not None

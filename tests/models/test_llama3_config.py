@@ -21,8 +21,8 @@ from nnxdsl.models.families.registry import (
     GEMMA3,
     LLAMA3,
     DecoderConfig,
+    Llama3RopeScaling,
     Rope,
-    RopeRamp,
     Yarn,
     from_hf,
     local_then_global,
@@ -131,9 +131,9 @@ def test_spelling_of_transformers_5() -> None:
 
 def test_llama_3_0_and_what_a_file_leaves_out() -> None:
     plain = from_hf({"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": None})
-    assert plain.rope_global == Rope(base=500_000.0)
+    assert plain.rope_global == Rope(theta=500_000.0)
     assert (plain.num_kv_heads, plain.head_dim, plain.max_length, plain.tied_head) == (32, 128, 2048, False)
-    assert from_hf({"model_type": "llama"}).rope_global == Rope(base=10_000.0)
+    assert from_hf({"model_type": "llama"}).rope_global == Rope(theta=10_000.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -144,16 +144,18 @@ def test_llama_3_0_and_what_a_file_leaves_out() -> None:
     ramp=st.sampled_from(
         [
             None,
-            RopeRamp(slow=1.0, fast=4.0, length=256),
-            RopeRamp(slow=0.5, fast=3.5, length=77),
-            Yarn(length=64, amplitude=1.2),
-            Yarn(slow=0.5, fast=20.0, length=77, amplitude=1.0, whole=False),
+            Llama3RopeScaling(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=256),
+            Llama3RopeScaling(low_freq_factor=0.5, high_freq_factor=3.5, original_max_position_embeddings=77),
+            Yarn(original_max_position_embeddings=64, attention_factor=1.2),
+            Yarn(
+                beta_slow=0.5, beta_fast=20.0, original_max_position_embeddings=77, attention_factor=1.0, truncate=False
+            ),
         ]
     ),
     tied=st.booleans(),
 )
 def test_written_and_read_again(
-    layers: int, heads: tuple[int, int, int], scale: float, ramp: RopeRamp | Yarn | None, tied: bool
+    layers: int, heads: tuple[int, int, int], scale: float, ramp: Llama3RopeScaling | Yarn | None, tied: bool
 ) -> None:
     config = attrs.evolve(
         LLAMA3["tiny"],
@@ -162,7 +164,7 @@ def test_written_and_read_again(
         num_kv_heads=heads[1],
         head_dim=heads[2],
         query_scale=heads[2] ** -0.5,
-        rope_global=Rope(base=500_000.0, scale=scale, ramp=ramp),
+        rope_global=Rope(theta=500_000.0, factor=scale, scaling=ramp),
         tied_head=tied,
     )
     assert from_hf(to_hf(config)) == config
@@ -212,7 +214,7 @@ def test_every_field_that_is_not_understood_is_named() -> None:
         (
             "rope_scaling",
             {**THIRTY_TWO, "low_freq_factor": 4.0},
-            "rope_ramp: expected 0 < slow < fast, got slow=4.0 and fast=4.0",
+            "expected 0 < low_freq_factor < high_freq_factor, got low_freq_factor=4.0 and high_freq_factor=4.0",
         ),
         ("rope_scaling", {**THIRTY_TWO, "attention_factor": 2.0}, "not understood: {'attention_factor': 2.0}"),
         ("rope_scaling", "llama3", "expected an object, got 'llama3'"),

@@ -63,7 +63,7 @@ def test_a_decoder_in_stages(config: DecoderConfig) -> None:
         sums = []
         for cut in (None, Stages(stages, 2, "stage")):
             hidden, *_ = model(tokens, places, dtype=jnp.float32, stages=cut)
-            sums.append(jnp.sum(jnp.sin(hidden) * (places.segment == 1)[..., None]))
+            sums.append(jnp.sum(jnp.sin(hidden) * (places.segment_ids == 1)[..., None]))
         return sums[0], sums[1]
 
     plain, staged = loss(leaves)

@@ -92,7 +92,7 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
     linear = r"(attention\.(query|key|value|output)|mlp\.(gate|up|down))\.kernel_lora_[ab]"
     assert all(re.fullmatch(rf"(layers|tail)\.blocks\.\d\.{linear}", path) for path in adapters)
     assert len([path for path in adapters if path.startswith("layers.")]) == config.period * 7 * 2
-    assert len([path for path in adapters if path.startswith("tail.")]) == len(config.tail) * 7 * 2
+    assert len([path for path in adapters if path.startswith("tail.")]) == len(config.suffix_layers) * 7 * 2
     for path, leaf in adapters.items():
         assert issubclass(leaf.kind, nnx.LoRAParam)
         assert leaf.shape[:-2] == ((config.periods,) if path.startswith("layers.") else ())

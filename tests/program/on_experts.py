@@ -12,7 +12,7 @@ from flax import nnx
 
 from nnxdsl import Mesh
 from nnxdsl.models import params
-from nnxdsl.models.config.moe import Experts
+from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.logical_axes import sharding_hooks
 from nnxdsl.models.moe.layer import ExpertMLP
 from nnxdsl.models.moe.router import load_balance
@@ -20,7 +20,7 @@ from nnxdsl.sharding.layout import Array, Layout
 from nnxdsl.sharding.mesh import device_mesh
 
 EMBED, ROWS, TOKENS = 16, 8, 12
-EXPERTS = Experts(count=8, per_token=3, mlp_dim=12, shared_dim=8, shared_gate=True, expert_bias=True)
+EXPERTS = MoEConfig(num_experts=8, num_experts_per_tok=3, mlp_dim=12, shared_expert_dim=8, shared_expert_gate=True, expert_bias=True)
 MESHES = {
     "expert8": Mesh(expert=8),
     "fsdp2-expert2-tensor2": Mesh(fsdp=2, expert=2, tensor=2),

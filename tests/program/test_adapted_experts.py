@@ -149,7 +149,7 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
         embed_dim=32,
         mlp_dim=16,
         num_layers=2,
-        experts=attrs.evolve(MIXTRAL["tiny"].experts, mlp_dim=16, shared_dim=8),
+        experts=attrs.evolve(MIXTRAL["tiny"].moe, mlp_dim=16, shared_expert_dim=8),
     )
     lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention.query", "mlp"))
     base = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
@@ -170,7 +170,7 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
     if quantization is not None:
         scale = policy.variables["layers.blocks.0.mlp.down.kernel" + adapters.SCALE]
         assert scale.axes == ("layers", "experts", "blocks", "embed")
-        assert scale.shape == (2, config.experts.count, 2, 32)
+        assert scale.shape == (2, config.moe.num_experts, 2, 32)
         return
 
     rng = np.random.default_rng(0)

@@ -63,9 +63,9 @@ def test_parameters_of_the_plan_are_those_of_transformers(name: str, experiment:
     assert blueprint.parameters["total"] == sum(parameter.numel() for parameter in peer.parameters())
     # Of a layer with experts one token meets three of six; of a dense one the whole MLP.
     config = blueprint.config
-    assert config.experts is not None
+    assert config.moe is not None
     attention = 2 * config.embed_dim * config.head_dim * (config.num_heads + config.num_kv_heads)
-    widths = [config.mlp_dim if dense else 3 * config.experts.mlp_dim for dense in config.dense]
+    widths = [config.mlp_dim if dense else 3 * config.moe.mlp_dim for dense in config.dense]
     assert weights(blueprint).trunk == sum(attention + 3 * config.embed_dim * width for width in widths)
 
 

@@ -36,7 +36,7 @@ def attention(batch: PairBatch | SequenceBatch) -> float:
     """Two products a head for each pair that the mask lets through, rows of weight 0 left out."""
     is_pair = isinstance(batch, PairBatch)
     places = pair_places(batch) if is_pair else positions_right_padded(batch.length, batch.tokens.shape[1])
-    real = (np.asarray(batch.weight) > 0)[:, None] & (np.asarray(places.segment) > 0)  # [B, T]
+    real = (np.asarray(batch.weight) > 0)[:, None] & (np.asarray(places.segment_ids) > 0)  # [B, T]
     seen = [int(np.sum(np.asarray(attention_mask(places, places, window))[real])) for window in (MODEL.window, None)]
     return 4 * 4 * 8 * (LOCAL * seen[0] + GLOBAL * seen[1])
 

@@ -49,7 +49,7 @@ def attend_cudnn(
     """
     if row.packed:
         raise ValueError("cuDNN's attention has no segments: a packed row cannot be computed by it")
-    real = places.segment > 0  # [B, T]
+    real = places.segment_ids > 0  # [B, T]
     # Whatever the kernel leaves in unused slots, forward or backward, goes no further.
     query, key, value = (jnp.where(real[:, :, None, None], x, 0) for x in (query, key, value))
     lengths = [jnp.sum(part, axis=1) for part in _parts(real, row)]  # each [B]

@@ -91,11 +91,11 @@ class Attention(nnx.Module):
         given = {"window": window, "scale": self.query_scale}
         if kernel == "chunked":
             blocks = {"soft_cap": self.soft_cap, "sinks": self._sinks, "queries": view.method.queries}
-            return attend_in_blocks(query, key, value, view.places, row, **given, **blocks)
+            return attend_in_blocks(query, key, value, view.positions, row, **given, **blocks)
         if self.sinks is not None:
             raise ValueError(f"{kernel} attention has no sinks")
         if kernel == "splash":
-            return attend_splash(query, key, value, view.places, row, **given, soft_cap=self.soft_cap)
+            return attend_splash(query, key, value, view.positions, row, **given, soft_cap=self.soft_cap)
         if self.soft_cap is not None:
             raise ValueError("cuDNN's attention has no soft cap")
-        return attend_cudnn(query, key, value, view.places, row, **given)
+        return attend_cudnn(query, key, value, view.positions, row, **given)

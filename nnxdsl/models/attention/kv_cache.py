@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.deltanet.layer import DeltaState, no_tokens
+from nnxdsl.models.deltanet.layer import DeltaState, empty_state
 
 
 class KV(NamedTuple):
@@ -40,7 +40,7 @@ class LayerCaches(NamedTuple):
     global_layers: KV | None
     states: DeltaState | None = None
 
-    def of(self, kind: LayerKind, layer: int) -> KV | DeltaState:
+    def layer(self, kind: LayerKind, layer: int) -> KV | DeltaState:
         """What one layer remembers, counted from 0 among those of its kind."""
         held = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}[kind]
         return jax.tree.map(lambda part: part[layer], held)
@@ -51,17 +51,17 @@ class Cache(NamedTuple):
 
     Attributes:
         layers: of the scanned layers, with a leading axis of `periods`; None without periods.
-        tail: of the layers after them; None without any.
-        places: of all tokens, `[B, length]`; those to come are padding.
-        next_slot: int32 scalar, the number of the next token.
-        lead: of the layers before the scanned ones; None without any.
+        suffix: of the layers after them; None without any.
+        positions: of all tokens, `[B, length]`; those to come are padding.
+        length: int32 scalar, the number of the next token.
+        prefix: of the layers before the scanned ones; None without any.
     """
 
     layers: LayerCaches | None
-    tail: LayerCaches | None
-    places: TokenPositions
-    next_slot: jax.Array
-    lead: LayerCaches | None = None
+    suffix: LayerCaches | None
+    positions: TokenPositions
+    length: jax.Array
+    prefix: LayerCaches | None = None
 
 
 class CacheUpdate(NamedTuple):
@@ -69,15 +69,15 @@ class CacheUpdate(NamedTuple):
 
     Attributes:
         layers: of the scanned layers as in the cache, with a slot for each token; local layers may have the last alone.
-        tail: of the layers after them.
-        places: of the tokens, `[B, T]`.
-        lead: of the layers before them.
+        suffix: of the layers after them.
+        positions: of the tokens, `[B, T]`.
+        prefix: of the layers before them.
     """
 
     layers: LayerCaches | None
-    tail: LayerCaches | None
-    places: TokenPositions
-    lead: LayerCaches | None = None
+    suffix: LayerCaches | None
+    positions: TokenPositions
+    prefix: LayerCaches | None = None
 
 
 def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
@@ -101,9 +101,9 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
         local, everywhere = kinds.count("local"), kinds.count("global")
         ring = min(config.window or length, length)
         states = None
-        if config.delta is not None and "linear" in kinds:
+        if config.gated_deltanet is not None and "linear" in kinds:
             axes = (*leading, kinds.count("linear"))
-            none = no_tokens(config.delta, batch, dtype)
+            none = empty_state(config.gated_deltanet, batch, dtype)
             states = jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), none)
         return LayerCaches(
             empty(ring, *leading, local) if local else None,
@@ -112,18 +112,20 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
         )
 
     layers = slots(config.pattern, config.periods) if config.periods else None
-    tail = slots(config.tail) if config.tail else None
+    tail = slots(config.suffix_layers) if config.suffix_layers else None
     places = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
-    return Cache(layers, tail, places, jnp.zeros((), jnp.int32), slots(config.lead) if config.lead else None)
+    return Cache(
+        layers, tail, places, jnp.zeros((), jnp.int32), slots(config.prefix_layers) if config.prefix_layers else None
+    )
 
 
 def ring_positions(cache: Cache, window: int) -> TokenPositions:
     """Where the tokens in the ring of local layers stand, `[B, min(window, length)]`; an empty slot is padding."""
-    size = min(window, cache.places.position.shape[1])
-    newest = cache.next_slot - 1
+    size = min(window, cache.positions.positions.shape[1])
+    newest = cache.length - 1
     number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size  # [ring], negative where nothing was written
-    held = TokenPositions(*(jnp.take(part, jnp.maximum(number, 0), axis=1) for part in cache.places))
-    return held._replace(segment=jnp.where(number >= 0, held.segment, 0))
+    held = TokenPositions(*(jnp.take(part, jnp.maximum(number, 0), axis=1) for part in cache.positions))
+    return held._replace(segment_ids=jnp.where(number >= 0, held.segment_ids, 0))
 
 
 def concat_positions(*parts: TokenPositions) -> TokenPositions:
@@ -137,16 +139,16 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
     Raises:
         ValueError: more tokens than the cache could ever hold.
     """
-    length, room = new.places.position.shape[1], cache.places.position.shape[1]
+    length, room = new.positions.positions.shape[1], cache.positions.positions.shape[1]
     if length > room:
         raise ValueError(f"{length} tokens do not fit a cache of {room} slots")
-    end = cache.next_slot + length
+    end = cache.length + length
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return _written(old, new, end - new.shape[-2])
+        return _write(old, new, end - new.shape[-2])
 
     def put_place(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, new, cache.next_slot, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)
 
     def put_layers(old: LayerCaches | None, new: LayerCaches | None) -> LayerCaches | None:
         if old is None or new is None:
@@ -154,8 +156,10 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
         kept = jax.tree.map(put, old._replace(states=None), new._replace(states=None))
         return kept._replace(states=new.states)  # these are not written to, but replaced
 
-    layers, tail, lead = map(put_layers, (cache.layers, cache.tail, cache.lead), (new.layers, new.tail, new.lead))
-    return Cache(layers, tail, TokenPositions(*map(put_place, cache.places, new.places)), end, lead)
+    layers, tail, lead = map(
+        put_layers, (cache.layers, cache.suffix, cache.prefix), (new.layers, new.suffix, new.prefix)
+    )
+    return Cache(layers, tail, TokenPositions(*map(put_place, cache.positions, new.positions)), end, lead)
 
 
 def attention_with_cache(
@@ -206,7 +210,7 @@ def attention_with_cache(
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)
 
 
-def _written(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+def _write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
     """`[..., slots, H]` with `[..., T, H]` in it, the first of which is token number `start` of all."""
     size, length = old.shape[-2], new.shape[-2]
     new = new.astype(old.dtype)

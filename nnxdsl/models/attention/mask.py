@@ -21,8 +21,8 @@ def attention_mask(queries: TokenPositions, keys: TokenPositions, window: int | 
     query = TokenPositions(*(part[:, :, None] for part in queries))  # [B, T, 1]
     key = TokenPositions(*(part[:, None, :] for part in keys))  # [B, 1, S]
     seen = (
-        (query.segment == key.segment)
-        & ((key.branch == 0) | (key.branch == query.branch))
-        & (key.position <= query.position)
+        (query.segment_ids == key.segment_ids)
+        & ((key.branch_ids == 0) | (key.branch_ids == query.branch_ids))
+        & (key.positions <= query.positions)
     )
-    return seen if window is None else seen & (query.position - key.position < window)
+    return seen if window is None else seen & (query.positions - key.positions < window)

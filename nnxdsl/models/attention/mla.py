@@ -14,7 +14,7 @@ from nnxdsl.models.attention.cudnn import attend_cudnn
 from nnxdsl.models.attention.dot_product import dot_product_attention
 from nnxdsl.models.attention.kv_cache import KV, attention_with_cache
 from nnxdsl.models.attention.splash import attend_splash
-from nnxdsl.models.config.mla import LatentConfig
+from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
 from nnxdsl.models.layers.rope import apply_rotary
@@ -44,7 +44,7 @@ class LatentAttention(nnx.Module):
         self,
         embed_dim: int,
         num_heads: int,
-        config: LatentConfig,
+        config: MLAConfig,
         *,
         query_scale: float,
         rngs: nnx.Rngs,
@@ -120,13 +120,13 @@ class LatentAttention(nnx.Module):
         assert row is not None  # the decoder refuses other kernels where nothing is known of the row
         given = {"window": view.method.window, "scale": self.query_scale}
         if kernel == "chunked":
-            return attend_in_blocks(query, key, value, view.places, row, **given, queries=view.method.queries)
+            return attend_in_blocks(query, key, value, view.positions, row, **given, queries=view.method.queries)
         if kernel == "splash":
-            return attend_splash(query, key, value, view.places, row, **given)
+            return attend_splash(query, key, value, view.positions, row, **given)
         # cuDNN's kernel wants keys and values of one width.
         width = value.shape[-1]
         wide = max(width, key.shape[-1])
         query, key, value = (
             jnp.pad(part, ((0, 0), (0, 0), (0, 0), (0, wide - part.shape[-1]))) for part in (query, key, value)
         )
-        return attend_cudnn(query, key, value, view.places, row, **given)[..., :width]
+        return attend_cudnn(query, key, value, view.positions, row, **given)[..., :width]

@@ -16,14 +16,14 @@ class TokenPositions(NamedTuple):
     sees only padding, and no real token sees it.
 
     Attributes:
-        position: RoPE position and causal order, counted within the sequence.
-        segment: 0 for padding, 1 and up for the sequences of a row.
-        branch: 0 for a shared prefix (or a plain sequence), 1 and up for continuations that must not see each other.
+        positions: RoPE position and causal order, counted within the sequence.
+        segment_ids: 0 for padding, 1 and up for the sequences of a row.
+        branch_ids: 0 for a shared prefix (or a plain sequence), 1 and up for continuations that do not see each other.
     """
 
-    position: jax.Array
-    segment: jax.Array
-    branch: jax.Array
+    positions: jax.Array
+    segment_ids: jax.Array
+    branch_ids: jax.Array
 
 
 def positions_right_padded(length: jax.Array, size: int) -> TokenPositions:

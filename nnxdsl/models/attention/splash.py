@@ -118,7 +118,7 @@ def attend_splash(
     def by_head(x: jax.Array) -> jax.Array:  # [B, heads, T, H]
         return jnp.swapaxes(jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, 0))), 1, 2)
 
-    segment = jnp.pad(places.segment, ((0, 0), (0, fill)))
+    segment = jnp.pad(places.segment_ids, ((0, 0), (0, fill)))
     of_heads, of_kv_heads = (("batch", heads, "length", None) for heads in ("activation_heads", "activation_kv_heads"))
     mixed = shard_map_call(
         run,

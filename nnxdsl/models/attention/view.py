@@ -21,14 +21,14 @@ class View(NamedTuple):
 
     Attributes:
         method: how attention is computed.
-        places: of this call's tokens, `[B, T]`.
+        positions: of this call's tokens, `[B, T]`.
         mask: `[B, T, S]` bool, True where a token sees another, those of the cache first; None where the method needs
             no mask of all slots.
         rope: (sin, cos), each `[B, T, turned // 2]` float32; empty where nothing turns.
     """
 
     method: AttentionMethod
-    places: TokenPositions
+    positions: TokenPositions
     mask: jax.Array | None
     rope: tuple[jax.Array, jax.Array]
 
@@ -55,26 +55,26 @@ class Context(NamedTuple):
 
 def context(
     config: DecoderConfig,
-    places: TokenPositions,
+    positions: TokenPositions,
     cache: Cache | None = None,
     method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
 ) -> Context:
-    """Masks and rotary angles of one call, for tokens at `places` `[B, T]` that look at a cache and at each other."""
+    """Masks and rotary angles of one call, for tokens at `positions` `[B, T]` that attend to a cache and each other."""
 
     def view(window: int | None, rope: tuple[jax.Array, jax.Array]) -> View:
-        keys = places
+        keys = positions
         if cache is not None:
-            keys = concat_positions(cache.places if window is None else ring_positions(cache, window), places)
+            keys = concat_positions(cache.positions if window is None else ring_positions(cache, window), positions)
         own = attrs.evolve(method, window=window)
-        return View(own, places, attention_mask(places, keys, window) if own.kernel == "dense" else None, rope)
+        return View(own, positions, attention_mask(positions, keys, window) if own.kernel == "dense" else None, rope)
 
     local_view = global_view = linear_view = None
     if "local" in config.layers:
         rope = config.rope_local or config.rope_global
-        local_view = view(config.window, rope_tables(places.position, config.head_dim, rope))
-    if "global" in config.layers + config.further:
-        global_view = view(None, rope_tables(places.position, config.head_dim, config.rope_global))
+        local_view = view(config.window, rope_tables(positions.positions, config.head_dim, rope))
+    if "global" in config.layers + config.mtp_layer_kinds:
+        global_view = view(None, rope_tables(positions.positions, config.head_dim, config.rope_global))
     if "linear" in config.layers:
-        nothing = jnp.zeros((*places.position.shape, 0), jnp.float32)
-        linear_view = View(attrs.evolve(method, window=None), places, None, (nothing, nothing))
+        nothing = jnp.zeros((*positions.positions.shape, 0), jnp.float32)
+        linear_view = View(attrs.evolve(method, window=None), positions, None, (nothing, nothing))
     return Context(local_view, global_view, linear_view)

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 import attrs
 
-from nnxdsl.models.config.deltanet import DeltaConfig
-from nnxdsl.models.config.mla import LatentConfig
-from nnxdsl.models.config.moe import Experts
+from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.mla import MLAConfig
+from nnxdsl.models.config.moe import MoEConfig
 
 EntryT = TypeVar("EntryT")
 LayerKind = Literal["local", "global", "linear"]
@@ -30,78 +30,84 @@ _CHOICES = {
 
 
 @attrs.frozen(kw_only=True)
-class RopeRamp:
-    """Which of RoPE's frequencies are scaled: those that turn slowly (Llama 3, arXiv:2407.21783).
+class Llama3RopeScaling:
+    """RoPE scaling of Llama 3 (arXiv:2407.21783), transformers' rope_type "llama3": low frequencies are divided.
 
-    A frequency is judged by its turns over `length` positions. With fewer than `slow` turns it is divided by
-    `Rope.scale`, with more than `fast` turns it stays as it is, and in between it is mixed of the two, linearly in the
-    number of turns.
+    A frequency is judged by its rotations over `original_max_position_embeddings` positions. Below `low_freq_factor`
+    rotations it is divided by `Rope.factor`, above `high_freq_factor` it is unchanged, and between the two it is
+    interpolated linearly in the number of rotations.
 
     Attributes:
-        slow: turns below which a frequency is scaled in full (the Hub's `low_freq_factor`).
-        fast: turns above which it is not scaled (the Hub's `high_freq_factor`).
-        length: positions that the model was trained on before (the Hub's `original_max_position_embeddings`).
+        low_freq_factor: rotations below which a frequency is divided.
+        high_freq_factor: rotations above which it is unchanged.
+        original_max_position_embeddings: context length before the extension.
     """
 
-    slow: float
-    fast: float
-    length: int
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
 
     def __attrs_post_init__(self) -> None:
-        _check_ramp("rope_ramp", self.slow, self.fast, self.length)
+        _check_scaling(
+            ("low_freq_factor", self.low_freq_factor),
+            ("high_freq_factor", self.high_freq_factor),
+            self.original_max_position_embeddings,
+        )
 
 
 @attrs.frozen(kw_only=True)
 class Yarn:
-    """Which of RoPE's frequencies are scaled, and by how much angles' tables are (Peng et al. 2023, arXiv:2309.00071).
+    """RoPE scaling of YaRN (Peng et al. 2023, arXiv:2309.00071), transformers' rope_type "yarn".
 
-    As `RopeRamp`, but what is mixed is mixed linearly in the frequency's number, not in its turns.
+    As `Llama3RopeScaling`, but interpolated linearly in the frequency's index, not in its rotations.
 
     Attributes:
-        slow: turns below which a frequency is scaled in full (the Hub's `beta_slow`).
-        fast: turns above which it is not scaled (the Hub's `beta_fast`).
-        length: positions that the model was trained on before (the Hub's `original_max_position_embeddings`).
-        amplitude: what sines and cosines are multiplied by, which sharpens attention (the Hub's `attention_factor`).
-        whole: whether the ramp begins and ends at whole numbers (the Hub's `truncate`).
+        beta_slow: rotations below which a frequency is divided.
+        beta_fast: rotations above which it is unchanged.
+        original_max_position_embeddings: context length before the extension.
+        attention_factor: factor of sines and cosines, which sharpens attention.
+        truncate: whether the first and last interpolated index are rounded.
     """
 
-    slow: float = 1.0
-    fast: float = 32.0
-    length: int
-    amplitude: float
-    whole: bool = True
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
+    original_max_position_embeddings: int
+    attention_factor: float
+    truncate: bool = True
 
     def __attrs_post_init__(self) -> None:
-        _check_ramp("yarn", self.slow, self.fast, self.length)
-        if not self.amplitude > 0:
-            raise ValueError(f"yarn: amplitude must be above 0, got {self.amplitude}")
+        _check_scaling(
+            ("beta_slow", self.beta_slow), ("beta_fast", self.beta_fast), self.original_max_position_embeddings
+        )
+        if not self.attention_factor > 0:
+            raise ValueError(f"attention_factor must be above 0, got {self.attention_factor}")
 
 
-def _check_ramp(name: str, slow: float, fast: float, length: int) -> None:
-    if not 0 < slow < fast:
-        raise ValueError(f"{name}: expected 0 < slow < fast, got slow={slow} and fast={fast}")
+def _check_scaling(low: tuple[str, float], high: tuple[str, float], length: int) -> None:
+    if not 0 < low[1] < high[1]:
+        raise ValueError(f"expected 0 < {low[0]} < {high[0]}, got {low[0]}={low[1]} and {high[0]}={high[1]}")
     if not length > 0:
-        raise ValueError(f"{name}: length must be above 0, got {length}")
+        raise ValueError(f"original_max_position_embeddings must be above 0, got {length}")
 
 
 @attrs.frozen(kw_only=True)
 class Rope:
-    """Rotary positions of one kind of layers (Su et al., arXiv:2104.09864).
+    """Rotary position embeddings of one kind of layers (Su et al., arXiv:2104.09864), with transformers' names.
 
     Attributes:
-        base: base wavelength.
-        scale: frequencies are divided by it, as if positions were.
-        ramp: which frequencies `scale` is for; None for all of them (linear scaling).
-        part: the part of a head that is turned, from its beginning.
+        theta: base wavelength.
+        factor: frequencies are divided by it.
+        scaling: which frequencies `factor` applies to; None for all of them (linear scaling).
+        partial_rotary_factor: fraction of a head's dimensions, from the first, that is rotated.
     """
 
-    base: float
-    scale: float = 1.0
-    ramp: RopeRamp | Yarn | None = None
-    part: float = 1.0
+    theta: float
+    factor: float = 1.0
+    scaling: Llama3RopeScaling | Yarn | None = None
+    partial_rotary_factor: float = 1.0
 
     def __attrs_post_init__(self) -> None:
-        for name in ("base", "scale", "part"):
+        for name in ("theta", "factor", "partial_rotary_factor"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"rope: {name} must be above 0, got {getattr(self, name)}")
 
@@ -161,7 +167,7 @@ class DecoderConfig:
         num_layers: all layers: lead, whole periods and tail.
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
-        head_dim: width of one head; even. With `latent` that of the part that is rotated.
+        head_dim: width of one head; even. With `mla` that of the part that is rotated.
         window: a local layer sees itself and `window - 1` tokens before; None where no layer is local.
         pattern: the kinds of the layers of one period.
         rope_local: rotary positions of the local layers; None where they turn as the global ones do.
@@ -183,12 +189,12 @@ class DecoderConfig:
         activation: of the MLP's gate.
         scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
         output_gate: what attention gives is multiplied by a sigmoid of the token (Qwen3-Next).
-        delta: the heads of linear layers; None where there are none.
-        latent: keys and values are made of one narrow vector a token; None where they are made as queries are.
-        experts: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
-        dense_layers: so many layers at the beginning have one MLP in spite of `experts`; they are of the first kinds of
+        gated_deltanet: the heads of linear layers; None where there are none.
+        mla: keys and values are made of one narrow vector a token; None where they are made as queries are.
+        moe: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
+        dense_layers: so many layers at the beginning have one MLP in spite of `moe`; they are of the first kinds of
             `pattern`.
-        dense_pattern: for each layer of `pattern`, whether it has one MLP in spite of `experts`; empty where none has.
+        dense_pattern: for each layer of `pattern`, whether it has one MLP in spite of `moe`; empty where none has.
         tied_head: the embedding is the output head; else the head has weights of its own.
         logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
             where they stay as they are.
@@ -206,12 +212,12 @@ class DecoderConfig:
     head_dim: int
     window: int | None
     pattern: tuple[LayerKind, ...] = local_then_global(6)
-    rope_local: Rope | None = Rope(base=10_000.0)
-    rope_global: Rope = Rope(base=1_000_000.0)
+    rope_local: Rope | None = Rope(theta=10_000.0)
+    rope_global: Rope = Rope(theta=1_000_000.0)
     query_scale: float
     sinks: bool = False
     output_gate: bool = False
-    delta: DeltaConfig | None = None
+    gated_deltanet: GatedDeltaNetConfig | None = None
     attention_soft_cap: float | None = None
     norm_eps: float = 1e-6
     max_length: int
@@ -221,8 +227,8 @@ class DecoderConfig:
     attention_bias: AttentionBias = "none"
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
-    latent: LatentConfig | None = None
-    experts: Experts | None = None
+    mla: MLAConfig | None = None
+    moe: MoEConfig | None = None
     dense_layers: int = 0
     dense_pattern: tuple[bool, ...] = ()
     tied_head: bool = True
@@ -236,22 +242,20 @@ class DecoderConfig:
                 raise ValueError(f"{field.name} must be above 0, got {value}")
             if field.name in _CHOICES and value not in _CHOICES[field.name]:
                 raise ValueError(f"{field.name}: expected one of {_CHOICES[field.name]}, got {value!r}")
-        if not 0 <= self.dense_layers <= (self.num_layers if self.experts else 0):
+        if not 0 <= self.dense_layers <= (self.num_layers if self.moe else 0):
             raise ValueError(
                 f"dense_layers={self.dense_layers}: expected from 0 to num_layers, and experts beside them"
             )
         if self.dense_pattern and (
-            self.experts is None
-            or len(self.dense_pattern) != len(self.pattern)
-            or set(self.dense_pattern) != {True, False}
+            self.moe is None or len(self.dense_pattern) != len(self.pattern) or set(self.dense_pattern) != {True, False}
         ):
             raise ValueError(
                 f"dense_pattern={self.dense_pattern}: expected True or False for each layer of pattern={self.pattern}, "
                 "at least one of each, and experts beside them; or () where no layer of the pattern is dense"
             )
-        if self.latent is not None and (self.num_kv_heads, self.head_dim) != (
+        if self.mla is not None and (self.num_kv_heads, self.head_dim) != (
             self.num_heads,
-            self.latent.qk_rope_head_dim,
+            self.mla.qk_rope_head_dim,
         ):
             raise ValueError("latent: expected as many num_kv_heads as num_heads, and head_dim=qk_rope_head_dim")
         if self.num_heads % self.num_kv_heads:
@@ -259,11 +263,13 @@ class DecoderConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; RoPE turns its halves against each other")
         for rope in (self.rope_local, self.rope_global):
-            if rope is not None and (self.head_dim * rope.part) % 2:
-                raise ValueError(f"head_dim={self.head_dim}: a part of {rope.part} is no even number, which RoPE turns")
+            if rope is not None and (self.head_dim * rope.partial_rotary_factor) % 2:
+                raise ValueError(
+                    f"head_dim={self.head_dim}: partial_rotary_factor={rope.partial_rotary_factor} gives no even width"
+                )
         if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
             raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
-        if (self.delta is None) == ("linear" in self.pattern):
+        if (self.gated_deltanet is None) == ("linear" in self.pattern):
             raise ValueError(f"pattern={self.pattern}: linear layers need delta, and it needs them")
         if self.window is None and "local" in self.pattern:
             raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
@@ -281,42 +287,42 @@ class DecoderConfig:
         return (self.num_layers - self.dense_layers) // self.period
 
     @property
-    def lead(self) -> tuple[LayerKind, ...]:
+    def prefix_layers(self) -> tuple[LayerKind, ...]:
         """The kinds of the layers before the first period."""
         return tuple(self.pattern[layer % self.period] for layer in range(self.dense_layers))
 
     @property
-    def tail(self) -> tuple[LayerKind, ...]:
+    def suffix_layers(self) -> tuple[LayerKind, ...]:
         """The kinds of the layers after the last whole period."""
         return self.pattern[: (self.num_layers - self.dense_layers) % self.period]
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:
         """The kind of every layer."""
-        return self.lead + self.pattern * self.periods + self.tail
+        return self.prefix_layers + self.pattern * self.periods + self.suffix_layers
 
     @property
     def dense(self) -> tuple[bool, ...]:
         """Whether each layer has one MLP of `mlp_dim`, not experts."""
-        if self.experts is None:
+        if self.moe is None:
             return (True,) * self.num_layers
         flags = self.dense_pattern or (False,) * self.period
         later = range(self.num_layers - self.dense_layers)
         return (True,) * self.dense_layers + tuple(flags[layer % self.period] for layer in later)
 
     @property
-    def further(self) -> tuple[LayerKind, ...]:
+    def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every layer that predicts tokens further ahead."""
         return ("global",) * self.mtp_layers
 
     @property
     def head_widths(self) -> tuple[int, int]:
         """Widths of a head's query and key, and of its value."""
-        if self.latent is None:
+        if self.mla is None:
             return self.head_dim, self.head_dim
-        return self.latent.qk_head_dim, self.latent.v_head_dim
+        return self.mla.qk_head_dim, self.mla.v_head_dim
 
-    def place(self, layer: int) -> tuple[str, int | None]:
+    def layer_path(self, layer: int) -> tuple[str, int | None]:
         """Where a layer's leaves are: the path of its block, and its position in the stack; None outside of it."""
         later = layer - self.dense_layers
         if later < 0:

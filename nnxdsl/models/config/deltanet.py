@@ -1,4 +1,4 @@
-"""A gated DeltaNet layer as numbers; no jax, and no family by name."""
+"""Configuration of a gated DeltaNet layer; no jax, and no family by name."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class DeltaConfig:
+class GatedDeltaNetConfig:
     """The heads of a gated DeltaNet layer (Yang et al., arXiv:2412.06464), as Qwen3-Next has them.
 
     Attributes:
         key_heads: heads of queries and keys.
-        value_heads: heads of values, each with a memory of its own; a multiple of `key_heads`.
+        value_heads: heads of values, each with its own recurrent state; a multiple of `key_heads`.
         key_head_dim: width of one head's query and key.
         value_head_dim: width of one head's value.
-        conv_kernel: tokens that the causal convolution looks at: the token itself, and those before it.
+        conv_kernel: kernel size of the causal convolution over tokens.
     """
 
     key_heads: int
@@ -24,14 +24,14 @@ class DeltaConfig:
     conv_kernel: int = 4
 
     def __attrs_post_init__(self) -> None:
-        for field in attrs.fields(DeltaConfig):
+        for field in attrs.fields(GatedDeltaNetConfig):
             if not getattr(self, field.name) > 0:
                 raise ValueError(f"{field.name} must be above 0, got {getattr(self, field.name)}")
         if self.value_heads % self.key_heads:
             raise ValueError(f"value_heads={self.value_heads} is not a multiple of key_heads={self.key_heads}")
 
     @property
-    def groups(self) -> int:
+    def values_per_key(self) -> int:
         """Value heads that share one key head."""
         return self.value_heads // self.key_heads
 

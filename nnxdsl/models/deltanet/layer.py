@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.row_layout import RowLayout
-from nnxdsl.models.config.deltanet import DeltaConfig
+from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.deltanet.recurrence import CHUNK, Order, Tokens, chunked_delta_rule, step
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
@@ -25,15 +25,15 @@ class DeltaState(NamedTuple):
     """What a layer remembers of the tokens before, however many they were; any leading axes, then those below.
 
     Attributes:
-        tail: `[B, channels, conv_kernel - 1]`, what the convolution took of the last tokens; zeros before the first.
+        conv_state: `[B, channels, conv_kernel - 1]`, inputs of the convolution at the last tokens; zeros at first.
         memory: `[B, value_heads, key_head_dim, value_head_dim]` float32.
     """
 
-    tail: jax.Array
+    conv_state: jax.Array
     memory: jax.Array
 
 
-def no_tokens(config: DeltaConfig, batch: int, dtype: DTypeLike) -> DeltaState:
+def empty_state(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> DeltaState:
     """The state before the first token.
 
     Args:
@@ -61,7 +61,7 @@ class Conv(nnx.Module):
         self.weight = nnx.Param(values.astype(param_dtype), axes=("conv", None, None))  # [channels, 1, size]
 
 
-class DeltaNet(nnx.Module):
+class GatedDeltaNet(nnx.Module):
     """The gated DeltaNet of Qwen3-Next (Yang et al., arXiv:2412.06464).
 
     `inputs` gives each key head's query and key, then values and output gates of its value heads; `rates` gives each
@@ -80,7 +80,7 @@ class DeltaNet(nnx.Module):
     def __init__(
         self,
         embed_dim: int,
-        config: DeltaConfig,
+        config: GatedDeltaNetConfig,
         *,
         norm_eps: float,
         rngs: nnx.Rngs,
@@ -119,7 +119,7 @@ class DeltaNet(nnx.Module):
             (what was mixed, the state after the last real token; of a row with branches it is that of the first part).
         """
         config, (batch, length, _) = self.config, x.shape
-        keys, groups, width = config.key_heads, config.groups, config.value_head_dim
+        keys, groups, width = config.key_heads, config.values_per_key, config.value_head_dim
         x = rows_of(x)
         # The row is one chain of tokens: devices that share its length bring it together here.
         mixed = self.inputs(x).reshape(batch, length, keys, -1)  # [B, T, K, 2 H + 2 G V]
@@ -129,22 +129,22 @@ class DeltaNet(nnx.Module):
         mixed, gate = jnp.split(mixed, [mixed.shape[-1] - groups * width], axis=-1)
         weights = _Weights(*(weight[...] for weight in (self.conv.weight, self.decay_log, self.decay_bias)))
         numbers, row = _Numbers(config, self.chunk), view.method.row if past is None else None
-        state = no_tokens(config, batch, x.dtype) if past is None else past
+        state = empty_state(config, batch, x.dtype) if past is None else past
 
         def run(weights: _Weights, inputs: _Inputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
             if past is not None or (row is not None and not row.packed):
-                return _laid_out(numbers, weights, inputs._replace(branch=None), state, row)
-            return _follow(numbers, weights, inputs, state)
+                return _branches(numbers, weights, inputs._replace(branch=None), state, row)
+            return _continue_from(numbers, weights, inputs, state)
 
-        inputs = _Inputs(mixed, rates, view.places.segment, view.places.branch)
+        inputs = _Inputs(mixed, rates, view.positions.segment_ids, view.positions.branch_ids)
         out, state = jax.checkpoint(run)(weights, inputs, state)  # kept is what it is given, whatever the policy
-        out = from_inputs(_opened)(self.norm(out.astype(x.dtype)), gate.reshape(out.shape))
+        out = from_inputs(_output_gate)(self.norm(out.astype(x.dtype)), gate.reshape(out.shape))
         out = out.reshape(batch, length, -1)  # [B, T, K G V]
         out = constrain(out, "batch", "length", "activation_heads")
         return self.output(named(out, "attention_output")), state
 
 
-def _opened(out: jax.Array, gate: jax.Array) -> jax.Array:
+def _output_gate(out: jax.Array, gate: jax.Array) -> jax.Array:
     """What an output gate lets through, in the dtype of `out`."""
     return (out * jax.nn.silu(gate.astype(jnp.float32))).astype(out.dtype)
 
@@ -152,7 +152,7 @@ def _opened(out: jax.Array, gate: jax.Array) -> jax.Array:
 class _Numbers(NamedTuple):
     """What is known when a call is traced."""
 
-    config: DeltaConfig
+    config: GatedDeltaNetConfig
     chunk: int
 
 
@@ -171,14 +171,14 @@ class _Inputs(NamedTuple):
     branch: jax.Array | None  # [B, T]; None where nothing branches
 
 
-def _laid_out(
+def _branches(
     numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState, row: RowLayout | None
 ) -> tuple[jax.Array, DeltaState]:
     """Of a row of which the first part is computed once, and all that follow it go on from there, side by side."""
     # One sequence, or none: whatever its number is, it goes on from the state.
     inputs = inputs._replace(segment=(inputs.segment > 0).astype(jnp.int32))
     if row is None or len(row.parts) == 1:
-        return _follow(numbers, weights, inputs, state)
+        return _continue_from(numbers, weights, inputs, state)
 
     def part(start: int, size: int, filled: int) -> _Inputs:
         return jax.tree.map(
@@ -187,7 +187,7 @@ def _laid_out(
         )
 
     first, *others = row.parts
-    out, state = _follow(numbers, weights, part(0, first, first), state)
+    out, state = _continue_from(numbers, weights, part(0, first, first), state)
     longest = max(others)
     starts = [first + sum(others[:number]) for number in range(len(others))]
     parts = [part(start, size, longest) for start, size in zip(starts, others, strict=True)]
@@ -196,7 +196,7 @@ def _laid_out(
         stacked = jnp.stack(of_parts, axis=1)
         return stacked.reshape(-1, *stacked.shape[2:])
 
-    after, _ = _follow(
+    after, _ = _continue_from(
         numbers, weights, jax.tree.map(rows, *parts), jax.tree.map(lambda x: rows(*[x] * len(others)), state)
     )
     after = after.reshape(len(out), len(others), *after.shape[1:])
@@ -205,17 +205,19 @@ def _laid_out(
     return jnp.concatenate([*found, unused], axis=1), state
 
 
-def _follow(numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
+def _continue_from(
+    numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState
+) -> tuple[jax.Array, DeltaState]:
     """`[B, T, K, G, V]` float32 of tokens that go on from a state, and the state after them."""
     config, (batch, length) = numbers.config, inputs.segment.shape
-    keys, groups = config.key_heads, config.groups
+    keys, groups = config.key_heads, config.values_per_key
     if not length:
         return jnp.zeros((batch, 0, keys, groups, config.value_head_dim), jnp.float32), state
     real = inputs.segment > 0
     mixed = jnp.where(real[:, :, None, None], inputs.mixed, 0)
-    tail = state.tail.astype(mixed.dtype).reshape(batch, keys, -1, config.conv_kernel - 1)
+    tail = state.conv_state.astype(mixed.dtype).reshape(batch, keys, -1, config.conv_kernel - 1)
     held = jnp.concatenate([jnp.moveaxis(tail, -1, 1), mixed], axis=1)  # [B, size - 1 + T, K, 2 H + G V]
-    looked_at = _before(mixed, held, inputs, config.conv_kernel)
+    looked_at = _conv_inputs(mixed, held, inputs, config.conv_kernel)
     kernel = _by_head(config, weights.conv).astype(jnp.float32)  # [K, 2 H + G V, size]
     mixed = jax.nn.silu(sum(x.astype(jnp.float32) * kernel[..., at] for at, x in enumerate(looked_at))).astype(
         mixed.dtype
@@ -233,12 +235,12 @@ def _follow(numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaS
         out, memory = chunked_delta_rule(tokens, Order(inputs.segment, inputs.branch), memory, numbers.chunk)
     # The last slots up to the last real token; before the first one stands the old tail.
     used = jnp.max(jnp.where(real, jnp.arange(1, length + 1), 0), axis=1)  # [B]
-    tail = _slots(held, used[:, None] + jnp.arange(config.conv_kernel - 1))
-    tail = jnp.moveaxis(tail, 1, -1).reshape(state.tail.shape)
-    return out, DeltaState(tail.astype(state.tail.dtype), memory.reshape(state.memory.shape))
+    tail = _take_slots(held, used[:, None] + jnp.arange(config.conv_kernel - 1))
+    tail = jnp.moveaxis(tail, 1, -1).reshape(state.conv_state.shape)
+    return out, DeltaState(tail.astype(state.conv_state.dtype), memory.reshape(state.memory.shape))
 
 
-def _before(mixed: jax.Array, held: jax.Array, inputs: _Inputs, size: int) -> list[jax.Array]:
+def _conv_inputs(mixed: jax.Array, held: jax.Array, inputs: _Inputs, size: int) -> list[jax.Array]:
     """What the convolution looks at for each token: the token `size - 1` places before it, ..., the token itself."""
     length = mixed.shape[1]
     if inputs.branch is None:
@@ -261,17 +263,17 @@ def _before(mixed: jax.Array, held: jax.Array, inputs: _Inputs, size: int) -> li
     before = jnp.where(real & (at(inputs.segment, before) == inputs.segment), before, -1)  # [B, T]
     found, slot = [mixed], before
     for _ in range(size - 1):
-        found.insert(0, jnp.where((slot >= 0)[:, :, None, None], _slots(mixed, jnp.maximum(slot, 0)), 0))
+        found.insert(0, jnp.where((slot >= 0)[:, :, None, None], _take_slots(mixed, jnp.maximum(slot, 0)), 0))
         slot = at(before, slot)
     return found
 
 
-def _slots(x: jax.Array, slots: jax.Array) -> jax.Array:
+def _take_slots(x: jax.Array, slots: jax.Array) -> jax.Array:
     """`[B, S, ...]`: slots `[B, S]` of `[B, T, ...]`."""
     return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, slots)
 
 
-def _by_head(config: DeltaConfig, kernel: jax.Array) -> jax.Array:
+def _by_head(config: GatedDeltaNetConfig, kernel: jax.Array) -> jax.Array:
     """The convolution's weights as `inputs` has its channels, `[K, 2 H + G V, size]` of `[channels, 1, size]`."""
     width = config.key_heads * config.key_head_dim
     parts: list[Any] = jnp.split(kernel[:, 0], [width, 2 * width])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.config.decoder import DecoderConfig, Experts, LatentConfig, Rope, Yarn
+from nnxdsl.models.config.decoder import DecoderConfig, MLAConfig, MoEConfig, Rope, Yarn
 from nnxdsl.models.families.hf_config import NUMBERS, USUAL, ConfigFile, Family, numbers_to_hf, rope_to_hf
 
 # What tells a DeepSeek-V3 from other decoders.
@@ -15,7 +15,7 @@ _CHOICES: dict[str, Any] = {
     "window": None,
     "pattern": ("global",),
     "rope_local": None,
-    "delta": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -28,7 +28,7 @@ def _sharpened(width: int, factor: float, mscale_all_dim: float) -> float:
 
 
 def _deepseek_v3(
-    *, layers: int, dense: int, embed: int, mlp: int, heads: int, latent: LatentConfig, experts: Experts, factor: float,
+    *, layers: int, dense: int, embed: int, mlp: int, heads: int, latent: MLAConfig, experts: MoEConfig, factor: float,
     before: int, vocab: int, length: int,
 ) -> DecoderConfig:  # fmt: skip
     return DecoderConfig(
@@ -39,18 +39,20 @@ def _deepseek_v3(
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=latent.qk_rope_head_dim,
-        latent=latent,
-        rope_global=Rope(base=10_000.0, scale=factor, ramp=Yarn(length=before, amplitude=1.0)),
+        mla=latent,
+        rope_global=Rope(
+            theta=10_000.0, factor=factor, scaling=Yarn(original_max_position_embeddings=before, attention_factor=1.0)
+        ),
         query_scale=_sharpened(latent.qk_head_dim, factor, 1.0),
         max_length=length,
-        experts=experts,
+        moe=experts,
         dense_layers=dense,
         tied_head=False,
         **_CHOICES,
     )
 
 
-_SCORED: dict[str, Any] = {"scoring": "sigmoid", "correction": True}
+_SCORED: dict[str, Any] = {"scoring": "sigmoid", "e_score_correction_bias": True}
 # As the published config.json has it; `tiny` is ours, for laptops and the byte tokenizer.
 DEEPSEEK_V3: dict[str, DecoderConfig] = {
     "tiny": _deepseek_v3(
@@ -59,9 +61,16 @@ DEEPSEEK_V3: dict[str, DecoderConfig] = {
         embed=128,
         mlp=384,
         heads=4,
-        latent=LatentConfig(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32),
-        experts=Experts(
-            count=8, per_token=2, mlp_dim=64, shared_dim=64, scale=2.5, groups=4, groups_per_token=2, **_SCORED
+        latent=MLAConfig(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32),
+        experts=MoEConfig(
+            num_experts=8,
+            num_experts_per_tok=2,
+            mlp_dim=64,
+            shared_expert_dim=64,
+            routed_scaling_factor=2.5,
+            n_group=4,
+            topk_group=2,
+            **_SCORED,
         ),
         factor=4.0,
         before=256,
@@ -74,11 +83,16 @@ DEEPSEEK_V3: dict[str, DecoderConfig] = {
         embed=7168,
         mlp=18_432,
         heads=128,
-        latent=LatentConfig(
-            q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
-        ),
-        experts=Experts(
-            count=256, per_token=8, mlp_dim=2048, shared_dim=2048, scale=2.5, groups=8, groups_per_token=4, **_SCORED
+        latent=MLAConfig(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
+        experts=MoEConfig(
+            num_experts=256,
+            num_experts_per_tok=8,
+            mlp_dim=2048,
+            shared_expert_dim=2048,
+            routed_scaling_factor=2.5,
+            n_group=8,
+            topk_group=4,
+            **_SCORED,
         ),
         factor=40.0,
         before=4096,
@@ -160,7 +174,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     numbers |= {"num_key_value_heads": heads, "head_dim": turned}
     rope = file.one_rope()
     latent = file.part(
-        LatentConfig,
+        MLAConfig,
         q_lora_rank=numbers["q_lora_rank"] if "q_lora_rank" in fields else 1536,
         kv_lora_rank=numbers["kv_lora_rank"],
         qk_nope_head_dim=numbers["qk_nope_head_dim"],
@@ -169,20 +183,20 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
         rope_interleave=file.flag("rope_interleave", True),
     )
     entry = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    sharper = entry.get("mscale_all_dim") or 0.0 if isinstance(entry, Mapping) and rope.ramp is not None else 0.0
+    sharper = entry.get("mscale_all_dim") or 0.0 if isinstance(entry, Mapping) and rope.scaling is not None else 0.0
     return file.decoder(
-        latent=latent,
+        mla=latent,
         rope_global=rope,
-        query_scale=_sharpened(numbers["qk_nope_head_dim"] + turned, rope.scale, sharper),
-        experts=file.experts(
-            count=numbers["n_routed_experts"],
-            per_token=numbers["num_experts_per_tok"],
+        query_scale=_sharpened(numbers["qk_nope_head_dim"] + turned, rope.factor, sharper),
+        moe=file.experts(
+            num_experts=numbers["n_routed_experts"],
+            num_experts_per_tok=numbers["num_experts_per_tok"],
             mlp_dim=numbers["moe_intermediate_size"],
-            shared_dim=numbers["n_shared_experts"] * numbers["moe_intermediate_size"],
-            normalised=file.flag("norm_topk_prob", True),
-            scale=file.number("routed_scaling_factor", 2.5),
-            groups=numbers["n_group"],
-            groups_per_token=numbers["topk_group"],
+            shared_expert_dim=numbers["n_shared_experts"] * numbers["moe_intermediate_size"],
+            norm_topk_prob=file.flag("norm_topk_prob", True),
+            routed_scaling_factor=file.number("routed_scaling_factor", 2.5),
+            n_group=numbers["n_group"],
+            topk_group=numbers["topk_group"],
             **_SCORED,
         ),
         dense_layers=file.count("first_k_dense_replace", 3),
@@ -193,13 +207,13 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    latent, experts = config.latent, config.experts
+    latent, experts = config.mla, config.moe
     assert latent is not None  # or it is refused
     assert experts is not None
-    assert experts.shared_dim is not None
+    assert experts.shared_expert_dim is not None
     rope = rope_to_hf(config.rope_global)
-    factor = config.rope_global.scale
-    if isinstance(config.rope_global.ramp, Yarn) and factor > 1:
+    factor = config.rope_global.factor
+    if isinstance(config.rope_global.scaling, Yarn) and factor > 1:
         sharper = (config.query_scale * latent.qk_head_dim**0.5) ** 0.5
         rope["rope_scaling"] |= {"mscale_all_dim": round((sharper - 1) / (0.1 * math.log(factor)), 9) or None}
     return {
@@ -212,14 +226,14 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "v_head_dim": latent.v_head_dim,
         "rope_interleave": latent.rope_interleave,
         "first_k_dense_replace": config.dense_layers,
-        "n_routed_experts": experts.count,
-        "num_experts_per_tok": experts.per_token,
+        "n_routed_experts": experts.num_experts,
+        "num_experts_per_tok": experts.num_experts_per_tok,
         "moe_intermediate_size": experts.mlp_dim,
-        "n_shared_experts": experts.shared_dim // experts.mlp_dim,
-        "n_group": experts.groups,
-        "topk_group": experts.groups_per_token,
-        "norm_topk_prob": experts.normalised,
-        "routed_scaling_factor": experts.scale,
+        "n_shared_experts": experts.shared_expert_dim // experts.mlp_dim,
+        "n_group": experts.n_group,
+        "topk_group": experts.topk_group,
+        "norm_topk_prob": experts.norm_topk_prob,
+        "routed_scaling_factor": experts.routed_scaling_factor,
         **({"num_nextn_predict_layers": config.mtp_layers} if config.mtp_layers else {}),
         **rope,
         "tie_word_embeddings": config.tied_head,
@@ -229,21 +243,21 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 def _derived(config: DecoderConfig) -> dict[str, object]:
     """It has latent attention, and experts beside a shared one whose width is that of so many of them."""
-    latent = config.latent or DEEPSEEK_V3["671b"].latent
-    given = config.experts or Experts(count=256, per_token=8, mlp_dim=2048)
-    count = max((given.shared_dim or 0) // given.mlp_dim, 1)
-    experts = Experts(
-        count=given.count,
-        per_token=given.per_token,
+    latent = config.mla or DEEPSEEK_V3["671b"].mla
+    given = config.moe or MoEConfig(num_experts=256, num_experts_per_tok=8, mlp_dim=2048)
+    count = max((given.shared_expert_dim or 0) // given.mlp_dim, 1)
+    experts = MoEConfig(
+        num_experts=given.num_experts,
+        num_experts_per_tok=given.num_experts_per_tok,
         mlp_dim=given.mlp_dim,
-        shared_dim=count * given.mlp_dim,
-        normalised=given.normalised,
-        scale=given.scale,
-        groups=given.groups,
-        groups_per_token=given.groups_per_token,
+        shared_expert_dim=count * given.mlp_dim,
+        norm_topk_prob=given.norm_topk_prob,
+        routed_scaling_factor=given.routed_scaling_factor,
+        n_group=given.n_group,
+        topk_group=given.topk_group,
         **_SCORED,
     )
-    return {"latent": latent, "experts": experts}
+    return {"mla": latent, "moe": experts}
 
 
 FAMILY = Family(

@@ -12,12 +12,12 @@ from nnxdsl.models.families.hf_config import NUMBERS, USUAL, ConfigFile, Family,
 # What tells a Gemma 3 from other decoders.
 _CHOICES: dict[str, Any] = {
     **USUAL,
-    "latent": None,
-    "experts": None,
+    "mla": None,
+    "moe": None,
     "norms": "sandwich",
     "norm_scale": "zero_centred",
     "query_key_norm": "head",
-    "delta": None,
+    "gated_deltanet": None,
     "activation": "gelu_tanh",
     "scale_embedding": True,
     "tied_head": True,
@@ -37,7 +37,7 @@ def _gemma3(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         window=window,
-        rope_global=Rope(base=1_000_000.0, scale=rope_scale),
+        rope_global=Rope(theta=1_000_000.0, factor=rope_scale),
         query_scale=scalar**-0.5,
         max_length=length,
         **_CHOICES,
@@ -132,7 +132,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "sliding_window": config.window or _DEFAULTS["sliding_window"],  # without local layers it has no effect
         "layer_types": layer_types(config),
         **_period(config.pattern),
-        "rope_local_base_freq": (config.rope_local or config.rope_global).base,
+        "rope_local_base_freq": (config.rope_local or config.rope_global).theta,
         **rope_to_hf(config.rope_global),
         "query_pre_attn_scalar": round(config.query_scale**-2),
         "attn_logit_softcapping": config.attention_soft_cap,
@@ -162,8 +162,8 @@ def _rope(file: ConfigFile) -> tuple[Rope, Rope]:
     else:
         where, local = "rope_local_base_freq", file.rope(None, bases[0], "rope_local_base_freq")
         everything = file.rope(fields.get("rope_scaling"), bases[1], "rope_scaling")
-    if local.scale != 1.0:  # which the older spelling could not say
-        file.problems.append(f"{where}: scaling of local layers is not implemented, got factor={local.scale!r}")
+    if local.factor != 1.0:  # which the older spelling could not say
+        file.problems.append(f"{where}: scaling of local layers is not implemented, got factor={local.factor!r}")
     return local, everything
 
 
@@ -174,5 +174,5 @@ FAMILY = Family(
     choices=_CHOICES,
     read=_read,
     write=_write,
-    derived=lambda config: {"rope_local": Rope(base=(config.rope_local or config.rope_global).base)},
+    derived=lambda config: {"rope_local": Rope(theta=(config.rope_local or config.rope_global).theta)},
 )

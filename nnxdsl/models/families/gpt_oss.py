@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.config.decoder import DecoderConfig, Experts, Rope, Yarn
+from nnxdsl.models.config.decoder import DecoderConfig, MoEConfig, Rope, Yarn
 from nnxdsl.models.families.hf_config import (
     NUMBERS,
     USUAL,
@@ -22,11 +22,11 @@ from nnxdsl.models.families.hf_config import (
 _CHOICES: dict[str, Any] = {
     **USUAL,
     "rope_local": None,
-    "latent": None,
+    "mla": None,
     "dense_layers": 0,
     "sinks": True,
     "attention_bias": "all",
-    "delta": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -62,11 +62,15 @@ def _gpt_oss(
         head_dim=head_dim,
         window=window,
         pattern=("local", "global"),
-        rope_global=Rope(base=150_000.0, scale=32.0, ramp=Yarn(length=before, amplitude=_AMPLITUDE, whole=False)),
+        rope_global=Rope(
+            theta=150_000.0,
+            factor=32.0,
+            scaling=Yarn(original_max_position_embeddings=before, attention_factor=_AMPLITUDE, truncate=False),
+        ),
         query_scale=head_dim**-0.5,
         norm_eps=1e-5,
         max_length=length,
-        experts=Experts(count=experts, per_token=per_token, mlp_dim=mlp, **_ROUTED),
+        moe=MoEConfig(num_experts=experts, num_experts_per_tok=per_token, mlp_dim=mlp, **_ROUTED),
         tied_head=False,
         **_CHOICES,
     )
@@ -129,9 +133,9 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
         pattern=file.pattern(numbers["num_hidden_layers"], ("local", "global")),
         rope_global=file.one_rope(150_000.0),
         query_scale=numbers["head_dim"] ** -0.5,
-        experts=file.experts(
-            count=numbers["num_local_experts"],
-            per_token=numbers["num_experts_per_tok"],
+        moe=file.experts(
+            num_experts=numbers["num_local_experts"],
+            num_experts_per_tok=numbers["num_experts_per_tok"],
             mlp_dim=numbers["intermediate_size"],
             **_ROUTED,
         ),
@@ -142,12 +146,12 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    assert config.experts is not None  # or it is refused
+    assert config.moe is not None  # or it is refused
     return {
         "model_type": "gpt_oss",
         **numbers_to_hf(config),
-        "num_local_experts": config.experts.count,
-        "num_experts_per_tok": config.experts.per_token,
+        "num_local_experts": config.moe.num_experts,
+        "num_experts_per_tok": config.moe.num_experts_per_tok,
         "sliding_window": config.window or _DEFAULTS["sliding_window"],  # without local layers it has no effect
         "layer_types": layer_types(config),
         **rope_to_hf(config.rope_global),
@@ -158,9 +162,9 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 def _derived(config: DecoderConfig) -> dict[str, object]:
     """It has experts, all of the width of its config's MLP, scored and weighted in one way."""
-    count, per_token = (config.experts.count, config.experts.per_token) if config.experts else (32, 4)
-    experts = Experts(count=count, per_token=per_token, mlp_dim=config.mlp_dim, **_ROUTED)
-    return {**by_head_dim(config), "experts": experts}
+    count, per_token = (config.moe.num_experts, config.moe.num_experts_per_tok) if config.moe else (32, 4)
+    experts = MoEConfig(num_experts=count, num_experts_per_tok=per_token, mlp_dim=config.mlp_dim, **_ROUTED)
+    return {**by_head_dim(config), "moe": experts}
 
 
 FAMILY = Family(

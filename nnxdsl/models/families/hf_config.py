@@ -11,10 +11,10 @@ import attrs
 from nnxdsl.errors import WeightsError
 from nnxdsl.models.config.decoder import (
     DecoderConfig,
-    Experts,
     LayerKind,
+    Llama3RopeScaling,
+    MoEConfig,
     Rope,
-    RopeRamp,
     Yarn,
     dense_fields,
     period_of,
@@ -81,13 +81,13 @@ _WITHOUT_EFFECT = frozenset(
 _QUANTIZATION = "quantization_config"
 """Of `config.json`: how weights are stored."""
 
-_RAMP = {"low_freq_factor": "slow", "high_freq_factor": "fast", "original_max_position_embeddings": "length"}
-_YARN = {"beta_slow": "slow", "beta_fast": "fast", "original_max_position_embeddings": "length"}
+_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_YARN = ("beta_slow", "beta_fast", "original_max_position_embeddings")
 # What an entry of RoPE must have, and may have with which value where it has none.
 _ROPE_KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "default": ((), {}),
     "linear": (("factor",), {}),
-    "llama3": (("factor", *_RAMP), {}),
+    "llama3": (("factor", *_LLAMA3), {}),
     "yarn": (
         ("factor", "original_max_position_embeddings"),
         {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": None, "mscale": None, "mscale_all_dim": None},
@@ -158,7 +158,7 @@ class Family:
         ]
 
 
-UNREAD = Rope(base=1.0)
+UNREAD = Rope(theta=1.0)
 """Stands for rotary positions that could not be read; the problem is noted."""
 
 
@@ -254,19 +254,19 @@ class ConfigFile:
         try:
             match kind:
                 case "llama3":
-                    ramp = RopeRamp(**{ours: numbers[theirs] for theirs, ours in _RAMP.items()})
+                    ramp = Llama3RopeScaling(**{name: numbers[name] for name in _LLAMA3})
                 case "yarn":
                     found = optional | numbers
                     ramp = Yarn(
-                        **{ours: found[theirs] for theirs, ours in _YARN.items()},
-                        amplitude=_amplitude(
+                        **{name: found[name] for name in _YARN},
+                        attention_factor=_amplitude(
                             scale, found["attention_factor"], found["mscale"], found["mscale_all_dim"]
                         ),
-                        whole=bool(whole),
+                        truncate=bool(whole),
                     )
                 case _:
                     ramp = None
-            return Rope(base=base, scale=scale, ramp=ramp)
+            return Rope(theta=base, factor=scale, scaling=ramp)
         except ValueError as error:
             self.problems.append(f"{where}: {error}")
             return UNREAD
@@ -291,7 +291,7 @@ class ConfigFile:
             self.problems.append(f"partial_rotary_factor: expected a number above 0 and at most 1, got {given!r}")
             given = 1.0
         rope = self.rope(entry, self.fields.get("rope_theta", base), name)
-        return attrs.evolve(rope, part=float(given))
+        return attrs.evolve(rope, partial_rotary_factor=float(given))
 
     def ropes(self, bases: tuple[float, float]) -> tuple[Rope, Rope]:
         """Rotary positions of the local and of the global layers, from `rope_parameters` of both kinds.
@@ -379,7 +379,7 @@ class ConfigFile:
         found: list[LayerKind] = [kinds[name] for name in named]
         return tuple(default) if found == wanted else period_of(found)
 
-    def feed_forward(self, pattern: Sequence[LayerKind], layers: int, experts: Experts | None) -> dict[str, Any]:
+    def feed_forward(self, pattern: Sequence[LayerKind], layers: int, experts: MoEConfig | None) -> dict[str, Any]:
         """Which layers have experts, from `mlp_only_layers` and `decoder_sparse_step`.
 
         As in transformers, layer i has experts if it is not in `mlp_only_layers` and i + 1 is a multiple of
@@ -402,9 +402,9 @@ class ConfigFile:
         dense = [layer in only or (layer + 1) % step != 0 for layer in range(layers)]
         if all(dense) or not any(dense) or experts is None:
             kept = None if all(dense) else experts
-            return {"pattern": tuple(pattern), "experts": kept, "dense_layers": 0, "dense_pattern": ()}
+            return {"pattern": tuple(pattern), "moe": kept, "dense_layers": 0, "dense_pattern": ()}
         kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
-        return {**dense_fields(kinds, dense), "experts": experts}
+        return {**dense_fields(kinds, dense), "moe": experts}
 
     def part(self, kind: Callable[..., PartT], **fields: Any) -> PartT | None:
         """A part of the decoder, such as its experts, of these numbers; None if there is a problem."""
@@ -416,9 +416,9 @@ class ConfigFile:
             self.problems.append(str(error))
             return None
 
-    def experts(self, **fields: Any) -> Experts | None:
+    def experts(self, **fields: Any) -> MoEConfig | None:
         """The experts of these numbers; None if there is a problem."""
-        return self.part(Experts, **fields)
+        return self.part(MoEConfig, **fields)
 
     def decoder(self, **fields: Any) -> DecoderConfig:
         """The decoder, if nothing is wrong.
@@ -433,8 +433,8 @@ class ConfigFile:
             raise WeightsError("\n  ".join([f"config.json is not a {self._title} that can be read:", *self.problems]))
         try:
             found = DecoderConfig(**fields)
-            if found.experts is not None and found.num_layers * found.experts.count > MOST_EXPERTS:
-                each = f"{found.num_layers} layers of {found.experts.count} experts"
+            if found.moe is not None and found.num_layers * found.moe.num_experts > MOST_EXPERTS:
+                each = f"{found.num_layers} layers of {found.moe.num_experts} experts"
                 raise ValueError(f"{each} are more than {MOST_EXPERTS:,} experts in all")
             return found
         except ValueError as error:
@@ -497,17 +497,17 @@ def dense_as_read(config: DecoderConfig) -> dict[str, object]:
 def rope_to_hf(rope: Rope) -> dict[str, Any]:
     """Rotary positions in the spelling that transformers 4 and 5 read."""
     scaling: dict[str, Any] | None = None
-    match rope.ramp:
-        case RopeRamp():
-            ramp = {theirs: getattr(rope.ramp, ours) for theirs, ours in _RAMP.items()}
-            scaling = {"rope_type": "llama3", "factor": rope.scale, **ramp}
+    match rope.scaling:
+        case Llama3RopeScaling():
+            numbers = {name: getattr(rope.scaling, name) for name in _LLAMA3}
+            scaling = {"rope_type": "llama3", "factor": rope.factor, **numbers}
         case Yarn():
-            ramp = {theirs: getattr(rope.ramp, ours) for theirs, ours in _YARN.items()}
-            tables = {"attention_factor": rope.ramp.amplitude, "truncate": rope.ramp.whole}
-            scaling = {"rope_type": "yarn", "factor": rope.scale, **ramp, **tables}
-        case None if rope.scale != 1.0:
-            scaling = {"rope_type": "linear", "factor": rope.scale}
-    return {"rope_theta": rope.base, "rope_scaling": scaling}
+            numbers = {name: getattr(rope.scaling, name) for name in _YARN}
+            tables = {"attention_factor": rope.scaling.attention_factor, "truncate": rope.scaling.truncate}
+            scaling = {"rope_type": "yarn", "factor": rope.factor, **numbers, **tables}
+        case None if rope.factor != 1.0:
+            scaling = {"rope_type": "linear", "factor": rope.factor}
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
 def _amplitude(factor: float, given: float | None, mscale: float | None, mscale_all_dim: float | None) -> float:

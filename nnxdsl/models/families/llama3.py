@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, RopeRamp
+from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, Rope
 from nnxdsl.models.families.hf_config import (
     NUMBERS,
     USUAL,
@@ -23,9 +23,9 @@ _CHOICES: dict[str, Any] = {
     "rope_local": None,
     "window": None,
     "pattern": ("global",),
-    "latent": None,
-    "experts": None,
-    "delta": None,
+    "mla": None,
+    "moe": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -43,7 +43,13 @@ def _llama3(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rope_global=Rope(base=500_000.0, scale=factor, ramp=RopeRamp(slow=1.0, fast=4.0, length=before)),
+        rope_global=Rope(
+            theta=500_000.0,
+            factor=factor,
+            scaling=Llama3RopeScaling(
+                low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=before
+            ),
+        ),
         query_scale=head_dim**-0.5,
         norm_eps=1e-5,
         max_length=length,

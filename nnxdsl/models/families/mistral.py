@@ -21,9 +21,9 @@ from nnxdsl.models.families.hf_config import (
 _CHOICES: dict[str, Any] = {
     **USUAL,
     "rope_local": None,
-    "latent": None,
-    "experts": None,
-    "delta": None,
+    "mla": None,
+    "moe": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -48,7 +48,7 @@ def _mistral(
         head_dim=head_dim,
         window=window,
         pattern=pattern_of(window),
-        rope_global=Rope(base=base),
+        rope_global=Rope(theta=base),
         query_scale=head_dim**-0.5,
         norm_eps=1e-5,
         max_length=length,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.config.decoder import DecoderConfig, Experts, Rope
+from nnxdsl.models.config.decoder import DecoderConfig, MoEConfig, Rope
 from nnxdsl.models.families.hf_config import (
     NUMBERS,
     USUAL,
@@ -22,9 +22,9 @@ from nnxdsl.models.families.mistral import pattern_of
 _CHOICES: dict[str, Any] = {
     **USUAL,
     "rope_local": None,
-    "latent": None,
+    "mla": None,
     "dense_layers": 0,
-    "delta": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -44,11 +44,11 @@ def _mixtral(
         head_dim=head_dim,
         window=None,
         pattern=("global",),
-        rope_global=Rope(base=1e6),
+        rope_global=Rope(theta=1e6),
         query_scale=head_dim**-0.5,
         norm_eps=1e-5,
         max_length=length,
-        experts=Experts(count=experts, per_token=per_token, mlp_dim=mlp),
+        moe=MoEConfig(num_experts=experts, num_experts_per_tok=per_token, mlp_dim=mlp),
         tied_head=False,
         **_CHOICES,
     )
@@ -100,9 +100,9 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
         pattern=pattern_of(window),
         rope_global=file.one_rope(1e6),
         query_scale=numbers["head_dim"] ** -0.5,
-        experts=file.experts(
-            count=numbers["num_local_experts"],
-            per_token=numbers["num_experts_per_tok"],
+        moe=file.experts(
+            num_experts=numbers["num_local_experts"],
+            num_experts_per_tok=numbers["num_experts_per_tok"],
             mlp_dim=numbers["intermediate_size"],
         ),
         tied_head=file.flag("tie_word_embeddings", False),
@@ -112,12 +112,12 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    assert config.experts is not None  # or it is refused
+    assert config.moe is not None  # or it is refused
     return {
         "model_type": "mixtral",
         **numbers_to_hf(config),
-        "num_local_experts": config.experts.count,
-        "num_experts_per_tok": config.experts.per_token,
+        "num_local_experts": config.moe.num_experts,
+        "num_experts_per_tok": config.moe.num_experts_per_tok,
         "sliding_window": config.window,
         **rope_to_hf(config.rope_global),
         "tie_word_embeddings": config.tied_head,
@@ -127,9 +127,9 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 def _derived(config: DecoderConfig) -> dict[str, object]:
     """It has experts, all of the width of its config's MLP, scored and weighted in one way."""
-    count, per_token = (config.experts.count, config.experts.per_token) if config.experts else (8, 2)
-    experts = Experts(count=count, per_token=per_token, mlp_dim=config.mlp_dim)
-    return {**by_head_dim(config), "pattern": pattern_of(config.window), "experts": experts}
+    count, per_token = (config.moe.num_experts, config.moe.num_experts_per_tok) if config.moe else (8, 2)
+    experts = MoEConfig(num_experts=count, num_experts_per_tok=per_token, mlp_dim=config.mlp_dim)
+    return {**by_head_dim(config), "pattern": pattern_of(config.window), "moe": experts}
 
 
 FAMILY = Family(

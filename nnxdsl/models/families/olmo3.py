@@ -20,11 +20,11 @@ from nnxdsl.models.families.hf_config import (
 # What tells an OLMo 3 from other decoders.
 _CHOICES: dict[str, Any] = {
     **USUAL,
-    "latent": None,
-    "experts": None,
+    "mla": None,
+    "moe": None,
     "norms": "post",
     "query_key_norm": "row",
-    "delta": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -44,8 +44,12 @@ def _olmo3(
         head_dim=head_dim,
         window=window,
         pattern=local_then_global(4),
-        rope_local=Rope(base=500_000.0),
-        rope_global=Rope(base=500_000.0, scale=8.0, ramp=Yarn(length=before, amplitude=1.2079441541679836)),
+        rope_local=Rope(theta=500_000.0),
+        rope_global=Rope(
+            theta=500_000.0,
+            factor=8.0,
+            scaling=Yarn(original_max_position_embeddings=before, attention_factor=1.2079441541679836),
+        ),
         query_scale=head_dim**-0.5,
         max_length=length,
         tied_head=False,
@@ -103,7 +107,7 @@ def _rope(file: ConfigFile) -> tuple[Rope, Rope]:
     if isinstance(given, Mapping) and set(given) <= {"sliding_attention", "full_attention"}:
         return file.ropes((500_000.0, 500_000.0))
     rope = file.one_rope(500_000.0)
-    return Rope(base=rope.base), rope
+    return Rope(theta=rope.theta), rope
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -115,8 +119,8 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "layer_types": layer_types(config),
         **rope_to_hf(config.rope_global),
         "rope_parameters": {  # transformers 5 reads the older fields for the global layers alone
-            "sliding_attention": {"rope_type": "default", "rope_theta": config.rope_global.base},
-            "full_attention": {"rope_type": "default", "rope_theta": config.rope_global.base, **(scaling or {})},
+            "sliding_attention": {"rope_type": "default", "rope_theta": config.rope_global.theta},
+            "full_attention": {"rope_type": "default", "rope_theta": config.rope_global.theta, **(scaling or {})},
         },
         "tie_word_embeddings": config.tied_head,
         **_FIXED,
@@ -132,6 +136,6 @@ FAMILY = Family(
     write=_write,
     derived=lambda config: {
         "query_scale": config.head_dim**-0.5,
-        "rope_local": Rope(base=config.rope_global.base),
+        "rope_local": Rope(theta=config.rope_global.theta),
     },
 )

@@ -23,10 +23,10 @@ from nnxdsl.models.families.hf_config import (
 _CHOICES: dict[str, Any] = {
     **USUAL,
     "rope_local": None,
-    "latent": None,
-    "experts": None,
+    "mla": None,
+    "moe": None,
     "attention_bias": "qkv",
-    "delta": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -46,7 +46,7 @@ def _qwen2(
         head_dim=head_dim,
         window=None,
         pattern=("global",),
-        rope_global=Rope(base=1e6),
+        rope_global=Rope(theta=1e6),
         query_scale=head_dim**-0.5,
         max_length=length,
         tied_head=tied,

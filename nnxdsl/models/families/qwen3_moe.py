@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.config.decoder import DecoderConfig, Experts, Rope
+from nnxdsl.models.config.decoder import DecoderConfig, MoEConfig, Rope
 from nnxdsl.models.families.hf_config import (
     NUMBERS,
     USUAL,
@@ -24,9 +24,9 @@ from nnxdsl.models.families.mistral import pattern_of
 _CHOICES: dict[str, Any] = {
     **USUAL,
     "rope_local": None,
-    "latent": None,
+    "mla": None,
     "query_key_norm": "head",
-    "delta": None,
+    "gated_deltanet": None,
     "attention_soft_cap": None,
     "logit_soft_cap": None,
 }
@@ -46,10 +46,10 @@ def _qwen3_moe(
         head_dim=head_dim,
         window=None,
         pattern=("global",),
-        rope_global=Rope(base=1e6),
+        rope_global=Rope(theta=1e6),
         query_scale=head_dim**-0.5,
         max_length=length,
-        experts=Experts(count=experts, per_token=per_token, mlp_dim=expert),
+        moe=MoEConfig(num_experts=experts, num_experts_per_tok=per_token, mlp_dim=expert),
         tied_head=False,
         **_CHOICES,
     )
@@ -112,10 +112,10 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     fill_heads(file, numbers)
     window = file.window(4096) if file.flag("use_sliding_window", False) else None
     experts = file.experts(
-        count=numbers["num_experts"],
-        per_token=numbers["num_experts_per_tok"],
+        num_experts=numbers["num_experts"],
+        num_experts_per_tok=numbers["num_experts_per_tok"],
         mlp_dim=numbers["moe_intermediate_size"],
-        normalised=file.flag("norm_topk_prob", False),
+        norm_topk_prob=file.flag("norm_topk_prob", False),
     )
     return file.decoder(
         window=window,
@@ -129,14 +129,14 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    assert config.experts is not None  # or it is refused
+    assert config.moe is not None  # or it is refused
     return {
         "model_type": "qwen3_moe",
         **numbers_to_hf(config),
-        "num_experts": config.experts.count,
-        "num_experts_per_tok": config.experts.per_token,
-        "moe_intermediate_size": config.experts.mlp_dim,
-        "norm_topk_prob": config.experts.normalised,
+        "num_experts": config.moe.num_experts,
+        "num_experts_per_tok": config.moe.num_experts_per_tok,
+        "moe_intermediate_size": config.moe.mlp_dim,
+        "norm_topk_prob": config.moe.norm_topk_prob,
         **dense_to_hf(config),
         "use_sliding_window": config.window is not None,
         "sliding_window": config.window,
@@ -148,9 +148,14 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 def _derived(config: DecoderConfig) -> dict[str, object]:
     """It has experts, scored in one way."""
-    given = config.experts or Experts(count=128, per_token=8, mlp_dim=768)
-    experts = Experts(count=given.count, per_token=given.per_token, mlp_dim=given.mlp_dim, normalised=given.normalised)
-    return {**by_head_dim(config), "pattern": pattern_of(config.window), **dense_as_read(config), "experts": experts}
+    given = config.moe or MoEConfig(num_experts=128, num_experts_per_tok=8, mlp_dim=768)
+    experts = MoEConfig(
+        num_experts=given.num_experts,
+        num_experts_per_tok=given.num_experts_per_tok,
+        mlp_dim=given.mlp_dim,
+        norm_topk_prob=given.norm_topk_prob,
+    )
+    return {**by_head_dim(config), "pattern": pattern_of(config.window), **dense_as_read(config), "moe": experts}
 
 
 FAMILY = Family(

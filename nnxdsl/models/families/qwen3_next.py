@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnxdsl.models.config.decoder import DecoderConfig, DeltaConfig, Experts, LayerKind, Rope
+from nnxdsl.models.config.decoder import DecoderConfig, GatedDeltaNetConfig, LayerKind, MoEConfig, Rope
 from nnxdsl.models.families.hf_config import (
     LINEAR_KINDS,
     NUMBERS,
@@ -28,7 +28,7 @@ _CHOICES: dict[str, Any] = {
     **USUAL,
     "window": None,
     "rope_local": None,
-    "latent": None,
+    "mla": None,
     "dense_layers": 0,
     "norm_scale": "zero_centred",
     "query_key_norm": "head",
@@ -39,8 +39,8 @@ _CHOICES: dict[str, Any] = {
 
 
 def _qwen3_next(
-    *, layers: int, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int, delta: DeltaConfig,
-    experts: Experts, vocab: int = 151_936, length: int = 262_144,
+    *, layers: int, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int, delta: GatedDeltaNetConfig,
+    experts: MoEConfig, vocab: int = 151_936, length: int = 262_144,
 ) -> DecoderConfig:  # fmt: skip
     return DecoderConfig(
         vocab_size=vocab,
@@ -51,11 +51,11 @@ def _qwen3_next(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         pattern=_PATTERN,
-        delta=delta,
-        rope_global=Rope(base=1e7, part=_PART),
+        gated_deltanet=delta,
+        rope_global=Rope(theta=1e7, partial_rotary_factor=_PART),
         query_scale=head_dim**-0.5,
         max_length=length,
-        experts=experts,
+        moe=experts,
         tied_head=False,
         **_CHOICES,
     )
@@ -70,8 +70,10 @@ QWEN3_NEXT: dict[str, DecoderConfig] = {
         heads=4,
         kv_heads=2,
         head_dim=32,
-        delta=DeltaConfig(key_heads=2, value_heads=4, key_head_dim=32, value_head_dim=32),
-        experts=Experts(count=8, per_token=2, mlp_dim=64, shared_dim=64, shared_gate=True),
+        delta=GatedDeltaNetConfig(key_heads=2, value_heads=4, key_head_dim=32, value_head_dim=32),
+        experts=MoEConfig(
+            num_experts=8, num_experts_per_tok=2, mlp_dim=64, shared_expert_dim=64, shared_expert_gate=True
+        ),
         vocab=320,
         length=1024,
     ),
@@ -82,8 +84,10 @@ QWEN3_NEXT: dict[str, DecoderConfig] = {
         heads=16,
         kv_heads=2,
         head_dim=256,
-        delta=DeltaConfig(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128),
-        experts=Experts(count=512, per_token=10, mlp_dim=512, shared_dim=512, shared_gate=True),
+        delta=GatedDeltaNetConfig(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128),
+        experts=MoEConfig(
+            num_experts=512, num_experts_per_tok=10, mlp_dim=512, shared_expert_dim=512, shared_expert_gate=True
+        ),
     ),
 }
 
@@ -143,7 +147,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     linear: tuple[LayerKind, ...] = ("linear",) * (every - 1)
     pattern = file.pattern(numbers["num_hidden_layers"], (*linear, "global"), LINEAR_KINDS)
     delta = file.part(
-        DeltaConfig,
+        GatedDeltaNetConfig,
         key_heads=numbers["linear_num_key_heads"],
         value_heads=numbers["linear_num_value_heads"],
         key_head_dim=numbers["linear_key_head_dim"],
@@ -152,16 +156,16 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
     )
     return file.decoder(
         pattern=pattern,
-        delta=delta if "linear" in pattern else None,
+        gated_deltanet=delta if "linear" in pattern else None,
         rope_global=file.one_rope(part=_PART),
         query_scale=numbers["head_dim"] ** -0.5,
-        experts=file.experts(
-            count=numbers["num_experts"],
-            per_token=numbers["num_experts_per_tok"],
+        moe=file.experts(
+            num_experts=numbers["num_experts"],
+            num_experts_per_tok=numbers["num_experts_per_tok"],
             mlp_dim=numbers["moe_intermediate_size"],
-            shared_dim=numbers["shared_expert_intermediate_size"],
-            shared_gate=True,
-            normalised=file.flag("norm_topk_prob", True),
+            shared_expert_dim=numbers["shared_expert_intermediate_size"],
+            shared_expert_gate=True,
+            norm_topk_prob=file.flag("norm_topk_prob", True),
         ),
         tied_head=file.flag("tie_word_embeddings", False),
         **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
@@ -170,7 +174,7 @@ def _read(fields: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    delta, experts = config.delta, config.experts
+    delta, experts = config.gated_deltanet, config.moe
     assert delta is not None  # or it is refused
     assert experts is not None
     return {
@@ -182,12 +186,12 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "linear_value_head_dim": delta.value_head_dim,
         "linear_num_key_heads": delta.key_heads,
         "linear_num_value_heads": delta.value_heads,
-        "num_experts": experts.count,
-        "num_experts_per_tok": experts.per_token,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.num_experts_per_tok,
         "moe_intermediate_size": experts.mlp_dim,
-        "shared_expert_intermediate_size": experts.shared_dim,
-        "norm_topk_prob": experts.normalised,
-        "partial_rotary_factor": config.rope_global.part,
+        "shared_expert_intermediate_size": experts.shared_expert_dim,
+        "norm_topk_prob": experts.norm_topk_prob,
+        "partial_rotary_factor": config.rope_global.partial_rotary_factor,
         **rope_to_hf(config.rope_global),
         "tie_word_embeddings": config.tied_head,
         **_FIXED,
@@ -196,16 +200,20 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 def _derived(config: DecoderConfig) -> dict[str, object]:
     """It has linear layers, and experts beside a shared one that is gated."""
-    given = config.experts or Experts(count=512, per_token=10, mlp_dim=512)
-    experts = Experts(
-        count=given.count,
-        per_token=given.per_token,
+    given = config.moe or MoEConfig(num_experts=512, num_experts_per_tok=10, mlp_dim=512)
+    experts = MoEConfig(
+        num_experts=given.num_experts,
+        num_experts_per_tok=given.num_experts_per_tok,
         mlp_dim=given.mlp_dim,
-        shared_dim=given.shared_dim or given.mlp_dim,
-        shared_gate=True,
-        normalised=given.normalised,
+        shared_expert_dim=given.shared_expert_dim or given.mlp_dim,
+        shared_expert_gate=True,
+        norm_topk_prob=given.norm_topk_prob,
     )
-    return {**by_head_dim(config), "delta": config.delta or QWEN3_NEXT["80b-a3b"].delta, "experts": experts}
+    return {
+        **by_head_dim(config),
+        "gated_deltanet": config.gated_deltanet or QWEN3_NEXT["80b-a3b"].gated_deltanet,
+        "moe": experts,
+    }
 
 
 FAMILY = Family(

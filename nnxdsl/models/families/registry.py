@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnxdsl.errors import WeightsError
-from nnxdsl.models.config.decoder import DecoderConfig, Experts, LatentConfig, Rope, RopeRamp, Yarn, local_then_global
+from nnxdsl.models.config.decoder import (
+    DecoderConfig,
+    Llama3RopeScaling,
+    MLAConfig,
+    MoEConfig,
+    Rope,
+    Yarn,
+    local_then_global,
+)
 from nnxdsl.models.families import (
     deepseek_v3,
     gemma,
@@ -52,10 +60,10 @@ __all__ = [
     "QWEN3_MOE",
     "QWEN3_NEXT",
     "DecoderConfig",
-    "Experts",
-    "LatentConfig",
+    "Llama3RopeScaling",
+    "MLAConfig",
+    "MoEConfig",
     "Rope",
-    "RopeRamp",
     "Yarn",
     "from_hf",
     "local_then_global",

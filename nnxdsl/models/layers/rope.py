@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.config.decoder import Rope, RopeRamp, Yarn
+from nnxdsl.models.config.decoder import Llama3RopeScaling, Rope, Yarn
 
 
 def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Array, jax.Array]:
@@ -22,17 +22,19 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     Returns:
         (sin, cos), each `[B, T, turned // 2]` float32.
     """
-    head_dim = int(head_dim * rope.part)
+    head_dim = int(head_dim * rope.partial_rotary_factor)
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequency = np.float32(1.0) / np.float32(rope.base) ** exponent  # radians per position
-    scaled, amplitude = frequency / np.float32(rope.scale), 1.0
-    if isinstance(rope.ramp, RopeRamp):
-        ramp = rope.ramp
-        turns = frequency * np.float32(ramp.length / (2 * np.pi))
-        kept = np.clip((turns - np.float32(ramp.slow)) / np.float32(ramp.fast - ramp.slow), 0, 1)
+    frequency = np.float32(1.0) / np.float32(rope.theta) ** exponent  # radians per position
+    scaled, amplitude = frequency / np.float32(rope.factor), 1.0
+    if isinstance(rope.scaling, Llama3RopeScaling):
+        ramp = rope.scaling
+        turns = frequency * np.float32(ramp.original_max_position_embeddings / (2 * np.pi))
+        kept = np.clip(
+            (turns - np.float32(ramp.low_freq_factor)) / np.float32(ramp.high_freq_factor - ramp.low_freq_factor), 0, 1
+        )
         scaled = (1 - kept) * scaled + kept * frequency
-    elif rope.ramp is not None:
-        kept, amplitude = _kept_by_yarn(rope.ramp, head_dim, rope.base), rope.ramp.amplitude
+    elif rope.scaling is not None:
+        kept, amplitude = _yarn_unscaled_share(rope.scaling, head_dim, rope.theta), rope.scaling.attention_factor
         scaled = (1 - kept) * scaled + kept * frequency
     angle = position[..., None].astype(jnp.float32) * scaled  # [B, T, H/2]
     if amplitude == 1.0:
@@ -40,15 +42,15 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     return jnp.sin(angle) * np.float32(amplitude), jnp.cos(angle) * np.float32(amplitude)
 
 
-def _kept_by_yarn(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
+def _yarn_unscaled_share(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
     """Which part of each frequency stays as it is, `[head_dim // 2]`."""
 
     def number(turns: float) -> float:
         """Of the frequency that makes so many turns over the length, as a real number."""
-        return head_dim * math.log(yarn.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+        return head_dim * math.log(yarn.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first, last = number(yarn.fast), number(yarn.slow)
-    if yarn.whole:
+    first, last = number(yarn.beta_fast), number(yarn.beta_slow)
+    if yarn.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(max(last - first, 1e-3))
@@ -68,23 +70,23 @@ def apply_rotary(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     turned = 2 * rope[0].shape[-1]
     if turned < x.shape[-1]:
         return jnp.concatenate([apply_rotary(x[..., :turned], rope), x[..., turned:]], axis=-1)
-    return _turned(x, *rope)
+    return _rotate(x, *rope)
 
 
 @jax.custom_vjp
-def _turned(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
+def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
     sin, cos = (table[:, :, None, :] for table in (sin, cos))  # [B, T, 1, H/2]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def _turned_forward(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _turned(x, sin, cos), (sin, cos)
+def _rotate_forward(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _rotate(x, sin, cos), (sin, cos)
 
 
-def _turned_backward(kept: tuple[jax.Array, jax.Array], toward: jax.Array) -> tuple[jax.Array, None, None]:
+def _rotate_backward(kept: tuple[jax.Array, jax.Array], toward: jax.Array) -> tuple[jax.Array, None, None]:
     sin, cos = kept  # nothing is learnt of positions, and what is turned is turned back
-    return _turned(toward, -sin, cos), None, None
+    return _rotate(toward, -sin, cos), None, None
 
 
-_turned.defvjp(_turned_forward, _turned_backward)
+_rotate.defvjp(_rotate_forward, _rotate_backward)

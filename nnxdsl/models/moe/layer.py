@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.moe import ExpertActivation, Experts
+from nnxdsl.models.config.moe import ExpertActivation, MoEConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.logical_axes import constrain, shard_map_call
 from nnxdsl.models.moe.grouped_matmul import SLOTS, grouped_dot
@@ -113,10 +113,10 @@ class ExpertMLP(nnx.Module):
         param_dtype: dtype of the weights.
     """
 
-    def __init__(self, embed_dim: int, experts: Experts, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+    def __init__(self, embed_dim: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         def linear(in_features: int, out_features: int, axes: tuple[str, str]) -> ExpertLinear:
             given = {"axes": axes, "bias": experts.expert_bias, "rngs": rngs, "param_dtype": param_dtype}
-            return ExpertLinear(experts.count, in_features, out_features, **given)
+            return ExpertLinear(experts.num_experts, in_features, out_features, **given)
 
         self.activation: ExpertActivation = experts.activation
         self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype)
@@ -125,9 +125,13 @@ class ExpertMLP(nnx.Module):
         self.down = linear(experts.mlp_dim, embed_dim, ("mlp", "embed"))
         self.shared = (
             None
-            if experts.shared_dim is None
+            if experts.shared_expert_dim is None
             else SharedExpert(
-                embed_dim, experts.shared_dim, gated=experts.shared_gate, rngs=rngs, param_dtype=param_dtype
+                embed_dim,
+                experts.shared_expert_dim,
+                gated=experts.shared_expert_gate,
+                rngs=rngs,
+                param_dtype=param_dtype,
             )
         )
 
@@ -142,7 +146,7 @@ class ExpertMLP(nnx.Module):
             (`[B, T, D]` in the dtype of `x`, the router's sums over real tokens).
         """
         routed = self.router(x)
-        slots = sort_by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.count))
+        slots = sort_by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.num_experts))
         tokens = dispatch(x, slots)  # [B, T, k, D]
         hidden = gated(self.activation, self.gate(tokens, slots.expert), self.up(tokens, slots.expert))
         result = combine(self.down(hidden, slots.expert), routed.weight * real[..., None], slots)
@@ -203,7 +207,7 @@ def dispatch(x: jax.Array, slots: Slots) -> jax.Array:
     """Tokens `[B, T, D]` at the places of their slots, `[B, T, k, D]`."""
 
     def take(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
-        return _each_token(x.reshape(-1, x.shape[-1]), order, place).reshape(*order.shape, -1)
+        return gather_tokens(x.reshape(-1, x.shape[-1]), order, place).reshape(*order.shape, -1)
 
     return shard_map_call(take, (x, slots.order, slots.place), (SLOTS, SLOTS, SLOTS), (*SLOTS, None))
 
@@ -221,7 +225,7 @@ def combine(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:
     """
 
     def add(parts: jax.Array, weight: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
-        flat = _each_slot(parts.reshape(-1, parts.shape[-1]), place, order).reshape(parts.shape)
+        flat = gather_slots(parts.reshape(-1, parts.shape[-1]), place, order).reshape(parts.shape)
         return jnp.sum(flat * weight[..., None], axis=-2).astype(parts.dtype)
 
     mixed = (*SLOTS[:2], "activation_mlp")
@@ -233,35 +237,35 @@ def combine(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:
 
 
 @jax.custom_vjp
-def _each_token(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
+def gather_tokens(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
     """Rows `[N, D]` of tokens to rows `[N * k, D]` at the places of their slots."""
     return x[order.reshape(-1) // order.shape[-1]]
 
 
-def _each_token_forward(x: jax.Array, order: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _each_token(x, order, place), place
+def _gather_tokens_forward(x: jax.Array, order: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gather_tokens(x, order, place), place
 
 
-def _each_token_backward(place: jax.Array, change: jax.Array) -> tuple[jax.Array, None, None]:
+def _gather_tokens_backward(place: jax.Array, change: jax.Array) -> tuple[jax.Array, None, None]:
     of_slots = change[place.reshape(-1)].reshape(-1, place.shape[-1], change.shape[-1])  # [N, k, D]
     return jnp.sum(of_slots, axis=1, dtype=jnp.float32).astype(change.dtype), None, None
 
 
-_each_token.defvjp(_each_token_forward, _each_token_backward)
+gather_tokens.defvjp(_gather_tokens_forward, _gather_tokens_backward)
 
 
 @jax.custom_vjp
-def _each_slot(rows: jax.Array, place: jax.Array, order: jax.Array) -> jax.Array:
+def gather_slots(rows: jax.Array, place: jax.Array, order: jax.Array) -> jax.Array:
     """Rows `[N * k, D]` at their places to rows in the order of tokens."""
     return rows[place.reshape(-1)]
 
 
-def _each_slot_forward(rows: jax.Array, place: jax.Array, order: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _each_slot(rows, place, order), order
+def _gather_slots_forward(rows: jax.Array, place: jax.Array, order: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gather_slots(rows, place, order), order
 
 
-def _each_slot_backward(order: jax.Array, change: jax.Array) -> tuple[jax.Array, None, None]:
+def _gather_slots_backward(order: jax.Array, change: jax.Array) -> tuple[jax.Array, None, None]:
     return change[order.reshape(-1)], None, None
 
 
-_each_slot.defvjp(_each_slot_forward, _each_slot_backward)
+gather_slots.defvjp(_gather_slots_forward, _gather_slots_backward)

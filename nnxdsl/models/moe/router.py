@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.moe import Experts
+from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.logical_axes import constrain
 
 
-class Routed(NamedTuple):
+class Routing(NamedTuple):
     """What a router says of tokens.
 
     Attributes:
@@ -54,16 +54,18 @@ class Router(nnx.Module):
         param_dtype: dtype of weight and bias; the correction is float32 always.
     """
 
-    def __init__(self, features: int, experts: Experts, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+    def __init__(self, features: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         self.experts = experts
-        count = experts.count
+        count = experts.num_experts
         values = jax.random.normal(rngs.params(), (count, features), jnp.float32) * features**-0.5
         # Every device scores all experts for its tokens, so experts are not cut here.
         self.weight = nnx.Param(values.astype(param_dtype), axes=(None, "embed"))  # [E, D]
         self.bias = nnx.Param(jnp.zeros((count,), param_dtype), axes=(None,)) if experts.router_bias else None
-        self.correction = nnx.Param(jnp.zeros((count,), jnp.float32), axes=(None,)) if experts.correction else None
+        self.correction = (
+            nnx.Param(jnp.zeros((count,), jnp.float32), axes=(None,)) if experts.e_score_correction_bias else None
+        )
 
-    def __call__(self, x: jax.Array) -> Routed:
+    def __call__(self, x: jax.Array) -> Routing:
         """Tokens `[B, T, D]` to their experts."""
         weight = self.weight[...].astype(jnp.float32)
         # TPUs and GPUs would round float32 products by themselves, and near ties would go elsewhere.
@@ -75,7 +77,7 @@ class Router(nnx.Module):
         return route(constrain(logits, "batch", "length", None), self.experts, correction)
 
 
-def route(logits: jax.Array, experts: Experts, correction: jax.Array | None = None) -> Routed:
+def route(logits: jax.Array, experts: MoEConfig, correction: jax.Array | None = None) -> Routing:
     """Experts and weights from a router's logits.
 
     Args:
@@ -87,34 +89,34 @@ def route(logits: jax.Array, experts: Experts, correction: jax.Array | None = No
         The routing. The probabilities of "sigmoid" scores are those divided by their sum (arXiv:2412.19437, eq. 19).
     """
     if experts.scoring == "softmax_of_chosen":
-        chosen, expert = jax.lax.top_k(logits, experts.per_token)  # [B, T, k]
-        return Routed(expert, jax.nn.softmax(chosen) * experts.scale, jax.nn.softmax(logits))
+        chosen, expert = jax.lax.top_k(logits, experts.num_experts_per_tok)  # [B, T, k]
+        return Routing(expert, jax.nn.softmax(chosen) * experts.routed_scaling_factor, jax.nn.softmax(logits))
     if experts.scoring == "softmax":
         scores = probability = jax.nn.softmax(logits)
-        weight, expert = jax.lax.top_k(scores, experts.per_token)
+        weight, expert = jax.lax.top_k(scores, experts.num_experts_per_tok)
     else:
         scores = jax.nn.sigmoid(logits)
         probability = scores / jnp.sum(scores, axis=-1, keepdims=True)
         wanted = jax.lax.stop_gradient(scores if correction is None else scores + correction)
-        expert = jax.lax.top_k(_in_best_groups(wanted, experts), experts.per_token)[1]
+        expert = jax.lax.top_k(_in_best_groups(wanted, experts), experts.num_experts_per_tok)[1]
         weight = jnp.take_along_axis(scores, expert, axis=-1)
-    if experts.normalised:
+    if experts.norm_topk_prob:
         weight = weight / (jnp.sum(weight, axis=-1, keepdims=True) + 1e-20)
-    return Routed(expert, weight * experts.scale, probability)
+    return Routing(expert, weight * experts.routed_scaling_factor, probability)
 
 
-def _in_best_groups(scores: jax.Array, experts: Experts) -> jax.Array:
+def _in_best_groups(scores: jax.Array, experts: MoEConfig) -> jax.Array:
     """Scores `[B, T, E]`, minus infinity where an expert's group is not among the best."""
-    if experts.groups == experts.groups_per_token:
+    if experts.n_group == experts.topk_group:
         return scores
-    groups = scores.reshape(*scores.shape[:-1], experts.groups, experts.in_group)
+    groups = scores.reshape(*scores.shape[:-1], experts.n_group, experts.experts_per_group)
     best_two = jnp.sum(jax.lax.top_k(groups, 2)[0], axis=-1)  # [B, T, groups]
-    chosen = jax.lax.top_k(best_two, experts.groups_per_token)[1]
-    inside = jnp.any(chosen[..., None] == jnp.arange(experts.groups), axis=-2)  # [B, T, groups]
+    chosen = jax.lax.top_k(best_two, experts.topk_group)[1]
+    inside = jnp.any(chosen[..., None] == jnp.arange(experts.n_group), axis=-2)  # [B, T, groups]
     return jnp.where(inside[..., None], groups, -jnp.inf).reshape(scores.shape)
 
 
-def router_stats(routed: Routed, real: jax.Array) -> RouterStats:
+def router_stats(routed: Routing, real: jax.Array) -> RouterStats:
     """The sums of one layer.
 
     Args:
