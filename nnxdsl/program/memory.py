@@ -253,11 +253,11 @@ def share_of(blueprint: Blueprint) -> Share:
         delta = attrs.evolve(delta, key_heads=delta.key_heads // part, value_heads=delta.value_heads // part)
     own = attrs.evolve(
         config,
-        delta=delta,
+        gated_deltanet=delta,
         num_heads=heads,
         num_kv_heads=math.gcd(heads, cut("activation_kv_heads", config.num_kv_heads)),
         mlp_dim=cut("activation_mlp", config.mlp_dim),
-        experts=experts,
+        moe=experts,
         vocab_size=cut("activation_vocab", config.vocab_size),
     )
     longest = lengths(asked.data).trunk
