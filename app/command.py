@@ -1,22 +1,19 @@
-"""`nnxdsl app`: its words, and a server that ends without touching any run. Loads gradio last, as it takes seconds."""
+"""`nnxdsl app`: its arguments, and a server whose end touches no run. Imports gradio last, since it is slow."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nnxdsl.cli.dispatch import add_allow
-from nnxdsl.cli.exit_codes import REFUSED
-from nnxdsl.config.core.imports import allow_imports
-from nnxdsl.errors import NnxdslError, RunError
+from nnxdsl.cli.arguments import add_allow, add_home
+from nnxdsl.errors import RunError
 
 from .settings import LOOPBACK, Limits, Settings
 
@@ -26,24 +23,14 @@ SHORTEST_TOKEN = 16
 PROXY_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(args: Namespace) -> int:
     """Serves the app until it is interrupted; returns the process's exit code."""
-    try:
-        settings = settings_of(argv)
-        return serve(settings)
-    except NnxdslError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return REFUSED
+    return serve(settings_of(args))
 
 
-def settings_of(argv: Sequence[str] | None) -> Settings:
-    """What the words of a command line mean.
-
-    Raises:
-        RunError: they would open the app to others without a password.
-    """
-    parser = argparse.ArgumentParser(prog="nnxdsl app", description="A web app over a directory of runs.")
-    parser.add_argument("--home", type=Path, default=Path("runs"), help="directory of all runs (default: runs)")
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declares the arguments of `nnxdsl app`."""
+    add_home(parser)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; others than 127.0.0.1 need a password"
     )
@@ -58,27 +45,33 @@ def settings_of(argv: Sequence[str] | None) -> Settings:
     )
     parser.add_argument("--slots", type=int, default=1, help="runs that the queue keeps going at once (default: 1)")
     add_allow(parser)
-    given = parser.parse_args(argv)
-    allow_imports(*given.allow or ())
-    password = _password(given.password_file)
-    if given.host not in LOOPBACK and password is None:
+
+
+def settings_of(args: Namespace) -> Settings:
+    """The app's settings from its arguments and environment variables.
+
+    Raises:
+        RunError: they would open the app to others without a password.
+    """
+    password = _password(args.password_file)
+    if args.host not in LOOPBACK and password is None:
         raise RunError(
-            f"--host {given.host} would open the app to others: set {PASSWORD_VARIABLE} or give --password-file, and "
+            f"--host {args.host} would open the app to others: set {PASSWORD_VARIABLE} or give --password-file, and "
             "put TLS before it; or keep 127.0.0.1 and use `ssh -L`"
         )
-    if given.slots < 1:
-        raise RunError(f"--slots: expected a value > 0, got {given.slots}")
+    if args.slots < 1:
+        raise RunError(f"--slots: expected a value > 0, got {args.slots}")
     return Settings(
-        home=given.home.absolute(),
+        home=args.home.absolute(),
         project=Path.cwd(),
-        host=given.host,
-        port=given.port,
-        read_only=given.read_only,
+        host=args.host,
+        port=args.port,
+        read_only=args.read_only,
         token=_token(),
         password=password,
-        proxy=None if given.proxy is None else _proxy(given.proxy),
-        allowed_hosts=tuple(given.allow_host),
-        limits=Limits(slots=given.slots),
+        proxy=None if args.proxy is None else _proxy(args.proxy),
+        allowed_hosts=tuple(args.allow_host),
+        limits=Limits(slots=args.slots),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nnxdsl import Experiment, evolve, flatten
-from nnxdsl.cli.dispatch import load
+from nnxdsl.cli.load import load
 from nnxdsl.config.core.codegen import render
 from nnxdsl.program.blueprint import build_blueprint
 

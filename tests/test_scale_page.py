@@ -57,8 +57,8 @@ def test_all_launchers_are_in_its_table() -> None:
         (["sweep", "sweep.py", "--parallel", "0"], "parallel: expected a value > 0, got 0"),
         (["sweep", "sweep.py", "--launcher", "Launcher.SkyPilot()", "--parallel", "2"], "--parallel: has no effect on"),
         (["launch", "sweep.py", "--write", "job.yaml"], "RunError: --write has no effect on Launcher.Local"),
-        (["launch", "sweep.py", "--paralel", "2"], "UsageError: unrecognized arguments: --paralel 2"),
-        (["launch"], "UsageError: the following arguments are required: file"),
+        (["sweep", "sweep.py", "--paralel", "2"], "--paralel: there is no such flag; did you mean '--parallel'?"),
+        (["launch"], "UsageError: the following arguments are required: FILE-or-RUN; see nnxdsl launch --help"),
     ],
 )
 def test_what_is_refused(

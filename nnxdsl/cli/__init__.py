@@ -1,5 +1,6 @@
-"""The command line: arguments to experiments to one of a few verbs. Loads jax only for the verbs that compute."""
+"""The command line: one module a verb in `verbs/`. Loads jax only for the verbs that compute."""
 
-from nnxdsl.cli.dispatch import load, load_module, main, main_of, override, run_directory
+from nnxdsl.cli.dispatch import main, main_of
+from nnxdsl.cli.load import load, load_module, override, run_directory
 
 __all__ = ["load", "load_module", "main", "main_of", "override", "run_directory"]

@@ -1,4 +1,4 @@
-"""What the command `run` does and prints; the words themselves are parsed in `nnxdsl/cli/dispatch.py`."""
+"""What `run` and `resume` do and print, in one process or several."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def run_command(
     quiet: bool,
     restart: bool,
     as_json: bool,
-    asked: DistributedArgs | None = None,
+    distributed_args: DistributedArgs,
 ) -> int:
     """Run an experiment, show how it ended, and return the process's exit code.
 
     0: finished, or stopped on request through the run directory. 1: training failed. 130 and 143: stopped by SIGINT and
     SIGTERM, all saved. Of several processes, all return the same code, and the first one alone prints how it ended.
     """
-    if not distributed.join(asked or DistributedArgs()):
+    if not distributed.join(distributed_args):
         return _run(experiment, home, quiet=quiet, restart=restart, as_json=as_json)
     with distributed.on_peer_failure(lambda why: sys.stderr.write(f"ProcessError: {why}\n")):
         try:

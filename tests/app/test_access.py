@@ -14,11 +14,10 @@ import pytest
 
 from app import access as access_module
 from app.access import COOKIE_SECONDS, MOST_GUESSES, Access, BusyError, session_key
-from app.command import settings_of
 from app.security import Guard, Needed
 from app.settings import Settings
 from nnxdsl import RunError
-from tests.app.test_security import HOST, PATHS, TOKEN, ask, guard, inner, status
+from tests.app.test_security import HOST, PATHS, TOKEN, ask, guard, inner, settings_from, status
 
 HTML: dict[str, Any] = {"accept": "text/html,*/*"}
 EVERY_PATH = (
@@ -218,9 +217,9 @@ def test_the_key_of_cookies_is_kept_and_trusted_only_where_nobody_else_had_it(tm
 def test_short_tokens_and_odd_proxies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNXDSL_APP_TOKEN", "short")
     with pytest.raises(RunError, match="expected 16 or more"):
-        settings_of([])
+        settings_from()
     monkeypatch.setenv("NNXDSL_APP_TOKEN", TOKEN)
-    settings = settings_of(["--proxy", "https://Lab.example:8443/nnxdsl/"])
+    settings = settings_from("--proxy", "https://Lab.example:8443/nnxdsl/")
     assert (settings.proxy, settings.root) == ("https://lab.example:8443/nnxdsl", "/nnxdsl")
     assert "lab.example" in settings.hosts
     assert TOKEN not in repr(settings)
@@ -234,7 +233,7 @@ def test_short_tokens_and_odd_proxies_are_refused(monkeypatch: pytest.MonkeyPatc
         "//x",
     ):
         with pytest.raises(RunError, match="--proxy"):
-            settings_of(["--proxy", wrong])
+            settings_from("--proxy", wrong)
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:

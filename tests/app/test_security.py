@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.command import settings_of
+from app.command import add_arguments, settings_of
 from app.downloads import Downloads
 from app.pages import PAGES
 from app.security import HEADERS, Guard, Needed, PageRoutes
@@ -22,6 +23,12 @@ from tests.app.many import experiment, write_run
 HOST = "127.0.0.1:7860"
 TOKEN = "a-token-of-these-tests"
 PATHS = frozenset(page.path for page in PAGES)
+
+
+def settings_from(*words: str) -> Settings:
+    parser = ArgumentParser()
+    add_arguments(parser)
+    return settings_of(parser.parse_args(words))
 
 
 def ask(app: Any, method: str = "GET", path: str = "/", body: bytes = b"", query: str = "", **headers: str) -> Any:
@@ -128,9 +135,9 @@ def test_a_password_is_asked_for_on_every_path_and_wrong_ones_are_slow() -> None
 def test_other_hosts_need_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NNXDSL_APP_PASSWORD", raising=False)
     with pytest.raises(RunError, match="would open the app to others"):
-        settings_of(["--host", "0.0.0.0"])
+        settings_from("--host", "0.0.0.0")
     monkeypatch.setenv("NNXDSL_APP_PASSWORD", "secret")
-    settings = settings_of(["--host", "0.0.0.0", "--allow-host", "lab"])
+    settings = settings_from("--host", "0.0.0.0", "--allow-host", "lab")
     assert settings.password == "secret"
     assert "secret" not in repr(settings)
     assert settings.hosts == ("127.0.0.1", "localhost", "::1", "lab")

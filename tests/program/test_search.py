@@ -12,7 +12,7 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Mesh, Optimizer, Schedule, cli, evolve
-from nnxdsl.cli.plan import _words
+from nnxdsl.cli.plan import _overrides
 from nnxdsl.errors import PlanError, SpecError
 from nnxdsl.planning.plan import plan
 from nnxdsl.planning.search import ALIKE, search
@@ -101,10 +101,10 @@ def test_its_words_make_the_placement_from_wherever_one_is(base: Experiment) -> 
     for start in (base, elsewhere):
         found, _ = search(start, H200, 2)
         for one in found:
-            words = _words(one, start).split()
+            words = _overrides(one, start).split()
             assert cli.override(start, words) == evolve(start, one.changes)
     best = found[0]
-    planned = plan(cli.override(elsewhere, _words(best, elsewhere).split()), "gpu", H200)
+    planned = plan(cli.override(elsewhere, _overrides(best, elsewhere).split()), "gpu", H200)
     assert planned["verdict"]["fits"]
     assert planned["bytes_per_device"] == pytest.approx(best.bytes, rel=0.005)
     assert planned["step_seconds"] == attrs.asdict(best.cost)

@@ -208,8 +208,8 @@ def test_words(finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     run, out = str(finished.run("sft")), str(tmp_path / "out")
-    assert refused(run) == "UsageError: export needs a directory to write"
-    assert refused(run, out, "more") == "UsageError: more: export takes two words, no more"
+    assert refused(run) == "UsageError: the following arguments are required: DIR; see nnxdsl export --help"
+    assert refused(run, out, "more") == "UsageError: more: unexpected argument; see nnxdsl export --help"
     assert refused(run, out, "--rtol", "1") == "UsageError: --rtol has no effect on export"
     assert refused(run, out, "--dtype", "int8") == (
         "RunError: dtype: expected one of float32, bfloat16, float16, got 'int8'"

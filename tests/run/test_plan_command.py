@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from nnxdsl import cli, compile, evolve
-from nnxdsl.cli.dispatch import load
 from nnxdsl.cli.exit_codes import REFUSED
+from nnxdsl.cli.load import load
 from nnxdsl.planning.plan import plan
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
@@ -240,18 +240,33 @@ def test_what_does_not_fit_is_refused(nnxdsl: Terminal) -> None:
     [
         ("plan dpo.py --device h20o", "PlanError: 1 problem\n  device: there is no 'h20o'; did you mean 'h200'?"),
         ("show dpo.py --device h200", "UsageError: --device has no effect on show"),
-        ("run dpo.py --compile --count 8", "UsageError: --count has no effect on run; --compile has no effect on run"),
+        ("run dpo.py --compile --count 8", "UsageError: --compile has no effect on run; --count has no effect on run"),
         ("plan dpo.py --layout", "UsageError: --layout has no effect on plan"),
-        ("plan dpo.py --why norm --draw norm", "UsageError: --why and --draw exclude each other"),
-        ("plan dpo.py --dump --json", "UsageError: --json and --dump exclude each other"),
+        (
+            "plan dpo.py --why norm --draw norm",
+            "UsageError: argument --draw: not allowed with argument --why; see nnxdsl plan --help",
+        ),
+        ("plan dpo.py --dump --json", "UsageError: --json excludes --why, --draw and --dump"),
         ("plan dpo.py --limit 5", "UsageError: --limit has no effect without --compile"),
-        ("plan dpo.py --compile --why norm", "UsageError: --compile has no effect on what --why prints"),
-        ("plan dpo.py --search --compile --dump", "UsageError: --search and --compile and --dump exclude each other"),
-        ("plan dpo.py --count 0", "UsageError: --count: expected a value > 0, got 0"),
-        ("plan dpo.py --compile --limit -1", "UsageError: --limit: expected a value > 0, got -1"),
+        (
+            "plan dpo.py --compile --why norm",
+            "UsageError: argument --why: not allowed with argument --compile; see nnxdsl plan --help",
+        ),
+        (
+            "plan dpo.py --search --compile --dump",
+            "UsageError: argument --compile: not allowed with argument --search; see nnxdsl plan --help",
+        ),
+        (
+            "plan dpo.py --count 0",
+            "UsageError: argument --count: expected a value > 0, got 0; see nnxdsl plan --help",
+        ),
+        (
+            "plan dpo.py --compile --limit -1",
+            "UsageError: argument --limit: expected a value > 0, got -1; see nnxdsl plan --help",
+        ),
         (
             "plan dpo.py --count two",
-            "UsageError: argument --count: invalid int value: 'two'; see nnxdsl --help",
+            "UsageError: argument --count: invalid int value: 'two'; see nnxdsl plan --help",
         ),
         (
             "plan dpo.py --search",

@@ -112,7 +112,9 @@ def test_one_file_imports_what_data_names() -> None:
         "nnxdsl/config/core/imports.py: module",
         "nnxdsl/config/core/fields.py: annotation",  # of a class that is being declared
         "nnxdsl/__init__.py: _NEEDS_JAX[name]",
-        "nnxdsl/cli/dispatch.py: f'{name}.command'",  # nnxdsl._app
+        "nnxdsl/cli/dispatch.py: f'{verbs.__name__}.{name}'",  # a module of the package
+        "nnxdsl/cli/dispatch.py: f'{verbs.__name__}.{verb}'",
+        "nnxdsl/cli/verbs/app.py: f'{name}.command'",  # nnxdsl._app
         "nnxdsl/runtime/compile_cache.py: module",
         "nnxdsl/launch/engines.py: library",
         "nnxdsl/launch/engines.py: f'nnxdsl.launch.{extra}_engine'",

@@ -1,0 +1,149 @@
+"""From a file, a run or an id, and `path=value` arguments, to an experiment. Loads no jax."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from nnxdsl.config.core.codegen import parse_value
+from nnxdsl.config.core.imports import allow_imports, allow_names_in, names_in
+from nnxdsl.config.core.serialization import evolve, from_json
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import NnxdslError, Problem, RunError, SpecError, nearest
+from nnxdsl.runs.run_dir import list_runs
+
+
+def override(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    """The experiment with `path=value` arguments applied.
+
+    Raises:
+        SpecError: with every problem of all arguments.
+    """
+    changes: dict[str, object] = {}
+    problems: list[Problem] = []
+    for word in overrides:
+        path, equals, text = word.partition("=")
+        if not equals or not path:
+            problems.append(Problem(word, "expected path=value, without blanks around '='"))
+        elif path in changes:
+            problems.append(Problem(path, "is set twice"))
+        else:
+            try:
+                changes[path] = parse_value(text)
+            except SpecError as error:
+                changes[path] = None
+                problems += [problem.under(path) for problem in error.problems]
+    if problems:
+        raise SpecError(problems, f"Experiment '{experiment.name}'")
+    if not changes:
+        return experiment
+    changed = evolve(experiment, changes)
+    before = {name for _, name in names_in(experiment)}
+    allow_imports(*(name for _, name in names_in(changed) if name not in before))  # typed by whoever runs it
+    return changed
+
+
+def load(target: str, home: Path) -> Experiment:
+    """The experiment of a Python file, a JSON file, a run directory or a run's id.
+
+    Raises:
+        RunError: there is no such file or run, or the file has no `experiment`.
+        SpecError: its content is no experiment.
+    """
+    path = Path(target)
+    if path.suffix == ".py" and path.is_file():
+        return _load_python(path)
+    if path.is_file():
+        return load_json(path)
+    return load_json(run_directory(target, home) / "experiment.json")
+
+
+def run_directory(target: str, home: Path) -> Path:
+    """The run directory that a path or an id means.
+
+    Raises:
+        RunError: there is none; names the directories that were searched, and a similar id.
+    """
+    for candidate in (Path(target), home / target):
+        if (candidate / "experiment.json").is_file():
+            return candidate
+    if Path(target).is_file():
+        raise RunError(f"{target}: is a file; name a run, or run the file again to go on with its run")
+    if Path(target).is_dir():
+        raise RunError(f"{target}: is a directory, but no run: it has no experiment.json")
+    hint = nearest(target, [run.id for run in list_runs(home)])
+    raise RunError(f"{target}: no such file or run (relative to {Path.cwd()}; runs are looked for in {home}){hint}")
+
+
+def load_json(path: Path) -> Experiment:
+    """The experiment of a JSON file.
+
+    Raises:
+        RunError: the file cannot be read.
+        SpecError: it is no experiment.
+    """
+    try:
+        return from_json(path.read_text(encoding="utf-8"), Experiment)
+    except SpecError as error:
+        raise SpecError(error.problems, str(path)) from error
+    except (OSError, UnicodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+
+
+def _load_python(path: Path) -> Experiment:
+    return experiment_in(load_module(path), path)
+
+
+def experiment_in(module: ModuleType, path: Path) -> Experiment:
+    """The `experiment` of a module that `load_module` has loaded from a path.
+
+    Raises:
+        RunError: it has none.
+    """
+    experiment = vars(module).get("experiment")
+    if not isinstance(experiment, Experiment):
+        raise RunError(f"{path}: has no Experiment named 'experiment'")
+    allow_names_in(experiment)
+    return experiment
+
+
+def load_module(path: Path) -> ModuleType:
+    """A user's Python file as a module.
+
+    Raises:
+        RunError: it cannot be executed; names the line.
+        NnxdslError: an object that it builds is invalid.
+    """
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))  # so that recipes can import their neighbours, as when run directly
+    try:
+        spec.loader.exec_module(module)
+    except NnxdslError:
+        raise
+    except SystemExit as error:
+        message = 'ends the process when it is read; put experiment.main() under `if __name__ == "__main__":`'
+        raise RunError(f"{path}: {message}") from error
+    except Exception as error:
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise RunError(f"{_line_of(error, path)}: {type(error).__name__}: {what}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _line_of(error: Exception, path: Path) -> str:
+    """`file:line` of an error in a user's file, or in one that it imports and that does not parse."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((str(error.filename), error.lineno))
+        file, line = places[-1]
+        return f"{path if Path(file) == path.resolve() else file}:{line}"
+    lines = [line for file, line in places if Path(file) == path.resolve()]
+    return f"{path}:{lines[-1]}" if lines else str(path)

@@ -1,0 +1,169 @@
+"""Run every point of a file's `sweep = Sweep(...)`, or its `sweep = Search(...)`.
+
+Runs that have finished are not run again, those that are running are waited for, those that failed are reported.
+Killed and started again, it resumes. Results are written to HOME/sweeps: results.json, results.svg.
+
+exit codes: 0 all finished, or stopped on request; 1 some failed; 2 refused;
+  130 Ctrl-C, and running runs continue
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+from rich.console import Console
+
+from nnxdsl.cli.arguments import refuse_both
+from nnxdsl.cli.exit_codes import FAILED, INTERRUPTED
+from nnxdsl.cli.launch_arguments import add_launching, environment_of, launcher_of
+from nnxdsl.cli.load import load_module, override
+from nnxdsl.config.core.base import declared
+from nnxdsl.config.core.imports import allow_names_in
+from nnxdsl.config.core.serialization import evolve
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.launcher import Launcher
+from nnxdsl.config.search import Search
+from nnxdsl.config.sweep import Sweep
+from nnxdsl.errors import Problem, RunError, SpecError
+from nnxdsl.launch.driver import Driver, Task
+from nnxdsl.launch.engines import UNBOUNDED, open_engine
+from nnxdsl.runs.lock import RunLock
+from nnxdsl.sweep.results import ranked, show_rows
+from nnxdsl.sweep.sweep import Points, SweepDirectory, sorted_by
+from nnxdsl.terminal.display import Display
+
+Numbered = list[tuple[int, Experiment, Mapping[str, object]]]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declares the verb's arguments."""
+    add_launching(parser, "FILE")
+    parser.add_argument("--parallel", type=int, metavar="N", help="number of concurrent runs")
+    parser.add_argument("--metric", metavar="NAME", help="sort by this metric: eval/loss")
+    parser.add_argument("--retry-failed", action="store_true", help="start failed runs again")
+    parser.add_argument("--show", action="store_true", help="start nothing, print the results so far")
+
+
+def run(args: Namespace) -> int:
+    """Runs a sweep or a search, or resumes it; prints its results and returns the exit code."""
+    path = Path(args.target)
+    if path.suffix != ".py" or not path.is_file():
+        raise RunError(
+            f"{args.target}: there is no such Python file; a sweep is written as `sweep = Sweep(...)` in one"
+        )
+    module = load_module(path)
+    sweep = vars(module).get("sweep")
+    if not isinstance(sweep, Sweep | Search):
+        raise RunError(f"{path}: has no Sweep or Search named 'sweep'")
+    allow_names_in(sweep)
+    if args.overrides:
+        sweep = attrs.evolve(sweep, base=override(sweep.base, args.overrides))
+    refuse_both(args, ("show", "cancel"), ("show", "retry_failed"), ("cancel", "retry_failed"))
+    launcher = _with_parallel(launcher_of(args, module), args.parallel)
+    return _sweep(sweep, launcher, environment_of(path, module), args)
+
+
+def _with_parallel(launcher: Launcher, parallel: int | None) -> Launcher:
+    if parallel is None:
+        return launcher
+    if "parallel" not in declared(type(launcher)):
+        raise SpecError([Problem("--parallel", f"has no effect on {type(launcher).__qualname__}")])
+    return evolve(launcher, {"parallel": parallel})
+
+
+def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, str], args: Namespace) -> int:
+    if args.retry_failed and isinstance(sweep, Search):
+        raise RunError(
+            "--retry-failed has no effect on a search, which has learnt from the failure; give it more trials"
+        )
+    directory = SweepDirectory.open(sweep, args.home)
+    if args.show:
+        return _report(directory, args, [])
+    if args.cancel:
+        directory.ask_to_stop()
+    with Display(quiet=args.quiet) as display, contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(RunLock(directory.path))
+        except RunError:
+            if not args.cancel:
+                raise
+            display.say("asked the command that drives it to stop all runs and end")
+            return 0
+        if not args.cancel:
+            directory.forget_requests()
+        try:
+            states = _drive(directory, launcher, variables, args, display)
+        except KeyboardInterrupt:
+            display.close()
+            display.say("interrupted; running runs continue: the same command waits for them, --cancel stops them")
+            return INTERRUPTED
+        finally:
+            if args.cancel:
+                directory.forget_requests()
+    return _report(directory, args, states)
+
+
+def _drive(
+    directory: SweepDirectory, launcher: Launcher, variables: Mapping[str, str], args: Namespace, display: Display
+) -> list[str]:
+    sweep = directory.asked
+    engine = open_engine(launcher)
+    try:
+        if isinstance(sweep, Search):
+            if engine.parallel >= UNBOUNDED:
+                raise RunError("a search learns from earlier runs: limit the concurrent ones with --parallel N")
+            source = importlib.import_module("nnxdsl.sweep.optuna_search").Trials(directory, sweep, display)
+        else:
+            source = Points(sweep, display)
+        driver = Driver(
+            engine,
+            directory.home,
+            directory.path,
+            display,
+            variables=variables,
+            retry_failed=args.retry_failed,
+            is_quiet_about_finished=True,
+        )
+        display.stage(f"{type(sweep).__name__.lower()} {directory.path.name}", len(sweep), unit="runs")
+        if args.cancel:
+            driver.cancel(source, [Task(one, number) for number, one, _ in _points(directory)])
+        else:
+            driver.drive(source)
+    finally:
+        engine.close()
+    return [end.state for end in driver.settled.values()]
+
+
+def _report(directory: SweepDirectory, args: Namespace, states: list[str]) -> int:
+    """Writes the results, prints them, and returns the exit code."""
+    points = _points(directory)
+    metric, direction = sorted_by(directory.asked, args.metric, [directory.home / one.id for _, one, _ in points])
+    rows = directory.rows(points, metric)
+    results = directory.write_results(rows, metric, direction)
+    if args.json:
+        sys.stdout.write(json.dumps({"directory": str(directory.path), **results}, indent=2) + "\n")
+    else:
+        console = Console(highlight=False)
+        if rows:
+            show_rows(ranked(rows, direction), metric, console)
+        for row in rows:
+            if row.error and row.state == "failed":
+                sys.stdout.write(f"{row.run} failed: {row.error.splitlines()[0]}\n")
+        place, here = directory.path, Path.cwd()
+        shown = place.relative_to(here) if place.is_relative_to(here) else place
+        sys.stdout.write(f"{shown}: results.json, results.svg\n")
+    return FAILED if any(state in ("failed", "preempted") for state in states) else 0
+
+
+def _points(directory: SweepDirectory) -> Numbered:
+    sweep = directory.asked
+    if isinstance(sweep, Sweep):
+        return [(i, one, sweep.points[i]) for i, one in enumerate(sweep.experiments)]
+    return importlib.import_module("nnxdsl.sweep.optuna_search").tried(directory, sweep)
