@@ -63,7 +63,7 @@ def test_a_step_without_any_reference_is_refused(
 ) -> None:
     program = compile(experiment(memory=Memory(reference="cached")))
     state = program.init()
-    with pytest.raises(ValueError, match=r"program\.referenced\(state, batch\)") as caught:
+    with pytest.raises(ValueError, match=r"program\.with_reference_logps\(state, batch\)") as caught:
         program.step(state, pairs(4))
     assert "memory.reference='online'" in str(caught.value)
 

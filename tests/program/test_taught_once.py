@@ -66,7 +66,7 @@ def test_a_step_that_knows_nothing_of_the_teacher_is_refused(
 ) -> None:
     program = compile(experiment(objective=objective(), model=STUDENT))
     with pytest.raises(
-        ValueError, match=r"asked once: give `program\.taught\(program\.teacher\(\), batch\)`, or leave"
+        ValueError, match=r"give `program\.with_teacher_top_k\(program\.load_teacher\(\), batch\)`, or leave"
     ):
         program.step(program.init(), sequences(4))
 
