@@ -28,7 +28,8 @@ from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.terminal.display import Display
-from nnxdsl.trainer.reference_cache import ReferenceCache
+from nnxdsl.trainer.precompute_cache import PrecomputeCache
+from nnxdsl.trainer.precompute_specs import reference_logps
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -45,15 +46,16 @@ def recipe(adapted: bool, reference: str) -> Experiment:
 def passes(program: Program, state: TrainState, dataset: Pairs) -> dict[str, float]:
     """Seconds of the first pass over all pairs and of a hit, and the largest margin before the first step."""
     with tempfile.TemporaryDirectory() as home:
-        kept = ReferenceCache(program, digest(state.frozen), Path(home))
+        spec = reference_logps(program, digest(state.frozen), dataset, state)
+        cache = PrecomputeCache(Path(home), Display(quiet=True), lambda: False)
         rows = np.arange(len(dataset))
         took = []
         for _ in range(2):
             start = time.perf_counter()
-            logps = kept.of(state, dataset, rows, Display(quiet=True), lambda: False)
+            arrays = cache.load_or_compute(spec, dataset, rows)
             took.append(time.perf_counter() - start)
-    assert logps is not None
-    batch = dataset.referenced(logps).batch(range(16), 16)
+    assert arrays is not None
+    batch = dataset.referenced(arrays["logps"]).batch(range(16), 16)
     judged = program.evaluate(state, batch)["rewards/margins"]
     _, metrics = program.step(state, batch)
     margins = {"evaluated": float(judged.total / judged.count), "trained": float(metrics["rewards/margins"])}

@@ -1,4 +1,4 @@
-"""What a run is made of beside its data, and whether what was saved was made of the same."""
+"""Digests of everything a run is made of beside its data, compared with those in the checkpoint that it resumes."""
 
 from __future__ import annotations
 
@@ -14,61 +14,62 @@ from nnxdsl.program.step import Leaves
 
 CHANGED = {
     "tokenizer": "the tokenizer has changed (fingerprint)",
-    "compute": "the dtype that is computed in has changed (it goes by the device, unless precision.compute is set)",
+    "compute": "the compute dtype has changed (it depends on the device, unless precision.compute is set)",
     "teacher": "the teacher has changed (digest of what objective.teacher.weights gives)",
     "frozen": "the frozen weights or the reference have changed (digest of what model.weights gives)",
 }
-"""What must be the same after a resume beside the data, and how a change is told."""
+"""What must be the same after a resume beside the data, and the message about a change."""
 
 
 @attrs.define
 class Provenance:
-    """Digests of a run's parts by name, each compared with what was saved as soon as it is known.
+    """Digests by name, each compared with the checkpoint as soon as it is recorded.
 
     Attributes:
         run: The run's directory.
-        saved: What the checkpoint says that the run goes on from; None where it begins.
-        parts: What is known so far; saved with each step.
+        checkpoint: Metadata of the checkpoint that the run resumes; None where it begins.
+        digests: Recorded so far; saved with each checkpoint.
     """
 
     run: Path
-    saved: Mapping[str, Any] | None
-    parts: dict[str, str] = attrs.Factory(dict)
+    checkpoint: Mapping[str, Any] | None
+    digests: dict[str, str] = attrs.Factory(dict)
 
-    def note(self, **parts: str) -> None:
-        """Takes down what some parts are.
+    def record(self, **digests: str) -> None:
+        """Records some digests.
 
         Raises:
-            RunError: the checkpoint was made of something else: says of what.
+            RunError: The checkpoint has others: names them.
         """
-        self.parts |= parts
-        if self.saved is None:
+        self.digests |= digests
+        if self.checkpoint is None:
             return
-        then = self.saved["identity"]
+        saved = self.checkpoint["identity"]
         changed = [
-            f"{CHANGED[name]}: the checkpoint has {_short(then.get(name))}, this run {_short(value)}"
-            for name, value in parts.items()
-            if then.get(name) != value
+            f"{CHANGED[name]}: the checkpoint has {_short(saved.get(name))}, this run {_short(value)}"
+            for name, value in digests.items()
+            if saved.get(name) != value
         ]
         if changed:
             raise RunError(
-                f"{self.run}: cannot go on from step {self.saved['batches']['position']}: {'; '.join(changed)}; "
+                f"{self.run}: cannot resume from step {self.checkpoint['batches']['position']}: {'; '.join(changed)}; "
                 f"put back what it was, or begin again with --restart"
             )
 
 
-def reference_of(program: Program, first: TrainState) -> Leaves:
-    """The weights of the reference beside the frozen ones, before any step: of an adapter, those of one that goes on.
+def reference_of(program: Program, state: TrainState) -> Leaves:
+    """The weights of the reference that are not among the frozen ones, given the state before any step.
 
-    The magnitudes of a new DoRA follow from the frozen weights; their last bits go by the mesh, so they do not count.
+    These are its own weights, or those of an adapter that continues another one. The magnitudes of a new DoRA follow
+    from the frozen weights; their last bits depend on the mesh, so that they do not count.
     """
     experiment = program.experiment
     if program.blueprint.reference_has_own_weights:
-        return first.reference
+        return state.reference
     if experiment.adapter is not None:
-        goes_on = getattr(experiment.adapter, "start", None) is not None and experiment.reference_mode != "none"
-        return first.trainable if goes_on else {}
-    return first.trainable if experiment.reference_mode == "cached" else first.reference
+        is_continued = getattr(experiment.adapter, "start", None) is not None and experiment.reference_mode != "none"
+        return state.trainable if is_continued else {}
+    return state.trainable if experiment.reference_mode == "cached" else state.reference
 
 
 def _short(value: object) -> str:

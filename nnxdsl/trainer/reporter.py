@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, to the person who watches, its log, events and status. Decides nothing."""
+"""Messages of a run to the terminal, its log, its events and its status. Decides nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display, duration, number
 
 SHOWN = (("reward", "completions/mean_length"), ("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
-"""Metrics beside the loss that there is room for in a line: the first group of which there is any."""
+"""Metrics shown in a line beside the loss: the first group of which any is there."""
 
 LOG_SECONDS = 10.0
-"""Least time between two steps that are written to the log."""
+"""Least time between two steps in the log."""
 
 
 class Reporter:
-    """Tells of one attempt; a context manager, within which its log is open.
+    """Reports one attempt; a context manager, within which its log is open.
 
     Args:
         directory: The run's files.
@@ -42,31 +42,31 @@ class Reporter:
     ) -> None:
         self._log.__exit__(kind, error, trace)
 
-    def tell(self, text: str) -> None:
-        """To people, to the log, and to the events."""
+    def event(self, text: str) -> None:
+        """Writes to the terminal, the log and the events."""
         self._directory.append_event({"event": text})
-        self.say(text)
+        self.info(text)
 
-    def say(self, text: str) -> None:
-        """To people and to the log."""
+    def info(self, text: str) -> None:
+        """Writes to the terminal and the log."""
         self._display.say(text)
         self.log(text)
 
     def log(self, text: str) -> None:
-        """To the log alone."""
+        """Writes to the log alone."""
         self._log.write(text)
 
     def step(
         self, done: int, total: int, values: Mapping[str, float], rates: Mapping[str, float], *, is_stopping: bool
     ) -> None:
-        """How far it is: to people and to the status, and to the log now and then.
+        """Reports a step: to the terminal and the status, and to the log now and then.
 
         Args:
-            done: Steps.
-            total: Steps that there will be.
+            done: Steps done.
+            total: Steps of the run.
             values: Metrics of the last one.
-            rates: How fast it goes, by unit.
-            is_stopping: Whether it was asked to stop.
+            rates: Throughput by unit.
+            is_stopping: Whether the run is about to stop.
         """
         shown = headline(values)
         self._display.step(done, total, shown, rates)
@@ -79,19 +79,19 @@ class Reporter:
             ends = [] if eta is None else [f"{duration(eta)} left"]
             self.log(", ".join([f"step {done}/{total}", *figures, *ends]))
 
-    def held_out(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The figures of an evaluation by which people follow a run."""
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Reports the main metrics of an evaluation."""
         shown = headline({name.removeprefix("eval/"): value for name, value in metrics.items()})
-        self.say(f"step {step}, held out: {', '.join(f'{name} {number(value)}' for name, value in shown.items())}")
+        self.info(f"step {step}, held out: {', '.join(f'{name} {number(value)}' for name, value in shown.items())}")
 
     def failed(self, error: BaseException) -> None:
-        """Writes down why it cannot go on; never hides the error itself, should the disk be full as well."""
+        """Records why the run failed. Errors of writing are dropped, so that they never hide the failure itself."""
         self.log("".join(traceback.format_exception(error)))
         self._end(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
     def lost(self, why: str) -> None:
-        """That another process of the run is gone, and this one is about to end."""
-        error = f"{why}; the run stops here, and goes on from its last checkpoint when it is started again"
+        """Records that another process of the run is gone, and that this one ends."""
+        error = f"{why}; the run stops here; start it again to resume from its last checkpoint"
         self.log(error)
         self._end(error)
 
@@ -103,6 +103,6 @@ class Reporter:
 
 
 def headline(values: Mapping[str, float]) -> dict[str, float]:
-    """The few figures by which people follow a run."""
+    """The main metrics: the loss, and one group of `SHOWN`."""
     group = next((names for names in SHOWN if any(name in values for name in names)), ())
     return {name: values[name] for name in ("loss", *group) if name in values}

@@ -1,28 +1,108 @@
-"""Where a run goes on, and what should be there and is not: said, or refused, never passed over; knows files alone."""
+"""Where a run resumes: its newest checkpoint, and its first state. What should be there and is not is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
+from nnxdsl.program.compile import TrainState
+from nnxdsl.runs.array_digest import digest
 from nnxdsl.runs.checkpointer import Checkpoints, Targets
 from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runtime import distributed
 from nnxdsl.storage.records import is_number
+from nnxdsl.trainer.attempt import Attempt
+from nnxdsl.trainer.precompute import precompute_reference, precompute_teacher
+from nnxdsl.trainer.precompute_cache import PrecomputeCache
+from nnxdsl.trainer.prepare import Prepared
+from nnxdsl.trainer.provenance import Provenance, reference_of
+
+
+class Start(NamedTuple):
+    """Where an attempt begins.
+
+    Attributes:
+        state: After `step` steps.
+        step: Steps done before.
+        tokens: Tokens of these steps.
+        provenance: Digests of everything that a later resume must find unchanged.
+        damage: Checkpoints that were passed over, as messages.
+    """
+
+    state: TrainState
+    step: int
+    tokens: int
+    provenance: Provenance
+    damage: list[str]
+
+
+def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
+    """Loads the first weights, precomputes what training reads, and restores the newest checkpoint if there is one.
+
+    Args:
+        prepared: Its datasets get the precomputed values, and its source is given up.
+        attempt: The run directory.
+
+    Raises:
+        NnxdslError: The checkpoint does not fit the experiment, data or weights; the directory is as it was.
+    """
+    attempt.display.stage("placing weights")
+    program, directory, source = prepared.program, attempt.directory, prepared.source
+    attempt.checkpoints = Checkpoints(directory.checkpoints, keep=program.experiment.checkpoint.keep)
+    checkpoints = attempt.checkpoints
+    step, damage = _newest_step(attempt)
+    saved = None if step is None else checkpoints.meta(step)
+    distributed.first(lambda: require_room(checkpoints, program.experiment, step or 0, program.checkpoint_targets()))
+    if saved is not None:
+        prepared.sampler.check(saved["batches"])
+    provenance = Provenance(directory.path, saved)
+    provenance.record(tokenizer=prepared.tokenizer.fingerprint, compute=program.blueprint.compute.name)
+    cache = PrecomputeCache(directory.path.parent, attempt.display, attempt.should_stop)
+    assert source is not None
+    precompute_teacher(prepared, source, provenance, cache)
+    state = program.init(source)
+    is_loaded = program.blueprint.reference_has_own_weights and program.experiment.reference_mode == "cached"
+    own_weights = program.load_reference(source) if is_loaded else None
+    prepared.source = source = None  # its arrays are on the devices now: the copy on the host is given up
+    reference = reference_of(program, state) if own_weights is None else own_weights
+    provenance.record(
+        frozen=digest({**state.frozen, **{f"reference.{path}": leaf for path, leaf in reference.items()}})
+    )
+    precompute_reference(prepared, state, own_weights, provenance, cache)
+    if step is None or saved is None:
+        return Start(state, 0, 0, provenance, damage)
+    state = program.with_restored(state, step, checkpoints.restore(step, program.checkpoint_targets()))
+    return Start(state, step, saved["tokens"], provenance, damage)
+
+
+def _newest_step(attempt: Attempt) -> tuple[int | None, list[str]]:
+    """As `newest_step`, in the first process; the messages stay there, where they are written."""
+    damage: list[str] = []
+
+    def find() -> int | None:
+        step, messages = newest_step(attempt.directory, attempt.checkpoints)
+        for message in messages:
+            attempt.reporter.info(message)
+        damage.extend(messages)
+        return step
+
+    return distributed.first(find), damage
 
 
 def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int | None, list[str]]:
-    """The newest step whose every byte is as it was written, and what there is to say of newer ones.
+    """The newest checkpoint whose bytes are all as they were written, and messages about newer ones.
 
     Args:
-        directory: Whose status still says which step was saved last.
+        directory: Its status names the step that was saved last.
         checkpoints: Of the run.
 
     Raises:
-        RunError: There are steps and all are damaged, or one was saved and there is none.
+        RunError: All checkpoints are damaged, or one was saved and there is none.
     """
     good = checkpoints.latest_good()
-    said = [f"{damage}; going back to step {good.step}" for damage in good.damaged]
+    messages = [f"{damage}; going back to step {good.step}" for damage in good.damaged]
     saved = directory.status().get("checkpoint") or 0
     if good.step is None and saved:
         raise RunError(
@@ -30,12 +110,12 @@ def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int 
             "put it back, or begin again with --restart"
         )
     if good.step is not None and saved > max(good.step, *(damage.step for damage in good.damaged), 0):
-        said.append(f"checkpoint step {saved} was saved and is gone; going back to step {good.step}")
-    return good.step, said
+        messages.append(f"checkpoint step {saved} was saved and is gone; going back to step {good.step}")
+    return good.step, messages
 
 
 def require_room(checkpoints: Checkpoints, experiment: Experiment, step: int, targets: Mapping[str, Targets]) -> None:
-    """Refuses a run whose next save the disk has no room for, before it computes anything.
+    """Refuses a run whose next checkpoint does not fit on the disk, before it computes anything.
 
     Raises:
         CheckpointError: How much it takes, and how much is free.
@@ -45,21 +125,23 @@ def require_room(checkpoints: Checkpoints, experiment: Experiment, step: int, ta
         checkpoints.require_room(min((step // every + 1) * every, experiment.steps), targets)
 
 
-def by_step(directory: RunDirectory, complain: Callable[[str], object] | None = None) -> dict[int, dict[str, float]]:
+def evaluations_by_step(
+    directory: RunDirectory, warn: Callable[[str], object] | None = None
+) -> dict[int, dict[str, float]]:
     """Held-out metrics of all evaluations.
 
     Args:
         directory: Of the run.
-        complain: Told of a line that cannot be read, which does not make a failure of what is trained and saved.
+        warn: Called with a message about lines that cannot be read, which are no failure of a trained and saved run.
 
     Raises:
-        RunError: A line cannot be read, and there is nobody to complain to.
+        RunError: A line cannot be read, and `warn` is None.
     """
     try:
         rows = directory.evaluations()
     except RunError as error:
-        if complain is None:
+        if warn is None:
             raise
-        complain(f"warning: {error}")
+        warn(f"warning: {error}")
         rows = []
     return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/") and is_number(v)} for row in rows}

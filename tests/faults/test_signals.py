@@ -29,7 +29,7 @@ def test_a_signal_saves_at_the_step_boundary(lab: Lab, whole: Whole, number: sig
     assert step % EVERY  # it would not have been saved anyway
     assert (status.get("state"), status.get("exit_code"), status.get("checkpoint")) == ("stopped", CODES[number], step)
     assert whole.check_saved(lab.run) == step
-    assert f"stopped at step {step}, everything saved; run it again to go on" in child.said()
+    assert f"stopped at step {step}, everything saved; run it again to resume" in child.said()
     assert (lab.run / "lock").read_text() == ""
     lab.finish()
     whole.check_ended(lab.run)

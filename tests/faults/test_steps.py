@@ -100,8 +100,8 @@ def test_a_live_run_elsewhere_is_not_lost_because_clocks_differ(killed: Lab, jum
 POISONED = """
 import tiny
 from nnxdsl import Guard
-from nnxdsl.data.sampler import Batches
-real = Batches.at
+from nnxdsl.data.sampler import BatchSampler
+real = BatchSampler.at
 def poisoned(self, step):
     batch = real(self, step)
     if step in {steps} and hasattr(batch, "tokens"):
@@ -109,7 +109,7 @@ def poisoned(self, step):
         tokens[0, 0] = 10_000  # in no vocabulary: its vector is NaN
         batch = batch._replace(tokens=tokens)
     return batch
-Batches.at = poisoned
+BatchSampler.at = poisoned
 tiny.experiment.main()
 """
 

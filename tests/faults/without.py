@@ -71,14 +71,14 @@ GUARDS = [
         f"{KILL}[trash-renamed@1]",
     ),
     Guard(
-        "4", "rows beyond the step of a resume are dropped", "trainer/trainer.py",
-        "directory.repair_rows(start, prompts)", "directory.repair_rows(10**9, prompts)",
+        "4", "rows beyond the step of a resume are dropped", "trainer/hooks/run_log.py",
+        "directory.repair_rows(trainer.start, prompts)", "directory.repair_rows(10**9, prompts)",
         f"{KILL}[metrics-appended@9]",
     ),
     Guard(
-        "4", "batches go on where they were", "trainer/trainer.py",
-        "batch = self.batches.at(step)\n        return",
-        "batch = self.batches.at(max(0, step - self.number + 1))\n        return",
+        "4", "batches go on where they were", "trainer/batches.py",
+        "batch = self.sampler.at(step)\n",
+        'batch = self.sampler.at(step - self.__dict__.setdefault("first", step))\n',
         f"{KILL}[save-begun@2]",
     ),
     Guard(
@@ -194,7 +194,7 @@ GUARDS = [
         f"{STEPS}test_a_nan_stops_with_the_step_its_rows_and_the_weights_from_before",
     ),
     Guard(
-        "21", "skipped steps are capped", "trainer/trainer.py",
+        "21", "skipped steps are capped", "trainer/hooks/non_finite.py",
         "if count > getattr(guard, name, count):", "if False:",
         f"{STEPS}test_skipped_steps_are_counted_capped_and_change_nothing",
     ),

@@ -1,4 +1,4 @@
-"""What the reference says is asked once, found again by what it depends on, and goes on where it was cut short."""
+"""Reference log-probs are computed once, found again by their key, and completed after an interruption."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.terminal.display import Display
-from nnxdsl.trainer.reference_cache import DIRECTORY, ReferenceCache, rows_of
+from nnxdsl.trainer.precompute import training_rows
+from nnxdsl.trainer.precompute_cache import PrecomputeCache
+from nnxdsl.trainer.precompute_specs import REFERENCE, reference_logps
 
 ROWS = 10
 
@@ -72,9 +74,13 @@ def ask(program: Program, first: TrainState, dataset: Pairs, tmp_path: Path) -> 
     def asked(rows: Any = None, until: int = 1000, **changes: Any) -> Any:
         left = iter(range(until))
         display = Display(quiet=True)
-        kept = ReferenceCache(changes.get("program", program), changes.get("weights", digest(first.frozen)), tmp_path)
+        pairs = changes.get("dataset", dataset)
+        weights = changes.get("weights", digest(first.frozen))
+        spec = reference_logps(changes.get("program", program), weights, pairs, first)
         rows = np.arange(ROWS) if rows is None else np.asarray(rows)
-        return kept.of(first, changes.get("dataset", dataset), rows, display, lambda: next(left, None) is None)
+        cache = PrecomputeCache(tmp_path, display, lambda: next(left, None) is None)
+        arrays = cache.load_or_compute(spec, pairs, rows)
+        return None if arrays is None else arrays["logps"]
 
     return asked
 
@@ -89,7 +95,7 @@ def silent(program: Program) -> Program:
 
 
 def files(home: Path) -> set[Path]:
-    return set((home / DIRECTORY).glob("*.npz"))
+    return set((home / REFERENCE).glob("*/*.npz"))
 
 
 def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: TrainState, dataset: Pairs) -> None:
@@ -116,7 +122,7 @@ def test_it_is_asked_once_whatever_the_objective_and_the_steps(
 def test_only_what_is_missing_is_asked(ask: Ask, program: Program) -> None:
     some = ask([1, 2, 3])
     assert np.isnan(some).any(axis=1).tolist() == [True, False, False, False] + [True] * 6
-    np.testing.assert_array_equal(ask([3, 2], program=silent(program)), some)
+    np.testing.assert_array_equal(ask([2, 3], program=silent(program)), some)
     everything = ask()
     assert not np.isnan(everything).any()
     np.testing.assert_array_equal(everything[1:4], some[1:4])
@@ -149,5 +155,5 @@ def test_another_base_or_other_ids_are_other_questions(ask: Ask, experiment: Exp
 
 def test_rows_are_those_that_the_steps_learn_from(experiment: Experiment, dataset: Pairs) -> None:
     batches = BatchSampler(dataset, batch_size=4, seed=0, order=experiment.data.order)
-    assert rows_of(batches, 2).tolist() == sorted({*batches.indices(0).tolist(), *batches.indices(1).tolist()})
-    assert rows_of(batches, 3).tolist() == list(range(ROWS))
+    assert training_rows(batches, 2).tolist() == sorted({*batches.indices(0).tolist(), *batches.indices(1).tolist()})
+    assert training_rows(batches, 3).tolist() == list(range(ROWS))

@@ -110,7 +110,7 @@ def test_stopped_by_signals_and_by_a_file_it_ends_bit_equal(
         status = RunDirectory(run).status()
         step = status.get("step")
         assert (status.get("state"), status.get("exit_code"), status.get("checkpoint")) == ("stopped", expected, step)
-        assert f"stopped at step {step}, everything saved; run it again to go on" in err
+        assert f"stopped at step {step}, everything saved; run it again to resume" in err
         assert ("stopping after this step" in err) == (expected != 0)
         assert json.loads(out)["state"] == "stopped"
         with Checkpoints.open(run / "checkpoints") as checkpoints:
@@ -135,7 +135,7 @@ def test_a_second_signal_leaves_at_once_even_while_xla_compiles(lab: Any, wait_u
         err = child.communicate()[1]
         assert err.endswith(
             "stopping after this step, with everything saved; "
-            "a second signal leaves at once, with what was saved last\n"
+            "a second signal exits at once (the last checkpoint stays)\n"
         )
     finally:
         child.kill()
@@ -210,7 +210,7 @@ def test_changed_frozen_weights_are_refused(stopped: tuple[Any, Path]) -> None:
     assert code == 2
     error = err.splitlines()[-1]
     assert error.startswith(
-        f"RunError: runs/{run.name}: cannot go on from step 36: the frozen weights or the reference have changed "
+        f"RunError: runs/{run.name}: cannot resume from step 36: the frozen weights or the reference have changed "
         f"(digest of what model.weights gives): the checkpoint has "
     )
     assert error.endswith("...; put back what it was, or begin again with --restart")
@@ -225,7 +225,7 @@ def test_a_changed_tokenizer_is_refused(stopped: tuple[Any, Path]) -> None:
     status, _, err = lab.python("-c", code)
     assert status == 2
     assert (
-        f"RunError: runs/{run.name}: cannot go on from step 36: the tokenizer has changed (fingerprint): "
+        f"RunError: runs/{run.name}: cannot resume from step 36: the tokenizer has changed (fingerprint): "
         f"the checkpoint has {fingerprint[:12]}..., this run " in err
     )
 

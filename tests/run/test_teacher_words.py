@@ -1,4 +1,4 @@
-"""A teacher is asked once, found again by what its words depend on, and a run that knows them learns and goes on."""
+"""A teacher's top-k is computed once and found again by its key, and a run that has it learns and resumes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ from nnxdsl.errors import RunError
 from nnxdsl.losses.lm_head.teacher_top_k import cached_teacher_top_k
 from nnxdsl.program.compile import Program
 from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display
-from nnxdsl.trainer import teacher_cache
+from nnxdsl.trainer import precompute_cache
+from nnxdsl.trainer.hooks.base import Hook
+from nnxdsl.trainer.precompute_cache import PrecomputeCache
+from nnxdsl.trainer.precompute_specs import TEACHER, teacher_top_k
 from nnxdsl.trainer.run import run
-from nnxdsl.trainer.teacher_cache import DIRECTORY, TeacherCache
 from nnxdsl.trainer.trainer import Trainer
 
 ROWS = 10
@@ -80,7 +83,7 @@ def refuse(*_: Any) -> Any:
 
 def silent(program: Program) -> Program:
     """A program that may not be asked."""
-    return attrs.evolve(program, top=refuse)
+    return attrs.evolve(program, teacher_top_k=refuse)
 
 
 def counting(program: Program, counts: list[int]) -> Program:
@@ -90,7 +93,7 @@ def counting(program: Program, counts: list[int]) -> Program:
         counts.append(1)
         return program._top(*given)
 
-    return attrs.evolve(program, top=top)
+    return attrs.evolve(program, teacher_top_k=top)
 
 
 Ask = Callable[..., Any]
@@ -101,16 +104,18 @@ def ask(program: Program, teacher: Any, tmp_path: Path) -> Ask:
     def asked(rows: Any = None, until: int = 1000, **changes: Any) -> Any:
         left = iter(range(until))
         mine = changes.get("program", program)
-        kept = TeacherCache(mine, teacher, changes.get("weights", "of the teacher"), tmp_path)
-        rows = np.arange(ROWS) if rows is None else np.asarray(rows)
         dataset = sequences(changes.get("of", mine.experiment))
-        return kept.of(dataset, rows, Display(quiet=True), lambda: next(left, None) is None)
+        spec = teacher_top_k(mine, teacher, changes.get("weights", "of the teacher"), dataset)
+        rows = np.arange(ROWS) if rows is None else np.asarray(rows)
+        cache = PrecomputeCache(tmp_path, Display(quiet=True), lambda: next(left, None) is None)
+        arrays = cache.load_or_compute(spec, dataset, rows)
+        return None if arrays is None else dataset.taught(arrays["ids"], arrays["logp"])
 
     return asked
 
 
 def files(home: Path) -> list[Path]:
-    return sorted((home / DIRECTORY).glob("*/*.npz"))
+    return sorted((home / TEACHER).glob("*/*.npz"))
 
 
 def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher: Any) -> None:
@@ -153,7 +158,7 @@ def test_it_is_asked_once_for_all_that_ask_the_same(ask: Ask, experiment: Experi
 def test_what_is_cut_short_or_damaged_is_asked_again_and_no_more(
     ask: Ask, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher_cache, "FILE_BYTES", 800)
+    monkeypatch.setattr(precompute_cache, "FILE_BYTES", 800)
     assert ask(until=1) is None
     whole = ask().batch(range(ROWS), ROWS)
     assert len(files(tmp_path)) > 2
@@ -164,6 +169,18 @@ def test_what_is_cut_short_or_damaged_is_asked_again_and_no_more(
         assert len(counts) == 1
         np.testing.assert_array_equal(again.teacher_words, whole.teacher_words)
         np.testing.assert_array_equal(again.teacher_logp, whole.teacher_logp)
+
+
+@attrs.frozen
+class StopAt(Hook):
+    """A hook of somebody else's: asks a run to stop at a step."""
+
+    step: int
+    directory: RunDirectory
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        if trainer.step == self.step:
+            self.directory.request_stop()
 
 
 def state_of(directory: Path) -> dict[str, np.ndarray]:
@@ -197,18 +214,10 @@ def test_a_run_learns_and_goes_on_bit_equal(
 
     # Stopped within, and run again to its end, it knows what the teacher said at first and asks nothing.
     other.mkdir()
-    (home / DIRECTORY).rename(other / DIRECTORY)
-    monkeypatch.setattr(Program, "top", refuse)
-    stepped = Trainer._step
-
-    def stopping(self: Trainer, step: int, state: Any) -> Any:
-        if step == 17:
-            self.directory.request_stop()
-        return stepped(self, step, state)
-
-    monkeypatch.setattr(Trainer, "_step", stopping)
-    assert run(asked, other, quiet).state == "stopped"
-    monkeypatch.setattr(Trainer, "_step", stepped)
+    (home / TEACHER).rename(other / TEACHER)
+    monkeypatch.setattr(Program, "teacher_top_k", refuse)
+    stopped = run(asked, other, quiet, hooks=[StopAt(17, RunDirectory(other / asked.id))])
+    assert (stopped.state, stopped.step) == ("stopped", 18)
     assert run(asked, other, quiet).evaluations[30] == done.evaluations[30]
     one, two = state_of(home / asked.id), state_of(other / asked.id)
     assert one.keys() == two.keys()
@@ -238,6 +247,6 @@ def test_going_on_with_another_teacher_is_refused(
     status = tmp_path / asked.id / "status.json"  # as if it had not come to its end
     status.write_text(json.dumps({**json.loads(status.read_text()), "state": "stopped"}))
     drawn = Program.load_teacher
-    monkeypatch.setattr(Program, "teacher", lambda *given: {k: v + 1 for k, v in drawn(*given).items()})
+    monkeypatch.setattr(Program, "load_teacher", lambda *given: {k: v + 1 for k, v in drawn(*given).items()})
     with pytest.raises(RunError, match=r"the teacher has changed \(digest of what objective\.teacher\.weights gives\)"):
         run(asked, tmp_path, quiet)

@@ -1,0 +1,65 @@
+"""Whether a run has finished, and with the data that are there now; knows files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nnxdsl.config.core.run_id import canonical
+from nnxdsl.config.data import Data
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.weights import From, parts
+from nnxdsl.data.loaders.files import file_digest
+from nnxdsl.errors import RunError
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import RunDirectory
+
+
+def is_finished(experiment: Experiment, home: Path) -> bool:
+    """Whether an experiment's run is complete.
+
+    Raises:
+        RunError: its directory holds something else.
+    """
+    found = RunDirectory.find(home / experiment.id, identity=canonical(experiment))
+    return found is not None and unfinished_reason(found) is None
+
+
+def unfinished_reason(directory: RunDirectory) -> str | None:
+    """None where a run has finished; else why its status is wrong to say so, or "" where it does not say so."""
+    try:
+        return directory.doubt() if directory.status().get("state") == "finished" else ""
+    except RunError:  # damaged: the checkpoints show the last step
+        return ""
+
+
+def earlier_experiments(experiment: Experiment) -> list[Experiment]:
+    """The experiments whose weights one starts from: its model, adapter, teacher or reference names them."""
+    teacher, adapter = experiment.objective.teacher, experiment.adapter
+    optional = adapter and adapter.start, teacher and teacher.weights, experiment.reference.weights
+    starts = experiment.model.weights, *optional
+    return [start.experiment for weights in starts for start in parts(weights) if isinstance(start, From)]
+
+
+def require_same_data(experiment: Experiment, home: Path) -> None:
+    """Refuses to reuse a finished run, or one that it started from, if a data file has changed.
+
+    Raises:
+        RunError: names the file, and what to do.
+    """
+    for earlier in earlier_experiments(experiment):
+        require_same_data(earlier, home)
+    directory, data = home / experiment.id, experiment.data
+    # The kinds whose digest is that of one file.
+    of_one_file = Data.Preferences | Data.Feedback | Data.Conversations | Data.Text | Data.Prompts
+    path = Path(data.path)
+    if not isinstance(data, of_one_file) or not path.is_file() or not is_finished(experiment, home):
+        return
+    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+        steps = checkpoints.steps()
+        before = checkpoints.meta(steps[-1])["batches"]["digest"] if steps else None
+    now = file_digest(data.path)
+    if before is not None and before != now:
+        raise RunError(
+            f"{directory} has finished with another {path} (sha256 {before[:12]}... then, {now[:12]}... now); "
+            f"put the file back, or run {experiment.name} again with --restart"
+        )

@@ -1,0 +1,86 @@
+"""Saves checkpoints between steps, and once more when a run is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from nnxdsl.trainer.attempt import Attempt
+from nnxdsl.trainer.hooks.base import Hook
+from nnxdsl.trainer.hooks.metrics import MetricsWriter
+from nnxdsl.trainer.trainer import Trainer
+
+
+@attrs.define
+class Checkpointing(Hook):
+    """Saves every so many steps and at the last one.
+
+    What is written about a step reaches the disk before its checkpoint; the status names a step once it is committed.
+
+    Attributes:
+        attempt: The run.
+        every_steps: Steps from one checkpoint to the next.
+        identity: Digests of everything that a resume must find unchanged.
+        metrics: Counts the tokens.
+    """
+
+    attempt: Attempt
+    every_steps: int
+    identity: Mapping[str, str]
+    metrics: MetricsWriter
+    _committed: int | None = attrs.field(default=None, init=False)
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        """Saves the state if a checkpoint is due. The state that the loop began with is saved already."""
+        step = trainer.step
+        if step > trainer.start and (step == trainer.total_steps or step % self.every_steps == 0):
+            self._save(trainer, step)
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """Records whether a checkpoint was committed meanwhile."""
+        self._record_committed(self.attempt.checkpoints.poll())
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Saves the state at which a run is stopped; waits until everything is committed."""
+        if trainer.is_stopping:
+            self.attempt.directory.write_status(state="stopping", step=trainer.step, stage="saving")
+            if trainer.step == 0:
+                return
+            self._save(trainer, trainer.step)
+        self._record_committed(self.attempt.checkpoints.wait())
+
+    def rescue(self, trainer: Trainer, step: int) -> str:
+        """Saves the state before a step that was refused, which no later step has changed; tells where it is."""
+        checkpoints = self.attempt.checkpoints
+        if step == 0:
+            return "there is no checkpoint yet"
+        checkpoints.wait()
+        if step not in checkpoints.steps():
+            self._save(trainer, step)
+        self._record_committed(checkpoints.wait())
+        return f"the state before it is saved as step {step}"
+
+    def last_saved(self) -> str:
+        """Which checkpoint is the last one, once everything is committed."""
+        self.attempt.checkpoints.wait()
+        steps = self.attempt.checkpoints.steps()
+        return f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
+
+    def _save(self, trainer: Trainer, step: int) -> None:
+        """Starts to save a step; it counts once the checkpoints report it as committed."""
+        trainer.flush_metrics()
+        self.attempt.directory.sync()
+        meta: dict[str, Any] = {
+            "batches": trainer.batches.checkpoint_state(step),
+            "identity": dict(self.identity),
+            "tokens": self.metrics.tokens,
+        }
+        self.attempt.checkpoints.save(step, trainer.program.checkpoint_arrays(trainer.state), meta)
+
+    def _record_committed(self, step: int | None) -> None:
+        if step != self._committed:
+            self._committed = step
+            self.attempt.directory.write_status(checkpoint=step)
+            self.attempt.reporter.log(f"checkpoint step {step} saved")

@@ -1,0 +1,45 @@
+"""Evaluates between steps."""
+
+from __future__ import annotations
+
+import attrs
+
+from nnxdsl.trainer.attempt import Attempt
+from nnxdsl.trainer.evaluation import Evaluator, Sample
+from nnxdsl.trainer.hooks.base import Hook
+from nnxdsl.trainer.trainer import Trainer
+
+
+@attrs.define
+class PeriodicEvaluation(Hook):
+    """Writes held-out metrics and samples every so many steps and after the last one.
+
+    Attributes:
+        attempt: The run.
+        evaluator: Evaluates a state.
+        samples: Of the last evaluation.
+    """
+
+    attempt: Attempt
+    evaluator: Evaluator
+    samples: list[Sample] = attrs.field(factory=list, init=False)
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        """Evaluates the state if it is due; stops the loop if it is interrupted, so that a resume evaluates again."""
+        step = trainer.step
+        if step % self.evaluator.evaluation.every_steps and step != trainer.total_steps:
+            return
+        trainer.flush_metrics()
+        directory, number = self.attempt.directory, self.attempt.number
+        directory.write_status(stage="evaluating", step=step)
+        self.attempt.display.note("evaluating ...")
+        metrics = self.evaluator.metrics(trainer.state, self.attempt.should_stop)
+        if metrics is None:
+            trainer.stop()
+            return
+        self.samples = self.evaluator.samples(trainer.state)
+        if metrics:
+            directory.append_evaluation({"step": step, "attempt": number, **metrics})
+            self.attempt.reporter.evaluation(step, metrics)
+        for sample in self.samples:
+            directory.append_sample({"step": step, "attempt": number, **sample._asdict()})

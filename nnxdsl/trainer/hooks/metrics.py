@@ -1,0 +1,44 @@
+"""Writes a row of metrics for each step."""
+
+from __future__ import annotations
+
+import attrs
+
+from nnxdsl.optim.step_guard import SKIPPED
+from nnxdsl.trainer.attempt import Attempt
+from nnxdsl.trainer.hooks.base import Hook, StepMetrics
+from nnxdsl.trainer.throughput import Speed, peak_memory_gib
+from nnxdsl.trainer.trainer import Trainer
+
+
+@attrs.define
+class MetricsWriter(Hook):
+    """Writes `metrics.jsonl`, with throughput and memory, and counts the tokens of the run.
+
+    Attributes:
+        attempt: The run.
+        speed: Throughput from the time of a step.
+        tokens: Of all steps so far, without those of a step that was refused.
+    """
+
+    attempt: Attempt
+    speed: Speed
+    tokens: int
+
+    def on_metrics(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """Appends the row of a step."""
+        values, seconds = metrics.values, metrics.seconds
+        tokens = self.tokens + int(values["num_tokens"])
+        self.attempt.directory.append_metrics(
+            {
+                "step": metrics.step,
+                "attempt": self.attempt.number,
+                **values,
+                "num_tokens": tokens,
+                **self.speed.rates(values["num_tokens"], seconds),
+                **self.speed.use(metrics.flops, seconds),
+                "peak_memory_gib": peak_memory_gib(trainer.program.mesh.local_devices),
+            }
+        )
+        if values.get(SKIPPED) or metrics.is_finite:
+            self.tokens = tokens
