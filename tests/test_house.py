@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,91 @@ def test_ci_runs_the_readmes_command() -> None:
     command = "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python -m pytest"
     assert command in (ROOT / ".ci/run").read_text()
     assert command in (ROOT / "README.md").read_text()
+
+
+APP = sorted((ROOT / "app").rglob("*.py"))
+
+ALLOWED_GETATTR = {
+    ("nnxdsl/program/diloco.py", "name"),  # a key of a jax tree path
+    ("nnxdsl/program/blueprint.py", "key"),  # a key of a jax tree path
+    ("nnxdsl/program/blueprint.py", "name"),  # a key of a jax tree path
+    ("nnxdsl/program/attention_kernel.py", "compute_capability"),  # a jax device
+    ("nnxdsl/program/compile.py", "sharding"),  # an array of jax or numpy
+    ("nnxdsl/weights/orbax.py", "shape"),  # what orbax says of an array
+    ("nnxdsl/weights/orbax.py", "dtype"),  # what orbax says of an array
+    ("nnxdsl/storage/jsonl.py", "item"),  # a scalar of jax or numpy
+    ("nnxdsl/storage/jsonl.py", "size"),  # a scalar of jax or numpy
+    ("nnxdsl/data/rewards.py", "__qualname__"),  # a user's function
+    ("nnxdsl/sharding/mesh.py", "slice_index"),  # a jax device
+    ("app/site.py", "host"),  # a client of starlette
+}
+"""Files and attributes of foreign objects that may be missing; a spec's family declares a default instead."""
+
+DIALECT = frozenset({"asked", "said", "kept", "known", "taught", "apart", "going"})
+"""Words of no field, which are in no name; see `names`."""
+
+
+def defaults_of_getattr(tree: ast.AST) -> list[str]:
+    """The attribute of every `getattr(x, "attribute", default)`."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"]
+    return [str(call.args[1].value) for call in calls if len(call.args) == 3 and isinstance(call.args[1], ast.Constant)]
+
+
+def names(tree: ast.AST) -> Iterator[str]:
+    """Every name that a file defines: functions, classes, arguments, variables, attributes, imports under a name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.arg():
+                yield node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr
+            case ast.ExceptHandler(name=str(found)) | ast.MatchAs(name=str(found)) | ast.MatchStar(name=str(found)):
+                yield found
+            case ast.alias(asname=str(found)):
+                yield found
+            case _:
+                pass
+
+
+def stems(identifier: str) -> set[str]:
+    """The words of a name, split at underscores and camel case."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)}
+
+
+def in_dialect(tree: ast.AST) -> set[str]:
+    return {found for found in names(tree) if stems(found) & DIALECT or {"few", "bits"} <= stems(found)}
+
+
+def test_specs_declare_their_defaults() -> None:
+    found = {
+        (path.relative_to(ROOT).as_posix(), attribute)
+        for path in (*FILES, *APP)
+        for attribute in defaults_of_getattr(ast.parse(path.read_text()))
+    }
+    assert found - ALLOWED_GETATTR == set()
+
+
+@pytest.mark.xfail(strict=False, reason="names are being replaced, file by file")
+def test_names_are_words_of_the_field() -> None:
+    found = {path.relative_to(ROOT).as_posix(): in_dialect(ast.parse(path.read_text())) for path in (*FILES, *APP)}
+    assert {path: sorted(words) for path, words in found.items() if words} == {}
+
+
+def test_what_these_sweeps_find() -> None:
+    planted = (
+        'def asked_of(x, *, isKept=0):\n    self.few_bits = getattr(x, "start", None)\n    return x.said, known_by(x)\n'
+    )
+    assert defaults_of_getattr(ast.parse(planted)) == ["start"]
+    assert in_dialect(ast.parse(planted)) == {
+        "asked_of",
+        "isKept",
+        "few_bits",
+    }  # names that are defined, not those used
+    assert in_dialect(ast.parse("import x as Taught\nfor going in apartment: unknown = taskedly = 1")) == {
+        "Taught",
+        "going",
+    }

@@ -320,7 +320,7 @@ def problems(
     names = {part for path in linears for part in path.split(".")[2:]}
     found: list[Problem] = []
     for where, spec in (("adapter", adapter), ("quantization", quantization)):
-        for index, target in enumerate(getattr(spec, "targets", ())):
+        for index, target in enumerate(spec.targets if spec is not None else ()):
             if not any(named(target, path) for path in linears):
                 message = f"'{target}' matches no linear layer{suggest(target, names)}"
                 found.append(Problem(f"{where}.targets.{index}", message))
@@ -385,7 +385,7 @@ def missed(
 
 
 def _targeted(path: str, spec: Adapter | Quantization | None) -> bool:
-    return any(named(target, path) for target in getattr(spec, "targets", ()))
+    return spec is not None and any(named(target, path) for target in spec.targets)
 
 
 def is_targeted(path: str, spec: Adapter | Quantization | None) -> bool:

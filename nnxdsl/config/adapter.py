@@ -1,5 +1,8 @@
 """Small trainable additions to a frozen model. `nnxdsl/adapters/lora.py` puts them in."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 import math
@@ -11,7 +14,7 @@ import attrs
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import positive, probability
-from nnxdsl.config.weights import ADAPTERS, ARE_ADAPTERS, PEFT, From, Weights
+from nnxdsl.config.weights import ADAPTERS, ARE_ADAPTERS, From, Weights
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
@@ -29,6 +32,19 @@ class Adapter(Spec):
 
     LoRA: ClassVar[type[members.LoRA]]
     DoRA: ClassVar[type[members.DoRA]]
+
+    start: ClassVar[Weights | None] = None
+    """Where its arrays come from; None for new ones."""
+    dropout: ClassVar[float] = 0.0
+    """Probability with which an input is left out in a training step."""
+    targets: ClassVar[tuple[str, ...]] = ()
+    """Which linear layers it is added to."""
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """It freezes the model."""
+        if experiment.frozen:
+            message = f"has no effect: {type(self).__qualname__} leaves all of the model frozen"
+            yield Problem("frozen", message)
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +77,33 @@ class LowRank(Adapter):
 
     def problems(self) -> Iterable[Problem]:
         """Targets must be there, each once; other ranks above 0; a start must be an adapter's."""
-        return low_rank_problems(self)
+        return gather(
+            lambda: target_problems(self.targets),
+            lambda: _pattern_problems("ranks", self.ranks),
+            lambda: _pattern_problems("alphas", self.alphas),
+            lambda: _start_problems(self.start),
+        )
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Its dropout can be drawn in such batches, and the adapter that it continues is such a one."""
+        return gather(
+            lambda: super(LowRank, self).check(experiment),
+            lambda: self._check_packed(experiment),
+            lambda: self._check_stages(experiment),
+            lambda: self._check_start(experiment),
+        )
+
+    def _check_packed(self, experiment: Experiment) -> Iterable[Problem]:
+        if self.dropout and isinstance(experiment.batching, Packed):
+            yield Problem("adapter.dropout", DROPOUT_OF_PACKED.format(self.dropout))
+
+    def _check_stages(self, experiment: Experiment) -> Iterable[Problem]:
+        if self.dropout and experiment.mesh.stage > 1:
+            yield Problem("adapter.dropout", "is not implemented in the stages of a pipeline; set 0.0, or mesh.stage=1")
+
+    def _check_start(self, experiment: Experiment) -> Iterable[Problem]:
+        if isinstance(self.start, From):
+            yield from _unlike(self, self.start.experiment, experiment)
 
 
 @attrs.frozen(kw_only=True)
@@ -125,16 +167,6 @@ def target_problems(targets: tuple[str, ...]) -> Iterable[Problem]:
             yield Problem(f"targets.{index}", f"'{target}' is named twice")
 
 
-def low_rank_problems(adapter: LowRank) -> Iterable[Problem]:
-    """What is wrong with an adapter's fields before any model is known."""
-    return gather(
-        lambda: target_problems(adapter.targets),
-        lambda: _pattern_problems("ranks", adapter.ranks),
-        lambda: _pattern_problems("alphas", adapter.alphas),
-        lambda: _start_problems(adapter.start),
-    )
-
-
 def _pattern_problems(field: str, pattern: tuple[tuple[str, float], ...]) -> Iterator[Problem]:
     names = [target for target, _ in pattern]
     for index, (target, value) in enumerate(pattern):
@@ -162,25 +194,6 @@ DROPOUT_OF_PACKED = (
     "the same objective with this dropout, or adapter.dropout=0.0, which keeps packed batches and trains without "
     "dropout"
 )
-
-
-def adapter_problems(experiment: Experiment) -> Iterator[Problem]:
-    """What does not go with an experiment's adapter."""
-    adapter, weights = experiment.adapter, experiment.model.weights
-    if isinstance(weights, PEFT):
-        yield Problem(
-            "model.weights",
-            "Weights.PEFT is an adapter and no model; go on with it by Adapter.LoRA(start=...), "
-            "or merge it by Weights.Merged",
-        )
-    if not isinstance(adapter, LowRank):
-        return
-    if adapter.dropout and isinstance(experiment.batching, Packed):
-        yield Problem("adapter.dropout", DROPOUT_OF_PACKED.format(adapter.dropout))
-    if adapter.dropout and experiment.mesh.stage > 1:
-        yield Problem("adapter.dropout", "has no form in the stages of a pipeline; set 0.0, or mesh.stage=1")
-    if isinstance(adapter.start, From):
-        yield from _unlike(adapter, adapter.start.experiment, experiment)
 
 
 def unlike(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import Limit, positive
+from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
     from nnxdsl.config import batching as members
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
@@ -48,3 +51,21 @@ class Packed(Batching):
     """
 
     length: int | None = attrs.field(default=None, validator=Limit(at_least=2))
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """A row that holds several sequences must be enough for the loss, and belongs to one worker."""
+        return gather(lambda: self._check_loss(experiment), lambda: self._check_workers(experiment))
+
+    def _check_loss(self, experiment: Experiment) -> Iterable[Problem]:
+        objective = experiment.objective
+        if objective.batch_kind == "sequences" and not objective.is_token_sum:
+            message = (
+                f"{type(objective).__qualname__} does not declare that it is a sum over tokens (`is_token_sum`), and a "
+                "packed row has several sequences; use Batching.Bucketed() or Batching.Padded()"
+            )
+            yield Problem("batching", message)
+
+    def _check_workers(self, experiment: Experiment) -> Iterable[Problem]:
+        if experiment.outer is not None:
+            message = "puts rows of several workers side by side; use Batching.Bucketed() or Batching.Padded()"
+            yield Problem("batching", f"{type(self).__qualname__} {message}")

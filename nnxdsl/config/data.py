@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.base import Spec, declared, members
 from nnxdsl.config.core.validators import Limit, filled, not_negative, positive
+from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
-    from nnxdsl.config import data as members
+    from nnxdsl.config import data
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
 class Order(Spec):
     """The order in which rows are seen."""
 
-    Shuffled: ClassVar[type[members.Shuffled]]
-    AsInFile: ClassVar[type[members.AsInFile]]
+    Shuffled: ClassVar[type[data.Shuffled]]
+    AsInFile: ClassVar[type[data.AsInFile]]
 
 
 @attrs.frozen(kw_only=True)
@@ -35,8 +38,8 @@ class AsInFile(Order):
 class BadRows(Spec):
     """What happens to rows that cannot be learnt from (empty or equal completions, missing fields, bad JSON)."""
 
-    Stop: ClassVar[type[members.Stop]]
-    Skip: ClassVar[type[members.Skip]]
+    Stop: ClassVar[type[data.Stop]]
+    Skip: ClassVar[type[data.Skip]]
 
 
 @attrs.frozen(kw_only=True)
@@ -65,11 +68,11 @@ class Data(Spec):
         bad_rows: What happens to rows that cannot be learnt from.
     """
 
-    Preferences: ClassVar[type[members.Preferences]]
-    Feedback: ClassVar[type[members.Feedback]]
-    Conversations: ClassVar[type[members.Conversations]]
-    Text: ClassVar[type[members.Text]]
-    Prompts: ClassVar[type[members.Prompts]]
+    Preferences: ClassVar[type[data.Preferences]]
+    Feedback: ClassVar[type[data.Feedback]]
+    Conversations: ClassVar[type[data.Conversations]]
+    Text: ClassVar[type[data.Text]]
+    Prompts: ClassVar[type[data.Prompts]]
 
     yields: ClassVar[str] = ""
     """What kind of batch it yields: "pairs", "feedback" or "sequences"."""
@@ -79,6 +82,16 @@ class Data(Spec):
     path: str = attrs.field(validator=filled)
     order: Order = Shuffled()
     bad_rows: BadRows = Stop()
+
+    def check(self, experiment: Experiment, path: str = "data") -> Iterable[Problem]:
+        """The objective reads such rows; as the training data, or as that of an evaluation at another path."""
+        kind, objective = experiment.objective.batch_kind, type(experiment.objective).__qualname__
+        if self.yields != kind:
+            usable = [cls for cls in members(Data).values() if cls.yields == kind]
+            rows = " or ".join(cls.rows for cls in usable) or kind
+            cure = " or ".join(cls.__qualname__ for cls in usable) or f"data that yields {kind}"
+            message = f"{objective} reads {rows}, {type(self).__qualname__} yields {self.rows}; use {cure}"
+            yield Problem(path, message)
 
 
 @attrs.frozen(kw_only=True)
@@ -163,6 +176,15 @@ class Text(Data):
     path: str = attrs.field(kw_only=False, validator=filled)
     field: str = attrs.field(default="text", validator=filled)
     max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
+
+    def check(self, experiment: Experiment, path: str = "data") -> Iterable[Problem]:
+        """Text has no turns and no prompts, of which an objective could read some alone."""
+        yield from super().check(experiment, path)
+        objective = experiment.objective
+        has_choice = objective.batch_kind == self.yields and "loss_on" in declared(type(objective))
+        if has_choice and objective.loss_on != "all":
+            message = f"{objective.loss_on!r} has no meaning for {type(self).__qualname__} ({path}); use loss_on='all'"
+            yield Problem("objective.loss_on", message)
 
 
 @attrs.frozen(kw_only=True)

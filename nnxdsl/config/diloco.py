@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.config.batching import Packed
-from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import positive, probability
-from nnxdsl.config.objectives.grpo import GRPO
-from nnxdsl.config.objectives.reference import Synced
 from nnxdsl.config.sharding import BATCH_AXES, Mesh
 from nnxdsl.errors import Problem
 
@@ -45,6 +42,40 @@ class Outer(Spec):
     workers: int = attrs.field(default=2, validator=positive)
     every_steps: int = attrs.field(default=50, validator=positive)
 
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Each worker has rows of its own, and all that its loss compares."""
+        return gather(
+            lambda: self._check_rows(experiment),
+            lambda: self._check_objective(experiment),
+            lambda: self._check_stages(experiment),
+        )
+
+    def _check_rows(self, experiment: Experiment) -> Iterable[Problem]:
+        rows, mesh = experiment.rows_at_once, experiment.mesh
+        if rows % self.workers:
+            message = f"{rows} rows cannot be shared by outer.workers={self.workers}; use a multiple of it"
+            yield Problem(experiment.rows_path, message)
+            return
+        if mesh.splits_unevenly:
+            return
+        own_axis = over(self.workers, mesh)
+        axes = {axis: size for axis in BATCH_AXES if (size := mesh.sizes[axis]) > 1 and axis != own_axis}
+        if (rows // self.workers) % math.prod(axes.values()):
+            cut = " x ".join(f"{axis}={size}" for axis, size in axes.items())
+            message = f"{rows // self.workers} rows of each of outer.workers={self.workers} cannot be split over {cut}"
+            yield Problem(experiment.rows_path, message)
+
+    def _check_objective(self, experiment: Experiment) -> Iterable[Problem]:
+        if experiment.objective.compares_across_batch:
+            name = type(experiment.objective).__qualname__
+            message = f"{name} compares all rows of a batch, and a worker has some of them; set None, or use a loss of "
+            yield Problem("outer", message + "single rows")
+
+    def _check_stages(self, experiment: Experiment) -> Iterable[Problem]:
+        if experiment.mesh.stage > 1:
+            message = f"stages of a pipeline compute one model, and there are {self.workers} workers; use fsdp, "
+            yield Problem("mesh.stage", message + "set stage=1")
+
 
 @attrs.frozen(kw_only=True)
 class DiLoCo(Outer):
@@ -67,45 +98,3 @@ class DiLoCo(Outer):
 def over(workers: int, mesh: Mesh) -> str | None:
     """The mesh axis over which workers are cut; None where each device has something of all of them."""
     return "data" if mesh.data > 1 and workers % mesh.data == 0 else None
-
-
-def outer_problems(experiment: Experiment) -> Iterable[Problem]:
-    """What is wrong between workers that train apart and the other parts of an experiment."""
-    outer, objective = experiment.outer, experiment.objective
-    if outer is None:
-        return
-    yield from _row_problems(experiment, outer)
-    name = type(objective).__qualname__
-    if isinstance(objective, GRPO):
-        message = f"answers are drawn by the outer weights, and {name} would teach workers that are elsewhere; set None"
-        yield Problem("outer", message)
-    elif objective.compares_across_batch:
-        message = f"{name} compares all rows of a batch, and a worker sees its own alone; set None, or use a loss of "
-        yield Problem("outer", message + "single rows")
-    if experiment.has_reference and isinstance(experiment.reference, Synced):
-        message = "follows the policy at every step, and the outer weights move once in many; use Reference.Initial()"
-        yield Problem("reference", f"{type(experiment.reference).__qualname__} {message}")
-    if isinstance(experiment.batching, Packed):
-        message = "puts rows of several workers side by side; use Batching.Bucketed() or Batching.Padded()"
-        yield Problem("batching", f"{type(experiment.batching).__qualname__} {message}")
-    if experiment.mesh.stage > 1:
-        message = (
-            f"stages of a pipeline compute one model, and there are {outer.workers} workers; use fsdp, set stage=1"
-        )
-        yield Problem("mesh.stage", message)
-
-
-def _row_problems(experiment: Experiment, outer: Outer) -> Iterable[Problem]:
-    rows, path = experiment.rows_at_once, "batch_size" if experiment.microbatch_size is None else "microbatch_size"
-    if rows % outer.workers:
-        yield Problem(path, f"{rows} rows cannot be shared by outer.workers={outer.workers}; use a multiple of it")
-        return
-    mesh = experiment.mesh
-    own_rule = any(logical == "batch" for logical, _ in mesh.rules)  # then the plan knows
-    if own_rule or mesh.indivisible == "replicate":
-        return
-    axes = {axis: size for axis in BATCH_AXES if (size := mesh.sizes[axis]) > 1 and axis != over(outer.workers, mesh)}
-    if (rows // outer.workers) % math.prod(axes.values()):
-        cut = " x ".join(f"{axis}={size}" for axis, size in axes.items())
-        message = f"{rows // outer.workers} rows of each of outer.workers={outer.workers} cannot be split over {cut}"
-        yield Problem(path, message)

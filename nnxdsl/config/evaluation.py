@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -10,6 +11,9 @@ from nnxdsl.config.core.base import Spec, declared, gather
 from nnxdsl.config.core.validators import inner, not_negative, positive
 from nnxdsl.config.data import Data
 from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +43,10 @@ class Evaluation(Spec):
     def problems(self) -> Iterable[Problem]:
         """There must be something to evaluate, and no setting for answers without prompts."""
         return gather(self._check_empty, self._check_prompts, self._check_unused)
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Held-out rows are of the kind that the objective reads."""
+        return () if self.data is None else self.data.check(experiment, "evaluation.data")
 
     def _check_empty(self) -> Iterable[Problem]:
         if self.data is None and not self.prompts:

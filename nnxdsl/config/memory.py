@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import positive
+from nnxdsl.config.objectives.reference import Initial
 from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
 
 OFFLOADED = Literal["optimizer", "frozen", "reference"]
 
@@ -52,3 +56,38 @@ class Memory(Spec):
         for index, part in enumerate(self.offload):
             if part in self.offload[:index]:
                 yield Problem(f"offload.{index}", f"{part!r} is named twice")
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """What is offloaded exists, and the reference can be computed in the way that is set."""
+        return gather(lambda: self._check_reference(experiment), lambda: self._check_offload(experiment))
+
+    def _check_reference(self, experiment: Experiment) -> Iterable[Problem]:
+        if self.reference == "auto":
+            return
+        objective, reference = experiment.objective, experiment.reference
+        name, kind = type(objective).__qualname__, type(reference).__qualname__
+        if not objective.needs_reference:
+            yield Problem("memory.reference", f"{self.reference!r} has no effect: {name} has no reference")
+        elif not reference.is_model:
+            yield Problem("memory.reference", f"{self.reference!r} has no effect: {kind} is no model")
+        elif self.reference == "cached" and not reference.is_constant:
+            yield Problem("memory.reference", f"{kind} changes in training, so it cannot be cached; use 'online'")
+        elif self.reference == "cached" and objective.batch_kind not in ("pairs", "feedback"):
+            message = (
+                f"reference log-probs can only be cached for preference pairs, {name} reads {objective.batch_kind}"
+            )
+            yield Problem("memory.reference", f"{message}; use 'online'")
+
+    def _check_offload(self, experiment: Experiment) -> Iterable[Problem]:
+        idle: dict[str, str] = {}
+        if experiment.adapter is None and not experiment.frozen:
+            idle["frozen"] = "all weights are trained"
+        if not experiment.has_reference:
+            idle["reference"] = f"{type(experiment.objective).__qualname__} has no reference"
+        elif experiment.adapter is not None and isinstance(experiment.reference, Initial):
+            idle["reference"] = "the adapter's base is the reference, there is no copy"
+        elif experiment.reference_mode == "cached":
+            idle["reference"] = "its log-probs are precomputed; add memory.reference='online' to load its weights"
+        for index, part in enumerate(self.offload):
+            if part in idle:
+                yield Problem(f"memory.offload.{index}", f"{part!r} has no effect: {idle[part]}")

@@ -2,21 +2,25 @@
 
 # ruff: noqa: RUF009 - specs cannot change, so a default may be shared
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from nnxdsl.config.core.base import BROKEN, Spec
+from nnxdsl.config.core.base import BROKEN, Spec, declared, gather
 from nnxdsl.config.core.validators import Limit, filled
 from nnxdsl.config.tokenizer import Auto, Tokenizer
-from nnxdsl.config.weights import Random, Weights
-from nnxdsl.errors import SpecError
+from nnxdsl.config.weights import PEFT, From, Random, Weights, parts
+from nnxdsl.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from nnxdsl.config import model as members
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
@@ -43,8 +47,57 @@ class Model(Spec):
     Qwen3MoE: ClassVar[type[members.Qwen3MoE]]
     Qwen3Next: ClassVar[type[members.Qwen3Next]]
 
+    router_aux_loss_coef: ClassVar[float] = 0.0
+    """Strength of the load-balancing loss of routers."""
+    mtp_layers: ClassVar[int] = 0
+    """Multi-token prediction (MTP) layers."""
+
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Its weights are those of such a model, and its routers are not in a pipeline."""
+        return gather(
+            lambda: self.check_earlier("model"),
+            self._check_mtp,
+            self._check_adapter,
+            lambda: self._check_router(experiment),
+        )
+
+    def check_earlier(self, path: str) -> Iterable[Problem]:
+        """Other experiments that give its weights have a model of the same family and size.
+
+        Args:
+            path: Where the model is in the experiment, for messages.
+        """
+        for weights in parts(self.weights):
+            if isinstance(weights, From) and weights.experiment.model.network != self.network:
+                message = f"is another network than that of {path}.weights.experiment; both must be of one family "
+                yield Problem(path, message + "and size")
+
+    @property
+    def network(self) -> Model:
+        """The model without its weights and tokenizer, and without what only its training reads."""
+        training = {name: 0 for name in ("router_aux_loss_coef", "mtp_layers") if name in declared(type(self))}
+        return attrs.evolve(self, weights=Random(), tokenizer=Auto(), **training)
+
+    def _check_mtp(self) -> Iterable[Problem]:
+        for weights in parts(self.weights)[:1]:  # of what is merged, the base has the layer
+            if self.mtp_layers and isinstance(weights, From) and not weights.experiment.model.mtp_layers:
+                message = "model.weights.experiment ends without that layer; set 1 there, or 0 here"
+                yield Problem("model.mtp_layers", message)
+
+    def _check_adapter(self) -> Iterable[Problem]:
+        if isinstance(self.weights, PEFT):
+            message = (
+                "Weights.PEFT is an adapter and no model; continue it with Adapter.LoRA(start=...), or merge it with "
+            )
+            yield Problem("model.weights", message + "Weights.Merged")
+
+    def _check_router(self, experiment: Experiment) -> Iterable[Problem]:
+        if self.router_aux_loss_coef and experiment.mesh.stage > 1:
+            message = "router statistics are not available under pipeline parallelism; set 0"
+            yield Problem("model.router_aux_loss_coef", message)
 
 
 @attrs.frozen(kw_only=True)

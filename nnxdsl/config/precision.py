@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
 from nnxdsl.config.core.base import Spec
+from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
@@ -23,3 +28,9 @@ class Precision(Spec):
 
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     frozen: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """A format for frozen weights needs some."""
+        if self.frozen != "auto" and experiment.adapter is None and not experiment.frozen:
+            message = f"{self.frozen!r} has no effect, since all weights are trained (a reference has the format of "
+            yield Problem("precision.frozen", message + "the computation)")

@@ -14,6 +14,7 @@ from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
     from nnxdsl.config import quantization as members
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
@@ -42,6 +43,16 @@ class Quantization(Spec):
     def problems(self) -> Iterable[Problem]:
         """Targets must be there, each once."""
         return target_problems(self.targets)
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Something is trained: an adapter where the format freezes the base, the weights themselves where not."""
+        kind, adapter = type(self).__qualname__, experiment.adapter
+        if not self.freezes and adapter is not None:
+            message = f"{kind} is for weights that are trained, {type(adapter).__qualname__} freezes them; "
+            yield Problem("quantization", message + "use Quantization.Int8()")
+        elif self.freezes and adapter is None:
+            message = f"{kind} freezes the base, so there is nothing to train without an adapter; "
+            yield Problem("quantization", message + "add adapter=Adapter.LoRA()")
 
 
 @attrs.frozen(kw_only=True)

@@ -1,5 +1,8 @@
 """Many experiments from one, each chosen by what the ones before it came to: ranges, and how they are searched."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 import hashlib
@@ -31,6 +34,11 @@ class Range(Spec):
     Float: ClassVar[type[Float]]
     Log: ClassVar[type[Log]]
     Int: ClassVar[type[Int]]
+
+    low: ClassVar[float | None] = None
+    """The least number."""
+    high: ClassVar[float | None] = None
+    """The greatest number."""
 
 
 @attrs.frozen(kw_only=True)
@@ -204,11 +212,7 @@ class Search:
             if not isinstance(axis, Range | tuple):
                 yield Problem(f"space.{path}", f"expected a Range or a list of values, got {show(axis)}")
                 continue
-            tried = (
-                cast("tuple[object, ...]", axis)
-                if isinstance(axis, tuple)
-                else (getattr(axis, "low", None), getattr(axis, "high", None))
-            )
+            tried = cast("tuple[object, ...]", axis) if isinstance(axis, tuple) else (axis.low, axis.high)
             if not tried:
                 yield Problem(f"space.{path}", "has no values")
             found: dict[str, Problem] = {}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
 from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.validators import positive
 from nnxdsl.errors import Problem, suggest
+
+if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
 
 MESH_AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 """All mesh axes, slowest first: devices that are neighbours differ in the last one."""
@@ -86,6 +89,20 @@ class Mesh(Spec):
         if math.prod(self.across.values()) != self.slices:
             sizes = " x ".join(f"{axis}={getattr(self, axis)}" for axis in SLOW_AXES)
             yield Problem("slices", f"{self.slices} slices cannot be cut out of {sizes}")
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """The rows of a micro-batch can be split over the devices."""
+        if self.splits_unevenly:
+            return
+        axes = {axis: count for axis in BATCH_AXES if (count := self.sizes[axis]) > 1}
+        if experiment.rows_at_once % math.prod(axes.values()):
+            over = " x ".join(f"{axis}={count}" for axis, count in axes.items())
+            yield Problem(experiment.rows_path, f"{experiment.rows_at_once} rows cannot be split over mesh {over}")
+
+    @property
+    def splits_unevenly(self) -> bool:
+        """Whether rows need not divide by the axes of a batch: an own rule for them decides, or copies are allowed."""
+        return any(logical == "batch" for logical, _ in self.rules) or self.indivisible == "replicate"
 
 
 def _rule_problems(where: str, rules: tuple[tuple[str, str | tuple[str, ...] | None], ...]) -> Iterable[Problem]:

@@ -1,5 +1,8 @@
 """Where a run's first parameters come from. Reading them is `nnxdsl/formats/hf.py` and `nnxdsl/program/init.py`."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -26,6 +29,11 @@ class Weights(Spec):
     From: ClassVar[type[members.From]]
     PEFT: ClassVar[type[members.PEFT]]
     Merged: ClassVar[type[members.Merged]]
+
+    path: ClassVar[str | None] = None
+    """Where the files are, if they are files."""
+    allow_non_finite: ClassVar[bool] = False
+    """Whether files that hold NaN or infinity are loaded."""
 
 
 @attrs.frozen(kw_only=True)

@@ -339,15 +339,14 @@ def _apart(program: Program, leaves: Leaves) -> Comparison:
 
 def _loaded(program: Program, data: Data, tokenizer: TokenizerBase) -> Dataset:
     config = program.blueprint.config
-    loss_on: str = getattr(program.experiment.objective, "loss_on", "assistant")
+    loss_on = program.experiment.objective.loss_on
     return load(data, tokenizer, max_position=config.max_length, vocabulary=config.vocab_size, loss_on=loss_on)
 
 
 def _is_chat(data: Data) -> bool:
     """Whether the first rows of a file hold messages; False where it cannot be read any more."""
-    path = getattr(data, "path", None)
     try:
-        rows = [row.value for row, _ in zip(read_rows(str(path)), range(LOOKED_AT), strict=False)]
+        rows = [row.value for row, _ in zip(read_rows(data.path), range(LOOKED_AT), strict=False)]
     except DataError:
         return False
     values = [value for row in rows if not isinstance(row, RowError) for value in row.values()]

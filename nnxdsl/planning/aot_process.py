@@ -259,8 +259,8 @@ def _key(experiment: Experiment, told: Iterable[object]) -> str:
 
 def _config_digest(experiment: Experiment) -> str | None:
     """SHA-256 of the `config.json` beside the weights, which may give the network another vocabulary."""
-    directory = getattr(experiment.model.weights, "path", None)
-    file = Path(directory).expanduser() / "config.json" if isinstance(directory, str) else None
+    directory = experiment.model.weights.path
+    file = Path(directory).expanduser() / "config.json" if directory is not None else None
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else None
     except OSError:

@@ -14,6 +14,7 @@ import attrs
 from nnxdsl.adapters import lora
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.reference import Checkpoint, Synced
 from nnxdsl.errors import SpecError
 from nnxdsl.models.attention.row_layout import packed, sequence
@@ -211,7 +212,8 @@ def _said_once(blueprint: Blueprint) -> str:
     kept = f"{size:,} bytes for each target"
     if targets:
         kept += f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows"
-    count = getattr(experiment.objective, "top_k", 0)
+    assert isinstance(experiment.objective, Distill)
+    count = experiment.objective.top_k
     return f"says its {count:,} likeliest words of each target once, before the first step, and is gone by then: {kept}"
 
 
@@ -260,7 +262,7 @@ def _reference(blueprint: Blueprint) -> str:
     if blueprint.copied and adapter is None:
         return "online: a frozen copy of the first weights, asked at every step"
     if blueprint.copied:
-        whole = getattr(adapter, "start", None) is not None
+        whole = adapter is not None and adapter.start is not None
         return (
             f"online: the frozen base with a copy of the adapter{'' if whole else chr(39) + 's magnitudes'} as it began"
         )

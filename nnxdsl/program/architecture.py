@@ -94,7 +94,7 @@ def _(model: HF) -> DecoderConfig:
 
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     """The network of a published size; the one of its weights, where those say something of themselves."""
-    layers = getattr(model, "mtp_layers", 0)
+    layers = model.mtp_layers
     config = attrs.evolve(config, mtp_layers=layers)
     place = weights.parts(model.weights)[0]
     if not isinstance(place, weights.HF) or not (directory := Path(place.path).expanduser()).is_dir():

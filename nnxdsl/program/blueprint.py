@@ -310,13 +310,13 @@ def _teacher(experiment: Experiment, config: DecoderConfig, kept: DTypeLike, pro
     if own.vocab_size != config.vocab_size:
         sizes = f"has a vocabulary of {own.vocab_size:,} words, the model one of {config.vocab_size:,}"
         problems.append(Problem("objective.teacher", f"{sizes}; distributions over other words cannot be compared"))
-    weight = getattr(experiment.objective, "feature_weight", 0.0)
-    if weight and own.embed_dim != config.embed_dim:
+    distill = experiment.objective
+    assert isinstance(distill, Distill)
+    if distill.feature_weight and own.embed_dim != config.embed_dim:
         message = f"the teacher's hidden states have {own.embed_dim:,} numbers, the model's {config.embed_dim:,}; set 0"
         problems.append(Problem("objective.feature_weight", message))
-    top_k = getattr(experiment.objective, "top_k", None)
-    if top_k is not None and top_k > own.vocab_size:
-        message = f"{top_k:,} words are more than the teacher's vocabulary of {own.vocab_size:,} has"
+    if distill.top_k is not None and distill.top_k > own.vocab_size:
+        message = f"{distill.top_k:,} words are more than the teacher's vocabulary of {own.vocab_size:,} has"
         problems.append(Problem("objective.top_k", message))
     problems += _length_problems(asked, own)
     return Teacher(own, template(own, kept))

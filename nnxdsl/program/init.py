@@ -116,7 +116,7 @@ def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
     """
     experiment = blueprint.experiment
     adapter = experiment.adapter
-    match getattr(adapter, "start", None):
+    match adapter and adapter.start:
         case None:
             return base
         case PEFT(path=path, allow_non_finite=allow):
@@ -182,7 +182,8 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             dtype, sharding = blueprint.copied[path].dtype, shardings["reference"][path]
             reference[path] = place(weight, dtype, sharding, is_donated=blueprint.syncs_reference)
     key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
-    is_started = getattr(blueprint.experiment.adapter, "start", None) is not None
+    adapter = blueprint.experiment.adapter
+    is_started = adapter is not None and adapter.start is not None
     for path, leaf in blueprint.trainable.items():
         if lora.is_adapter(path) and is_started:
             trainable[path] = place(source.leaf(path), jnp.float32, shardings["trainable"][path], is_donated=True)

@@ -67,7 +67,7 @@ def reference_of(program: Program, state: TrainState) -> Leaves:
     if program.blueprint.reference_has_own_weights:
         return state.reference
     if experiment.adapter is not None:
-        is_continued = getattr(experiment.adapter, "start", None) is not None and experiment.reference_mode != "none"
+        is_continued = experiment.adapter.start is not None and experiment.reference_mode != "none"
         return state.trainable if is_continued else {}
     return state.trainable if experiment.reference_mode == "cached" else state.reference
 

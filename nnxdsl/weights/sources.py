@@ -89,7 +89,7 @@ def _own_source(blueprint: Blueprint, home: Path) -> Source:
     """As `open_source`, without what a teacher has."""
     experiment = blueprint.experiment
     base = _model_source(blueprint, home)
-    match getattr(experiment.adapter, "start", None):
+    match experiment.adapter and experiment.adapter.start:
         case Checkpoint() | From() as place:
             return init.AdapterSource(base, _adapter_of(place, blueprint, home))
         case _:
@@ -210,7 +210,7 @@ class _Trained:
                 for p, leaf in blueprint.trainable.items()
             }
             leaves = checkpoints.restore(step, {"trainable": targets})["trainable"]
-        if not getattr(place, "allow_non_finite", False):
+        if not place.allow_non_finite:
             require_finite({name: np.asarray(leaf) for name, leaf in leaves.items()}, path)
         return cls(directory, step, experiment, blueprint, leaves)
 

@@ -292,12 +292,12 @@ def test_what_does_not_go_together(experiment: Callable[..., Experiment]) -> Non
     for batching in (Batching.Padded(), Batching.Bucketed()):
         assert experiment(adapter=lora, batching=batching)
     assert experiment(adapter=Adapter.LoRA(), batching=Batching.Packed(length=64))
-    assert "  adapter.dropout: has no form in the stages of a pipeline; set 0.0, or mesh.stage=1" in said
+    assert "  adapter.dropout: is not implemented in the stages of a pipeline; set 0.0, or mesh.stage=1" in said
     weights = Weights.PEFT("adapter")
     assert refusal(lambda: experiment(model=Small(weights=weights)), SpecError) == (
         "1 problem in Experiment 'small'\n"
-        "  model.weights: Weights.PEFT is an adapter and no model; go on with it by Adapter.LoRA(start=...), or merge "
-        "it by Weights.Merged"
+        "  model.weights: Weights.PEFT is an adapter and no model; continue it with Adapter.LoRA(start=...), or "
+        "merge it with Weights.Merged"
     )
     assert refusal(lambda: Adapter.DoRA(ranks=(("", 2), ("up", 0)), start=Weights.HF("model")), SpecError) == (
         "3 problems in Adapter.DoRA\n"

@@ -131,11 +131,11 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment]) -> N
         return str(found)
 
     assert problem(model=Model.DeepSeekV3("tiny")) == (
-        "objective.mtp_loss_weight: has no effect: Model.DeepSeekV3 has no layer that predicts further ahead; set "
-        "model.mtp_layers=1"
+        "objective.mtp_loss_weight: has no effect: Model.DeepSeekV3 has no multi-token prediction (MTP) layer; "
+        "set model.mtp_layers=1"
     )
     assert problem(model=Model.Gemma3("tiny")) == (
-        "objective.mtp_loss_weight: has no effect: Model.Gemma3 has no layer that predicts further ahead; set 0"
+        "objective.mtp_loss_weight: has no effect: Model.Gemma3 has no multi-token prediction (MTP) layer; set 0"
     )
     assert problem(adapter=Adapter.LoRA()) == (
         "objective.mtp_loss_weight: an MTP layer is trained whole, without Adapter.LoRA; set 0, or adapter=None"

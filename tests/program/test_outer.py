@@ -278,12 +278,12 @@ def answers() -> dict[str, Any]:
         ),
         (
             {"objective": Objective.AOT()},
-            "outer: Objective.AOT compares all rows of a batch, and a worker sees its",
+            "outer: Objective.AOT compares all rows of a batch, and a worker has some",
         ),
-        ({"reference": Reference.Synced()}, "reference: Reference.Synced follows the policy at every step, and the ou"),
+        ({"reference": Reference.Synced()}, "reference: Reference.Synced follows the policy at every step, and outer"),
         ({"batching": Batching.Packed()}, "batching: Batching.Packed puts rows of several workers side by side; use B"),
         ({"mesh": Mesh(stage=2)}, "mesh.stage: stages of a pipeline compute one model, and there are 2 workers; use f"),
-        (answers(), "outer: answers are drawn by the outer weights, and Objective.GRPO would teach workers that are"),
+        (answers(), "outer: completions are sampled with the outer weights, and Objective.GRPO trains workers with o"),
     ],
     ids=["rows", "micro-batches", "mesh", "whole batches", "reference", "packed", "stages", "answers"],
 )

@@ -225,8 +225,8 @@ def test_sequences_are_packed_only_for_sums_over_tokens(experiment: Callable[...
     with pytest.raises(SpecError) as error:
         experiment(objective=MeanOfSequences(), batching=Batching.Packed())
     assert str(error.value).endswith(
-        "batching: MeanOfSequences does not say that it is a sum over tokens (`is_token_sum`), and rows of several "
-        "sequences tell no more; use Batching.Bucketed() or Batching.Padded()"
+        "batching: MeanOfSequences does not declare that it is a sum over tokens (`is_token_sum`), and a packed row "
+        "has several sequences; use Batching.Bucketed() or Batching.Padded()"
     )
     assert experiment(objective=MeanOfSequences(), batching=Batching.Bucketed()).batching == Batching.Bucketed()
 

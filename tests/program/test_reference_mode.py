@@ -74,4 +74,4 @@ def test_a_reference_is_kept_of_pairs_alone(experiment: Callable[..., Experiment
     assert "memory.reference: 'cached' has no effect: Objective.SFT has no reference" in str(caught.value)
     with pytest.raises(SpecError) as caught:
         experiment(memory=Memory(reference="cached", offload=("reference",)))
-    assert "memory.offload.0: 'reference' has no effect: it is asked once" in str(caught.value)
+    assert "memory.offload.0: 'reference' has no effect: its log-probs are precomputed" in str(caught.value)

@@ -236,7 +236,7 @@ def test_what_does_not_go_together(experiment: Callable[..., Experiment]) -> Non
         ),
         (
             {"objective": Objective.NCA(), "reference": uniform, "memory": auto},
-            "reference: Objective.NCA reads more than a difference of log-ratios, which is all that Reference.Uniform "
+            "reference: Objective.NCA reads more than differences of log-ratios, which are all that Reference.Uniform "
             "gives; use another one",
         ),
         (
@@ -246,7 +246,7 @@ def test_what_does_not_go_together(experiment: Callable[..., Experiment]) -> Non
         ),
         (
             {"reference": synced, "memory": Memory(reference="cached")},
-            "memory.reference: what Reference.Synced says changes, so it cannot be kept; use 'online'",
+            "memory.reference: Reference.Synced changes in training, so it cannot be cached; use 'online'",
         ),
         (
             {"reference": uniform, "memory": Memory(reference="online")},

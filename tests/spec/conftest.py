@@ -233,7 +233,7 @@ def sums(draw: st.DrawFn) -> Spec:
     """Sums of objectives of pairs."""
     pairs = [cls for cls in members_of(Objective) if cls is not Objective.Sum and cls.batch_kind == "pairs"]
     terms = draw(st.lists(st.sampled_from(pairs).flatmap(of_noun), min_size=1, max_size=3))
-    terms = [attrs.evolve(term, ld_alpha=1.0) if hasattr(term, "ld_alpha") else term for term in terms]
+    terms = [attrs.evolve(term, ld_alpha=1.0) if "ld_alpha" in declared(type(term)) else term for term in terms]
     weights = draw(st.lists(values(float, positive), min_size=len(terms), max_size=len(terms)))
     return Objective.Sum(terms=tuple(terms), weights=tuple(weights))
 
@@ -269,7 +269,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     """Valid experiments: what is checked between fields is made to fit, everything else is anything."""
     objective = draw(st.from_type(Objective))
     sources = [cls for cls in members_of(Data) if cls.yields == objective.batch_kind]
-    if getattr(objective, "loss_on", "all") != "all":
+    if Data.Text in sources and objective.loss_on != "all":
         sources.remove(Data.Text)
     data = st.one_of([of_noun(cls) for cls in sources])
     fitted = {
@@ -293,7 +293,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     adapter = fields["adapter"]
     if adapter is not None:
         fields["frozen"] = ()
-    if getattr(adapter, "dropout", 0.0) and (isinstance(fields["batching"], Batching.Packed) or mesh.stage > 1):
+    if adapter is not None and adapter.dropout and (isinstance(fields["batching"], Batching.Packed) or mesh.stage > 1):
         fields["adapter"] = adapter = attrs.evolve(adapter, dropout=0.0)
     modes = {"auto"} if not objective.needs_reference else {"auto", "online"}
     modes |= {"cached"} if objective.needs_reference and objective.batch_kind in ("pairs", "feedback") else set()
@@ -317,15 +317,15 @@ def experiments(draw: st.DrawFn) -> Experiment:
         model = attrs.evolve(model, weights=Weights.Random())
     if isinstance(model.weights, Weights.From):
         model = attrs.evolve(model.weights.experiment.model, weights=model.weights)
-    if hasattr(model, "router_aux_loss_coef") and mesh.stage > 1:
+    if "router_aux_loss_coef" in declared(type(model)) and mesh.stage > 1:
         model = attrs.evolve(model, router_aux_loss_coef=0.0)
     quantization = draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None)))
-    if hasattr(model, "mtp_layers") and isinstance(model.weights, Weights.From):
+    if "mtp_layers" in declared(type(model)) and isinstance(model.weights, Weights.From):
         model = attrs.evolve(model, mtp_layers=0)
-    further = getattr(model, "mtp_layers", 0) and adapter is None and quantization is None
+    further = model.mtp_layers and adapter is None and quantization is None
     if isinstance(objective, Objective.SFT) and not further:
         objective = attrs.evolve(objective, mtp_loss_weight=0.0)
-    if isinstance(objective, Objective.Distill) and hasattr(objective.teacher, "mtp_layers"):
+    if isinstance(objective, Objective.Distill) and "mtp_layers" in declared(type(objective.teacher)):
         objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))
     return Experiment(
         **fields,

@@ -236,8 +236,8 @@ IN_EXPERIMENT: dict[str, tuple[dict[str, object], str]] = {
             "quantization": None,
             "precision": Precision(frozen="bfloat16"),
         },
-        "precision.frozen: 'bfloat16' has no effect, since all weights are trained (a reference is kept in the format "
-        "that is computed in)",
+        "precision.frozen: 'bfloat16' has no effect, since all weights are trained (a reference has the format "
+        "of the computation)",
     ),
     "micro-batches": ({"microbatch_size": 12}, "microbatch_size: 12 does not divide batch_size=64"),
     "micro-batch over devices": (

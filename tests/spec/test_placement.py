@@ -156,8 +156,8 @@ def test_parts_that_are_not_there_are_not_offloaded(design: Any) -> None:
     asked("optimizer", "frozen")()
     asked("optimizer", "reference", **full, reference="online")()
     assert refusal(asked("reference", **full)) == [
-        "memory.offload.0: 'reference' has no effect: it is asked once and not kept; "
-        "add memory.reference='online' to keep it"
+        "memory.offload.0: 'reference' has no effect: its log-probs are precomputed; "
+        "add memory.reference='online' to load its weights"
     ]
     asked("optimizer", "frozen", **sft, adapter=Adapter.LoRA())()
 

@@ -30,7 +30,7 @@ def asked(**fields: Any) -> Experiment:
         ({"batch_size": 6}, "objective.num_generations: 4 answers to a prompt do not divide batch_size=6"),
         (
             {"batching": Batching.Packed()},
-            "batching: Batching.Packed arranges rows of a file, and answers are in none; leave it",
+            "batching: Batching.Packed arranges rows of a file, and answers are in none; leave it out",
         ),
         (
             {"data": Data.Text("rows.jsonl")},
@@ -38,7 +38,7 @@ def asked(**fields: Any) -> Experiment:
         ),
         (
             {"memory": Memory(reference="cached")},
-            "memory.reference: log-probabilities of pairs can be kept, Objective.GRPO reads prompts; use 'online'",
+            "memory.reference: reference log-probs can only be cached for preference pairs, Objective.GRPO reads prompts; use 'online'",
         ),
         (
             {"objective": Objective.GRPO(rewards=REWARDS, beta=0.0), "memory": Memory(reference="online")},

@@ -17,7 +17,11 @@ import attrs
 from nnxdsl.config.core.fields import check_annotation, check_value, resolve, show
 from nnxdsl.errors import Problem, SpecError, suggest
 
-_HOME = "nnxdsl.config."
+if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
+
+_HOME = ("nnxdsl.config.", "nnxdsl.models.families.")
+"""Where the built-in classes are."""
 
 registry: dict[str, type[Spec]] = {}
 """Every noun, family and built-in member by the name that Python code uses for it: `Mesh`, `Objective.DPO`."""
@@ -42,9 +46,11 @@ class Spec:
 
     A field that a class gets after experiments with it have run is named in `fields_added_later`, and its default is
     what the class did before: where it holds that, the identity leaves it out, so that those runs keep their ids.
+    Fields in `outside_identity` never count.
     """
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset()
+    outside_identity: ClassVar[frozenset[str]] = frozenset()
     is_base: ClassVar[bool] = False
     family: ClassVar[type[Spec]]
     tag: ClassVar[str]
@@ -81,6 +87,13 @@ class Spec:
 
         It may be called while some fields are wrong: reading one of those raises UnsetError, which ends the check.
         Checks that read different fields belong in functions of their own, joined by `gather`.
+        """
+        return ()
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """What is wrong between this part and the rest of the experiment that it is a field of; paths as there.
+
+        Like `problems` it may be called while fields of the experiment are wrong; `gather` joins independent checks.
         """
         return ()
 
@@ -287,12 +300,14 @@ def is_family(cls: type[Spec]) -> bool:
     return cls.family is cls and (cls is Spec or bool(members(cls)))
 
 
-def members(family: type[Spec]) -> dict[str, type[Spec]]:
+def members(family: type[SpecT]) -> dict[str, type[SpecT]]:
     """The built-in members of a family by short name, in the order in which the family declares them."""
     prefix = f"{family.__name__}."
     if registry.get(family.__name__) is not family:
         return {}
-    found = {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
+    found = {
+        name.removeprefix(prefix): cast("type[SpecT]", cls) for name, cls in registry.items() if name.startswith(prefix)
+    }
     order = {name: index for index, name in enumerate(family.__annotations__)}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 

@@ -29,13 +29,12 @@ def identity(value: object) -> object:
     other devices or a new name does not make the later one another run.
     """
     if isinstance(value, Spec):
-        outside: frozenset[str] = getattr(type(value), "outside_identity", frozenset())
         return {
             "type": value.tag,
             **{
                 name: identity(held)
                 for name, field in declared(type(value)).items()
-                if name not in outside
+                if name not in value.outside_identity
                 and not ((held := getattr(value, name)) == field.default and name in value.fields_added_later)
             },
         }

@@ -139,7 +139,7 @@ def diff(old: Spec, new: Spec) -> dict[str, object]:
 
 
 def _called(spec: Spec) -> str:
-    return describe(type(spec), {"name": getattr(spec, "name", None)})
+    return describe(type(spec), attrs.asdict(spec, recurse=False))
 
 
 def _encode(spec: Spec) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import attrs
 from nnxdsl.config.core.base import Spec
 
 if TYPE_CHECKING:
+    from nnxdsl.config.model import Model
     from nnxdsl.config.objectives import distillation, grpo, kto, sft
     from nnxdsl.config.objectives import preference as pairs
+    from nnxdsl.config.objectives.divergence import Divergence
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +56,20 @@ class Objective(Spec):
     """Where it reads sequences: whether it sums over target tokens, whichever sequence they belong to."""
     compares_across_batch: ClassVar[bool] = False
     """Whether the loss of a row depends on the other rows: a batch in parts is then asked about once before."""
+
+    mtp_loss_weight: ClassVar[float] = 0.0
+    """Strength of multi-token prediction."""
+    loss_on: ClassVar[str] = "assistant"
+    """Where it reads sequences: which tokens are targets."""
+    teacher: ClassVar[Model | None] = None
+    """The model that is distilled."""
+
+    divergence: ClassVar[Divergence | None] = None
+    """How the distance from the reference is measured."""
+    ld_alpha: ClassVar[float] = 1.0
+    """Weight of tokens beyond the length of a pair's shorter completion."""
+    weighting: ClassVar[str] = "equal"
+    """How pairs are weighted."""
 
     @property
     def all_terms(self) -> tuple[Objective, ...]:

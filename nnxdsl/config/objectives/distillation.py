@@ -1,5 +1,8 @@
 """Learning from another model's whole distributions; `losses/distillation.py` computes them, tile by tile."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -15,6 +18,7 @@ from nnxdsl.config.weights import PEFT
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
     from nnxdsl.config.objectives import distillation as members
 
 
@@ -100,3 +104,10 @@ class Distill(Objective):
             yield Problem("feature_weight", message)
         if isinstance(self.teacher.weights, PEFT):
             yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """The teacher is a model that other experiments may give, and predicts one token at a time."""
+        yield from self.teacher.check_earlier("objective.teacher")
+        if self.teacher.mtp_layers:
+            message = "has no effect: a teacher's multi-token prediction (MTP) layer is not used; set 0"
+            yield Problem("objective.teacher.mtp_layers", message)

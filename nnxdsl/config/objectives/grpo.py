@@ -6,15 +6,19 @@ Drawing answers and asking what they are worth is `trainer/rollouts.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
+from nnxdsl.config.batching import Padded
 from nnxdsl.config.core.base import declared, gather
 from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.reward import Reward
 from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +78,30 @@ class GRPO(Objective):
     def problems(self) -> Iterable[Problem]:
         """There is a reward, none is there twice, and what is set acts."""
         return gather(self._check_rewards, self._check_clip, self._check_kl)
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Groups fill batches, and their completions are sampled: in no file, and by the weights that are trained."""
+        return gather(
+            lambda: self._check_groups(experiment),
+            lambda: self._check_batching(experiment),
+            lambda: self._check_workers(experiment),
+        )
+
+    def _check_groups(self, experiment: Experiment) -> Iterable[Problem]:
+        if experiment.batch_size % self.num_generations:
+            message = f"{self.num_generations} answers to a prompt do not divide batch_size={experiment.batch_size}"
+            yield Problem("objective.num_generations", message)
+
+    def _check_batching(self, experiment: Experiment) -> Iterable[Problem]:
+        if not isinstance(experiment.batching, Padded):
+            kind = type(experiment.batching).__qualname__
+            yield Problem("batching", f"{kind} arranges rows of a file, and answers are in none; leave it out")
+
+    def _check_workers(self, experiment: Experiment) -> Iterable[Problem]:
+        if experiment.outer is not None:
+            name = type(self).__qualname__
+            message = f"completions are sampled with the outer weights, and {name} trains workers with others; set None"
+            yield Problem("outer", message)
 
     def _check_rewards(self) -> Iterable[Problem]:
         if not self.rewards:

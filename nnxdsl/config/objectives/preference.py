@@ -13,6 +13,9 @@ al. 2024, arXiv:2406.11827, equation 2, with its sampled alignment, as in TRL).
 
 # ruff: noqa: RUF009 - specs cannot change, so a default may be shared
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -246,7 +249,7 @@ class BCO(Objective):
 
     # Other members know it by their class; here it goes by `shift`.
     @property
-    def compares_across_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def compares_across_batch(self) -> bool:
         """Whether rewards are compared with those of the whole batch."""
         return self.shift == "batch"
 
@@ -432,17 +435,17 @@ class Sum(Objective):
 
     # Other members know these by their class; a sum knows them by its terms.
     @property
-    def needs_reference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_reference(self) -> bool:
         """Whether one of its terms compares the policy with a reference."""
         return any(term.needs_reference for term in self.terms)
 
     @property
-    def of_difference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def of_difference(self) -> bool:
         """Whether all of its terms that have a reference are losses of a difference."""
         return all(term.of_difference for term in self.terms if term.needs_reference)
 
     @property
-    def compares_across_batch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def compares_across_batch(self) -> bool:
         """Whether one of its terms is a loss of whole batches."""
         return any(term.compares_across_batch for term in self.terms)
 
@@ -457,7 +460,7 @@ class Sum(Objective):
             kind = type(term).__qualname__
             if isinstance(term, Sum):
                 yield Problem(f"terms.{index}", f"{kind} within {kind}; write its terms here")
-            elif getattr(term, "ld_alpha", 1.0) != 1:
+            elif term.ld_alpha != 1:
                 yield Problem(f"terms.{index}.ld_alpha", "a sum's terms read one pass, in which every token counts")
             elif term.batch_kind != "pairs":
                 cure = "; use Objective.ChosenSFT()" if kind == "Objective.SFT" else ""

@@ -1,5 +1,8 @@
 """The model that a policy is compared with, where its objective compares, and what goes with what."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import Limit, positive
 from nnxdsl.config.objectives.divergence import ReverseKL
 from nnxdsl.config.weights import PEFT, Random, Weights
@@ -16,7 +19,6 @@ from nnxdsl.errors import Problem
 if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
     from nnxdsl.config.objectives import reference as members
-    from nnxdsl.config.objectives.base import Objective
 
 
 @attrs.frozen(kw_only=True)
@@ -28,10 +30,27 @@ class Reference(Spec):
     Synced: ClassVar[type[members.Synced]]
     Uniform: ClassVar[type[members.Uniform]]
 
+    weights: ClassVar[Weights | None] = None
+    """Its weights, where they are not the policy's."""
+    is_model: ClassVar[bool] = True
+    """Whether it is a model, with log-probabilities of its own."""
+    is_constant: ClassVar[bool] = True
+    """Whether it stays the same while the policy is trained."""
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """The objective compares the policy with it."""
+        if not experiment.objective.needs_reference:
+            kind, name = type(self).__qualname__, type(experiment.objective).__qualname__
+            yield Problem("reference", f"{kind} has no effect: {name} has no reference")
+
 
 @attrs.frozen(kw_only=True)
 class Initial(Reference):
-    """The policy as it was before any step: the base of a new adapter, or what another adapter went on from."""
+    """The policy before its first step: the base of a new adapter, or the adapter that training continues."""
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """It is the default, which objectives without a reference leave unused."""
+        return ()
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +71,13 @@ class Checkpoint(Reference):
             message = "gives no trained model; use Weights.HF, Weights.Checkpoint or Weights.From"
             yield Problem("weights", f"{type(self.weights).__qualname__} {message}")
 
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Its weights are those of the policy's network."""
+        return gather(
+            lambda: super(Checkpoint, self).check(experiment),
+            lambda: attrs.evolve(experiment.model, weights=self.weights).check_earlier("reference"),
+        )
+
 
 @attrs.frozen(kw_only=True)
 class Synced(Reference):
@@ -66,8 +92,17 @@ class Synced(Reference):
         ref_model_mixup_alpha: The policy's share (the paper's alpha); 1 is its hard update.
     """
 
+    is_constant: ClassVar[bool] = False
+
     every_steps: int = attrs.field(default=512, validator=positive)
     ref_model_mixup_alpha: float = attrs.field(default=0.6, validator=Limit(above=0, at_most=1))
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """There is one policy to follow, at every step."""
+        yield from super().check(experiment)
+        if experiment.objective.needs_reference and experiment.outer is not None:
+            message = "follows the policy at every step, and outer weights change once in many; use Reference.Initial()"
+            yield Problem("reference", f"{type(self).__qualname__} {message}")
 
 
 @attrs.frozen(kw_only=True)
@@ -78,34 +113,22 @@ class Uniform(Reference):
     would read how likely all answers together are.
     """
 
+    is_model: ClassVar[bool] = False
 
-def _scored(objective: Objective) -> str | None:
-    """The name of a divergence that is more than a log-ratio, of an objective or of a term of it."""
-    found = (getattr(term, "divergence", None) for term in objective.all_terms)
-    return next((type(each).__qualname__ for each in found if not isinstance(each, ReverseKL | None)), None)
-
-
-def reference_problems(experiment: Experiment) -> Iterable[Problem]:
-    """What is wrong between an experiment's reference and its other parts."""
-    reference, objective = experiment.reference, experiment.objective
-    kind, name = type(reference).__qualname__, type(objective).__qualname__
-    asked = experiment.memory.reference
-    if not isinstance(reference, Initial) and not objective.needs_reference:
-        yield Problem("reference", f"{kind} has no effect: {name} has no reference")
-    elif isinstance(reference, Uniform) and not objective.of_difference:
-        message = f"{name} reads more than a difference of log-ratios, which is all that {kind} gives; use another one"
-        yield Problem("reference", message)
-    elif isinstance(reference, Uniform) and (scored := _scored(objective)):
-        message = f"{scored} makes scores of log-ratios, and {kind} gives none; use Divergence.ReverseKL()"
-        yield Problem("reference", message)
-    if asked == "auto":
-        return
-    if not objective.needs_reference:
-        yield Problem("memory.reference", f"{asked!r} has no effect: {name} has no reference")
-    elif isinstance(reference, Uniform):
-        yield Problem("memory.reference", f"{asked!r} has no effect: {kind} is no model")
-    elif asked == "cached" and isinstance(reference, Synced):
-        yield Problem("memory.reference", f"what {kind} says changes, so it cannot be kept; use 'online'")
-    elif asked == "cached" and objective.batch_kind not in ("pairs", "feedback"):
-        message = f"log-probabilities of pairs can be kept, {name} reads {objective.batch_kind}; use 'online'"
-        yield Problem("memory.reference", message)
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """The loss reads differences of log-ratios alone."""
+        yield from super().check(experiment)
+        objective = experiment.objective
+        kind, name = type(self).__qualname__, type(objective).__qualname__
+        if not objective.needs_reference:
+            return
+        divergences = [term.divergence for term in objective.all_terms]
+        other = next((type(each).__qualname__ for each in divergences if not isinstance(each, ReverseKL | None)), None)
+        if not objective.of_difference:
+            message = (
+                f"{name} reads more than differences of log-ratios, which are all that {kind} gives; use another one"
+            )
+            yield Problem("reference", message)
+        elif other is not None:
+            message = f"{other} makes scores of log-ratios, and {kind} gives none; use Divergence.ReverseKL()"
+            yield Problem("reference", message)

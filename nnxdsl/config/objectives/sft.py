@@ -1,16 +1,22 @@
 """Supervised fine-tuning."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
+from nnxdsl.config.core.base import declared, gather
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.objectives.base import Objective
+from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
-    pass
+    from nnxdsl.config.experiment import Experiment
 
 
 @attrs.frozen(kw_only=True)
@@ -35,3 +41,22 @@ class SFT(Objective):
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     z_loss: float = attrs.field(default=0.0, validator=Limit(at_least=0))
     mtp_loss_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """Multi-token prediction needs a layer for it, which is trained with all of its weights."""
+        if self.mtp_loss_weight:
+            return gather(lambda: self._check_mtp_layers(experiment), lambda: self._check_mtp_training(experiment))
+        return ()
+
+    def _check_mtp_layers(self, experiment: Experiment) -> Iterable[Problem]:
+        model = experiment.model
+        if not model.mtp_layers:
+            cure = "set model.mtp_layers=1" if "mtp_layers" in declared(type(model)) else "set 0"
+            message = f"has no effect: {type(model).__qualname__} has no multi-token prediction (MTP) layer; {cure}"
+            yield Problem("objective.mtp_loss_weight", message)
+
+    def _check_mtp_training(self, experiment: Experiment) -> Iterable[Problem]:
+        for field, given in (("adapter", experiment.adapter), ("quantization", experiment.quantization)):
+            if given is not None:
+                message = f"an MTP layer is trained whole, without {type(given).__qualname__}; set 0, or {field}=None"
+                yield Problem("objective.mtp_loss_weight", message)
