@@ -27,9 +27,10 @@ from nnxdsl.adapters import lora
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import GEMMA3, DecoderConfig
-from nnxdsl.program.step import Leaves
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.program.forward import Leaves
 
 
 def drawn(template: params.AbstractModel, dtype: Any) -> Leaves:

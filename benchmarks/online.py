@@ -58,7 +58,7 @@ class Steps:
 
     def forward(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """The forward pass alone, and with what the backward pass needs of it."""
-        computation, frozen, batch = self.program.train_step, self.state.frozen, self.program.shard_batch(self.batch)
+        computation, frozen, batch = self.program.policy_loss, self.state.frozen, self.program.shard_batch(self.batch)
 
         def alone(trainable: Any, frozen: Any) -> Any:
             return computation.make_forward(frozen, batch, {})(computation.cast(trainable)).scored

@@ -49,7 +49,7 @@ class Bench:
         moved = len(jax.tree.leaves(moving))
 
         def flat(moving: list[Any], fixed: list[Any]) -> tuple[list[Any], Any]:
-            after, metrics = self.program.train_step.step(*jax.tree.unflatten(form, [*moving, *fixed]))
+            after, metrics = self.program.train_step(*jax.tree.unflatten(form, [*moving, *fixed]))
             return jax.tree.leaves(after), metrics
 
         copies = jax.tree.map(lambda leaf: leaf.copy(), arguments[:moved])

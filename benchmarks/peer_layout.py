@@ -19,7 +19,7 @@ from small import experiment
 
 import nnxdsl
 from nnxdsl.models.attention.positions import TokenPositions
-from nnxdsl.program.step import Leaves
+from nnxdsl.program.forward import Leaves
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     turns, job = Turns(), Job(parser.parse_args().job)
     program = nnxdsl.compile(experiment(job.directory, job.numbers, "online"))
     first = program.init()
-    forward, template = program.train_step.forward, program.train_step.policy
+    forward, template = program.policy_loss.forward, program.policy_loss.policy
     update, beta, response = program.blueprint.update, job.numbers["beta"], job.numbers["response"]
 
     def logps(

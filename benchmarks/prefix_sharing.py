@@ -31,8 +31,9 @@ from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.program.forward import Forward
-from nnxdsl.program.step import DonatedState, Leaves
+from nnxdsl.program.compile import build_step
+from nnxdsl.program.forward import Forward, Leaves
+from nnxdsl.program.step import DonatedState
 
 SHAPES = ((8, 128), (128, 128), (192, 96), (256, 64), (320, 40))
 """Tokens of the prompt and of each completion: the prompt is 0.06, 1, 2, 4 and 8 times as long."""
@@ -107,14 +108,15 @@ def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         program = nnxdsl.compile(small.experiment(Path(place), numbers, "cached", random=True))
     state = program.init()
-    shared = program.train_step
+    shared = program.policy_loss
     twice = attrs.evolve(shared, forward=Twice(**attrs.asdict(shared.forward, recurse=False)))
     batch = program.shard_batch(batch_of(prompt, response))
     # With B = 0 nothing would be learnt about A.
     trainable = {path: 0.02 * jnp.cos(jnp.arange(x.size)).reshape(x.shape) for path, x in state.trainable.items()}
-    gradients = [jax.jit(one.microbatch_grads)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
+    gradients = [jax.jit(one.grads)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
     given = DonatedState(state.step, trainable, state.optimizer), state.frozen, {}, batch
-    sides = [jax.jit(one.step).lower(*given).compile() for one in (shared, twice)]
+    steps = [build_step(program.blueprint, program.mesh, one) for one in (shared, twice)]
+    sides = [jax.jit(step).lower(*given).compile() for step in steps]
     seconds: list[list[float]] = [[], []]
     for turn in range(rounds + 1):
         for side, taken in zip(sides, seconds, strict=True):

@@ -181,8 +181,8 @@ def pairs(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, 
             largest = max(largest, float(apart.max()))
     blueprint = models.program.blueprint
     moves = (
-        blueprint.reference_has_own_weights
-        or blueprint.syncs_reference
+        blueprint.reference.has_own_weights
+        or blueprint.reference.is_synced
         or models.other.name not in (REFERENCE, UNTRAINED)
     )
     return {

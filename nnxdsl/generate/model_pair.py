@@ -31,8 +31,8 @@ from nnxdsl.models.params import AbstractModel
 from nnxdsl.program import init
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.compile import compile as compile_experiment
-from nnxdsl.program.forward import ForwardOutput
-from nnxdsl.program.step import Leaves
+from nnxdsl.program.forward import ForwardOutput, Leaves
+from nnxdsl.program.reference import OwnWeights
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.weights import sources
 
@@ -138,17 +138,15 @@ class ModelPair:
                 if not against.isdigit():
                     raise RunError(f"expected 'reference', a step, or RUN@STEP, got {against!r}")
                 other = _of_state(program, f"step {int(against)}", at_step(int(against)))
-            elif program.blueprint.reference_has_own_weights:
+            elif program.blueprint.reference.has_own_weights:
                 tell("reading the reference's weights")
                 other = _apart(program, program.load_reference(source))
-            elif program.blueprint.syncs_reference and step:
+            elif program.blueprint.reference.is_synced and step:
                 other = _of_state(program, REFERENCE, at_step(step, "reference"))
-            elif program.train_step.reference is None:
+            elif not program.blueprint.reference.exists:
                 other = _of_state(program, UNTRAINED, first)
             else:
-                base = (
-                    lora.disable_adapter(first.trainable) if program.train_step.reference_is_base else first.trainable
-                )
+                base = lora.disable_adapter(first.trainable) if program.blueprint.reference.is_base else first.trainable
                 other = _of_state(program, REFERENCE, state(0, base))
         tell("reading held-out rows")
         tokenizer = _tokenizer(asked, home)
@@ -173,7 +171,7 @@ class ModelPair:
     def sampler(self, name: str) -> Sampler:
         """What answers with one of `models`; two of one structure share what is compiled."""
         blueprint, (template, _) = self.program.blueprint, self.models()[name]
-        kind = "policy" if template is self.program.train_step.policy else name
+        kind = "policy" if template is self.program.policy_loss.policy else name
         if kind not in self._samplers:
             self._samplers[kind] = Sampler(template, blueprint.config, blueprint.compute, stop_ids(self.tokenizer))
         return self._samplers[kind]
@@ -185,7 +183,7 @@ class ModelPair:
             policy: What the policy says of some pairs.
             other: What it is compared with; the objective does not read it if it has no reference.
         """
-        compares, loss = self.program.train_step.reference is not None, self.program.train_step.loss
+        compares, loss = self.program.blueprint.reference.exists, self.program.policy_loss.loss.objective
 
         def each(policy: PairsSaid, other: PairsSaid) -> dict[str, jax.Array]:
             def of_one(weight: jax.Array) -> dict[str, jax.Array]:
@@ -214,7 +212,7 @@ class ModelPair:
             By "policy" and "other", whose likeliest they are: ids, what the policy and what the other give them in
             nats; all `[T, 5]`. Row t is about token t + 1.
         """
-        forward, config = self.program.train_step.forward, self.program.blueprint.config
+        forward, config = self.program.policy_loss.forward, self.program.blueprint.config
         templates = {name: template for name, (template, _) in self.models().items()}
         count = min(ALTERNATIVES, config.vocab_size)
 
@@ -313,7 +311,7 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
         source = sources.open_source(program.blueprint, home)
         state = _Saved.read(directory, program, checkpoints, source, tell).at_step(int(step))
     template, leaves = program.policy(state)
-    forward = mine.train_step.forward
+    forward = mine.policy_loss.forward
     read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
     return Comparison(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.shard_batch(batch)))
 
@@ -330,7 +328,9 @@ def _of_state(program: Program, name: str, state: TrainState) -> Comparison:
 
 def _apart(program: Program, leaves: Leaves) -> Comparison:
     """A reference with weights of its own, read as training reads it."""
-    template, forward = program.train_step.reference, program.train_step.apart
+    reference = program.policy_loss.reference
+    assert isinstance(reference, OwnWeights)
+    template, forward = reference.template, reference.forward
     assert template is not None
     assert forward is not None
     read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))

@@ -15,10 +15,10 @@ from nnxdsl.generate.sampling import Sampling, draw, numbers_of, streams
 from nnxdsl.models.attention.kv_cache import Cache, CacheUpdate, append, init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.program.step import Leaves
+from nnxdsl.program.forward import Leaves
 
 ROUND_TO = 16
 """Prompts are padded to a multiple of this, so that prompts of similar length share a compiled program."""

@@ -142,7 +142,8 @@ def fewest(blueprint: Blueprint, held: Content) -> float:
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
     step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
     asked = forward + attention if _is_asked(blueprint, held) else 0
-    return step + asked + (0 if blueprint.online_teacher is None else _taught(blueprint.online_teacher, held))
+    teacher = blueprint.teacher
+    return step + asked + (0 if teacher is None or teacher.is_precomputed else _taught(teacher, held))
 
 
 def _taught(teacher: Teacher, held: Content) -> float:
@@ -196,7 +197,7 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
         return layers, 2 * of.head * targets * (heads + compared + twice)
     asked, teacher = blueprint.experiment.objective, blueprint.teacher
     labels = heads if isinstance(asked, Distill) and asked.hard_weight else 1
-    if blueprint.precomputes_teacher:  # the student's logits, and once more in the backward pass: see `picked.py`
+    if blueprint.teacher.is_precomputed:  # the student's logits, and once more in the backward pass: see `picked.py`
         return layers, 2 * targets * of.head * (labels + 3 + is_trained)
     # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
     there = teacher.config
@@ -237,7 +238,7 @@ def visible(tokens: npt.NDArray[np.int64], window: int | None) -> npt.NDArray[np
 
 
 def _is_asked(blueprint: Blueprint, held: Content) -> bool:
-    return blueprint.reference is not None and not held.is_compared
+    return blueprint.reference.exists and not held.is_compared
 
 
 def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
@@ -253,7 +254,11 @@ def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
 def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
     """How many numbers of a leaf one token meets."""
     size, experts = math.prod(leaf.shape), blueprint.config.moe
-    return size if experts is None or "experts" not in leaf.axes else size * experts.num_experts_per_tok // experts.num_experts
+    return (
+        size
+        if experts is None or "experts" not in leaf.axes
+        else size * experts.num_experts_per_tok // experts.num_experts
+    )
 
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:

@@ -240,7 +240,7 @@ def _reference(blueprint: Blueprint) -> str:
         return "none: all answers count as equally likely, since Reference.Uniform says so"
     if blueprint.teacher is not None:
         size, name = sum(math.prod(leaf.shape) for leaf in blueprint.teacher.base.values()), "a frozen teacher"
-        if blueprint.precomputes_teacher:
+        if blueprint.teacher.is_precomputed:
             return f"none; {name} of {size:,} parameters {_said_once(blueprint)}"
         return f"none; {name} of {size:,} parameters reads every batch"
     if mode == "none":
@@ -259,9 +259,9 @@ def _reference(blueprint: Blueprint) -> str:
     if mode == "cached":
         return "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step"
     adapter = blueprint.experiment.adapter
-    if blueprint.copied and adapter is None:
+    if blueprint.reference.arrays and adapter is None:
         return "online: a frozen copy of the first weights, asked at every step"
-    if blueprint.copied:
+    if blueprint.reference.arrays:
         whole = adapter is not None and adapter.start is not None
         return (
             f"online: the frozen base with a copy of the adapter{'' if whole else chr(39) + 's magnitudes'} as it began"

@@ -68,7 +68,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     (wide,) = layout.resolve(("activation_mlp",), (config.mlp_dim,)).spec
     tensor = pieces(wide, sizes)
     again, _ = AGAIN[blueprint.remat]
-    compared = experiment.reference_mode == "online"
+    compared = blueprint.reference.is_online
 
     of = flops.weights(blueprint)
     layers, head = flops.executed(blueprint, experiment.batch_size, longest, compared=compared)

@@ -18,12 +18,10 @@ from nnxdsl.config.batching import Packed
 from nnxdsl.config.data import Conversations, Data, Feedback, Preferences, Prompts, Text
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.reference import Checkpoint, Synced
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.errors import PlanError, Problem
-from nnxdsl.models.config.decoder import LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_mtp_param
 from nnxdsl.models.remat import Remat
 from nnxdsl.optim import adafactor, optimizers, param_filters, schedules, step_guard
@@ -32,30 +30,13 @@ from nnxdsl.program import diloco
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.attention_kernel import Kernels, kernels
 from nnxdsl.program.layout_warnings import nearest_meshes
-from nnxdsl.program.teacher import teacher_of
+from nnxdsl.program.reference import PolicyParts, ReferenceModel, build_reference
+from nnxdsl.program.teacher import Teacher, build_teacher, teacher_of
 from nnxdsl.sharding.layout import Array, Layout
 from nnxdsl.sharding.rules import Axes
 
 _FORWARD_MICROBATCHES = 4
 """Micro-batches that one forward pass takes where nothing is kept for a backward pass."""
-
-
-@attrs.frozen(eq=False)
-class Teacher:
-    """A frozen model that is learnt from.
-
-    Attributes:
-        config: The network's numbers.
-        template: The network.
-    """
-
-    config: DecoderConfig
-    template: AbstractModel
-
-    @property
-    def base(self) -> Mapping[str, ParamSpec]:
-        """Its leaves, by path."""
-        return self.template.variables
 
 
 @attrs.frozen(eq=False)
@@ -69,11 +50,9 @@ class Blueprint:
         kept: Dtype of frozen weights.
         base_template: The network as it is published: neither adapted nor quantised.
         policy: The model that is trained.
-        reference: The model that it is compared with, or None where the objective needs none.
+        reference: The model that it is compared with.
         trainable: Leaves that are trained, by path.
         frozen: Leaves of the policy that are not.
-        copied: Leaves of which a reference that is asked at every step has a copy of its own: all of them in full
-            fine-tuning, of an adapter those that `adapters.beyond_base` names; else empty.
         update: The optax transformation.
         layout: Where everything lives.
         platform: "cpu", "gpu" or "tpu".
@@ -86,10 +65,9 @@ class Blueprint:
     kept: jnp.dtype
     base_template: AbstractModel
     policy: AbstractModel
-    reference: AbstractModel | None
+    reference: ReferenceModel
     trainable: Mapping[str, ParamSpec]
     frozen: Mapping[str, ParamSpec]
-    copied: Mapping[str, ParamSpec]
     update: optax.GradientTransformation
     layout: Layout
     platform: str
@@ -140,47 +118,12 @@ class Blueprint:
         return self.experiment.rows_at_once * (_FORWARD_MICROBATCHES if has_room else 1)
 
     @property
-    def syncs_reference(self) -> bool:
-        """Whether the reference is a copy of what is trained that follows it, and so a part of the state."""
-        return self.reference is not None and isinstance(self.experiment.reference, Synced)
-
-    @property
-    def reference_has_own_weights(self) -> bool:
-        """Whether the reference has weights that nothing of the policy is made of."""
-        return self.reference is not None and isinstance(self.experiment.reference, Checkpoint)
-
-    @property
-    def reference_layout(self) -> Layout:
-        """Where the weights of such a reference live: while it is asked, if it is asked once."""
-        if "reference" in self.layout.arrays:
-            return self.layout
-        arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.base.items()}
-        return Layout(self.experiment.mesh, {"reference": arrays}, workers=self.layout.workers)
-
-    @property
-    def precomputes_teacher(self) -> bool:
-        """Whether a teacher says its likeliest words before the first step, and is gone by then."""
-        return isinstance(self.experiment.objective, Distill) and self.experiment.objective.top_k is not None
-
-    @property
-    def online_teacher(self) -> Teacher | None:
-        """The teacher that every step asks, or None."""
-        return None if self.precomputes_teacher else self.teacher
-
-    @property
     def teacher_layout(self) -> Layout:
         """Where everything lives and a teacher with it: while it is asked, if it is asked once."""
         if self.teacher is None or "teacher" in self.layout.arrays:
             return self.layout
         arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.teacher.base.items()}
         return self.layout.with_part("teacher", arrays)
-
-    @property
-    def reference_is_base(self) -> bool:
-        """Whether the reference is the policy with its adapter off, and no copy of anything is needed for it."""
-        adapter = self.experiment.adapter
-        is_new = adapter is not None and not any(lora.needs_initial_copy(adapter, path) for path in self.trainable)
-        return self.reference is not None and is_new and not self.syncs_reference and not self.reference_has_own_weights
 
     @property
     def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -262,24 +205,12 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
         problems.append(Problem("frozen", "names every array of the model, so there is nothing to train"))
     elif not trainable and not problems:
         problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds nothing to train"))
-    reference = None
-    if experiment.has_reference:
-        reference = template(config, kept, None, quantization) if quantization else base
-    copied = {}
-    if reference is not None and isinstance(experiment.reference, Synced):
-        copied = trainable  # in float32 as well: a small share of the policy would be lost in fewer digits
-    elif reference is not None and isinstance(experiment.reference, Checkpoint):
-        reference = base
-        copied = base.variables if experiment.reference_mode == "online" else {}
-    elif experiment.reference_mode == "online" and adapter is not None:
-        copied = {p: leaf for p, leaf in trainable.items() if lora.needs_initial_copy(adapter, p)}
-    elif experiment.reference_mode == "online":
-        copied = {p: attrs.evolve(leaf, dtype=compute) for p, leaf in trainable.items()}
+    without_adapter = template(config, kept, None, quantization) if experiment.has_reference and quantization else base
+    reference = build_reference(PolicyParts(experiment, base, without_adapter, trainable, compute))
     problems += optimizers.problems(experiment.optimizer, roles(trainable))
     update = _update(experiment, trainable)
     teacher = _teacher(experiment, config, kept, problems)
-    is_asked_once = isinstance(experiment.objective, Distill) and experiment.objective.top_k is not None
-    arrays = _arrays(frozen, trainable, copied, {} if teacher is None or is_asked_once else teacher.base, update)
+    arrays = _arrays(frozen, trainable, reference.arrays, {} if teacher is None else teacher.arrays, update)
     workers = 1 if experiment.outer is None else experiment.outer.workers
     layout = Layout(experiment.mesh, arrays, experiment.memory.offload, workers)
     blueprint = Blueprint(
@@ -292,7 +223,6 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
         reference,
         trainable,
         frozen,
-        copied,
         update,
         layout,
         platform,
@@ -319,7 +249,7 @@ def _teacher(experiment: Experiment, config: DecoderConfig, kept: DTypeLike, pro
         message = f"{distill.top_k:,} words are more than the teacher's vocabulary of {own.vocab_size:,} has"
         problems.append(Problem("objective.top_k", message))
     problems += _length_problems(asked, own)
-    return Teacher(own, template(own, kept))
+    return build_teacher(distill, own, template(own, kept))
 
 
 def template(

@@ -14,12 +14,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl import losses
-from nnxdsl.adapters import lora
 from nnxdsl.config.diloco import over
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
-from nnxdsl.config.objectives.reference import Synced
 from nnxdsl.losses.base import WeightedMean
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, with_teacher_top_k
 from nnxdsl.models.params import AbstractModel
@@ -30,8 +28,18 @@ from nnxdsl.program.activation_sharding import OnSharding, report_shardings
 from nnxdsl.program.auto_remat import resolve_remat
 from nnxdsl.program.batch_shapes import abstract_batch
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
-from nnxdsl.program.forward import Forward, cached_reference_logps, with_reference_logps, without_cached
-from nnxdsl.program.step import Batch, DonatedState, ForwardOutput, Leaves, TeacherModel, TrainStep
+from nnxdsl.program.forward import (
+    Forward,
+    ForwardOutput,
+    Leaves,
+    cached_reference_logps,
+    with_reference_logps,
+    without_cached,
+)
+from nnxdsl.program.loss_fn import LossFn
+from nnxdsl.program.policy_loss import PolicyLoss
+from nnxdsl.program.reference import OwnWeights
+from nnxdsl.program.step import Batch, DonatedState, Step, TrainStep, guarded, offloaded
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.sharding.mesh import device_mesh, on_devices, own_device, usable_memory
 
@@ -54,6 +62,17 @@ class TrainState(NamedTuple):
     reference: Leaves
 
 
+class _Jitted(NamedTuple):
+    """Functions of `PolicyLoss` and `TrainStep`, compiled at their first call."""
+
+    step: Any
+    evaluate: Any
+    score: Any
+    loss_metrics: Any
+    reference_outputs: Any
+    teacher_top_k: Any
+
+
 @attrs.frozen(eq=False)
 class Program:
     """An experiment on its devices.
@@ -62,19 +81,16 @@ class Program:
         experiment: What was asked for.
         blueprint: What is known without devices.
         mesh: The devices.
-        train_step: The mathematics of one step.
+        policy_loss: The models and the loss of a micro-batch, as pure functions.
+        train_step: One optimizer step, as a pure function.
     """
 
     experiment: Experiment
     blueprint: Blueprint
     mesh: Mesh
-    train_step: TrainStep
-    _step: Any = None
-    _evaluate: Any = None
-    _score: Any = None
-    _judge: Any = None
-    _compare: Any = None
-    _top: Any = None
+    policy_loss: PolicyLoss
+    train_step: Step
+    _jitted: _Jitted
 
     @property
     def layout(self) -> Layout:
@@ -96,7 +112,7 @@ class Program:
             source = initial.open_source(self.blueprint)
         trainable, frozen, reference = initial.init_arrays(self.blueprint, source, self.mesh)
         trainable = initial.order(trainable, self.blueprint.trainable)
-        begin = jax.jit(self.blueprint.update.init, out_shardings=self._optimizer_shardings())
+        begin = jax.jit(self.blueprint.update.init, out_shardings=optimizer_shardings(self.blueprint, self.mesh))
         step = self._number(0)
         return TrainState(step, trainable, begin(trainable), initial.order(frozen, self.blueprint.frozen), reference)
 
@@ -111,28 +127,28 @@ class Program:
             The new state, and scalars that are still on the device: reading them waits for the step.
         """
         moving, still = self._donated(state)
-        moved, metrics = self._step(moving, state.frozen, still, self.shard_batch(batch))
+        moved, metrics = self._jitted.step(moving, state.frozen, still, self.shard_batch(batch))
         reference = moved.reference or state.reference
         return TrainState(moved.step, moved.trainable, moved.optimizer, state.frozen, reference), metrics
 
     def _donated(self, state: TrainState) -> tuple[DonatedState, Leaves]:
         """What a step replaces, and the reference where it stands still."""
         moving = DonatedState(state.step, state.trainable, state.optimizer, {})
-        if not self.blueprint.syncs_reference:
+        if not self.blueprint.reference.is_synced:
             return moving, state.reference
         return moving._replace(reference=state.reference), {}
 
     def evaluate(self, state: TrainState, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
         batch = self.shard_batch(batch)
-        is_asked = self.train_step.reference is not None and cached_reference_logps(batch) is None
-        if is_asked or self.train_step.teacher is not None:
-            return self._evaluate(state.trainable, state.frozen, state.reference, batch)
-        return self._judge(self.score(state, batch), batch)
+        is_compared = self.blueprint.reference.exists and cached_reference_logps(batch) is None
+        if is_compared or self.blueprint.teacher is not None:
+            return self._jitted.evaluate(state.trainable, state.frozen, state.reference, batch)
+        return self._jitted.loss_metrics(self.score(state, batch), batch)
 
     def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
         """What the policy says of a batch; equal weights and equal shapes give equal bits."""
-        return self._score(state.trainable, state.frozen, self.shard_batch(without_cached(batch)))
+        return self._jitted.score(state.trainable, state.frozen, self.shard_batch(without_cached(batch)))
 
     def with_reference_logps(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with what the policy of `state` says of its pairs, which is then its reference.
@@ -161,7 +177,7 @@ class Program:
 
     def reference_outputs(self, apart: Leaves, batch: Batch) -> Any:
         """What a reference with weights of its own says of a batch."""
-        return self._compare(apart, self.shard_batch(without_cached(batch)))
+        return self._jitted.reference_outputs(apart, self.shard_batch(without_cached(batch)))
 
     def load_teacher(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a teacher, on the devices: of one that is asked once, before there is any state.
@@ -178,7 +194,7 @@ class Program:
 
     def teacher_top_k(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
         """The words that a teacher finds likeliest in place of each target of a batch, `[B, T - 1, k]`."""
-        return self._top(teacher, self.shard_batch(without_cached(batch)))
+        return self._jitted.teacher_top_k(teacher, self.shard_batch(without_cached(batch)))
 
     def with_teacher_top_k(self, teacher: Leaves, batch: Batch) -> Batch:
         """The batch with what a teacher says of it, which a step with `objective.top_k` reads.
@@ -214,26 +230,19 @@ class Program:
 
     def policy(self, state: TrainState) -> tuple[AbstractModel, Leaves]:
         """The trained model as a template and its leaves, in the dtype that is computed in."""
-        return self.train_step.policy, {
-            **self._fetched("frozen", state.frozen),
-            **self.train_step.cast(state.trainable),
-        }
+        trainable = self.policy_loss.cast(state.trainable)
+        return self.blueprint.policy, {**self._fetched("frozen", state.frozen), **trainable}
 
     def reference(self, state: TrainState) -> tuple[AbstractModel, Leaves] | None:
         """The reference model as a template and its leaves; None where the objective has none.
 
-        None as well where it is what was trained as it was before any step, and was asked once: it is gone by then.
+        None as well where its weights are not in the state, since its log-probs are precomputed.
         """
-        template = self.train_step.reference
-        if template is None or not (state.reference or self.train_step.reference_is_base):
+        reference = self.blueprint.reference
+        if not reference.exists:
             return None
-        frozen = self._fetched("frozen", state.frozen)
-        if self.train_step.reference_is_base:
-            return template, {path: frozen[path] for path in template.variables}
-        kept = self._fetched("reference", state.reference)
-        if not frozen or self.blueprint.reference_has_own_weights:
-            return template, kept
-        return self.train_step.policy, {**frozen, **lora.disable_adapter(self.train_step.cast(state.trainable), kept)}
+        frozen, own = self._fetched("frozen", state.frozen), self._fetched("reference", state.reference)
+        return reference.as_model(self.blueprint.policy, frozen, self.policy_loss.cast(state.trainable), own)
 
     def _fetched(self, part: str, leaves: Leaves) -> Leaves:
         """The leaves of a part on the devices, whole, wherever they lie."""
@@ -253,7 +262,7 @@ class Program:
                 for path, p in placed.items()
             }
 
-        parts = ("trainable", "optimizer", *(("reference",) if self.blueprint.syncs_reference else ()))
+        parts = ("trainable", "optimizer", *(("reference",) if self.blueprint.reference.is_synced else ()))
         return {part: abstract(part) for part in parts}
 
     def checkpoint_arrays(self, state: TrainState) -> dict[str, dict[str, jax.Array]]:
@@ -262,7 +271,7 @@ class Program:
         return {
             "trainable": dict(state.trainable),
             "optimizer": dict(zip(self.layout.arrays.get("optimizer", {}), leaves, strict=True)),
-            **({"reference": dict(state.reference)} if self.blueprint.syncs_reference else {}),
+            **({"reference": dict(state.reference)} if self.blueprint.reference.is_synced else {}),
         }
 
     def with_restored(self, state: TrainState, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> TrainState:
@@ -275,7 +284,9 @@ class Program:
             initial.order(groups["trainable"], self.blueprint.trainable),
             optimizer_state,
             state.frozen,
-            initial.order(groups["reference"], state.reference) if self.blueprint.syncs_reference else state.reference,
+            initial.order(groups["reference"], state.reference)
+            if self.blueprint.reference.is_synced
+            else state.reference,
         )
 
     def _number(self, step: int) -> jax.Array:
@@ -294,7 +305,7 @@ class Program:
             }
 
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
-        optimizer = jax.tree.unflatten(self._optimizer_structure(), list(part("optimizer").values()))
+        optimizer = jax.tree.unflatten(optimizer_structure(self.blueprint), list(part("optimizer").values()))
         return TrainState(step, part("trainable"), optimizer, part("frozen"), part("reference") or part("teacher"))  # pyright: ignore[reportArgumentType]
 
     def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
@@ -319,112 +330,34 @@ class Program:
             )
         state = self.abstract()
         moving, still = self._donated(state)
-        return self._step.lower(moving, state.frozen, still, batch)
+        return self._jitted.step.lower(moving, state.frozen, still, batch)
 
     def memory_compiled(self, batch: Batch | None = None) -> Any:
         """XLA's own report of the compiled step (`argument_size_in_bytes`, `temp_size_in_bytes`, ..., per device)."""
         return self.lower(batch).compile().memory_analysis()
 
-    def _optimizer_structure(self) -> Any:
-        params = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in self.blueprint.trainable.items()}
-        return jax.tree.structure(jax.eval_shape(self.blueprint.update.init, params))
 
-    def _optimizer_shardings(self, *, fetched: bool = False) -> Any:
-        shardings = self.layout.shardings("optimizer", self.mesh, fetched=fetched)
-        return jax.tree.unflatten(self._optimizer_structure(), list(shardings.values()))
+def optimizer_structure(blueprint: Blueprint) -> Any:
+    """The tree structure of the optimizer's state."""
+    params = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in blueprint.trainable.items()}
+    return jax.tree.structure(jax.eval_shape(blueprint.update.init, params))
 
 
-def _teacher_model(
-    blueprint: Blueprint,
-    forward: Forward,
-    mesh: Mesh,
-    device: jax.Device,  # pyright: ignore[reportInvalidTypeForm]
-) -> TeacherModel | None:
-    """The teacher, computed as the model that it teaches, with a network, weights and kernels of its own."""
-    if blueprint.teacher is None:
-        return None
-    arrive = None if forward.arrive is None else blueprint.teacher_layout.arrive(mesh, ("teacher",))
-    kernels = blueprint.teacher_kernels.on(device, blueprint.experiment.name)
-    own = attrs.evolve(forward, remat="none", arrive=arrive, kernels=kernels, routed=False)
-    return TeacherModel(blueprint.teacher.template, own)
+def optimizer_shardings(blueprint: Blueprint, mesh: Mesh, *, fetched: bool = False) -> Any:
+    """The shardings of the optimizer's state; `fetched`: once it is in the devices' memory."""
+    shardings = blueprint.layout.shardings("optimizer", mesh, fetched=fetched)
+    return jax.tree.unflatten(optimizer_structure(blueprint), list(shardings.values()))
 
 
-def _reference_forward(blueprint: Blueprint, forward: Forward, mesh: Mesh) -> Forward | None:
-    """How a reference with weights of its own is computed: as the policy, with its own weights laid out."""
-    if not blueprint.reference_has_own_weights:
-        return None
-    arrive = None if forward.arrive is None else blueprint.reference_layout.arrive(mesh, ("reference",))
-    return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
-
-
-def _with_workers(program: Program) -> TrainStep:
-    """The mathematics of a program, whose steps workers take apart if that is asked for, each on its own devices."""
-    blueprint, computation, mesh = program.blueprint, program.train_step, program.mesh
-    asked = blueprint.experiment.outer
-    if asked is None:
-        return computation
-    own = blueprint.layout.of_worker
-    optimizer_shardings = step_guard.inner(program._optimizer_shardings(fetched=True))
-    shardings = blueprint.layout.shardings("trainable", mesh), optimizer_shardings
-
-    def within(forward: Forward, layout: Layout, parts: Sequence[str]) -> Forward:
-        limit = forward.logprob_tokens
-        return attrs.evolve(
-            forward,
-            logprob_tokens=None if limit is None else max(limit // asked.workers, 1),
-            constrain=own.constrain(mesh) if forward.constrain else None,
-            arrive=layout.arrive(mesh, parts) if forward.arrive else None,
-            cuts=own.cuts if forward.cuts else None,
-            apart=own.apart(mesh) if forward.apart else None,
-        )
-
-    teacher, apart = computation.teacher, computation.apart
-    worker = attrs.evolve(
-        computation,
-        forward=within(computation.forward, own, ("trainable", "frozen")),
-        teacher=teacher and attrs.evolve(teacher, forward=within(teacher.forward, own, ("teacher",))),
-        apart=apart and within(apart, blueprint.reference_layout.of_worker, ("reference",)),
-    )
-    return attrs.evolve(
-        computation,
-        outer=diloco.DiLoCoStep(
-            worker,
-            count=asked.workers,
-            every_steps=asked.every_steps,
-            steps=blueprint.experiment.steps,
-            rule=diloco.build(asked),
-            axis=over(asked.workers, blueprint.layout.mesh),
-            shardings=shardings if mesh.size > 1 else None,
-        ),
-    )
-
-
-def compile(
-    experiment: Experiment,
-    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
-    told: OnSharding | None = None,
-) -> Program:
-    """Compile an experiment into a program on devices; XLA compiles at the first step.
-
-    Args:
-        experiment: What is asked for.
-        devices: Devices to use, as many as the mesh takes; None for the first ones of this machine.
-        told: Called, when XLA compiles the step, with each activation's axes and shape and the sharding that it has.
-
-    Raises:
-        PlanError: with everything that does not fit, among it a mesh larger than the devices.
-    """
-    available = list(jax.devices() if devices is None else devices)
-    mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
-    own = own_device(mesh, f"Experiment '{experiment.name}'")
-    blueprint, _ = resolve_remat(build_blueprint(experiment, own.platform), usable_memory(own))
-    layout = blueprint.layout
+def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | None = None) -> Forward:
+    """The policy's forward pass on a mesh."""
+    experiment, layout, device = blueprint.experiment, blueprint.layout, own_device(mesh, _title(blueprint))
     constrain = layout.constrain(mesh) if mesh.size > 1 else None
-    is_one = layout.stages == 1 and experiment.outer is None  # within a vmap nobody can be asked
-    if constrain is not None and told is not None and is_one:
-        constrain = report_shardings(constrain, told)
+    # Within a vmap over workers, or in stages, shardings cannot be inspected.
+    if constrain is not None and on_sharding is not None and layout.stages == 1 and experiment.outer is None:
+        constrain = report_shardings(constrain, on_sharding)
     objective = experiment.objective
-    forward = Forward(
+    return Forward(
         dtype=blueprint.compute,
         remat=blueprint.remat,
         logprob_tokens=experiment.memory.logprob_tokens,
@@ -435,7 +368,7 @@ def compile(
         row_shards=layout.batch_shards(experiment.rows_at_once),
         cuts=layout.cuts if mesh.size > 1 else None,
         platform=blueprint.platform,
-        kernels=blueprint.kernels.on(own, experiment.name),
+        kernels=blueprint.kernels.on(device, experiment.name),
         apart=layout.apart(mesh) if mesh.size > 1 else None,
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
         ld_alpha=objective.ld_alpha,
@@ -444,39 +377,119 @@ def compile(
         routed=experiment.router_aux_loss_coef > 0,
         further=experiment.mtp_loss_weight > 0,
     )
-    computation = TrainStep(
-        policy=blueprint.policy,
-        reference=blueprint.reference,
-        forward=forward,
-        teacher=_teacher_model(blueprint, forward, mesh, own),
-        apart=_reference_forward(blueprint, forward, mesh),
-        loss=losses.build(experiment.objective),
-        optimizer=blueprint.update,
-        curve=schedules.learning_rate(experiment.optimizer.schedule, experiment.steps),
+
+
+def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> PolicyLoss:
+    """The loss of a micro-batch; reference and teacher are computed as the policy, with weights of their own."""
+    experiment = blueprint.experiment
+
+    def other(layout: Layout, part: str) -> Forward:
+        arrive = None if forward.arrive is None else layout.arrive(mesh, (part,))
+        return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
+
+    reference, teacher = blueprint.reference, blueprint.teacher
+    if isinstance(reference, OwnWeights):
+        reference = attrs.evolve(reference, forward=other(reference.placed_in(blueprint.layout), "reference"))
+    if teacher is not None:
+        kernels = blueprint.teacher_kernels.on(own_device(mesh, _title(blueprint)), experiment.name)
+        own = attrs.evolve(other(blueprint.teacher_layout, "teacher"), kernels=kernels)
+        teacher = attrs.evolve(teacher, forward=own)
+    loss = LossFn(losses.build(experiment.objective), experiment.router_aux_loss_coef, experiment.mtp_loss_weight)
+    return PolicyLoss(blueprint.policy, forward, loss, reference, teacher)
+
+
+def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
+    """One optimizer step: of a single model or of DiLoCo's workers, under a guard, of a state that may be offloaded."""
+    experiment, guard = blueprint.experiment, step_guard.build(blueprint.experiment.guard)
+    schedule = schedules.learning_rate(experiment.optimizer.schedule, experiment.steps)
+    train_step = TrainStep(
+        loss,
+        blueprint.update,
+        learning_rate=lambda state: schedule(guard.done(state)),
         microbatches=experiment.microbatches,
-        offload=experiment.memory.offload,
-        router_aux_loss_coef=experiment.router_aux_loss_coef,
-        mtp_loss_weight=experiment.mtp_loss_weight,
-        dropout=experiment.seed if experiment.adapter is not None and experiment.adapter.dropout else None,
-        reference_is_base=blueprint.reference_is_base,
         uses_gradcache=experiment.compares_parts,
-        guard=step_guard.build(experiment.guard),
-        synced=experiment.reference if isinstance(experiment.reference, Synced) and blueprint.syncs_reference else None,
+        dropout_seed=experiment.seed if experiment.adapter is not None and experiment.adapter.dropout else None,
     )
-    scalar = NamedSharding(mesh, PartitionSpec())
-    program = Program(experiment, blueprint, mesh, computation)
-    computation = _with_workers(program)
-    program = attrs.evolve(program, train_step=computation)
-    followed = blueprint.layout.shardings("reference", mesh) if blueprint.syncs_reference else {}
-    placed = (scalar, blueprint.layout.shardings("trainable", mesh), program._optimizer_shardings(), followed)
-    moving = DonatedState._make(placed)
-    jit = partial(jax.jit, compiler_options=xla_options.options(blueprint.platform))
+    outer = experiment.outer
+    if outer is None:
+        step = guarded(train_step, guard)
+    else:
+        worker = attrs.evolve(train_step, loss=worker_loss(loss, blueprint, mesh, outer.workers))
+        workers = diloco.DiLoCoStep(worker, outer.workers, over(outer.workers, blueprint.layout.mesh))
+        state_shardings = step_guard.inner(optimizer_shardings(blueprint, mesh, fetched=True))
+        shardings = (blueprint.layout.shardings("trainable", mesh), state_shardings) if mesh.size > 1 else None
+        rule = diloco.build(outer)
+        update = diloco.OuterUpdate(outer.every_steps, experiment.steps, rule, guard.done, shardings)
+        step = diloco.synchronized(guarded(workers, guard), update)
+    return offloaded(step, experiment.memory.offload)
+
+
+def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int) -> PolicyLoss:
+    """The loss of one of DiLoCo's workers, laid out within its own devices."""
+    own = blueprint.layout.of_worker
+
+    def within(forward: Forward, layout: Layout, *parts: str) -> Forward:
+        limit = forward.logprob_tokens
+        return attrs.evolve(
+            forward,
+            logprob_tokens=None if limit is None else max(limit // workers, 1),
+            constrain=own.constrain(mesh) if forward.constrain else None,
+            arrive=layout.arrive(mesh, parts) if forward.arrive else None,
+            cuts=own.cuts if forward.cuts else None,
+            apart=own.apart(mesh) if forward.apart else None,
+        )
+
+    reference_layout = loss.reference.placed_in(blueprint.layout).of_worker
     return attrs.evolve(
-        program,
-        step=jit(computation.step, donate_argnums=0, out_shardings=(moving, scalar)),
-        evaluate=jit(computation.evaluate, out_shardings=scalar),
-        score=jit(computation.score, out_shardings=scalar),
-        judge=jit(computation.loss_metrics, out_shardings=scalar),
-        compare=jit(computation.reference_outputs, out_shardings=scalar),
-        top=jit(computation.teacher_top_k, out_shardings=scalar),
+        loss,
+        forward=within(loss.forward, own, "trainable", "frozen"),
+        reference=loss.reference.map_forward(lambda forward: within(forward, reference_layout, "reference")),
+        teacher=loss.teacher and loss.teacher.map_forward(lambda forward: within(forward, own, "teacher")),
     )
+
+
+def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> _Jitted:
+    """The functions of a program, jitted with the shardings of their results."""
+    layout, replicated = blueprint.layout, NamedSharding(mesh, PartitionSpec())
+    reference = layout.shardings("reference", mesh) if blueprint.reference.is_synced else {}
+    trainable: Any = layout.shardings("trainable", mesh)
+    donated = DonatedState._make((replicated, trainable, optimizer_shardings(blueprint, mesh), reference))
+    jit = partial(jax.jit, compiler_options=xla_options.options(blueprint.platform))
+    jit_whole = partial(jit, out_shardings=replicated)
+    own = loss.reference if isinstance(loss.reference, OwnWeights) else None
+    return _Jitted(
+        step=jit(step, donate_argnums=0, out_shardings=(donated, replicated)),
+        evaluate=jit_whole(loss.evaluate),
+        score=jit_whole(loss.score),
+        loss_metrics=jit_whole(loss.loss_metrics),
+        reference_outputs=own and jit_whole(own.compute),
+        teacher_top_k=loss.teacher and jit_whole(loss.teacher.top_k),
+    )
+
+
+def _title(blueprint: Blueprint) -> str:
+    return f"Experiment '{blueprint.experiment.name}'"
+
+
+def compile(
+    experiment: Experiment,
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    told: OnSharding | None = None,
+) -> Program:
+    """Compile an experiment into a program on devices; XLA compiles at the first step.
+
+    Args:
+        experiment: The experiment.
+        devices: Devices to use, as many as the mesh takes; None for the first ones of this machine.
+        told: Called, when XLA compiles the step, with each activation's axes and shape and the sharding that it has.
+
+    Raises:
+        PlanError: with everything that does not fit, among it a mesh larger than the devices.
+    """
+    available = list(jax.devices() if devices is None else devices)
+    mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
+    device = own_device(mesh, f"Experiment '{experiment.name}'")
+    blueprint, _ = resolve_remat(build_blueprint(experiment, device.platform), usable_memory(device))
+    loss = build_policy_loss(blueprint, mesh, build_forward(blueprint, mesh, told))
+    step = build_step(blueprint, mesh, loss)
+    return Program(experiment, blueprint, mesh, loss, step, jit_step(blueprint, mesh, loss, step))

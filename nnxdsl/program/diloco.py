@@ -1,4 +1,4 @@
-"""Workers that train apart and come together: what they have beside the outer weights, and how both move.
+"""Local SGD (DiLoCo): workers take steps of their own, and are synchronized by an outer update from time to time.
 
 Arrays of workers have an axis in front that counts them, and a step is one program over that axis, so that workers on
 devices of their own send each other nothing but sums of metrics. Everything lies in the optimizer's state: the trained
@@ -7,6 +7,7 @@ weights of a run are the outer ones. Knows no objective and no mesh.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +23,11 @@ from nnxdsl.losses.base import LossTerms
 from nnxdsl.optim import step_guard
 
 if TYPE_CHECKING:
-    from nnxdsl.program.step import DonatedState, Leaves, TrainStep
+    from nnxdsl.program.step import DonatedState, Leaves, Metrics, Step, TrainStep
 
 
 class Workers(NamedTuple):
-    """What each worker has; every array has an axis of workers in front.
+    """The workers' arrays, each with an axis of workers in front.
 
     Attributes:
         leaves: Its float32 parameters by path.
@@ -38,10 +39,10 @@ class Workers(NamedTuple):
 
 
 class DiLoCoState(NamedTuple):
-    """The state of an optimizer whose steps workers take apart.
+    """The optimizer's state.
 
     Attributes:
-        workers: What they have.
+        workers: The workers' parameters and optimizers.
         outer: The outer rule's own optax state.
     """
 
@@ -59,7 +60,7 @@ def build(outer: Outer) -> optax.GradientTransformation:
     raise NotRegisteredError(
         f"no outer rule is registered for {type(outer).__qualname__}; write\n"
         f"  from nnxdsl.program import diloco\n"
-        f"  @outer.build.register({name})\n"
+        f"  @diloco.build.register({name})\n"
         f"  def _(spec): return optax.GradientTransformation(...)"
     )
 
@@ -98,81 +99,104 @@ def is_of_workers(keys: tuple[Any, ...]) -> bool:
 
 @attrs.frozen
 class DiLoCoStep:
-    """How workers take their steps, and come together.
+    """One optimizer step of every worker; a `Step` (see `step.py`), as `TrainStep` is one of a single model.
 
     Attributes:
-        worker: The mathematics of one worker, laid out within its own devices.
+        worker: The step of one worker, laid out within its own devices.
         count: How many workers there are.
-        every_steps: Steps from one time that they come together to the next.
-        steps: Of the whole run, after the last of which they come together as well.
-        rule: How the outer weights move.
-        axis: The mesh axis that workers are cut over; None for none.
-        shardings: Where the outer weights and the state lie; None on one device.
+        axis: The mesh axis that workers are split over; None for none.
     """
 
     worker: TrainStep
     count: int
-    every_steps: int
-    steps: int
-    rule: optax.GradientTransformation
     axis: str | None
-    shardings: tuple[Any, Any] | None = None
 
-    def gradients(
+    def __call__(
+        self, state: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch
+    ) -> tuple[DonatedState, Metrics]:
+        """See `Step`; the outer weights stay where they are until `synchronized` moves them."""
+        keys = self.worker.row_keys(state.step, len(batch.weight))
+        grads, terms, norm = self._mean_grads(state.optimizer, frozen, state.reference or reference, batch, keys)
+        _, optimizer = self.worker.optimizer.update(grads, state.optimizer, state.trainable)
+        after = self.worker.after(state, state.trainable, optimizer)
+        return after, self.worker.metrics(state, terms, norm, batch)
+
+    def _mean_grads(
         self, optimizer: Any, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
     ) -> tuple[Leaves, LossTerms, jax.Array]:
         """Each worker's gradients of its own mean loss `[workers, ...]`, the terms of all, and the gradients' norm.
 
-        The norm is the root of the mean over workers of their squared norms.
-
-        Args:
-            optimizer: The optimizer's state, on the device.
-            frozen: As of a step, as the next two.
-            reference: As above.
-            batch: As above; consecutive rows are a worker's.
-            keys: Of its rows, for dropout; None for no dropout.
+        The norm is the root of the mean over workers of their squared norms. Consecutive rows are a worker's.
         """
 
         def own(leaves: Leaves, rows: tuple[Batch, jax.Array | None]) -> tuple[Leaves, LossTerms, jax.Array]:
             batch, keys = rows
-            gradients, terms = self.worker.grads_over_microbatches(leaves, frozen, reference, self._placed(batch), keys)
-            return gradients, terms, optax.tree.norm(gradients)
+            grads, terms = self.worker.mean_grads(leaves, frozen, reference, self._constrained(batch), keys)
+            return grads, terms, optax.tree.norm(grads)
 
         rows = jax.tree.map(lambda x: x.reshape(self.count, -1, *x.shape[1:]), (batch, keys))
         leaves = step_guard.inner(optimizer).workers.leaves
-        gradients, terms, norms = jax.vmap(own, spmd_axis_name=self.axis)(leaves, rows)
-        return gradients, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), jnp.sqrt(jnp.mean(jnp.square(norms)))
+        grads, terms, norms = jax.vmap(own, spmd_axis_name=self.axis)(leaves, rows)
+        return grads, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), jnp.sqrt(jnp.mean(jnp.square(norms)))
 
-    def joined(self, before: DonatedState, after: DonatedState) -> DonatedState:
-        """What a step replaces, after the workers have come together if it is time.
-
-        Args:
-            before: What it replaces.
-            after: What it has become, by the guard's leave.
-        """
-        done = self.worker.guard.done
-        is_due = (done(after) % self.every_steps == 0) & (done(after) > done(before))
-        is_due |= after.step == self.steps
-
-        def join(trainable: Leaves, state: DiLoCoState) -> tuple[Leaves, DiLoCoState]:
-            gone = {path: leaf - jnp.mean(state.workers.leaves[path], axis=0) for path, leaf in trainable.items()}
-            updates, outer = self.rule.update(gone, state.outer, trainable)
-            met: Any = optax.apply_updates(trainable, updates)
-            return lie(met, DiLoCoState(state.workers._replace(leaves=_copies(met, self.count)), outer))
-
-        def lie(*both: Any) -> Any:
-            # Without a word XLA lets them leave the branch in other pieces, and gathers these at every step.
-            return both if self.shardings is None else jax.lax.with_sharding_constraint(both, self.shardings)
-
-        trainable, state = jax.lax.cond(is_due, join, lie, after.trainable, step_guard.inner(after.optimizer))
-        return after._replace(trainable=trainable, optimizer=step_guard.with_inner(after.optimizer, state))
-
-    def _placed(self, batch: Batch) -> Batch:
+    def _constrained(self, batch: Batch) -> Batch:
         """A worker's rows on its own devices: token ids are moved, and nothing that is made of them."""
-        constrain = self.worker.forward.constrain
+        constrain = self.worker.loss.forward.constrain
         if constrain is None:
             return batch
         return jax.tree.map(lambda x: constrain(x, ("batch", *(None,) * (x.ndim - 1))), batch)
+
+
+@attrs.frozen
+class OuterUpdate:
+    """When and how the outer weights move.
+
+    Attributes:
+        every_steps: Optimizer steps from one synchronization to the next.
+        steps: Of the whole run, after the last of which workers synchronize as well.
+        rule: How the outer weights move.
+        done: From a state to its optimizer steps that changed something.
+        shardings: Of the outer weights and of the optimizer's state; None on one device.
+    """
+
+    every_steps: int
+    steps: int
+    rule: optax.GradientTransformation
+    done: Callable[[Any], jax.Array]
+    shardings: tuple[Any, Any] | None = None
+
+    def synchronize(self, before: DonatedState, after: DonatedState) -> DonatedState:
+        """The state after a step (`before` is that before it), whose workers are synchronized if it is time."""
+        is_due = (self.done(after) % self.every_steps == 0) & (self.done(after) > self.done(before))
+        is_due |= after.step == self.steps
+
+        def synchronized(trainable: Leaves, state: DiLoCoState) -> tuple[Leaves, DiLoCoState]:
+            change = {path: leaf - jnp.mean(state.workers.leaves[path], axis=0) for path, leaf in trainable.items()}
+            count = len(next(iter(state.workers.leaves.values())))
+            updates, outer = self.rule.update(change, state.outer, trainable)
+            outer_weights: Any = optax.apply_updates(trainable, updates)
+            workers = state.workers._replace(leaves=_copies(outer_weights, count))
+            return constrained(outer_weights, DiLoCoState(workers, outer))
+
+        def constrained(*both: Any) -> Any:
+            # Without a constraint XLA lets them leave the branch in other shards, and gathers these at every step.
+            return both if self.shardings is None else jax.lax.with_sharding_constraint(both, self.shardings)
+
+        given = after.trainable, step_guard.inner(after.optimizer)
+        trainable, state = jax.lax.cond(is_due, synchronized, constrained, *given)
+        return after._replace(trainable=trainable, optimizer=step_guard.with_inner(after.optimizer, state))
+
+
+def synchronized(step: Step, outer: OuterUpdate) -> Step:
+    """A step after which workers are synchronized if it is time."""
+
+    def synchronizing_step(
+        state: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch
+    ) -> tuple[DonatedState, Metrics]:
+        after, metrics = step(state, frozen, reference, batch)
+        return outer.synchronize(state, after), metrics
+
+    return synchronizing_step
 
 
 def _copies(leaves: Any, count: int) -> Any:

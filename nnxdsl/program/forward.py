@@ -26,12 +26,18 @@ from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import RowLayout
 from nnxdsl.models.decoder import Decoder, add_router_stats
-from nnxdsl.models.logical_axes import ShardMapCall, Constraint, WeightSharding, sharding_hooks
+from nnxdsl.models.logical_axes import Constraint, ShardMapCall, WeightSharding, sharding_hooks
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
+
+Leaves = dict[str, jax.Array]
+"""Arrays of a model by path."""
+
+LossInputs = PairLogps | TokenStats | RolloutOutputs | DistillationInputs
+"""What a loss reads of one model: of pairs, of the tokens of sequences, of a policy's completions, or of a student."""
 
 
 class ForwardOutput(NamedTuple):
@@ -46,7 +52,7 @@ class ForwardOutput(NamedTuple):
             `batch.weight` as what is scored does.
     """
 
-    scored: PairLogps | TokenStats | RolloutOutputs | DistillationInputs
+    scored: LossInputs
     stats: TokenStats
     routing: RouterStats | None
     further: TokenStats | None = None
@@ -367,9 +373,7 @@ def cached_reference_logps(batch: Batch) -> PairLogps | None:
     return PairLogps(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
 
 
-def with_reference_logps(
-    batch: Batch, scored: PairLogps | TokenStats | RolloutOutputs | DistillationInputs
-) -> PairBatch | PackedPairs:
+def with_reference_logps(batch: Batch, scored: LossInputs) -> PairBatch | PackedPairs:
     """The batch with what the reference says of it, as `cached_reference_logps` finds it again.
 
     Raises:

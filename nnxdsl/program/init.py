@@ -26,12 +26,12 @@ from nnxdsl.formats import peft
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.formats.mapped_arrays import MappedArray, aligned, copied, unaligned
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import flatten
 from nnxdsl.program.architecture import config_problems
 from nnxdsl.program.blueprint import Blueprint, build_unplaced
-from nnxdsl.program.step import Leaves
+from nnxdsl.program.forward import Leaves
 from nnxdsl.program.teacher import teacher_of
 
 ArrayLike = np.ndarray | jax.Array | MappedArray
@@ -178,9 +178,9 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             there = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
             few = _quantize_layers(weight, leaf.dtype, there, quantization)
             frozen |= dict(zip(names, jax.device_put(few, where), strict=True))
-        if path in blueprint.copied and not blueprint.reference_has_own_weights:
-            dtype, sharding = blueprint.copied[path].dtype, shardings["reference"][path]
-            reference[path] = place(weight, dtype, sharding, is_donated=blueprint.syncs_reference)
+        if path in blueprint.reference.arrays and not blueprint.reference.has_own_weights:
+            dtype, sharding = blueprint.reference.arrays[path].dtype, shardings["reference"][path]
+            reference[path] = place(weight, dtype, sharding, is_donated=blueprint.reference.is_synced)
     key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
     adapter = blueprint.experiment.adapter
     is_started = adapter is not None and adapter.start is not None
@@ -193,11 +193,11 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             own = jax.random.fold_in(key, zlib.crc32(path.encode()))
             first = lora_math.initial(path, leaf.shape, own)
             trainable[path] = place(first, jnp.float32, shardings["trainable"][path])
-        if path in blueprint.copied and lora.is_adapter(path):
+        if path in blueprint.reference.arrays and lora.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
-    if blueprint.copied and blueprint.reference_has_own_weights:
+    if blueprint.reference.arrays and blueprint.reference.has_own_weights:
         reference = init_reference(blueprint, source, mesh)
-    if blueprint.online_teacher is not None:
+    if blueprint.teacher is not None and blueprint.teacher.arrays:
         reference = init_teacher(blueprint, source, mesh)
     return trainable, frozen, reference
 
@@ -288,7 +288,7 @@ def init_reference(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh
     asked = blueprint.experiment.reference
     assert isinstance(asked, Checkpoint)
     own = source.reference if isinstance(source, ReferenceSource) else open_base(with_weights(blueprint, asked.weights))
-    placed = blueprint.reference_layout.shardings("reference", mesh)
+    placed = blueprint.reference.placed_in(blueprint.layout).shardings("reference", mesh)
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.base.items()}
 
 

@@ -24,7 +24,7 @@ from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.row_layout import Kernel
-from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
@@ -174,7 +174,7 @@ def gradient_bytes(blueprint: Blueprint) -> tuple[int, int]:
     # Workers that train apart have gradients of their own.
     trainable = blueprint.layout.workers_here * blueprint.layout.device_bytes().get("trainable", 0)
     # With a reference: the cast weights, the reference's in their place, and the one of both whose turn it is.
-    copies = 3 if blueprint.experiment.reference_mode == "online" else 1
+    copies = 3 if blueprint.reference.is_online else 1
     return trainable, copies * trainable * blueprint.compute.itemsize // 4
 
 
@@ -355,7 +355,8 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     chunk = -(-tokens // chunks)
     # In float32, and once more in the dtype that is multiplied, as weights of the head's rows or as gradients.
     # A teacher's logits, and how far words are apart, beside the own; of its likeliest words, those without them.
-    wide = 8 if blueprint.precomputes_teacher else 4 if blueprint.teacher is None else 12
+    teacher = blueprint.teacher
+    wide = 4 if teacher is None else 8 if teacher.is_precomputed else 12
     moment = (wide + blueprint.compute.itemsize) * chunk * tile
     if trained and keep:
         tokens *= 1 + len(blueprint.mtp_layer_kinds)  # each token's, and those of the one after it

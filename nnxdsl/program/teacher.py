@@ -1,6 +1,12 @@
-"""A teacher's own experiment: where its weights and its tokenizer come from is asked as of any other model."""
+"""The teacher of distillation as a strategy: computed in every step, or precomputed as the top-k of each target."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import attrs
+import jax
 
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
@@ -8,6 +14,88 @@ from nnxdsl.config.objectives.sft import SFT
 from nnxdsl.config.optimizer import SGD
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.schedule import Constant
+from nnxdsl.data.batch import Batch
+from nnxdsl.losses.distillation import TeacherOutputs
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, cached_teacher_top_k
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.params import AbstractModel, ParamSpec
+from nnxdsl.program.forward import Forward, Leaves
+
+_NO_TEACHER = (
+    "batch has no precomputed teacher top-k: give `program.with_teacher_top_k(program.load_teacher(), batch)`, or "
+    "leave objective.top_k out"
+)
+
+
+@attrs.frozen(eq=False)
+class Teacher:
+    """A frozen model, computed in the same step as the policy.
+
+    Attributes:
+        config: The network's numbers.
+        template: The network.
+        forward: Its forward pass; None before it is on devices.
+    """
+
+    config: DecoderConfig
+    template: AbstractModel
+    forward: Forward | None = None
+
+    is_precomputed: ClassVar[bool] = False
+
+    @property
+    def base(self) -> Mapping[str, ParamSpec]:
+        """Its leaves, by path."""
+        return self.template.variables
+
+    @property
+    def arrays(self) -> Mapping[str, ParamSpec]:
+        """Its leaves that are a part of the state."""
+        return self.base
+
+    def map_forward(self, change: Callable[[Forward], Forward]) -> Teacher:
+        """The teacher whose forward pass is changed."""
+        return self if self.forward is None else attrs.evolve(self, forward=change(self.forward))
+
+    def outputs(self, leaves: Leaves, batch: Batch) -> TeacherOutputs | TeacherTopK | None:
+        """What the policy learns from in a micro-batch; carries no gradient. None without leaves."""
+        if not leaves:
+            return None
+        assert self.forward is not None
+        return self.forward.teach(self.forward.model(self.template, leaves), batch)
+
+    def top_k(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
+        """The likeliest tokens in place of each target of a micro-batch; carries no gradient."""
+        assert self.forward is not None
+        return jax.lax.stop_gradient(self.forward.top(self.forward.model(self.template, leaves), batch))
+
+
+@attrs.frozen(eq=False)
+class PrecomputedTeacher(Teacher):
+    """A teacher whose likeliest tokens are computed before the first step and come with each batch."""
+
+    is_precomputed: ClassVar[bool] = True
+
+    @property
+    def arrays(self) -> Mapping[str, ParamSpec]:
+        """None: its weights are gone before the first step."""
+        return {}
+
+    def outputs(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
+        """The likeliest tokens that the batch carries.
+
+        Raises:
+            ValueError: it carries none.
+        """
+        top_k = cached_teacher_top_k(batch)
+        if top_k is None:
+            raise ValueError(_NO_TEACHER)
+        return top_k
+
+
+def build_teacher(objective: Distill, config: DecoderConfig, template: AbstractModel) -> Teacher:
+    """The teacher of an objective."""
+    return (Teacher if objective.top_k is None else PrecomputedTeacher)(config, template)
 
 
 def teacher_of(experiment: Experiment) -> Experiment | None:

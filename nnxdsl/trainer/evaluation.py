@@ -26,7 +26,7 @@ from nnxdsl.generate.sampling import Sampling
 from nnxdsl.losses.base import WeightedMean, derived_metrics
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.compile import Program, TrainState
-from nnxdsl.program.step import Leaves
+from nnxdsl.program.forward import Leaves
 from nnxdsl.trainer.rollouts import Rollouts
 
 
@@ -74,8 +74,8 @@ class Evaluator:
             first: The state before any step.
             apart: The reference's weights where it has its own, which are not part of the state.
         """
-        is_cached = self.program.experiment.reference_mode == "cached"
-        template = self.program.train_step.reference
+        is_cached = self.program.blueprint.reference.is_precomputed
+        template = self.program.blueprint.reference.template
         if apart is not None and template is not None and self.evaluation.prompts:
             (self._reference_answers,) = self._answers("reference", template, apart)
         elif self.evaluation.prompts and is_cached and self.program.reference(first) is None:
@@ -115,7 +115,7 @@ class Evaluator:
         prompts = self.evaluation.prompts
         if not prompts:
             return []
-        if self.program.blueprint.syncs_reference:
+        if self.program.blueprint.reference.is_synced:
             self._reference_answers = None
         policy = self._of_policy(state)
         answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
@@ -125,15 +125,15 @@ class Evaluator:
         """The policy's answers; sees to it that the reference's are known as well, if there still is one."""
         template, leaves = self.program.policy(state)
         reference = self.program.reference(state)
-        is_apart = self.program.blueprint.reference_has_own_weights
-        is_one = self.program.train_step.reference is not None and not is_apart
+        is_apart = self.program.blueprint.reference.has_own_weights
+        is_one = self.program.blueprint.reference.exists and not is_apart
         if is_one and int(state.step) == 0:  # before any step
             self._reference_answers = self._reference_answers or self._answers("policy", template, leaves)[0]
             return self._reference_answers
         if reference is None or self._reference_answers is not None:
             return self._answers("policy", template, leaves)[0]
         if not is_apart and any(lora.is_adapter(path) for path in leaves):
-            off = lora.disable_adapter(leaves) if self.program.train_step.reference_is_base else reference[1]
+            off = lora.disable_adapter(leaves) if self.program.blueprint.reference.is_base else reference[1]
             policy, self._reference_answers = self._answers("policy", template, leaves, off)
             return policy
         (self._reference_answers,) = self._answers("reference", *reference)

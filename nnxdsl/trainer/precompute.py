@@ -33,7 +33,7 @@ def precompute_teacher(prepared: Prepared, source: Source, provenance: Provenanc
         cache: Of all runs.
     """
     program = prepared.program
-    if not program.blueprint.precomputes_teacher:
+    if program.blueprint.teacher is None or not program.blueprint.teacher.is_precomputed:
         return
     teacher = program.load_teacher(source)
     weights = digest(teacher)

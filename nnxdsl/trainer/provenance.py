@@ -10,7 +10,7 @@ import attrs
 
 from nnxdsl.errors import RunError
 from nnxdsl.program.compile import Program, TrainState
-from nnxdsl.program.step import Leaves
+from nnxdsl.program.forward import Leaves
 
 CHANGED = {
     "tokenizer": "the tokenizer has changed (fingerprint)",
@@ -64,7 +64,7 @@ def reference_of(program: Program, state: TrainState) -> Leaves:
     from the frozen weights; their last bits depend on the mesh, so that they do not count.
     """
     experiment = program.experiment
-    if program.blueprint.reference_has_own_weights:
+    if program.blueprint.reference.has_own_weights:
         return state.reference
     if experiment.adapter is not None:
         is_continued = experiment.adapter.start is not None and experiment.reference_mode != "none"

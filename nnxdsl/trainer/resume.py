@@ -54,7 +54,9 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     checkpoints = attempt.checkpoints
     step, damage = _newest_step(attempt)
     saved = None if step is None else checkpoints.meta(step)
-    distributed.first(lambda: require_room(checkpoints, program.experiment, step or 0, program.checkpoint_targets()))
+    distributed.on_process_0(
+        lambda: require_room(checkpoints, program.experiment, step or 0, program.checkpoint_targets())
+    )
     if saved is not None:
         prepared.sampler.check(saved["batches"])
     provenance = Provenance(directory.path, saved)
@@ -63,7 +65,7 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     assert source is not None
     precompute_teacher(prepared, source, provenance, cache)
     state = program.init(source)
-    is_loaded = program.blueprint.reference_has_own_weights and program.experiment.reference_mode == "cached"
+    is_loaded = program.blueprint.reference.has_own_weights and program.experiment.reference_mode == "cached"
     own_weights = program.load_reference(source) if is_loaded else None
     prepared.source = source = None  # its arrays are on the devices now: the copy on the host is given up
     reference = reference_of(program, state) if own_weights is None else own_weights
@@ -88,7 +90,7 @@ def _newest_step(attempt: Attempt) -> tuple[int | None, list[str]]:
         damage.extend(messages)
         return step
 
-    return distributed.first(find), damage
+    return distributed.on_process_0(find), damage
 
 
 def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int | None, list[str]]:

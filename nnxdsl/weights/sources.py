@@ -76,7 +76,7 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
         PlanError: tensors of a Hub directory are missing or of another shape.
     """
     own, teacher = _own_source(blueprint, home), teacher_of(blueprint.experiment)
-    if blueprint.reference_has_own_weights:
+    if blueprint.reference.has_own_weights:
         asked = blueprint.experiment.reference
         assert isinstance(asked, Reference.Checkpoint)
         return init.ReferenceSource(own, _model_source(init.with_weights(blueprint, asked.weights), home))

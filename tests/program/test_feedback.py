@@ -175,7 +175,7 @@ def test_answers_side_by_side_are_answers_alone(
     assert layout is not None
     packed = dataset.packed(rows, size, layout)
     assert isinstance(packed, PackedPairs)
-    gradients = jax.jit(program.train_step.microbatch_grads)
+    gradients = jax.jit(program.policy_loss.grads)
     arrays = state.trainable, state.frozen, state.reference
     (alone, terms), (beside, others) = (
         jax.device_get(gradients(*arrays, batch)) for batch in (dataset.batch(rows, 4), packed)

@@ -156,7 +156,7 @@ def test_dora_starts_at_its_few_bits_and_keeps_its_copy(
     state = trained(program)
     sizes = {path for path in state.trainable if path.endswith(lora_math.M)}
     assert set(state.reference) == sizes
-    reference = program.blueprint.reference
+    reference = program.blueprint.reference.template
     assert reference is not None
     frozen = logits(program, reference, {path: state.frozen[path] for path in reference.variables})
     start = logits(program, program.blueprint.policy, state.frozen | state.trainable)

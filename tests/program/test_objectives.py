@@ -103,7 +103,7 @@ def test_pairs_side_by_side_are_pairs_alone(
     size = Size(blocks=2, rows=2, length=48, targets=96, items=4)
     layout = fit(*pairs.loads(), size)
     assert layout is not None
-    gradients = jax.jit(program.train_step.microbatch_grads)
+    gradients = jax.jit(program.policy_loss.grads)
     arrays = state.trainable, state.frozen, state.reference
     (alone, terms), (beside, others) = (
         jax.device_get(gradients(*arrays, batch)) for batch in (pairs.batch(rows, 4), pairs.packed(rows, size, layout))

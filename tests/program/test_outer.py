@@ -72,7 +72,7 @@ class ByHand:
 
     def __init__(self, alone: Program, state: TrainState, outer: Any) -> None:
         self.alone, self.asked, self.taken = alone, outer, 0
-        self.state, self.gradients = state, jax.jit(alone.train_step.microbatch_grads)
+        self.state, self.gradients = state, jax.jit(alone.policy_loss.grads)
         self.outer = {path: np.asarray(leaf, np.float64) for path, leaf in state.trainable.items()}
         self.velocity = {path: np.zeros(leaf.shape) for path, leaf in self.outer.items()}
         self.workers = [dict(self.outer) for _ in range(outer.workers)]

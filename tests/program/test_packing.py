@@ -115,7 +115,7 @@ def last_bit(leaves: dict[str, Any], seed: int) -> dict[str, Any]:
 def test_pairs_side_by_side_have_the_gradients_of_pairs_alone(
     dpo: Program, trained: Callable[..., Any], with_b: Callable[..., Any]
 ) -> None:
-    state, gradients = with_b(trained(dpo)), jax.jit(dpo.train_step.microbatch_grads)
+    state, gradients = with_b(trained(dpo)), jax.jit(dpo.policy_loss.grads)
     arrays = state.trainable, state.frozen, state.reference
     others = [(state.trainable, last_bit(state.frozen, seed), state.reference) for seed in range(4)]
 
@@ -138,7 +138,7 @@ def test_pairs_side_by_side_have_the_gradients_of_pairs_alone(
 def test_sequences_side_by_side_have_the_gradients_of_sequences_alone(
     sft: Program, trained: Callable[..., Any]
 ) -> None:
-    state, gradients = trained(sft), jax.jit(sft.train_step.microbatch_grads)
+    state, gradients = trained(sft), jax.jit(sft.policy_loss.grads)
     arrays = state.trainable, state.frozen, state.reference
     others = [(last_bit(state.trainable, seed), state.frozen, state.reference) for seed in range(4)]
 

@@ -199,7 +199,7 @@ def test_which_losses_are_of_a_difference() -> None:
 def test_a_program_without_a_model_has_none(experiment: Callable[..., Experiment]) -> None:
     asked = experiment(**SMALL, objective=Objective.DPO(), reference=Reference.Uniform(), memory=Memory())
     assert asked.reference_mode == "none"
-    assert compile(asked).train_step.reference is None
+    assert not compile(asked).blueprint.reference.exists
 
 
 def test_plans_say_which_and_why(experiment: Callable[..., Experiment]) -> None:

@@ -15,7 +15,8 @@ import pytest
 from nnxdsl import Experiment, Mesh, Model, Objective, Weights, compile
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.errors import PlanError, SpecError
-from nnxdsl.models.families.registry import LLAMA3, to_hf
+from nnxdsl.models.families.llama3 import LLAMA3
+from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.moe.router import load_balance
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.forward import pair_places
@@ -38,9 +39,7 @@ def test_it_is_added_to_the_loss_with_its_gradient(
     )
     state = without.init()
     (found, terms), (plain, plain_terms) = (
-        jax.jit(program.train_step.microbatch_grads)(
-            state.trainable, state.frozen, state.reference, program.shard_batch(batch)
-        )
+        jax.jit(program.policy_loss.grads)(state.trainable, state.frozen, state.reference, program.shard_batch(batch))
         for program in (with_loss, without)
     )
     tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)
@@ -48,7 +47,7 @@ def test_it_is_added_to_the_loss_with_its_gradient(
     @jax.jit
     @jax.value_and_grad
     def balance(leaves: dict[str, jax.Array]) -> Any:
-        decoder: Any = without.train_step.policy.merge(leaves)
+        decoder: Any = without.policy_loss.policy.merge(leaves)
         total, count = load_balance(decoder(tokens, pair_places(batch), dtype=jnp.float32).routing)
         return total / count
 

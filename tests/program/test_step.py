@@ -109,7 +109,7 @@ def test_gradients_are_those_of_the_trainable_leaves(
 ) -> None:
     program = compile(experiment(adapter=LORA, quantization=INT8, model=SHALLOW))
     state = with_b(trained(program))
-    gradients, _ = jax.jit(program.train_step.microbatch_grads)(
+    gradients, _ = jax.jit(program.policy_loss.grads)(
         state.trainable, state.frozen, state.reference, pairs(4)
     )
     assert gradients.keys() == state.trainable.keys()
@@ -219,7 +219,7 @@ def test_the_two_turns_stay_one_loop(
     state = trained(program)
     batch = program.shard_batch(pairs(4))
     arguments, words = (state.trainable, state.frozen, state.reference, batch), program.blueprint.config.vocab_size
-    for function in (program.train_step.microbatch_grads, program.train_step.evaluate):
+    for function in (program.policy_loss.grads, program.policy_loss.evaluate):
         text = jax.jit(function).lower(*arguments).compile().as_text()
         assert text is not None
         products = re.findall(rf' = f32\[\d+,{words}\]\S* dot\(.*op_name="([^"]*/dot_general)"', text)

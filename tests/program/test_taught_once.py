@@ -49,7 +49,7 @@ def test_with_all_words_a_step_is_that_of_a_teacher_in_it(
             assert not state.reference
             assert "teacher" not in program.layout.arrays
             given = program.with_teacher_top_k(program.load_teacher(), batch)
-        gradients, terms = jax.jit(program.train_step.microbatch_grads)(
+        gradients, terms = jax.jit(program.policy_loss.grads)(
             state.trainable, state.frozen, state.reference, program.shard_batch(given)
         )
         found.append((gradients, terms, program.step(state, given)[1]))

@@ -97,7 +97,7 @@ def test_hidden_states_are_compared(
 
     value, toward = jax.value_and_grad(cosine)(dict(state.trainable))
     (found, terms), (others, before) = (
-        jax.jit(program.train_step.microbatch_grads)(
+        jax.jit(program.policy_loss.grads)(
             state.trainable, state.frozen, state.reference, program.shard_batch(batch)
         )
         for program in (asked, plain)

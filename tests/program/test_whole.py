@@ -52,7 +52,7 @@ def test_a_batch_in_parts_is_the_batch(
     found: dict[int, Any] = {}
     for parts in (1, 2, 4) if name == "AOT, full" else (1, 4):
         program = compile(experiment(**fields, batch_size=8, microbatch_size=8 // parts))
-        assert program.train_step.uses_gradcache == (parts > 1)
+        assert program.experiment.compares_parts == (parts > 1)
         first = trained(program)
         asked = program.with_reference_logps(first, batch) if fields.get("memory") == CACHED else batch
         # Further from the reference, so that no margin is zero, with a full model as with an adapter.

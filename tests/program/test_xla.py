@@ -29,7 +29,7 @@ def test_a_step_takes_less_memory_with_them_than_without(
     state, batch = trained(program), program.shard_batch(pairs(4))
     given = state.trainable, state.frozen, state.reference, batch
     without, told = (
-        jax.jit(program.train_step.microbatch_grads, compiler_options=options).lower(*given).compile().memory_analysis()
+        jax.jit(program.policy_loss.grads, compiler_options=options).lower(*given).compile().memory_analysis()
         for options in (None, xla_options.options("cpu"))
     )
     assert without is not None

@@ -88,7 +88,7 @@ def test_the_reference_is_the_adapter_as_it_began() -> None:
         found = np.asarray(state.trainable["layers.blocks.0.mlp.up.kernel_lora_b"][number])
         np.testing.assert_array_equal(found, tensors[name].read().T)
     assert set(state.reference) == set(state.trainable)
-    assert program.train_step.reference_is_base is False
+    assert program.blueprint.reference.is_base is False
     began = jax.device_get(state.reference)
     batch = first_batch()
     wanted = json.loads((REPLAY / "expected.json").read_text())["dpo-continued-adamw"][0]

@@ -50,7 +50,7 @@ def reference_mismatch(program: Program, batch: Batch, values: Mapping[str, floa
         cache: Directory of the precomputed values.
     """
     if (
-        program.blueprint.reference_has_own_weights
+        program.blueprint.reference.has_own_weights
         or not isinstance(batch, PairBatch | PackedPairs)
         or batch.reference_chosen is None
     ):

@@ -1,0 +1,104 @@
+"""What is minimised: the objective's loss, that of multi-token prediction and that of routers, as sums and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+
+from nnxdsl.data.batch import Batch, PackedSequences, SequenceBatch
+from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, row_mean
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.models.moe.router import load_balance
+from nnxdsl.program.forward import ForwardOutput, LossInputs, mtp_mask, target_mask
+
+
+@attrs.frozen
+class LossFn:
+    """The loss of a micro-batch from forward outputs; knows no model.
+
+    The losses of multi-token prediction and of routers belong to the batch as a whole. They are added with the count of
+    the objective's own loss, so that dividing by that count, once, leaves them as they are.
+
+    Attributes:
+        objective: The loss of the objective.
+        router_aux_loss_coef: Weight of the routers' load-balancing loss.
+        mtp_loss_weight: Weight of the multi-token-prediction loss.
+        mtp_scale: Targets of the whole batch over those that are also predicted one token earlier; None: computed from
+            the micro-batch.
+    """
+
+    objective: Loss
+    router_aux_loss_coef: float = 0.0
+    mtp_loss_weight: float = 0.0
+    mtp_scale: jax.Array | None = None
+
+    def for_batch(self, batch: Batch) -> LossFn:
+        """The loss of micro-batches of `batch`, whose counts are those of the whole batch."""
+        return attrs.evolve(self, mtp_scale=_mtp_scale(batch)) if self.mtp_loss_weight else self
+
+    def __call__(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
+        """The terms that training minimises: the sum over a micro-batch.
+
+        The metric of the load-balancing loss is `aux_loss`, TRL's name; it is not multiplied by its coefficient.
+
+        Args:
+            out: Forward outputs of the policy.
+            reference: Those of the reference that the objective reads; None without a reference.
+            batch: The micro-batch.
+        """
+        terms = self.evaluate(out, reference, batch)
+        if out.further is not None:
+            # A mean over targets of its own, though the sum is divided by the count of all targets.
+            scale = _mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
+            more = self.mtp_loss_weight * scale * terms.metrics["mtp_loss"].total
+            terms = terms._replace(loss=WeightedMean(terms.loss.total + more, terms.loss.count))
+        if out.routing is None:
+            return terms
+        aux_loss = load_balance(out.routing)
+        loss = terms.loss.total + self.router_aux_loss_coef * terms.loss.count * divide(*aux_loss)
+        return LossTerms(WeightedMean(loss, terms.loss.count), {**terms.metrics, "aux_loss": WeightedMean(*aux_loss)})
+
+    def evaluate(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
+        """The terms of the objective alone, with the metrics of tokens; arguments as of `__call__`."""
+        weight = batch.weight.reshape(-1)
+        terms = self.objective(out.scored, reference, weight)
+        metrics = {}
+        if isinstance(out.scored, PairLogps):
+            logps = {"logps/chosen": out.scored.chosen, "logps/rejected": out.scored.rejected}
+            metrics = {name: row_mean(value, weight) for name, value in logps.items()}
+        if out.further is not None:
+            counted = out.further.mask * weight[:, None]
+            metrics = {"mtp_loss": WeightedMean(-jnp.sum(out.further.logp * counted), jnp.sum(counted))}
+        return LossTerms(terms.loss, {**metrics, **terms.metrics, **_token_metrics(out.stats)})
+
+    def zeros(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
+        """Zeros in the form of the terms; `out` and `reference` may be abstract."""
+        return zeros_like(jax.eval_shape(self.__call__, out, reference, batch))
+
+
+def divide(total: jax.Array, count: jax.Array) -> jax.Array:
+    """`total / count`, and exactly zero where nothing was counted."""
+    return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0.0)
+
+
+def zeros_like(shapes: Any) -> Any:
+    """Zeros of the shapes and dtypes of a tree, whose leaves may be abstract."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def _mtp_scale(batch: Batch) -> jax.Array:
+    """Targets of a batch over those of them that are also predicted one token earlier."""
+    assert isinstance(batch, SequenceBatch | PackedSequences)
+    weight = batch.weight[:, None]
+    return divide(jnp.sum(target_mask(batch) * weight), jnp.sum(mtp_mask(batch) * weight))
+
+
+def _token_metrics(stats: TokenStats) -> dict[str, WeightedMean]:
+    count = jnp.sum(stats.mask)
+    return {
+        "entropy": WeightedMean(jnp.sum(stats.entropy * stats.mask), count),
+        "mean_token_accuracy": WeightedMean(jnp.sum(stats.correct * stats.mask), count),
+    }

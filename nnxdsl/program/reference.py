@@ -1,0 +1,290 @@
+"""The reference model as a strategy: what it is made of, what it adds to the state, and how its outputs are computed.
+
+`build` chooses one from `Experiment.reference`; everything else asks the chosen object. Whether log-probabilities are
+precomputed (`is_precomputed`) is independent of what the reference is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import singledispatch
+from typing import Any, ClassVar
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from nnxdsl.adapters import lora
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.objectives import reference as config
+from nnxdsl.data.batch import Batch
+from nnxdsl.errors import NotRegisteredError
+from nnxdsl.models.params import AbstractModel, ParamSpec
+from nnxdsl.program.forward import Forward, Leaves, LossInputs, cached_reference_logps
+from nnxdsl.sharding.layout import Array, Layout
+
+_NO_REFERENCE = (
+    "batch has no `reference_logps`, and no reference weights are loaded: give the first state's "
+    "`program.with_reference_logps(state, batch)`, or compile with memory.reference='online'"
+)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class ReferenceModel:
+    """A reference whose outputs are computed by the policy's graph with other leaves.
+
+    Attributes:
+        template: The model; None where there is no reference.
+        arrays: Leaves of which the state has a copy for the reference, by path.
+        is_precomputed: Whether log-probabilities are computed before the first step and come with each batch.
+        is_offloaded: Whether its arrays are kept in the host's memory.
+    """
+
+    template: AbstractModel | None = None
+    arrays: Mapping[str, ParamSpec] = attrs.field(factory=dict)
+    is_precomputed: bool = False
+    is_offloaded: bool = False
+
+    exists: ClassVar[bool] = True
+    is_base: ClassVar[bool] = False
+    """Whether it is the policy with its adapter disabled, which takes no copy of anything."""
+    has_own_weights: ClassVar[bool] = False
+    """Whether it has weights that are loaded from elsewhere."""
+    is_synced: ClassVar[bool] = False
+    """Whether it follows the policy, and so is a part of the donated state and of checkpoints."""
+
+    @property
+    def is_online(self) -> bool:
+        """Whether each step computes it."""
+        return self.exists and not self.is_precomputed
+
+    def placed_in(self, layout: Layout) -> Layout:
+        """The layout of its arrays, given that of the program."""
+        return layout
+
+    def map_forward(self, change: Callable[[Forward], Forward]) -> ReferenceModel:
+        """The reference whose own forward pass, if it has one, is changed."""
+        return self
+
+    def outputs(self, leaves: Leaves, batch: Batch) -> LossInputs | None:
+        """Its loss inputs where they take no pass through the policy's graph: those that the batch carries."""
+        return cached_reference_logps(batch)
+
+    def policy_leaves(self, leaves: Leaves, reference: Leaves) -> Leaves:
+        """Leaves with which the policy's graph computes the reference.
+
+        Args:
+            leaves: The policy's trainable ones.
+            reference: The copies for the reference.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not reference:
+            raise ValueError(_NO_REFERENCE)
+        return lora.disable_adapter(leaves, self.fetch(reference))
+
+    def as_model(
+        self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
+    ) -> tuple[AbstractModel, Leaves] | None:
+        """A template and its leaves; None where its weights are not in the state.
+
+        Args:
+            policy: The policy's template.
+            frozen: The policy's frozen leaves.
+            trainable: Its trainable ones, in the dtype that is computed in.
+            reference: The copies for the reference.
+        """
+        if self.template is None or not reference:
+            return None
+        if not frozen:
+            return self.template, reference
+        return policy, {**frozen, **lora.disable_adapter(trainable, reference)}
+
+    def sync(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
+        """Its arrays in the donated state after `done` optimizer steps; empty where it does not follow the policy."""
+        return reference
+
+    def fetch(self, reference: Leaves) -> Leaves:
+        """Its arrays in the device's memory."""
+        return to_device(reference) if self.is_offloaded else reference
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class NoReference(ReferenceModel):
+    """The objective compares with nothing, or with no model."""
+
+    exists: ClassVar[bool] = False
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class InitialCopy(ReferenceModel):
+    """The policy before the first step, of which what training changes is copied."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class AdapterOff(ReferenceModel):
+    """The policy with its new adapter disabled."""
+
+    is_base: ClassVar[bool] = True
+
+    def policy_leaves(self, leaves: Leaves, reference: Leaves) -> Leaves:
+        """Leaves with which the policy's graph computes the base."""
+        return lora.disable_adapter(leaves, self.fetch(reference))
+
+    def as_model(
+        self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
+    ) -> tuple[AbstractModel, Leaves] | None:
+        """The base's template and its leaves, which are frozen ones of the policy."""
+        assert self.template is not None
+        return self.template, {path: frozen[path] for path in self.template.variables}
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Synced(ReferenceModel):
+    """A float32 copy of what is trained that follows the policy.
+
+    Attributes:
+        every_steps: Optimizer steps from one update to the next.
+        mixup_alpha: The policy's share of an update.
+    """
+
+    every_steps: int
+    mixup_alpha: float
+
+    is_synced: ClassVar[bool] = True
+
+    def sync(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
+        """The copy after `done` optimizer steps: at every `every_steps`-th it takes its share of the policy."""
+        is_due, share = done % self.every_steps == 0, self.mixup_alpha
+        before = self.fetch(reference)
+        return {
+            path: jnp.where(is_due, share * trainable[path] + (1 - share) * leaf, leaf) for path, leaf in before.items()
+        }
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class OwnWeights(ReferenceModel):
+    """A model of the policy's architecture with weights from elsewhere, in a forward pass of its own.
+
+    Attributes:
+        forward: Its forward pass; None before it is on devices.
+    """
+
+    forward: Forward | None = None
+
+    has_own_weights: ClassVar[bool] = True
+
+    def placed_in(self, layout: Layout) -> Layout:
+        """The layout of its weights: a layout of their own where they are gone before the first step."""
+        if "reference" in layout.arrays:
+            return layout
+        assert self.template is not None
+        arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.template.variables.items()}
+        return Layout(layout.mesh, {"reference": arrays}, workers=layout.workers)
+
+    def map_forward(self, change: Callable[[Forward], Forward]) -> ReferenceModel:
+        """The reference whose forward pass is changed."""
+        return self if self.forward is None else attrs.evolve(self, forward=change(self.forward))
+
+    def outputs(self, leaves: Leaves, batch: Batch) -> LossInputs:
+        """Its loss inputs; carry no gradient.
+
+        Raises:
+            ValueError: the batch carries none, and the weights are not loaded.
+        """
+        cached = super().outputs(leaves, batch)
+        return self.compute(leaves, batch) if cached is None else cached
+
+    def compute(self, leaves: Leaves, batch: Batch) -> LossInputs:
+        """As `outputs`, whatever the batch carries."""
+        if not leaves:
+            raise ValueError(_NO_REFERENCE)
+        assert self.forward is not None
+        assert self.template is not None
+        model = self.forward.model(self.template, jax.lax.stop_gradient(leaves))
+        return jax.lax.stop_gradient(self.forward.read(model, batch).scored)
+
+    def as_model(
+        self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
+    ) -> tuple[AbstractModel, Leaves] | None:
+        """Its template and weights; None where they are not in the state."""
+        assert self.template is not None
+        return (self.template, reference) if reference else None
+
+
+@attrs.frozen(eq=False)
+class PolicyParts:
+    """What a reference may be made of.
+
+    Attributes:
+        experiment: The experiment.
+        published: The network as it is published, neither adapted nor quantized.
+        base: The policy without its adapter, quantized as the policy is.
+        trainable: Leaves that are trained.
+        compute: Dtype of activations and products.
+    """
+
+    experiment: Experiment
+    published: AbstractModel
+    base: AbstractModel
+    trainable: Mapping[str, ParamSpec]
+    compute: DTypeLike
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Fields that every reference has."""
+        return {
+            "is_precomputed": self.experiment.reference_mode == "cached",
+            "is_offloaded": "reference" in self.experiment.memory.offload,
+        }
+
+
+def build_reference(parts: PolicyParts) -> ReferenceModel:
+    """The reference of an experiment; `NoReference` where its objective has none."""
+    return build(parts.experiment.reference, parts) if parts.experiment.has_reference else NoReference()
+
+
+@singledispatch
+def build(spec: config.Reference, parts: PolicyParts) -> ReferenceModel:
+    """The reference that a spec describes; register a `Reference` of your own here."""
+    name = type(spec).__name__
+    raise NotRegisteredError(
+        f"no reference is registered for {type(spec).__qualname__}; write\n"
+        f"  from nnxdsl.program import reference\n"
+        f"  @reference.build.register({name})\n"
+        f"  def _(spec, parts): return reference.ReferenceModel(...)"
+    )
+
+
+@build.register
+def _(spec: config.Initial, parts: PolicyParts) -> ReferenceModel:
+    adapter, trainable = parts.experiment.adapter, parts.trainable
+    if adapter is not None:
+        copies = {path: leaf for path, leaf in trainable.items() if lora.needs_initial_copy(adapter, path)}
+        if not copies:
+            return AdapterOff(template=parts.base, **parts.common)
+    else:
+        copies = {path: attrs.evolve(leaf, dtype=jnp.dtype(parts.compute)) for path, leaf in trainable.items()}
+    is_kept = parts.experiment.reference_mode == "online"
+    return InitialCopy(template=parts.base, arrays=copies if is_kept else {}, **parts.common)
+
+
+@build.register
+def _(spec: config.Synced, parts: PolicyParts) -> ReferenceModel:
+    # In float32 as well: a small share of the policy would be lost in fewer digits.
+    every_steps, mixup_alpha = spec.every_steps, spec.ref_model_mixup_alpha
+    arrays = parts.trainable
+    return Synced(template=parts.base, arrays=arrays, every_steps=every_steps, mixup_alpha=mixup_alpha, **parts.common)
+
+
+@build.register
+def _(spec: config.Checkpoint, parts: PolicyParts) -> ReferenceModel:
+    arrays = parts.published.variables if parts.experiment.reference_mode == "online" else {}
+    return OwnWeights(template=parts.published, arrays=arrays, **parts.common)
+
+
+def to_device(tree: Any) -> Any:
+    """Arrays in the device's memory."""
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), tree)
