@@ -39,16 +39,16 @@ LINGER_SECONDS = 5.0
 LOST_SECONDS = 30.0
 """A process that has not been heard of for so long has ended, or its machine has."""
 
-TELL_SECONDS = 5.0
-"""The longest that telling people of a lost process may hold up the end."""
+REPORT_SECONDS = 5.0
+"""Longest time that reporting a lost process may delay the end."""
 
 FIRST_SECONDS = 24 * 3600.0
 """The longest that the first process may take over what the others wait for; a dead one is noticed long before."""
 
 _BEAT_SECONDS = 1.0
 _ALIVE, _ENDED, _FAILED = "nnxdsl/alive/", "ended", "failed: "
-_asked = itertools.count()
-_told: list[Callable[[str], object]] = []
+_call_ids = itertools.count()
+_peer_failure_callbacks: list[Callable[[str], object]] = []
 
 
 class ProcessError(RunError):
@@ -57,7 +57,7 @@ class ProcessError(RunError):
 
 @attrs.frozen
 class DistributedArgs:
-    """What the command line says of the processes; all None: found out from the environment.
+    """Flags of a run in several processes; all None: read from the environment.
 
     Attributes:
         coordinator: `host:port` of process 0, reachable from all.
@@ -70,11 +70,11 @@ class DistributedArgs:
     process: int | None = None
 
 
-def asked_of(asked: DistributedArgs, environment: Mapping[str, str] = os.environ) -> DistributedArgs | None:
-    """What to tell `jax.distributed`; None for a run in one process.
+def distributed_args(args: DistributedArgs, environment: Mapping[str, str] = os.environ) -> DistributedArgs | None:
+    """Arguments of `jax.distributed`; None for a run in one process.
 
     Args:
-        asked: By flags, which come first; then `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`;
+        args: Flags, which come first; then `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`;
             then what Slurm, Open MPI, Kubernetes and Cloud TPUs set, which `jax.distributed` reads itself.
         environment: Of this process.
 
@@ -82,32 +82,32 @@ def asked_of(asked: DistributedArgs, environment: Mapping[str, str] = os.environ
         ProcessError: some of them are given and not all, or they make no sense.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    if asked == DistributedArgs() and any(name in environment for name in names[1:]):
+    if args == DistributedArgs() and any(name in environment for name in names[1:]):
         coordinator, *numbers = (environment.get(name) for name in names)
         try:
-            asked = DistributedArgs(coordinator, *(None if number is None else int(number) for number in numbers))
+            args = DistributedArgs(coordinator, *(None if number is None else int(number) for number in numbers))
         except ValueError as error:
             raise ProcessError(f"{' and '.join(names[1:])}: {error}") from error
-    if asked != DistributedArgs():
-        return _checked(asked)
+    if args != DistributedArgs():
+        return _checked(args)
     return DistributedArgs() if _is_one_of_many(environment) else None
 
 
-def _checked(asked: DistributedArgs) -> DistributedArgs | None:
-    missing = [f"--{name}" for name, value in attrs.asdict(asked).items() if value is None]
+def _checked(args: DistributedArgs) -> DistributedArgs | None:
+    missing = [f"--{name}" for name, value in attrs.asdict(args).items() if value is None]
     if missing:
         raise ProcessError(f"{', '.join(missing)}: missing; --coordinator, --processes and --process go together")
-    assert asked.coordinator is not None
-    assert asked.processes is not None
-    assert asked.process is not None
-    host, colon, port = asked.coordinator.rpartition(":")
+    assert args.coordinator is not None
+    assert args.processes is not None
+    assert args.process is not None
+    host, colon, port = args.coordinator.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ProcessError(f"--coordinator: expected host:port, got {asked.coordinator!r}")
-    if asked.processes < 1:
-        raise ProcessError(f"--processes: expected a value > 0, got {asked.processes}")
-    if not 0 <= asked.process < asked.processes:
-        raise ProcessError(f"--process: expected 0 to {asked.processes - 1}, got {asked.process}")
-    return asked if asked.processes > 1 else None
+        raise ProcessError(f"--coordinator: expected host:port, got {args.coordinator!r}")
+    if args.processes < 1:
+        raise ProcessError(f"--processes: expected a value > 0, got {args.processes}")
+    if not 0 <= args.process < args.processes:
+        raise ProcessError(f"--process: expected 0 to {args.processes - 1}, got {args.process}")
+    return args if args.processes > 1 else None
 
 
 def _is_one_of_many(environment: Mapping[str, str]) -> bool:
@@ -124,27 +124,29 @@ def _is_one_of_many(environment: Mapping[str, str]) -> bool:
     return slurm or number("OMPI_COMM_WORLD_SIZE") > 1 or kubernetes or tpu
 
 
-def join(asked: DistributedArgs) -> bool:
+def join(args: DistributedArgs) -> bool:
     """Joins the other processes of a run, before jax looks for devices; whether there are any.
 
     Raises:
-        ProcessError: they cannot be found: says what was tried.
+        ProcessError: They cannot be found: names what was tried.
     """
-    told = asked_of(asked)
-    if told is None or jax.distributed.is_initialized():
+    found_args = distributed_args(args)
+    if found_args is None or jax.distributed.is_initialized():
         return jax.distributed.is_initialized()
     # Signals are ours: a first one asks for a save at a boundary that all agree on (see `Vote`).
     jax.config.update("jax_enable_preemption_service", False)
     # Whoever leaves in good order waits for nobody long: what matters is saved by then.
     settings: dict[str, Any] = {"initialization_timeout": JOIN_SECONDS, "shutdown_timeout_seconds": 60}
-    if told != DistributedArgs():
-        settings |= {"coordinator_address": told.coordinator, "num_processes": told.processes}
-        settings |= {"process_id": told.process, "cluster_detection_method": "deactivate"}
+    if found_args != DistributedArgs():
+        settings |= {"coordinator_address": found_args.coordinator, "num_processes": found_args.processes}
+        settings |= {"process_id": found_args.process, "cluster_detection_method": "deactivate"}
     try:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
         who = (
-            "as the environment says" if told == DistributedArgs() else f"process {told.process} at {told.coordinator}"
+            "as the environment says"
+            if found_args == DistributedArgs()
+            else f"process {found_args.process} at {found_args.coordinator}"
         )
         raise ProcessError(
             f"the processes of this run could not find each other within {JOIN_SECONDS} s ({who}): {_line(error)}; "
@@ -155,7 +157,7 @@ def join(asked: DistributedArgs) -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes files and talks to people."""
+    """Whether this is process 0, which writes files and prints."""
     return jax.process_index() == 0
 
 
@@ -164,25 +166,25 @@ def is_single_process() -> bool:
     return jax.process_count() == 1
 
 
-def first(act: Callable[[], T]) -> T:
-    """What the first process found or did, told to all; the others wait for it. If it is refused, all are.
+def on_process_0(act: Callable[[], T]) -> T:
+    """Calls a function in process 0 and returns its result, or raises its error, in all processes, which wait for it.
 
     All processes must call it at the same place.
 
     Args:
-        act: Called in the first process alone; what it returns must be JSON where the others read it.
+        act: Called in process 0 alone; its result must be JSON where the others read it.
 
     Raises:
-        NnxdslError: `act` raised it; in the other processes a RunError with the same words.
+        NnxdslError: `act` raised it; in the other processes a RunError with the same message.
     """
     if is_single_process():
         return act()
-    key = f"nnxdsl/first/{next(_asked)}"
+    key = f"nnxdsl/on_process_0/{next(_call_ids)}"
     if not is_first():
-        said = json.loads(_client().blocking_key_value_get(key, int(FIRST_SECONDS * 1000)))
-        if "refused" in said:
-            raise RunError(said["refused"])
-        return said.get("value")
+        reply = json.loads(_client().blocking_key_value_get(key, int(FIRST_SECONDS * 1000)))
+        if "refused" in reply:
+            raise RunError(reply["refused"])
+        return reply.get("value")
     try:
         value = act()
     except NnxdslError as error:
@@ -192,42 +194,42 @@ def first(act: Callable[[], T]) -> T:
     return value
 
 
-def together() -> None:
+def barrier() -> None:
     """Waits until all processes are here."""
     if not is_single_process():
-        _client().wait_at_barrier(f"nnxdsl/together/{next(_asked)}", int(FIRST_SECONDS * 1000))
+        _client().wait_at_barrier(f"nnxdsl/barrier/{next(_call_ids)}", int(FIRST_SECONDS * 1000))
 
 
-def most(value: int) -> int:
-    """The largest value that a process gives; all must call it at the same place, and wait for each other."""
+def all_max(value: int) -> int:
+    """The largest value of all processes, which must call it at the same place and wait for each other."""
     if is_single_process():
         return value
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
 class Vote:
-    """The largest number that any process gave a call ago: so that asking at each step waits for nobody.
+    """The largest number that any process gave one call ago, so that a call at each step waits for nobody.
 
-    All call it at the same places, so all are told the same.
+    All processes call it at the same places, so that all get the same.
     """
 
     def __init__(self) -> None:
-        """Nobody has said anything yet."""
-        self._said: jax.Array | None = None
+        """Has no value yet."""
+        self._last: jax.Array | None = None
         if not is_single_process():
             mesh = Mesh(np.array(jax.devices()), ("all",))
             self._each = NamedSharding(mesh, PartitionSpec("all"))
             self._largest = jax.jit(lambda flags: flags.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def __call__(self, value: int) -> int:
-        """Says a number, and returns what the calls before this one came to."""
+        """Sends a number, and returns the largest one of the calls before."""
         if is_single_process():
             return value
-        before = 0 if self._said is None else int(self._said)
+        before = 0 if self._last is None else int(self._last)
         mine = np.full((1,), value, np.int32)
         flags = jax.make_array_from_callback((jax.device_count(),), self._each, lambda _: mine)
-        said = self._said = self._largest(flags)
-        said.copy_to_host_async()
+        largest = self._last = self._largest(flags)
+        largest.copy_to_host_async()
         return before
 
 
@@ -252,14 +254,14 @@ class Watch:
         self._lost_seconds = lost_seconds
         self._over = threading.Event()
         self._unanswered = 0  # seconds that this process was at work since the coordinator's last answer
-        self._heard: dict[int, tuple[str, float]] = {}
+        self._last_seen: dict[int, tuple[str, float]] = {}
         self._threads = [
-            threading.Thread(target=target, name="processes", daemon=True) for target in (self._talk, self._wait)
+            threading.Thread(target=target, name="processes", daemon=True) for target in (self._exchange, self._wait)
         ]
 
     def __enter__(self) -> Watch:
         if not _is_alone_by_coordinator():
-            self._heard = dict.fromkeys(range(_state().num_processes), ("", time.monotonic()))
+            self._last_seen = dict.fromkeys(range(_state().num_processes), ("", time.monotonic()))
             for thread in self._threads:
                 thread.start()
         return self
@@ -270,23 +272,23 @@ class Watch:
         self._over.set()
         for thread in self._threads:
             thread.join(_BEAT_SECONDS)  # one that waits for an answer must not be waited for
-        _within(TELL_SECONDS, lambda: self._say(_ENDED if kind is None else f"{_FAILED}{kind.__name__}: {error}"))
+        _within(REPORT_SECONDS, lambda: self._send(_ENDED if kind is None else f"{_FAILED}{kind.__name__}: {error}"))
 
-    def _say(self, state: str) -> None:
+    def _send(self, state: str) -> None:
         mine = json.dumps([socket.gethostname(), os.getpid(), state])
         _client().key_value_set(f"{_ALIVE}{_state().process_id}", mine, allow_overwrite=True)
 
-    def _talk(self) -> None:
+    def _exchange(self) -> None:
         for count in itertools.count(1):
             try:
-                self._say(str(count))
-                said = dict(_client().key_value_dir_get(_ALIVE))
+                self._send(str(count))
+                messages = dict(_client().key_value_dir_get(_ALIVE))
             except Exception as error:  # of jaxlib's own type
                 self._end(f"process 0, which coordinates the others, cannot be reached: {_line(error)}")
                 return
             self._unanswered = 0
-            states = {int(key.rpartition("/")[2]): json.loads(text) for key, text in said.items()}
-            for number in self._heard:
+            states = {int(key.rpartition("/")[2]): json.loads(text) for key, text in messages.items()}
+            for number in self._last_seen:
                 if problem := self._problem(number, *states.get(number, ("", 0, ""))):
                     self._end(problem)
             if self._over.wait(_BEAT_SECONDS):
@@ -307,8 +309,8 @@ class Watch:
         if state.startswith(_FAILED):
             return f"{who} has {state}"
         now = time.monotonic()
-        before, since = self._heard[number]
-        self._heard[number] = state, since if before == state else now
+        before, since = self._last_seen[number]
+        self._last_seen[number] = state, since if before == state else now
         is_silent = before == state and now - since > self._lost_seconds
         return f"{who} has not been heard of for {self._lost_seconds:.0f} s" if is_silent else None
 
@@ -319,9 +321,9 @@ class Watch:
         """
         if self._over.is_set():
             return
-        end = time.monotonic() + TELL_SECONDS
-        for tell in reversed(_told):
-            _within(max(0.5, end - time.monotonic()), functools.partial(tell, why))
+        end = time.monotonic() + REPORT_SECONDS
+        for report in reversed(_peer_failure_callbacks):
+            _within(max(0.5, end - time.monotonic()), functools.partial(report, why))
         os._exit(1)
 
 
@@ -338,13 +340,13 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def on_peer_failure(tell: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, `tell` is called with who is gone and why, from another thread, before this process ends."""
-    _told.append(tell)
+def on_peer_failure(report: Callable[[str], object]) -> Iterator[None]:
+    """Within the block, `report` is called with who is gone and why, from another thread, before this process ends."""
+    _peer_failure_callbacks.append(report)
     try:
         yield
     finally:
-        _told.remove(tell)
+        _peer_failure_callbacks.remove(report)
 
 
 def last_to_leave(seconds: float = LINGER_SECONDS) -> None:

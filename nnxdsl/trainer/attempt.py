@@ -51,7 +51,7 @@ class Attempt:
 
     def __enter__(self) -> Attempt:
         directory = self.directory
-        distributed.first(directory.require_readable)
+        distributed.on_process_0(directory.require_readable)
         self._status_before = _status_of(directory)
         directory.clear_requests()
         directory.take_over(state="starting", total=self._total_steps, stage="placing weights")
@@ -104,7 +104,7 @@ class Attempt:
 
     def should_stop(self) -> bool:
         """Whether any process is asked to stop; all processes must call it at the same places."""
-        return distributed.most(self.stop_signal()) != 0
+        return distributed.all_max(self.stop_signal()) != 0
 
 
 def _status_of(directory: RunDirectory) -> Status:

@@ -34,9 +34,9 @@ def unfinished_reason(directory: RunDirectory) -> str | None:
 
 def earlier_experiments(experiment: Experiment) -> list[Experiment]:
     """The experiments whose weights one starts from: its model, adapter, teacher or reference names them."""
-    teacher = getattr(getattr(experiment.objective, "teacher", None), "weights", None)
-    reference = getattr(experiment.reference, "weights", None)
-    starts = experiment.model.weights, getattr(experiment.adapter, "start", None), teacher, reference
+    teacher, adapter = experiment.objective.teacher, experiment.adapter
+    optional = adapter and adapter.start, teacher and teacher.weights, experiment.reference.weights
+    starts = experiment.model.weights, *optional
     return [start.experiment for weights in starts for start in parts(weights) if isinstance(start, From)]
 
 

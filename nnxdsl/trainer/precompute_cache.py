@@ -116,7 +116,7 @@ class PrecomputeCache:
         directory, arrays = self.home / spec.directory / spec.cache_key(), spec.empty()
         shards = list(_shards(directory, spec, arrays))
         missing = _missing(shards, rows)
-        distributed.together()  # no process writes before all have read
+        distributed.barrier()  # no process writes before all have read
         if not missing:
             return arrays
         if distributed.is_first():

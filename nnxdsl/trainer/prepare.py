@@ -81,7 +81,7 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     tokenizer = open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, home))
     _require_same_tokenizer(experiment, tokenizer, home)
     config = program.blueprint.config
-    loss_on: str = getattr(experiment.objective, "loss_on", "assistant")
+    loss_on = experiment.objective.loss_on
 
     def read(data: Data, path: str) -> Dataset:
         dataset = load(data, tokenizer, max_position=config.max_length, vocabulary=config.vocab_size, loss_on=loss_on)

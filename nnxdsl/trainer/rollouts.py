@@ -209,7 +209,7 @@ class Rollouts:
             pairs = zip(texts, rows, strict=True)
             return [self.rewards.of(text, prompts.columns[row], prompts.row_ids[row]) for text, row in pairs]
 
-        return distributed.first(found)  # a user's function may not say the same in every process
+        return distributed.on_process_0(found)  # a user's function may not say the same in every process
 
     def _metrics(self, values: np.ndarray, answers: Sequence[Sequence[int]], limit: int) -> dict[str, float]:
         """What answers are like, under TRL's names; `values` are `[answers, rewards]`."""

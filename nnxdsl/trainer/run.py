@@ -153,13 +153,13 @@ def _open_directory(experiment: Experiment, path: Path, display: Display, *, res
             experiment_py=to_python(experiment),
         )
 
-    directory = distributed.first(create)
+    directory = distributed.on_process_0(create)
     return directory if distributed.is_first() else Follower(path, jax.process_index())
 
 
 def _locked(path: Path) -> contextlib.AbstractContextManager[object]:
     """The run's lock, which the first process holds for all."""
-    lock = distributed.first(lambda: RunLock(path))
+    lock = distributed.on_process_0(lambda: RunLock(path))
     return lock if distributed.is_first() else contextlib.nullcontext(path)
 
 

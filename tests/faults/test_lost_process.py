@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from fault_lab import Lab, environment, steps_done
 
-from nnxdsl.runtime.distributed import LOST_SECONDS, TELL_SECONDS
+from nnxdsl.runtime.distributed import LOST_SECONDS, REPORT_SECONDS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
-PROMISE = LOST_SECONDS + 2 * TELL_SECONDS + 15
+PROMISE = LOST_SECONDS + 2 * REPORT_SECONDS + 15
 """With what a busy machine takes to run what has been decided."""
 
 WORDS = ("run", "mesh.data=2", "steps=100000", "evaluation=None", "checkpoint.every_steps=20")

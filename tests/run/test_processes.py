@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.runtime.distributed import LOST_SECONDS, DistributedArgs, ProcessError, asked_of
+from nnxdsl.runtime.distributed import LOST_SECONDS, DistributedArgs, ProcessError, distributed_args
 
 MESH = ("mesh.data=2", "mesh.fsdp=2")
 """Four devices: in one process, or two in each of two."""
@@ -42,14 +42,16 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "
     ],
 )
 def test_engines_are_known_by_what_they_set(environment: dict[str, str], is_one_of_many: bool) -> None:
-    assert asked_of(DistributedArgs(), environment) == (DistributedArgs() if is_one_of_many else None)
+    assert distributed_args(DistributedArgs(), environment) == (DistributedArgs() if is_one_of_many else None)
 
 
 def test_flags_come_before_the_environment() -> None:
     told = {"JAX_COORDINATOR_ADDRESS": "a:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
-    assert asked_of(DistributedArgs(), {**told, **SLURM, "SLURM_NTASKS": "8"}) == DistributedArgs("a:1234", 4, 3)
-    assert asked_of(DistributedArgs("b:1", 2, 0), told) == DistributedArgs("b:1", 2, 0)
-    assert asked_of(DistributedArgs("b:1", 1, 0), told) is None
+    assert distributed_args(DistributedArgs(), {**told, **SLURM, "SLURM_NTASKS": "8"}) == DistributedArgs(
+        "a:1234", 4, 3
+    )
+    assert distributed_args(DistributedArgs("b:1", 2, 0), told) == DistributedArgs("b:1", 2, 0)
+    assert distributed_args(DistributedArgs("b:1", 1, 0), told) is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_flags_come_before_the_environment() -> None:
 )
 def test_what_makes_no_sense_is_refused(asked: DistributedArgs, message: str) -> None:
     with pytest.raises(ProcessError, match=f"^{re.escape(message)}$"):
-        asked_of(asked, {})
+        distributed_args(asked, {})
 
 
 def start(lab: Any, *words: str, processes: int, devices: int = 4) -> list[subprocess.Popen[str]]:

@@ -61,7 +61,7 @@ class RunLog(Hook):
         for message in self.damage:  # not before: an attempt that is refused leaves the directory as it was
             directory.append_event({"event": message})
         prompts = () if evaluation is None else evaluation.prompts
-        for problem in distributed.first(lambda: directory.repair_rows(trainer.start, prompts)):
+        for problem in distributed.on_process_0(lambda: directory.repair_rows(trainer.start, prompts)):
             self.attempt.reporter.event(f"warning: {problem}")
 
     def _log_start(self, trainer: Trainer) -> None:

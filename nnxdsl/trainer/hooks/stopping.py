@@ -28,6 +28,6 @@ class StopOnRequest(Hook):
 
     def agree_on_signal(self) -> int | None:
         """The signal that stopped the run, the same in all processes; None if its directory asked for it."""
-        signal = distributed.most(self.attempt.stop_signal())
+        signal = distributed.all_max(self.attempt.stop_signal())
         self.attempt.stop_request.signal = None if signal == STOP_FILE else signal
         return self.attempt.stop_request.signal
