@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions that say where, what, and what would be right."""
+"""All exceptions: their messages give the place, the problem and a fix; and "did you mean"."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import attrs
 
 @attrs.frozen
 class Problem:
-    """One thing that is wrong: where (a dotted path, empty for the object itself) and what."""
+    """One problem: its dotted path (empty for the object itself) and its message."""
 
     path: str
     message: str
 
     def under(self, prefix: str) -> Problem:
-        """The same problem seen from a parent: `prefix` put before the path."""
+        """The same problem with `prefix` before its path."""
         return Problem(join(prefix, self.path), self.message)
 
     def __str__(self) -> str:
@@ -40,11 +40,11 @@ class _ProblemsError(NnxdslError):
 
 
 class SpecError(_ProblemsError):
-    """An experiment, or a part of it, that cannot be: all its problems at once."""
+    """An invalid experiment, or an invalid part of one, with all its problems."""
 
 
 class PlanError(_ProblemsError):
-    """An experiment that is well formed, but whose shapes, files or devices do not fit: all problems at once."""
+    """A valid experiment whose shapes, files or devices do not fit, with all its problems."""
 
 
 class DataError(NnxdslError):
@@ -56,20 +56,20 @@ class WeightsError(NnxdslError):
 
 
 class NotRegisteredError(NnxdslError, NotImplementedError):
-    """A class of somebody else's for which nothing was registered: what to write."""
+    """A third-party class that is not registered; the message shows how to register it."""
 
 
 class RunError(NnxdslError):
-    """A run that cannot start or go on: the directory, what it holds, and what to do."""
+    """A run that cannot start or resume: its directory, the reason, and what to do."""
 
 
 def join(prefix: str, path: str) -> str:
-    """Two dotted paths as one; either may be empty."""
+    """Joins two dotted paths; either may be empty."""
     return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """`; did you mean 'beta'?` for the nearest candidate; nothing where none is near."""
+    """`; did you mean 'beta'?` for the nearest candidate; empty where none is near."""
     near = difflib.get_close_matches(name, sorted(set(candidates)), n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else ""
 

@@ -169,6 +169,7 @@ ALLOWED_GETATTR = {
     ("nnxdsl/weights/orbax.py", "dtype"),  # what orbax says of an array
     ("nnxdsl/storage/jsonl.py", "item"),  # a scalar of jax or numpy
     ("nnxdsl/storage/jsonl.py", "size"),  # a scalar of jax or numpy
+    ("nnxdsl/formats/files.py", "strerror"),  # an exception that may be an OSError
     ("nnxdsl/data/rewards.py", "__qualname__"),  # a user's function
     ("nnxdsl/sharding/mesh.py", "slice_index"),  # a jax device
     ("app/site.py", "host"),  # a client of starlette

@@ -8,19 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 from nnxdsl.cli.arguments import add_json, add_overrides, add_quiet, add_target
+from nnxdsl.config.core.base import members
 from nnxdsl.config.core.codegen import parse_value
 from nnxdsl.config.launcher import Launcher, Local
 from nnxdsl.errors import Problem, SpecError
-
-LAUNCHER_HELP = """\
-LAUNCHER is written as in Python, the fields at their defaults left out:
-  "Launcher.Local(parallel=2)"                   processes of this machine
-  "Launcher.Slurm(partition='gpu', nodes=2)"     jobs of Slurm; needs nnxdsl[slurm]
-  "Launcher.Ray(address='auto', gpus=1)"         actors of Ray; needs nnxdsl[ray]
-  "Launcher.Kubernetes(image='...', nodes=4)"    a file for kubectl (launch --write)
-  "Launcher.SkyPilot(accelerators='H200:8')"     a file for sky (launch --write)
-Without --launcher it is the file's own `launcher = Launcher...`, or Launcher.Local().
-"""
 
 
 def add_launching(parser: ArgumentParser, metavar: str) -> None:
@@ -31,7 +22,19 @@ def add_launching(parser: ArgumentParser, metavar: str) -> None:
     parser.add_argument("--cancel", action="store_true", help="stop what is running, after it has saved")
     add_json(parser)
     add_quiet(parser)
-    parser.epilog = LAUNCHER_HELP
+    parser.epilog = launcher_help()
+
+
+def launcher_help() -> str:
+    """How LAUNCHER is written, with every member of the family."""
+    launchers = {cls.__qualname__: (cls.__doc__ or "").partition("\n")[0] for cls in members(Launcher).values()}
+    return "\n".join(
+        [
+            'LAUNCHER is written as in Python, fields at their defaults left out: "Launcher.Slurm(nodes=2)"',
+            *(f"  {name:<20} {text}" for name, text in launchers.items()),
+            "Without --launcher it is the file's own `launcher = Launcher...`, or Launcher.Local().",
+        ]
+    )
 
 
 def launcher_of(args: Namespace, module: ModuleType | None) -> Launcher:

@@ -72,7 +72,7 @@ def run_directory(target: str, home: Path) -> Path:
         if (candidate / "experiment.json").is_file():
             return candidate
     if Path(target).is_file():
-        raise RunError(f"{target}: is a file; name a run, or run the file again to go on with its run")
+        raise RunError(f"{target}: is a file; name a run, or run the file again to resume its run")
     if Path(target).is_dir():
         raise RunError(f"{target}: is a directory, but no run: it has no experiment.json")
     hint = nearest(target, [run.id for run in list_runs(home)])

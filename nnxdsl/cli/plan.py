@@ -58,7 +58,7 @@ def plan_command(experiment: Experiment, args: Namespace) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     if args.search:
         return _search(experiment, args, device, console)
-    experiment = _on_so_many(experiment, args.count)
+    experiment = _with_device_count(experiment, args.count)
     if args.dump or args.why is not None or args.draw is not None:
         _show_layout(build_blueprint(experiment, platform).layout, args, console)
         return 0
@@ -99,7 +99,7 @@ def diff_layouts(left: Experiment, right: Experiment, *, as_json: bool) -> int:
     return 0
 
 
-def _on_so_many(experiment: Experiment, count: int | None) -> Experiment:
+def _with_device_count(experiment: Experiment, count: int | None) -> Experiment:
     """The experiment on `count` devices: with its own mesh, or with `fsdp` where the mesh is one device."""
     needed = experiment.mesh.device_count
     if count is None or count == needed:

@@ -60,7 +60,7 @@ class LowRank(Adapter):
         dropout: Probability with which an input of `x A B` is left out in a training step; the rest is scaled up.
         ranks: Other ranks for some of the targets, such as `(("mlp.down", 32),)`; the first that names a layer counts.
         alphas: Other values of alpha for some of the targets, in the same way.
-        start: Where A and B come from, to go on with an adapter: a directory of PEFT's, or one of our runs. The
+        start: Where A and B come from, to continue training an adapter: a directory of PEFT's, or one of our runs. The
             reference is then that adapter as it was. None for a new one.
     """
 
@@ -76,7 +76,7 @@ class LowRank(Adapter):
     start: Weights | None = None
 
     def problems(self) -> Iterable[Problem]:
-        """Targets must be there, each once; other ranks above 0; a start must be an adapter's."""
+        """There are targets, each once; ranks are above 0; a start is an adapter's."""
         return gather(
             lambda: target_problems(self.targets),
             lambda: _pattern_problems("ranks", self.ranks),
@@ -85,7 +85,7 @@ class LowRank(Adapter):
         )
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
-        """Its dropout can be drawn in such batches, and the adapter that it continues is such a one."""
+        """Its dropout is possible in these batches, and it equals the adapter that it continues."""
         return gather(
             lambda: super(LowRank, self).check(experiment),
             lambda: self._check_packed(experiment),
@@ -130,8 +130,8 @@ class DoRA(LowRank):
     Its fields are those of `LowRank`.
 
     Attributes:
-        start: Where A, B and m come from, to go on with an adapter: a directory of PEFT's, or one of our runs. The
-            reference is then that adapter as it was. None for a new one.
+        start: Where A, B and m come from, to continue training an adapter: a directory of PEFT's, or one of our runs.
+            The reference is then that adapter as it was. None for a new one.
     """
 
 
@@ -157,7 +157,7 @@ def scale_at(adapter: LowRank, path: str) -> float:
 
 
 def target_problems(targets: tuple[str, ...]) -> Iterable[Problem]:
-    """What is wrong with a tuple of module names before any model is known."""
+    """Problems of a tuple of module names that need no model."""
     if not targets:
         yield Problem("targets", "names no module; the usual choice is ('attention', 'mlp')")
     for index, target in enumerate(targets):
@@ -185,7 +185,7 @@ def _start_problems(start: Weights | None) -> Iterator[Problem]:
 
 
 SAME = ("rank", "alpha", "targets", "scaling", "ranks", "alphas")
-"""Fields in which an adapter must be like the one that it goes on with."""
+"""Fields in which an adapter must equal the one that it continues."""
 
 
 DROPOUT_OF_PACKED = (
@@ -197,7 +197,7 @@ DROPOUT_OF_PACKED = (
 
 
 def unlike(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:
-    """In what an adapter differs from the one that it goes on with."""
+    """The differences between an adapter and the one that it continues."""
     if type(ours) is not type(theirs):
         message = f"expected {type(theirs).__qualname__}, which adapter.start holds, got {type(ours).__qualname__}"
         yield Problem("adapter", message)

@@ -1,4 +1,4 @@
-"""Several workers that train apart for many steps and then come together; `nnxdsl/program/diloco.py` does it."""
+"""Local SGD: workers that train separately for many steps and synchronize then; see `nnxdsl/program/diloco.py`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Outer(Spec):
-    """How workers that train apart, each with the experiment's own optimizer, become one model from time to time.
+    """How several workers, each with the experiment's own optimizer, synchronize every so many steps.
 
     Every batch is cut into as many consecutive parts as there are workers. Each worker takes its step on its own part
-    alone, from its own weights and with its own state of the optimizer, its own clipping of gradients among it. After
-    so many steps, and after the last step of the run, an outer optimizer moves the outer weights towards the mean of
-    the workers, which all begin again there; the state of their optimizers goes on.
+    alone, from its own weights and with its own optimizer state and gradient clipping. After so many steps, and after
+    the last step of the run, an outer optimizer moves the outer weights towards the mean of the workers, which all
+    continue from there; their optimizer states are not changed.
 
-    Checkpoints hold all of it. Evaluations, samples, exports and whatever else reads the weights of a run have the
-    outer weights, which are those of the last time that the workers came together. A step that a guard skips is none:
-    workers come together after so many steps that were taken.
+    Checkpoints have all of it. Evaluations, samples, exports and whatever else reads the weights of a run have the
+    outer weights, those of the last synchronization. A step that a guard skips does not count.
 
     Attributes:
-        workers: How many. A multiple of the mesh's `data` gives each worker devices of its own, and no gradient goes
-            over `data` until they come together.
-        every_steps: Optimizer steps from one time that they come together to the next (the paper's H).
+        workers: Number of workers. With a multiple of the mesh's `data` each worker has devices of its own, and no
+            gradient is reduced over `data` between synchronizations.
+        every_steps: Optimizer steps between synchronizations (the paper's H).
     """
 
     DiLoCo: ClassVar[type[members.DiLoCo]]
@@ -79,14 +78,14 @@ class Outer(Spec):
 
 @attrs.frozen(kw_only=True)
 class DiLoCo(Outer):
-    """Nesterov's momentum on the mean of what the workers did (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
+    """Nesterov momentum on the mean change of the workers (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
 
     With one worker, a rate of 1 and no momentum it is the inner optimizer.
 
     Attributes:
-        workers: How many. A multiple of the mesh's `data` gives each worker devices of its own, and no gradient goes
-            over `data` until they come together.
-        every_steps: Optimizer steps from one time that they come together to the next (the paper's H).
+        workers: Number of workers. With a multiple of the mesh's `data` each worker has devices of its own, and no
+            gradient is reduced over `data` between synchronizations.
+        every_steps: Optimizer steps between synchronizations (the paper's H).
         lr: The outer learning rate.
         momentum: Decay of the outer velocity; 0 keeps none.
     """
@@ -96,5 +95,5 @@ class DiLoCo(Outer):
 
 
 def over(workers: int, mesh: Mesh) -> str | None:
-    """The mesh axis over which workers are cut; None where each device has something of all of them."""
+    """The mesh axis over which workers are split; None where each device has a part of all of them."""
     return "data" if mesh.data > 1 and workers % mesh.data == 0 else None

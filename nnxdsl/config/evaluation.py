@@ -1,4 +1,4 @@
-"""How often a run looks up from training: to evaluate, to save."""
+"""When and on what a run is evaluated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Evaluation(Spec):
-    """Held-out metrics and sampled answers, before the first step, every so many steps, and after the last.
+    """Held-out metrics and sampled completions, before the first step, every so many steps, and after the last.
 
     Attributes:
         every_steps: Steps between evaluations.

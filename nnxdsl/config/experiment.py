@@ -32,30 +32,30 @@ from nnxdsl.errors import Problem
 
 @attrs.frozen(kw_only=True)
 class Experiment(Spec):
-    """What a post-training run is. Equal objects are the same run.
+    """A post-training run. Equal objects are the same run.
 
     Attributes:
         name: First part of the run's directory.
         model: The network and the weights it starts from.
-        data: What it learns from.
-        objective: What is optimised.
+        data: The training rows.
+        objective: The loss.
         optimizer: How gradients become updates.
         steps: Optimizer steps.
         batch_size: Rows (pairs or sequences) per optimizer step, over all devices and micro-batches.
-        adapter: What is trained in place of the model's own weights; None trains all of them.
-        quantization: In how few bits frozen weights are kept, or trained ones computed with; None for neither.
-        reference: What the policy is compared with, where the objective compares.
+        adapter: The adapter that is trained; None trains the model's own weights.
+        quantization: The format of frozen weights, or of the products with trained ones; None for neither.
+        reference: The reference model, where the objective has one.
         frozen: Patterns for the paths of the model's arrays that are not trained, such as "embed" or "layers.*.mlp":
             there are no gradients and no optimizer state for them. Empty: all are, where there is no adapter.
         precision: Number formats.
-        guard: What happens at a step that would do harm.
-        outer: How workers that train apart become one model from time to time; None for one model.
-        seed: Of the order of rows, of random weights and of adapters.
+        guard: What happens at a non-finite or spiking step.
+        outer: Local SGD (DiLoCo): several workers and the optimizer that synchronizes them; None for none.
+        seed: Seed of the order of rows, of random weights and of adapters.
         mesh: Devices. Not part of the run's identity.
-        microbatch_size: Rows that are computed at one time, over all devices; None is the whole batch. Not part of the
+        microbatch_size: Rows of a micro-batch, over all devices; None is the whole batch. Not part of the
             run's identity.
         batching: How rows of unequal length become arrays. Not part of the run's identity.
-        memory: What is kept and what is computed again. Not part of the run's identity.
+        memory: Rematerialization, offload and kernels. Not part of the run's identity.
         evaluation: Held-out metrics and samples; None for none. Not part of the run's identity.
         checkpoint: When the state is saved. Not part of the run's identity.
         notes: For people. Not part of the run's identity.
@@ -102,22 +102,22 @@ class Experiment(Spec):
 
     @property
     def microbatches(self) -> int:
-        """In how many parts a batch is computed."""
+        """The number of micro-batches of a batch."""
         return self.batch_size // self.rows_at_once
 
     @property
     def compares_parts(self) -> bool:
-        """Whether what is minimised compares rows of different micro-batches, so that each is asked twice."""
+        """Whether the loss compares rows of different micro-batches, so that each has two passes (GradCache)."""
         return self.microbatches > 1 and (self.objective.compares_across_batch or self.router_aux_loss_coef > 0)
 
     @property
     def has_reference(self) -> bool:
-        """Whether the policy is compared with a model."""
+        """Whether there is a reference model."""
         return self.objective.needs_reference and self.reference.is_model
 
     @property
     def reference_mode(self) -> Literal["none", "cached", "online"]:
-        """Whether the reference's log-probabilities are computed once and kept, or at every step."""
+        """Whether the reference's log-probabilities are precomputed ("cached") or computed at every step ("online")."""
         if not self.has_reference:
             return "none"
         if not self.reference.is_constant:
@@ -143,11 +143,11 @@ class Experiment(Spec):
 
     @property
     def id(self) -> str:
-        """`<name>-<8 hex digits>`: the name, and a digest of all that changes the run's mathematics."""
+        """`<name>-<8 hex digits>`: the name, and a digest of all fields that change the run's mathematics."""
         return run_id(self)
 
     def problems(self) -> Iterable[Problem]:
-        """What is wrong between the parts: each part checks its own conditions."""
+        """Problems between the parts: each part checks its own conditions."""
         return gather(self._check_batch, *(lambda name=name: self._check_part(name) for name in declared(Experiment)))
 
     def _check_part(self, name: str) -> Iterable[Problem]:

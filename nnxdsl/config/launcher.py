@@ -1,6 +1,6 @@
-"""Where the processes of runs are started; knows neither the engines that start them nor what a run is.
+"""Where the processes of runs are started.
 
-What is started is the same everywhere: the command that a person types, `nnxdsl run`, as a process of its own.
+The process is the same everywhere: the command `nnxdsl run`. `nnxdsl/launch` has the engines that start it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ class Launcher(Spec):
 
     writes_files: ClassVar[bool] = False
     """Whether it writes a file for a cluster's own tools in place of starting anything."""
+    implementation: ClassVar[str] = ""
+    """What implements it, as `module:name`: an engine (`launch/job.py`), or the function that writes a file."""
+    library: ClassVar[str] = ""
+    """The library that the engine needs."""
+    extra: ClassVar[str] = ""
+    """The extra of nnxdsl that installs it."""
 
     Local: ClassVar[type[Local]]
     Slurm: ClassVar[type[Slurm]]
@@ -46,6 +52,8 @@ class Local(Launcher):
         retries: How often a run that was killed, or told to go by SIGTERM, is started again; it goes on at its last
             checkpoint.
     """
+
+    implementation: ClassVar[str] = "nnxdsl.launch.local:LocalEngine"
 
     parallel: int = attrs.field(default=1, validator=positive)
     gpus: int | None = attrs.field(default=None, validator=positive)
@@ -72,6 +80,10 @@ class Slurm(Launcher):
         parallel: Jobs in the queue at one time; None for all.
         cluster: "slurm", or "local" for processes of this machine under submitit's control, to try a set-up.
     """
+
+    implementation: ClassVar[str] = "nnxdsl.launch.slurm_engine:SlurmEngine"
+    library: ClassVar[str] = "submitit"
+    extra: ClassVar[str] = "slurm"
 
     partition: str | None = attrs.field(default=None, validator=filled)
     account: str | None = attrs.field(default=None, validator=filled)
@@ -125,6 +137,10 @@ class Ray(Launcher):
         parallel: Runs at one time; None for as many as the cluster has room for.
     """
 
+    implementation: ClassVar[str] = "nnxdsl.launch.ray_engine:RayEngine"
+    library: ClassVar[str] = "ray"
+    extra: ClassVar[str] = "ray"
+
     address: str = attrs.field(default="auto", validator=filled)
     cpus: float = attrs.field(default=1.0, validator=not_negative)
     gpus: float = attrs.field(default=0.0, validator=not_negative)
@@ -156,6 +172,7 @@ class Kubernetes(Launcher):
     """
 
     writes_files: ClassVar[bool] = True
+    implementation: ClassVar[str] = "nnxdsl.launch.kubernetes:job_set"
 
     image: str = attrs.field(validator=filled)
     nodes: int = attrs.field(default=1, validator=positive)
@@ -204,6 +221,7 @@ class SkyPilot(Launcher):
     """
 
     writes_files: ClassVar[bool] = True
+    implementation: ClassVar[str] = "nnxdsl.launch.skypilot:task"
 
     accelerators: str | None = attrs.field(default=None, validator=filled)
     nodes: int = attrs.field(default=1, validator=positive)
@@ -234,7 +252,7 @@ class SkyPilot(Launcher):
         for index, name in enumerate(self.secrets):
             if not _VARIABLE.fullmatch(name):
                 yield Problem(f"secrets.{index}", f"expected the name of a variable, got {name!r}")
-            if name in self.secrets[:index] or any(name == known for known, _ in self.variables):
+            if name in self.secrets[:index] or any(name == variable for variable, _ in self.variables):
                 yield Problem(f"secrets.{index}", f"{name!r} is given twice")
 
 

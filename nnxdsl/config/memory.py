@@ -23,7 +23,7 @@ Attention = Literal["auto", "dense", "chunked", "cudnn", "splash"]
 
 @attrs.frozen(kw_only=True)
 class Memory(Spec):
-    """What is kept where, and what is computed again.
+    """Rematerialization, offload, attention kernels and the cache of reference log-probs.
 
     Attributes:
         remat: What is kept for the backward pass; the rest is computed again. "none" computes nothing again; "products"

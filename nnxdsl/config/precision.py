@@ -1,4 +1,4 @@
-"""In which number formats a run computes."""
+"""The number formats of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Precision(Spec):
 
     Attributes:
         compute: Format of activations and matrix products; "auto" is float32 on CPUs and bfloat16 elsewhere.
-        frozen: Format in which frozen weights that are not quantised are kept; "auto" is that of `compute`.
+        frozen: Format of frozen weights that are not quantized; "auto" is that of `compute`.
     """
 
     compute: Literal["auto", "float32", "bfloat16"] = "auto"

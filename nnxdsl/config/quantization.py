@@ -1,4 +1,4 @@
-"""In how few bits weights are kept, or computed with. qwix does it: `nnxdsl/adapters/lora.py`."""
+"""Quantization of frozen weights, and of products with trained ones; qwix computes it: `nnxdsl/adapters`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Quantization(Spec):
-    """Weights of linear layers in few bits: frozen ones are kept in them, trained ones are computed with in them.
+    """Quantized weights of linear layers: frozen ones are stored so, products with trained ones are computed so.
 
     Attributes:
         block_size: How many inputs of a weight share a scale; None for all inputs of an output.
@@ -35,7 +35,7 @@ class Quantization(Spec):
     FP8Training: ClassVar[type[members.FP8Training]]
 
     freezes: ClassVar[bool] = True
-    """Whether the weights are kept in few bits, and so cannot be trained."""
+    """Whether the weights are stored quantized, and so cannot be trained."""
 
     block_size: int | None = attrs.field(default=None, validator=positive)
     targets: tuple[str, ...] = ("attention", "mlp")
@@ -57,7 +57,7 @@ class Quantization(Spec):
 
 @attrs.frozen(kw_only=True)
 class InBlocks(Quantization):
-    """A format in which frozen weights are kept.
+    """A storage format of frozen weights.
 
     Attributes:
         block_size: How many inputs of a weight share a scale.
@@ -91,10 +91,10 @@ class FP8(InBlocks):
 
 @attrs.frozen(kw_only=True)
 class QAT(Quantization):
-    """Quantisation-aware training (Jacob et al. 2018, arXiv:1712.05877): all weights are trained, in float32.
+    """Quantization-aware training (Jacob et al. 2018, arXiv:1712.05877): all weights are trained, in float32.
 
-    The forward pass computes with weights that are rounded as they would be kept afterwards; gradients pass through the
-    rounding as if it were not there, and are not rounded.
+    The forward pass computes with weights that are rounded as they would be stored afterwards; gradients pass through
+    the rounding as if it were not there, and are not rounded.
 
     Attributes:
         block_size: How many inputs of a weight share a scale; None for all inputs of an output.

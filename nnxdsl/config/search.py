@@ -187,13 +187,13 @@ class Search:
     @property
     def digest(self) -> str:
         """64 hex digits of all that decides which experiments are tried; not of how many."""
-        asked = {
+        fields = {
             "base": fingerprint(self.base),
             "space": {path: described(axis) for path, axis in self.space.items()},
             "figure": [self.metric, self.direction],
             "how": [self.sampler, self.seed, None if self.pruner is None else to_dict(self.pruner)],
         }
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def _check_plain(self) -> Iterable[Problem]:
         for name, least in (("trials", 1), ("seed", 0)):

@@ -18,7 +18,7 @@ above_one = Limit(above=1)
 
 @attrs.frozen(kw_only=True)
 class Guard(Spec):
-    """What happens at a step that would do harm. No run ever goes on with weights that such a step has changed."""
+    """What happens at a non-finite or spiking step. No run ever continues with weights that such a step has changed."""
 
     Stop: ClassVar[type[members.Stop]]
     Skip: ClassVar[type[members.Skip]]

@@ -59,7 +59,7 @@ class HF(Weights):
 
 @attrs.frozen(kw_only=True)
 class Checkpoint(Weights):
-    """What an earlier run saved; an adapter is merged into its base, but where another adapter goes on with it.
+    """The checkpoint of an earlier run; its adapter is merged into the base, unless another adapter continues it.
 
     Attributes:
         path: The run's directory (its newest good checkpoint is used), or one step of it:
@@ -75,7 +75,7 @@ class Checkpoint(Weights):
 
 @attrs.frozen(kw_only=True)
 class From(Weights):
-    """What another experiment ends with; it is run first if it has not been, and reused if it has.
+    """The final weights of another experiment, which is run first unless it has finished before.
 
     Attributes:
         experiment: The experiment to start from.
@@ -137,7 +137,7 @@ class Merged(Weights):
 
 
 ADAPTERS = PEFT | Checkpoint | From
-"""Weights that can give an adapter."""
+"""Weights that may be an adapter."""
 ARE_ADAPTERS = "Weights.PEFT, Weights.Checkpoint and Weights.From"
 
 

@@ -1,8 +1,8 @@
-"""Seeing many runs to their end: starts what is due, waits, starts again what was preempted; knows no engine by name.
+"""Runs many experiments: starts what is due, waits, restarts what was preempted; independent of any engine.
 
-All that it must remember stands in files: the runs' own directories, the jobs' directories, and a line in
-`trials.jsonl` for everything that happens. Killed at any moment and started again, it goes on with the runs as they are
-by then: those at work are waited for, those that have ended are not started again.
+Its state is in files: the runs' own directories, the jobs' directories, and a line in `trials.jsonl` for every event.
+Killed at any moment and started again, it resumes: runs that are running are waited for, those that have ended are not
+started again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nnxdsl.terminal.display import Display
 
 EVENTS = "trials.jsonl"
 STOP = "stop"
-"""A file of this name in the driver's directory asks it to stop all its runs and end."""
+"""A file of this name in the driver's directory makes it stop all its runs and end."""
 JOB = "job.json"
 
 State = Literal["finished", "stopped", "failed", "preempted", "pruned"]
@@ -36,11 +36,11 @@ State = Literal["finished", "stopped", "failed", "preempted", "pruned"]
 
 @attrs.frozen
 class Task:
-    """A run that is wanted.
+    """A run to be done.
 
     Attributes:
-        experiment: What it computes.
-        index: Its number among those that were asked for, from 0; None for an earlier run that others start from.
+        experiment: The experiment.
+        index: Its number, from 0; None for an earlier run that others start from.
     """
 
     experiment: Experiment
@@ -54,7 +54,7 @@ class Task:
 
 @attrs.frozen
 class Settled:
-    """How a task came to its end."""
+    """How a task ended."""
 
     state: State
     step: int | None = None
@@ -62,11 +62,11 @@ class Settled:
 
 
 class Source(Protocol):
-    """Says what is to be run next, and hears how it ended."""
+    """Gives the next task, and is called when one has ended."""
 
     @property
     def total(self) -> int:
-        """How many tasks were asked for."""
+        """The number of tasks."""
         ...
 
     def next(self) -> Task | None:
@@ -74,11 +74,11 @@ class Source(Protocol):
         ...
 
     def is_to_end(self, task: Task) -> bool:
-        """Whether a run at work has shown enough and is to be stopped; asked at every look."""
+        """Whether a running run is to be stopped early; called at every poll."""
         ...
 
     def settled(self, task: Task, how: Settled) -> None:
-        """Hears how a task came to its end."""
+        """Called when a task has ended."""
         ...
 
 
@@ -91,11 +91,11 @@ class _Active:
     tries: int = 1
     is_elsewhere: bool = False
     is_pruned: bool = False
-    is_told: bool = False
+    is_terminating: bool = False
 
 
 class Driver:
-    """One of these at a time works in a directory; its caller holds the lock."""
+    """Drives the tasks of a source. One at a time may use a directory; its caller has the lock."""
 
     def __init__(
         self,
@@ -113,11 +113,11 @@ class Driver:
         Args:
             engine: Starts the runs.
             home: Directory of all runs.
-            directory: Where what happens is written down.
-            display: What people see.
-            variables: What is added to the environment of the runs.
+            directory: Where events are logged.
+            display: The display.
+            variables: Variables added to the environment of the runs.
             retry_failed: Whether runs that failed before are started again.
-            is_quiet_about_finished: Whether runs that had finished before are passed over without a word.
+            is_quiet_about_finished: Whether nothing is printed for runs that had finished before.
         """
         self._engine, self._home, self._directory, self._display = engine, home, directory, display
         self._variables = variables or {}
@@ -131,7 +131,7 @@ class Driver:
         self._done = 0
 
     def drive(self, source: Source) -> None:
-        """Returns when all is at its end, or was stopped.
+        """Returns when all tasks have ended or were stopped.
 
         Raises:
             NnxdslError: the engine cannot start anything at all.
@@ -149,7 +149,7 @@ class Driver:
             self._events.close()
 
     def cancel(self, source: Source, tasks: Iterable[Task]) -> None:
-        """Stops what is at work of some tasks and of what they start from, and returns when it has ended.
+        """Stops those of some tasks, and of the earlier runs that they need, that are running; waits for their end.
 
         The request itself is the file `STOP` in the driver's directory.
         """
@@ -163,7 +163,7 @@ class Driver:
         self.drive(source)
 
     def start_and_leave(self, task: Task) -> str:
-        """Starts one task without waiting for it; returns where it is.
+        """Starts one task without waiting for it; returns its location.
 
         Raises:
             NnxdslError: the engine cannot start it.
@@ -175,7 +175,7 @@ class Driver:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was asked to stop."""
+        """Whether a stop was requested."""
         return (self._directory / STOP).exists()
 
     # what is due
@@ -246,7 +246,7 @@ class Driver:
             active.is_elsewhere = True
             self._active[task.run] = active
             self._note("elsewhere", task)
-            self._display.say(f"{task.run} is at work already; it is waited for")
+            self._display.say(f"{task.run} is already running; waiting")
         elif not self._retry_failed and (before := self._failed_before(task.run, found)) is not None:
             self._settle(
                 source, [task], Settled("failed", None if found is None else found.step, before), was_before=True
@@ -295,32 +295,32 @@ class Driver:
     def _look(self, source: Source, active: _Active) -> None:
         run = self._home / active.job.run
         if self._engine.is_at_work(active.job):
-            self._tell(source, active, run)
+            self._stop_early(source, active, run)
             return
-        if is_alive(run):  # somebody else's, or what a lost engine has left
+        if is_alive(run):  # started by another process, or left by a lost engine
             if not active.is_elsewhere:
                 active.is_elsewhere, active.attempts_before = True, -1
                 self._note("elsewhere", active.tasks[0])
-            self._tell(source, active, run)
+            self._stop_early(source, active, run)
             return
         code = None if active.is_elsewhere else self._engine.exit_code(active.job)
         how = ended(run, active.attempts_before, code, active.job.printed(active.printed_before))
         if how.became == "preempted" and not self.is_stopping and not active.is_pruned:
             if active.tries <= self._engine.retries:
                 self._note("preempted", active.tasks[0], attempt=active.tries, error=how.error)
-                self._display.say(f"{active.job.run}: {how.error}; it is started again")
+                self._display.say(f"{active.job.run}: {how.error}; restarting")
                 active.tries += 1
                 self._start(source, active)
                 return
-            how = attrs.evolve(how, error=f"{how.error}; {active.tries} attempts are all that it has")
+            how = attrs.evolve(how, error=f"{how.error}; no attempts left after {active.tries}")
         elif how.became == "preempted":
             how = Ended("stopped", how.step, how.error)
         del self._active[active.job.run]
         state: State = "pruned" if active.is_pruned and how.became == "stopped" else how.became
         self._settle(source, active.tasks, Settled(state, how.step, how.error))
 
-    def _tell(self, source: Source, active: _Active, run: Path) -> None:
-        """Asks a run to stop where it is to stop: by a file once it has begun, by a signal before that."""
+    def _stop_early(self, source: Source, active: _Active, run: Path) -> None:
+        """Stops a run that is to be stopped: by a file once it has begun, by a signal before that."""
         if not active.is_pruned and any(source.is_to_end(task) for task in active.tasks):
             active.is_pruned = True
             self._note("pruning", active.tasks[0])
@@ -328,10 +328,10 @@ class Driver:
             return
         if is_alive(run):
             directory = RunDirectory(run)
-            if not directory.stop_requested():  # a run that begins forgets what was asked before
+            if not directory.stop_requested():  # a run that begins removes earlier requests
                 directory.request_stop()
-        elif not active.is_told:
-            active.is_told = True
+        elif not active.is_terminating:
+            active.is_terminating = True
             self._engine.terminate(active.job)
 
     # what has ended
@@ -350,14 +350,16 @@ class Driver:
     def _say(self, task: Task, how: Settled, total: int, *, was_before: bool) -> None:
         number = "earlier run" if task.index is None else f"{self._done}/{total}"
         before = " before" if was_before else ""
-        said = f"{number}  {task.run}  {how.state}{before}"
+        line = f"{number}  {task.run}  {how.state}{before}"
         if how.error and how.state != "finished":
-            said += f": {how.error.splitlines()[0]}"
-        self._display.say(said)
+            line += f": {how.error.splitlines()[0]}"
+        self._display.say(line)
 
     def _note(self, event: str, task: Task, **more: Any) -> None:
-        told = {name: value for name, value in more.items() if value is not None}
-        self._events.append({"time": process_info.utc(), "event": event, "run": task.run, "point": task.index, **told})
+        fields = {name: value for name, value in more.items() if value is not None}
+        self._events.append(
+            {"time": process_info.utc(), "event": event, "run": task.run, "point": task.index, **fields}
+        )
 
 
 @attrs.frozen
@@ -376,7 +378,7 @@ class _OnlyOne:
 
 
 def last_events(directory: Path) -> list[dict[str, Any]]:
-    """The last thing that happened to each run that a driver's directory knows."""
+    """The last event of each run in a driver's directory."""
     found: dict[str, dict[str, Any]] = {}
     for row in JsonLines(directory / EVENTS).read():
         if isinstance(row.get("run"), str) and isinstance(row.get("event"), str):
@@ -385,7 +387,7 @@ def last_events(directory: Path) -> list[dict[str, Any]]:
 
 
 def earlier_of(experiment: Experiment) -> list[Experiment]:
-    """The experiments that one starts from, each once: a run's first model, its reference, its teacher."""
+    """The experiments whose weights one needs, each once: for its model, its reference, its teacher."""
     return list({found.id: found for found in _inside(experiment)}.values())
 
 

@@ -1,19 +1,17 @@
-"""The engine of a launcher; loads the libraries of that one alone."""
+"""The engine or the file of a launcher: its class names what implements it, which is imported with its library here."""
 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
-from nnxdsl.config.launcher import Launcher, Local, Ray, Slurm
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.launcher import Launcher
 from nnxdsl.errors import RunError
 from nnxdsl.launch.job import Engine
-from nnxdsl.launch.local import LocalEngine
-
-NEEDS = {Slurm: ("slurm", "submitit", "SlurmEngine"), Ray: ("ray", "ray", "RayEngine")}
-"""By launcher: the extra (its module here is `<extra>_engine`), the library, the class."""
 
 UNBOUNDED = 1_000_000
-"""Jobs at one time where nobody said how many: the cluster has a queue."""
+"""Concurrent jobs where the launcher sets no limit: the cluster has a queue."""
 
 
 def open_engine(launcher: Launcher) -> Engine:
@@ -22,17 +20,30 @@ def open_engine(launcher: Launcher) -> Engine:
     Raises:
         RunError: its library is not installed, its cluster cannot be reached, or it starts nothing.
     """
-    if isinstance(launcher, Local):
-        return LocalEngine(launcher)
+    name = type(launcher).__qualname__
     if launcher.writes_files:
-        name = type(launcher).__qualname__
         raise RunError(f"{name} starts nothing, it writes a file: nnxdsl launch FILE --write job.yaml")
-    if type(launcher) not in NEEDS:
-        raise RunError(f"{type(launcher).__qualname__} is no launcher that nnxdsl can start runs with")
-    extra, library, name = NEEDS[type(launcher)]
     try:
-        importlib.import_module(library)
+        importlib.import_module(launcher.library or __name__)
     except ImportError as error:
-        said = f"{type(launcher).__qualname__} needs {library}: pip install 'nnxdsl[{extra}]' ({error})"
-        raise RunError(said) from error
-    return getattr(importlib.import_module(f"nnxdsl.launch.{extra}_engine"), name)(launcher)
+        message = f"{name} needs {launcher.library}: pip install 'nnxdsl[{launcher.extra}]' ({error})"
+        raise RunError(message) from error
+    return _implementation(launcher)(launcher)
+
+
+def generated(launcher: Launcher, experiment: Experiment) -> str:
+    """The text of a launcher's file.
+
+    Raises:
+        RunError: the launcher starts runs itself.
+    """
+    if not launcher.writes_files:
+        raise RunError(f"--write has no effect on {type(launcher).__qualname__}, which starts the run itself")
+    return _implementation(launcher)(launcher, experiment)
+
+
+def _implementation(launcher: Launcher) -> Any:
+    module, _, name = launcher.implementation.partition(":")
+    if not name:
+        raise RunError(f"{type(launcher).__qualname__} names no implementation (`implementation = 'module:name'`)")
+    return getattr(importlib.import_module(module), name)

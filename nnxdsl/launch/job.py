@@ -1,7 +1,7 @@
-"""What is started, the command that a person would type, and what every engine can do with it; knows no engine.
+"""A job (the command of one run) and the protocol of the engines that start it.
 
-An engine starts processes and says whether they are at work. How a run ended stands in the run's directory, whoever
-started it and whoever is there to see it; see `outcome.py`.
+An engine starts processes and reports whether they are running. How a run ended is in the run's directory, whatever
+started it; see `outcome.py`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ DIRECTORY = ".launch"
 """Under the home of all runs, passed over where runs are listed: one directory for each run that was launched."""
 
 FORWARDED = ("JAX_", "XLA_", "NNXDSL_")
-"""How the variables begin that go along to machines which do not share this one's environment."""
+"""Prefixes of the variables that are forwarded to machines with another environment."""
 
 TAIL_BYTES = 16_000
 
 
 @attrs.frozen
 class Job:
-    """One run that is to be computed by processes of its own.
+    """One run in processes of its own.
 
     Attributes:
         run: Its id.
-        directory: What the launch needs and leaves: the experiment, what the processes print, who they are.
-        words: What follows `python -m nnxdsl`.
-        cwd: Where the command is typed.
-        variables: What is added to the environment.
+        directory: The files of the launch: the experiment, the processes' output, their ids.
+        words: The arguments of `python -m nnxdsl`.
+        cwd: The working directory.
+        variables: Variables added to the environment.
     """
 
     run: str
@@ -51,11 +51,11 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """What its processes print, those of all attempts, one after the other."""
+        """The output of its processes, of all attempts one after the other."""
         return self.directory / "output.txt"
 
     def command(self, python: str = sys.executable, *more: str) -> list[str]:
-        """The words of the command, `more` after the rest."""
+        """The command, with `more` arguments at its end."""
         return [python, "-m", "nnxdsl", *self.words, *more]
 
     def environment(self) -> dict[str, str]:
@@ -63,16 +63,16 @@ class Job:
         return {**os.environ, **self.variables}
 
     def forwarded(self) -> dict[str, str]:
-        """What a machine that does not share this one's environment is told of it."""
-        told = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
-        return {**told, **self.variables}
+        """The variables for a machine that does not share this one's environment."""
+        variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+        return {**variables, **self.variables}
 
     def note(self, name: str, value: Any) -> None:
         """Replaces a JSON file of the job's directory."""
         write_json(self.directory / name, value)
 
     def noted(self, name: str) -> dict[str, Any]:
-        """What such a file holds; nothing where there is none, or it is damaged."""
+        """The content of such a file; empty where there is none, or it is damaged."""
         try:
             found = read_json(self.directory / name)
         except RunError:
@@ -80,7 +80,7 @@ class Job:
         return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
     def printed(self, since: int = 0) -> str:
-        """The end of what it printed after so many bytes, secrets blotted out."""
+        """The tail of its output after so many bytes, with secrets redacted."""
         try:
             with self.output.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -92,12 +92,12 @@ class Job:
 
 
 class Engine(Protocol):
-    """Starts jobs somewhere; what it knows of them stands in their directories, so that another one can go on.
+    """Starts jobs somewhere; its state is in their directories, so that another engine can continue.
 
     Attributes:
-        parallel: Jobs at one time.
-        retries: How often a job that was preempted or killed is started again.
-        poll_seconds: How often it is worth asking.
+        parallel: Maximum number of concurrent jobs.
+        retries: How often a job that was preempted or killed is restarted.
+        poll_seconds: Seconds between polls.
     """
 
     parallel: int
@@ -105,27 +105,27 @@ class Engine(Protocol):
     poll_seconds: float
 
     def start(self, job: Job) -> bool:
-        """Starts a job; False if it is at work already, whoever started it."""
+        """Starts a job; False if it is running already, whatever started it."""
         ...
 
     def is_at_work(self, job: Job) -> bool:
-        """Whether it waits for its turn or computes."""
+        """Whether it is queued or running."""
         ...
 
     def exit_code(self, job: Job) -> int | None:
-        """How its last process ended, negative for a signal; None where nobody saw it."""
+        """The exit code of its last process, negative for a signal; None where it is unknown."""
         ...
 
     def where(self, job: Job) -> str:
-        """What people may look for: `process 4711`."""
+        """Its location for people: `process 4711`."""
         ...
 
     def terminate(self, job: Job) -> None:
-        """Asks it to save and end (SIGTERM), or takes it out of the queue."""
+        """Has it save and end (SIGTERM), or removes it from the queue."""
         ...
 
     def close(self) -> None:
-        """Lets go of everything; jobs go on."""
+        """Releases all connections; jobs continue."""
         ...
 
 

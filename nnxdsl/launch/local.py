@@ -1,7 +1,7 @@
-"""Runs as processes of this machine that outlive whoever started them.
+"""Runs as processes of this machine that outlive the process that started them.
 
-A job's lock is held from before its process begins until that process has ended: the process inherits it. So whether a
-job is at work is known to anybody, without a moment in which two could start it, and a killed starter loses nothing.
+A job's lock is taken before its process begins and inherited by it until it ends. So anybody can see whether a job is
+running, two cannot start it at once, and nothing is lost when the starter is killed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nnxdsl.config.launcher import Local
 from nnxdsl.errors import RunError
+from nnxdsl.launch import process
 from nnxdsl.launch.job import Job
 from nnxdsl.storage import process_info
 
@@ -35,7 +36,7 @@ class LocalEngine:
         self._slots: dict[str, int] = {}
 
     def start(self, job: Job) -> bool:
-        """Starts a job; False if it is at work already."""
+        """Starts a job; False if it is running already."""
         descriptor = _take(job.directory / LOCK)
         if descriptor is None:
             self._slots[job.run] = int(job.noted(RECORD).get("slot") or 0)
@@ -43,17 +44,14 @@ class LocalEngine:
         try:
             slot = self._free_slot()
             try:
-                with job.output.open("ab") as output:
-                    child = subprocess.Popen(
-                        job.command(),
-                        cwd=job.cwd,
-                        env={**job.environment(), **self._devices(slot)},
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,  # neither Ctrl-C nor the end of a terminal reaches it
-                        pass_fds=(descriptor,),
-                    )
+                child = process.start(
+                    job.command()[1:],
+                    job.output,
+                    cwd=job.cwd,
+                    environment={**job.environment(), **self._devices(slot)},
+                    start_new_session=True,  # neither Ctrl-C nor the end of a terminal reaches it
+                    pass_fds=(descriptor,),
+                )
             except OSError as error:
                 raise RunError(f"{job.run} cannot be started: {error}") from error
         finally:
@@ -66,7 +64,7 @@ class LocalEngine:
     def is_at_work(self, job: Job) -> bool:
         """Whether a process holds the job's lock."""
         if child := self._children.get(job.run):
-            child.poll()  # no zombie is to be left
+            child.poll()  # leaves no zombie
         if not job.directory.is_dir():
             return False
         descriptor = _take(job.directory / LOCK)
@@ -77,7 +75,7 @@ class LocalEngine:
         return False
 
     def exit_code(self, job: Job) -> int | None:
-        """How the process ended, where it was started from here."""
+        """The exit code of the process, where it was started by this engine."""
         child = self._children.get(job.run)
         return None if child is None else child.wait()
 
@@ -90,7 +88,7 @@ class LocalEngine:
         signal_recorded(job, RECORD, signal.SIGTERM)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Has nothing to release."""
 
     def _free_slot(self) -> int:
         taken = set(self._slots.values())

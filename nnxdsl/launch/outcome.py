@@ -1,4 +1,4 @@
-"""What became of a run that was started: by its directory, and where that says nothing by how its process ended."""
+"""How a started run ended: by its directory, else by its process's exit code and output."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Ended:
     """How a run ended.
 
     Attributes:
-        became: "stopped" on request, "preempted" where it was killed or told to go and has not come to its end.
-        step: The last step that it told of; None if it did not begin.
-        error: Why, in words.
+        became: "stopped" on request; "preempted" where it was killed or got SIGTERM before its end.
+        step: Its last reported step; None if it did not begin.
+        error: The error message.
     """
 
     became: Became
@@ -35,7 +35,7 @@ class Ended:
 
 
 def is_alive(run: Path) -> bool:
-    """Whether a process writes the run, here or on a machine from which it was heard of lately."""
+    """Whether a process writes the run, here or on another machine with a recent heartbeat."""
     try:
         return RunDirectory(run).liveness() in ("running", "silent")
     except RunError:
@@ -43,7 +43,7 @@ def is_alive(run: Path) -> bool:
 
 
 def attempts_of(run: Path) -> int:
-    """How often it was begun."""
+    """The number of its attempts."""
     try:
         return len(RunDirectory(run).attempts())
     except RunError:
@@ -51,7 +51,7 @@ def attempts_of(run: Path) -> int:
 
 
 def standing(run: Path) -> Ended | None:
-    """How a run that is not at work ended, by its own word; None where it never began or is at work."""
+    """How a run ended by its own status; None where it never began or is running."""
     try:
         directory = RunDirectory(run)
         status, liveness = directory.status(), directory.liveness()
@@ -63,7 +63,7 @@ def standing(run: Path) -> Ended | None:
     if liveness == "failed":
         return Ended("failed", step, status.get("error"))
     if liveness == "lost":
-        return Ended("preempted", step, "its process ended without a word")
+        return Ended("preempted", step, "its process ended without a message")
     if liveness == "stopped":
         code = status.get("exit_code") or 0
         return Ended("preempted", step, f"stopped by signal {code - 128}") if code > 128 else Ended("stopped", step)
@@ -71,18 +71,18 @@ def standing(run: Path) -> Ended | None:
 
 
 def ended(run: Path, attempts_before: int, exit_code: int | None, printed: str) -> Ended:
-    """What became of a run whose job has ended.
+    """How a run whose job has ended has ended itself.
 
     Args:
         run: Its directory, which need not be there.
-        attempts_before: How often it had been begun before the job.
-        exit_code: Of the process, negative for a signal; None where nobody saw it.
+        attempts_before: The number of its attempts before the job.
+        exit_code: Of the process, negative for a signal; None where it is unknown.
         printed: What the process printed.
     """
-    said = standing(run)
-    if said is not None and (said.became == "finished" or attempts_of(run) > attempts_before):
-        return said
-    step = None if said is None else said.step
+    by_status = standing(run)
+    if by_status is not None and (by_status.became == "finished" or attempts_of(run) > attempts_before):
+        return by_status
+    step = None if by_status is None else by_status.step
     complaint = complaint_in(printed)
     if exit_code == 0:
         return Ended("stopped", step, "an earlier run that it starts from was stopped")
@@ -91,7 +91,7 @@ def ended(run: Path, attempts_before: int, exit_code: int | None, printed: str) 
         return Ended("preempted", step, f"ended by signal {number} before it began")
     if complaint or exit_code is not None:
         return Ended("failed", step, complaint or f"exit code {exit_code}")
-    return Ended("preempted", step, "ended without a word before it began")
+    return Ended("preempted", step, "ended without a message before it began")
 
 
 def complaint_in(printed: str) -> str:

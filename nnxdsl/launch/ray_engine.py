@@ -1,7 +1,7 @@
-"""Runs as processes under actors of Ray, which outlive whoever started them; the one file that knows Ray.
+"""Runs as processes under detached actors of Ray; the one file that imports Ray.
 
-An actor is made under the run's name, and its process begins as it is made: a name exists once in a cluster, so no run
-is started twice. How the process ended stands in the job's directory; the actor ends soon after it, driver or not.
+An actor has the run's name and starts its process when it is created: a name is unique in a cluster, so that no run is
+started twice. The exit code is written to the job's directory; the actor ends soon after, with or without a driver.
 """
 
 # pyright: reportMissingImports=false
@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,21 +26,20 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nnxdsl.config.launcher import Ray
 from nnxdsl.errors import RunError
+from nnxdsl.launch import process
 from nnxdsl.launch.engines import UNBOUNDED
 from nnxdsl.launch.job import Job
-from nnxdsl.storage import process_info
-from nnxdsl.storage.jsonl import write_json
 
 NAMESPACE = "nnxdsl"
 LINGER_SECONDS = 20.0
 GONE_SECONDS = 10.0
-"""How long it may take until the name of an actor that was ended is free."""
+"""Seconds until the name of an actor that was killed is free."""
 ADDRESS_SECONDS = 600.0
-"""How long the processes of a run wait for the first of them to be placed."""
+"""Seconds that the processes of a run wait for the first of them to be placed."""
 
 
 class _Host:
-    """One process of one run, on whichever node Ray has chosen. It knows nothing of nnxdsl but the command."""
+    """One process of one run, on a node that Ray has chosen."""
 
     def __init__(
         self,
@@ -59,20 +57,15 @@ class _Host:
         if processes > 1:
             address = self._own_address() if rank == 0 else _address_of(first)
             more = ["--coordinator", address, "--processes", str(processes), "--process", str(rank)]
-        suffix = "" if rank == 0 else f".{rank}"
-        self._ended = Path(directory) / f"ended{suffix}.json"
-        with (Path(directory) / f"output{suffix}.txt").open("ab") as output:
-            child = subprocess.Popen(
-                [sys.executable, *words, *more],
-                cwd=cwd if Path(cwd).is_dir() else None,
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._child = child
-        threading.Thread(target=_wait, args=(child, self._ended), daemon=True).start()
+        self._ended = process.end_file(Path(directory), rank)
+        self._child = process.start(
+            [*words, *more],
+            process.output_file(Path(directory), rank),
+            cwd=cwd if Path(cwd).is_dir() else None,
+            environment={**os.environ, **variables},
+            start_new_session=True,
+        )
+        threading.Thread(target=_wait, args=(self._child, Path(directory), rank), daemon=True).start()
 
     def _own_address(self) -> str:
         with socket.socket() as found:
@@ -85,28 +78,28 @@ class _Host:
         return f"{ray.util.get_node_ip_address()}:{self._port}"
 
     def has_ended(self) -> bool:
-        """Whether the process has ended, and how it did is written down."""
+        """Whether the process has ended and its exit code is written."""
         return self._ended.exists()
 
     def terminate(self) -> None:
-        """Asks the process to save and end."""
+        """Has the process save and end."""
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGTERM)
 
 
 def _address_of(name: str) -> str:
-    """Asks the actor of the first process, which may still wait for room."""
+    """The address of the first process, whose actor may still wait for resources."""
     first = ray.get_actor(name, namespace=NAMESPACE)
     return str(ray.get(first.address.remote(), timeout=ADDRESS_SECONDS))
 
 
-def _wait(child: subprocess.Popen[bytes], ended: Path) -> None:
-    """Writes down how the process ended; ends the actor where nobody is there to do it, so that its room is free."""
+def _wait(child: subprocess.Popen[bytes], directory: Path, rank: int) -> None:
+    """Writes the exit code of the process; then ends the actor, so that its resources are free without a driver."""
     code = child.wait()
     with contextlib.suppress(Exception):
-        write_json(ended, {"exit_code": code, "time": process_info.utc()})
-    time.sleep(LINGER_SECONDS)  # a driver ends it without the noise that Ray makes of this
+        process.write_end(directory, code, rank)
+    time.sleep(LINGER_SECONDS)  # a driver kills it before, without the messages that Ray prints for an exit
     os._exit(0)
 
 
@@ -124,7 +117,7 @@ class RayEngine:
         self._launcher = launcher
         self.parallel, self.retries = launcher.parallel or UNBOUNDED, launcher.retries
         is_local = launcher.address == "local"
-        # What is launched has its own environment and packages: nothing of this process is to be packed up and sent.
+        # A run has its own environment and packages: Ray need not upload those of this process.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         options: dict[str, Any] = {"address": launcher.address, "namespace": NAMESPACE}
         options |= {"log_to_driver": False, "logging_level": "ERROR"}
@@ -137,13 +130,12 @@ class RayEngine:
         self._probes: dict[str, Any] = {}
 
     def start(self, job: Job) -> bool:
-        """Makes the actors of a job; False if they are there already."""
+        """Creates the actors of a job; False if they exist already."""
         if self.is_at_work(job):
             return False
         count = self._launcher.processes
         for rank in range(count):
-            suffix = "" if rank == 0 else f".{rank}"
-            (job.directory / f"ended{suffix}.json").unlink(missing_ok=True)
+            process.end_file(job.directory, rank).unlink(missing_ok=True)
         room = self._room(job) if count > 1 else None
         host = ray.remote(_Host)
         words, variables = job.command()[1:], job.forwarded()
@@ -166,22 +158,21 @@ class RayEngine:
         return True
 
     def is_at_work(self, job: Job) -> bool:
-        """Whether any actor of it waits for room or lives."""
+        """Whether any of its actors is waiting for resources or alive."""
         return any(self._lives(job, rank) for rank in range(self._launcher.processes))
 
     def exit_code(self, job: Job) -> int | None:
-        """Of the first process, where its actor lived to write it."""
-        code = job.noted("ended.json").get("exit_code")
+        """The exit code that the actor of the first process has written."""
         if self._launcher.processes > 1:
             self._leave_room(job)
-        return code if isinstance(code, int) else None
+        return process.recorded_exit_code(job)
 
     def where(self, job: Job) -> str:
         """The name of its actor."""
         return f"Ray actor {_name(job, 0)}"
 
     def terminate(self, job: Job) -> None:
-        """Asks its processes to save and end; takes it out of the queue where it still waits for room."""
+        """Has its processes save and end; kills actors that still wait for resources."""
         for rank in range(self._launcher.processes):
             with contextlib.suppress(ValueError, RayError):
                 actor = ray.get_actor(_name(job, rank), namespace=NAMESPACE)
@@ -206,21 +197,21 @@ class RayEngine:
             probe = self._probes[name] = actor.has_ended.remote()
         ready, _ = ray.wait([probe], timeout=0)
         if not ready:
-            return True  # it waits for room, or has not answered yet
+            return True  # it waits for resources, or has not answered yet
         del self._probes[name]
         try:
             if ray.get(probe):
                 self._end(actor, name)
                 return False
         except RayError as error:
-            if "creation task" in str(error):  # the node could not start it: nobody else will say why
+            if "creation task" in str(error):  # the node could not start it: the reason is reported only here
                 with job.output.open("a", encoding="utf-8") as output:
                     output.write(f"{error}\n")
             return False
         return True
 
     def _end(self, actor: Any, name: str) -> None:
-        """Ends an actor, and returns when another one may have its name."""
+        """Kills an actor, and returns when its name is free."""
         ray.kill(actor)
         end = time.monotonic() + GONE_SECONDS
         with contextlib.suppress(ValueError):
@@ -229,7 +220,7 @@ class RayEngine:
                 time.sleep(0.05)
 
     def _room(self, job: Job) -> Any:
-        """Room for all processes of a run or for none: two half-placed runs would wait for each other for ever."""
+        """A placement group for all processes of a run: two runs placed in part would wait for each other for ever."""
         self._leave_room(job)
         each = {"CPU": self._launcher.cpus, "GPU": self._launcher.gpus, **dict(self._launcher.resources)}
         bundle = {name: amount for name, amount in each.items() if amount}

@@ -1,7 +1,7 @@
-"""Runs as jobs of Slurm; the one file that knows submitit.
+"""Runs as jobs of Slurm; the one file that imports submitit.
 
-Every task of a job runs the same command, and `jax.distributed` finds the others by Slurm's variables. A job that comes
-near its time limit is told to save, and queued again by itself, with nobody there to see it.
+Every task of a job runs the same command, and `jax.distributed` finds the others by Slurm's variables. A job near its
+time limit is signalled to save, and requeues itself without the driver.
 """
 
 # pyright: reportMissingImports=false
@@ -13,7 +13,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,31 +25,31 @@ from submitit.helpers import DelayedSubmission
 
 from nnxdsl.config.launcher import Slurm
 from nnxdsl.errors import RunError
+from nnxdsl.launch import process
 from nnxdsl.launch.engines import UNBOUNDED
 from nnxdsl.launch.job import Job
 from nnxdsl.launch.local import signal_recorded
 from nnxdsl.storage import process_info
-from nnxdsl.storage.jsonl import write_json
 
 RECORD = "submission.json"
 SAVE_SECONDS = 120
-"""How long before its time limit a job is told to save."""
+"""Seconds before its time limit at which a job is signalled to save."""
 
 GONE = ("PREEMPTED",)
-"""States of Slurm after which a job does not come back by itself, though submitit waits for it."""
+"""States of Slurm after which a job is not requeued, though submitit waits for it."""
 
 
 @attrs.define
 class Command:
-    """What each task of a job does. submitit hands it over, and asks it for what to do when time is short.
+    """The callable of each task of a job; submitit pickles it, and calls `checkpoint` near the time limit.
 
     Attributes:
-        words: The command's words after Python.
-        cwd: Where it is typed.
-        variables: What is added to the environment.
-        directory: Where what it prints goes, and how it ended.
-        left: How often it may still be queued again.
-        is_local: Whether signals that come here must be handed on: Slurm sends them to all processes of a task.
+        words: The command's arguments after Python.
+        cwd: The working directory.
+        variables: Variables added to the environment.
+        directory: The directory of its output and its exit code.
+        left: How often it may still be requeued.
+        is_local: Whether signals must be forwarded to the child: Slurm sends them to all processes of a task.
     """
 
     words: list[str]
@@ -60,46 +59,42 @@ class Command:
     left: int
     is_local: bool
     _child: Any = attrs.field(default=None, init=False)
-    _is_told: bool = attrs.field(default=False, init=False)
+    _is_signalled: bool = attrs.field(default=False, init=False)
 
     def __call__(self) -> int:
         """Runs the command and returns its exit code."""
         rank = submitit.JobEnvironment().global_rank
-        suffix = "" if rank == 0 else f".{rank}"
-        place = Path(self.directory)
+        directory = Path(self.directory)
         if rank == 0:
-            (place / "ended.json").unlink(missing_ok=True)
+            process.end_file(directory).unlink(missing_ok=True)
         signal.signal(signal.SIGTERM, self._on_term)
-        with (place / f"output{suffix}.txt").open("ab") as output:
-            self._child = subprocess.Popen(
-                [sys.executable, *self.words],
-                cwd=self.cwd,
-                env={**os.environ, **self.variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_ignore_notice,  # the notice that time is short is for the process here
-            )
+        self._child = process.start(
+            self.words,
+            process.output_file(directory, rank),
+            cwd=self.cwd,
+            environment={**os.environ, **self.variables},
+            preexec_fn=_ignore_notice,  # the signal near the time limit is for this process
+        )
         code = self._child.wait()
         if rank == 0:
-            write_json(place / "ended.json", {"exit_code": code, "time": process_info.utc()})
+            process.write_end(directory, code)
         return code
 
     def checkpoint(self) -> DelayedSubmission | None:
-        """Has the run save, and says what is to be queued again; None where it has had its turns."""
+        """Has the run save, and returns what is to be requeued; None where no attempt is left."""
         if self._child is None:
             return DelayedSubmission(attrs.evolve(self)) if self.left > 0 else None
-        if not self._is_told:
-            self._tell()
+        if not self._is_signalled:
+            self._terminate()
         code = self._ended()
         with contextlib.suppress(Exception):
-            write_json(Path(self.directory) / "ended.json", {"exit_code": code, "time": process_info.utc()})
-        if self.left <= 0 or code in (0, 1, 2):  # it came to its own end
+            process.write_end(Path(self.directory), code)
+        if self.left <= 0 or code in (0, 1, 2):  # it ended by itself
             return None
         return DelayedSubmission(attrs.evolve(self, left=self.left - 1))
 
     def _ended(self) -> int:
-        """Waits for the child, and leaves it unreaped: this is called amid another wait, which holds Popen's lock."""
+        """Waits for the child without reaping it: this is called during another wait, which has Popen's lock."""
         try:
             found = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # reaped already
@@ -109,11 +104,11 @@ class Command:
 
     def _on_term(self, number: int, frame: object) -> None:
         if self.is_local:
-            self._tell()
-        self._is_told = True
+            self._terminate()
+        self._is_signalled = True
 
-    def _tell(self) -> None:
-        self._is_told = True
+    def _terminate(self) -> None:
+        self._is_signalled = True
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGTERM)
@@ -124,18 +119,18 @@ def _ignore_notice() -> None:
 
 
 @contextlib.contextmanager
-def _apart(file: Path) -> Iterator[None]:
-    """Processes started meanwhile write to a file: the controller would hold this one's terminal or pipe open."""
+def _output_to(file: Path) -> Iterator[None]:
+    """Has child processes write to a file: the controller would keep this one's terminal or pipe open."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
+    saved = [os.dup(number) for number in (1, 2)]
     other = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         for number in (1, 2):
             os.dup2(other, number)
         yield
     finally:
-        for number, before in zip((1, 2), kept, strict=True):
+        for number, before in zip((1, 2), saved, strict=True):
             os.dup2(before, number)
             os.close(before)
         os.close(other)
@@ -159,7 +154,7 @@ class SlurmEngine:
         self._jobs: dict[str, Any] = {}
 
     def start(self, job: Job) -> bool:
-        """Submits a job; False if it is in the queue or at work."""
+        """Submits a job; False if it is queued or running."""
         if self.is_at_work(job):
             return False
         try:
@@ -173,7 +168,7 @@ class SlurmEngine:
                 self.retries,
                 self._is_local,
             )
-            with _apart(job.directory / "controller.txt") if self._is_local else contextlib.nullcontext():
+            with _output_to(job.directory / "controller.txt") if self._is_local else contextlib.nullcontext():
                 submitted = executor.submit(command)
         except (RuntimeError, ValueError, OSError, FailedJobError) as error:
             raise RunError(f"{job.run} cannot be submitted: {error}") from error
@@ -187,23 +182,22 @@ class SlurmEngine:
         return True
 
     def is_at_work(self, job: Job) -> bool:
-        """Whether it is in the queue or at work."""
+        """Whether it is queued or running."""
         noted = job.noted(RECORD)
         number = noted.get("job")
         if not isinstance(number, str) or noted.get("cluster") != self._launcher.cluster:
             return False
         if self._is_local:
             if job.run in self._jobs:
-                self._jobs[job.run].done()  # no zombie is to be left
+                self._jobs[job.run].done()  # leaves no zombie
             pid, started = noted.get("pid"), noted.get("pid_started")
             return isinstance(pid, int) and process_info.Process(pid, started, str(noted.get("host"))).is_alive()
         submitted = self._submitted(job, number)
         return not submitted.done() and submitted.state not in GONE
 
     def exit_code(self, job: Job) -> int | None:
-        """Of its first task, where that lived to write it."""
-        code = job.noted("ended.json").get("exit_code")
-        return code if isinstance(code, int) else None
+        """The exit code that its first task has written."""
+        return process.recorded_exit_code(job)
 
     def where(self, job: Job) -> str:
         """The number of its job."""
@@ -211,7 +205,7 @@ class SlurmEngine:
         return f"{what} {job.noted(RECORD).get('job', '?')}"
 
     def terminate(self, job: Job) -> None:
-        """Takes it out of the queue, or asks it to save and end."""
+        """Removes it from the queue, or has it save and end."""
         if self._is_local:
             signal_recorded(job, RECORD, signal.SIGTERM)
             return
@@ -220,7 +214,7 @@ class SlurmEngine:
             self._submitted(job, number).cancel(check=False)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Has nothing to release."""
 
     def _submitted(self, job: Job, number: str) -> Any:
         if job.run not in self._jobs:
@@ -229,26 +223,26 @@ class SlurmEngine:
         return self._jobs[job.run]
 
     def _parameters(self, job: Job) -> dict[str, Any]:
-        asked = self._launcher
+        launcher = self._launcher
         common: dict[str, Any] = {
             "name": job.run,
-            "timeout_min": asked.minutes,
-            "nodes": asked.nodes,
-            "tasks_per_node": asked.tasks_per_node,
-            "gpus_per_node": asked.gpus_per_node,
-            "cpus_per_task": asked.cpus_per_task,
+            "timeout_min": launcher.minutes,
+            "nodes": launcher.nodes,
+            "tasks_per_node": launcher.tasks_per_node,
+            "gpus_per_node": launcher.gpus_per_node,
+            "cpus_per_task": launcher.cpus_per_task,
             "stderr_to_stdout": True,
         }
-        own: dict[str, Any] = {"setup": list(asked.setup) or None}
+        own: dict[str, Any] = {"setup": list(launcher.setup) or None}
         if not self._is_local:
             own |= {
-                "partition": asked.partition,
-                "account": asked.account,
-                "qos": asked.qos,
-                "mem": asked.memory,
+                "partition": launcher.partition,
+                "account": launcher.account,
+                "qos": launcher.qos,
+                "mem": launcher.memory,
                 "signal_delay_s": SAVE_SECONDS,
-                "additional_parameters": dict(asked.options) or None,
-                "max_num_timeout": asked.retries,
+                "additional_parameters": dict(launcher.options) or None,
+                "max_num_timeout": launcher.retries,
             }
-        own = {f"{asked.cluster}_{name}": value for name, value in own.items()}
+        own = {f"{launcher.cluster}_{name}": value for name, value in own.items()}
         return {name: value for name, value in {**common, **own}.items() if value is not None}

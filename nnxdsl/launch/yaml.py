@@ -1,4 +1,4 @@
-"""Plain values as YAML that people can read; knows just as much of YAML as the generated files need."""
+"""Plain values as readable YAML: the subset that the generated files need."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import cast
 
 _PLAIN = re.compile(r"[A-Za-z/~][A-Za-z0-9_./~-]*(:[A-Za-z0-9_./-]+)*")
 _WORDS = frozenset({"~", "true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
-"""What some reader of YAML takes for something else than text."""
+"""Words that some YAML readers do not take as text."""
 
 
 def to_yaml(value: object) -> str:
-    """The YAML document of JSON values; texts of several lines stand as blocks."""
+    """The YAML document of JSON values; text of several lines becomes a block."""
     return "\n".join(_lines(value)) + "\n"
 
 
@@ -42,7 +42,7 @@ def _item(opening: str, value: object) -> Iterator[str]:
 
 
 def _is_block(text: str) -> bool:
-    """Whether a text comes back as it was from a block: lines of printable characters, one newline at the end."""
+    """Whether a block preserves the text: lines of printable characters, one newline at the end."""
     lines = text.removesuffix("\n").split("\n")
     is_whole = text.endswith("\n") and not text.endswith("\n\n")
     begins = lines[0] != "" and not lines[0].startswith(" ")

@@ -1,7 +1,7 @@
-"""A search's trials as tasks for the driver: asked of Optuna, told to it; the one file that knows Optuna.
+"""A search's trials as tasks for the driver, by Optuna's ask-and-tell interface; the one file that imports Optuna.
 
-What was asked and told stands in Optuna's journal in the search's directory, so a search that was killed goes on with
-the trials that it had, and what it asks next depends on them and the seed alone.
+Trials are in Optuna's journal in the search's directory, so that a search that was killed resumes with them; the next
+trial depends on them and the seed alone.
 """
 
 # pyright: reportMissingImports=false
@@ -46,10 +46,10 @@ class _Trial:
 
 
 class Trials:
-    """The trials of a search: first those that were at work when it was left, then new ones."""
+    """The trials of a search: first those that were running when it was interrupted, then new ones."""
 
     def __init__(self, directory: SweepDirectory, search: Search, display: Display) -> None:
-        """Opens the journal; asks nothing yet.
+        """Opens the journal; samples nothing yet.
 
         Raises:
             RunError: the journal cannot be read.
@@ -61,11 +61,11 @@ class Trials:
         self._space = {path: _distribution(axis) for path, axis in search.space.items()}
         frozen = self._study.get_trials(deepcopy=False)
         self._left = [trial for trial in frozen if trial.state == TrialState.RUNNING]
-        self._asked: dict[int, _Trial] = {}
+        self._active: dict[int, _Trial] = {}
         self._done = sum(trial.state.is_finished() for trial in frozen)
 
     def next(self) -> Task | None:
-        """A trial that was left at work, else a new one; None once all have been asked."""
+        """A trial that was interrupted, else a new one; None once there are enough."""
         while self._left:
             frozen = self._left.pop(0)
             trial = optuna.Trial(self._study, frozen._trial_id)
@@ -79,34 +79,34 @@ class Trials:
         return None
 
     def is_to_end(self, task: Task) -> bool:
-        """Whether the pruner has seen enough of a run's held-out figures."""
-        asked = self._asked.get(-1 if task.index is None else task.index)
-        if self._search.pruner is None or asked is None:
+        """Whether the pruner ends a run by its evaluation metrics."""
+        trial = self._active.get(-1 if task.index is None else task.index)
+        if self._search.pruner is None or trial is None:
             return False
         file = self._directory.home / task.run / "metrics.jsonl"
         with contextlib.suppress(OSError):
             size = file.stat().st_size
-            if size != asked.seen_bytes:
-                asked.seen_bytes = size
-                return self._report(asked, task) and asked.trial.should_prune()
+            if size != trial.seen_bytes:
+                trial.seen_bytes = size
+                return self._report(trial, task) and trial.trial.should_prune()
         return False
 
     def settled(self, task: Task, how: Settled) -> None:
-        """Tells what a trial came to; one that was stopped by a person is asked for again the next time."""
-        asked = self._asked.get(-1 if task.index is None else task.index)
-        if how.state == "stopped" or asked is None:
+        """Reports the result of a trial to Optuna; one that a person stopped is run again the next time."""
+        trial = self._active.get(-1 if task.index is None else task.index)
+        if how.state == "stopped" or trial is None:
             return
         run = self._directory.home / task.run
-        self._report(asked, task)
+        self._report(trial, task)
         value = figures(run).get(self._search.metric)
         if how.state == "pruned":
-            self._study.tell(asked.trial, state=TrialState.PRUNED)
+            self._study.tell(trial.trial, state=TrialState.PRUNED)
         elif how.state == "finished" and value is not None and math.isfinite(value):
-            self._study.tell(asked.trial, value)
+            self._study.tell(trial.trial, value)
         else:
             why = how.error or f"{self._search.metric} is {value}"
-            asked.trial.set_user_attr("error", why)
-            self._study.tell(asked.trial, state=TrialState.FAIL)
+            trial.trial.set_user_attr("error", why)
+            self._study.tell(trial.trial, state=TrialState.FAIL)
         self._done += 1
         if self._display.console.is_terminal:
             self._display.step(self._done, self.total, {}, {})
@@ -117,27 +117,27 @@ class Trials:
         except SpecError as error:
             trial.set_user_attr("error", str(error))
             self._study.tell(trial.number, state=TrialState.FAIL)
-            self._display.say(f"trial {trial.number} cannot be: {'; '.join(map(str, error.problems))}")
+            self._display.say(f"trial {trial.number} has an invalid config: {'; '.join(map(str, error.problems))}")
             self._done += 1
             return None
-        self._asked[trial.number] = _Trial(trial, reported)
+        self._active[trial.number] = _Trial(trial, reported)
         if trial.user_attrs.get("run") != experiment.id:
             trial.set_user_attr("run", experiment.id)
         return Task(experiment, trial.number)
 
-    def _report(self, asked: _Trial, task: Task) -> bool:
-        """Hands on the held-out figures that are new, but those of the last step; returns whether there were any."""
+    def _report(self, trial: _Trial, task: Task) -> bool:
+        """Reports new evaluation metrics to Optuna, without those of the last step; returns whether there were any."""
         is_new = False
         for step, value in held_out(self._directory.home / task.run, self._search.metric):
-            if step not in asked.reported and step < task.experiment.steps and math.isfinite(value):
-                asked.trial.report(value, step)
-                asked.reported.add(step)
+            if step not in trial.reported and step < task.experiment.steps and math.isfinite(value):
+                trial.trial.report(value, step)
+                trial.reported.add(step)
                 is_new = True
         return is_new
 
 
 def tried(directory: SweepDirectory, search: Search) -> list[tuple[int, Experiment, Mapping[str, object]]]:
-    """All trials so far: their numbers, experiments and what these change; those that cannot be are left out."""
+    """All trials so far with a valid config: their numbers, experiments and changes."""
     found: list[tuple[int, Experiment, Mapping[str, object]]] = []
     if (directory.path / JOURNAL).exists():
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -162,12 +162,12 @@ def _study(directory: SweepDirectory, search: Search) -> Any:
 
 
 def _sampler(search: Search, count: int) -> Any:
-    """A sampler for one trial, seeded by the search and the trial's number: a resumed search asks the same."""
+    """A sampler for one trial, seeded by the search and the trial's number: a resumed search samples the same."""
     seed = (search.seed * 1_000_003 + count) % 2**32
     if search.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # trials at work count as bad ones, which Optuna still calls an experiment
+        warnings.simplefilter("ignore")  # constant_liar counts running trials as bad ones; Optuna calls it experimental
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
@@ -189,7 +189,7 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _changes(search: Search, params: Mapping[str, Any]) -> dict[str, object]:
-    """What a trial changes; a choice's Python source as the value that it stands for."""
+    """The changes of a trial, with the values that a choice's Python source denotes."""
     found: dict[str, object] = {}
     for path, axis in search.space.items():
         if path in params:

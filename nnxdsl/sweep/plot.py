@@ -56,14 +56,14 @@ def plot(rows: Sequence[Row], metric: str, direction: Direction, title: str) -> 
     best = min(shown, key=lambda row: sign * (row.value or 0.0), default=None)
     panels = [_panel("number of the run", [float(row.point) for row in shown], None, shown, best, sign)]
     for path in differing(rows)[: MOST_PANELS - 1]:
-        held = [row.changes.get(path) for row in shown]
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in held):
+        settings = [row.changes.get(path) for row in shown]
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in settings):
             panels.append(
-                _panel(path, [float(value) for value in held if isinstance(value, int | float)], None, shown, best)
+                _panel(path, [float(value) for value in settings if isinstance(value, int | float)], None, shown, best)
             )
         else:
-            names = list(dict.fromkeys(render(value) for value in held))
-            panels.append(_panel(path, [float(names.index(render(value))) for value in held], names, shown, best))
+            names = list(dict.fromkeys(render(value) for value in settings))
+            panels.append(_panel(path, [float(names.index(render(value))) for value in settings], names, shown, best))
     across = min(PER_ROW, len(panels))
     down = math.ceil(len(panels) / across)
     head = f"{title}: {metric}, {'small' if sign == 1 else 'large'} is good"
@@ -102,8 +102,8 @@ def _panel(
         x, y = LEFT + width * _inside(across.at(place)), TOP + height * (1 - _inside(up.at(value)))
         dots.append((x, y))
         kind = "best" if row is best else "point"
-        told = f"{row.run}: {number(value)}"
-        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{_text(told)}</title></circle>')
+        label = f"{row.run}: {number(value)}"
+        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{_text(label)}</title></circle>')
     if sign and dots:
         parts.append(f'<path class="line" d="{_best_so_far(dots, values, sign)}"/>')
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""What the runs of a sweep came to, as rows: what differs between them, how they stand, and the figure that counts."""
+"""The results of a sweep as rows: the differences between its runs, their states, and the metric that sorts them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import number
 from nnxdsl.terminal.tables import Column, show_table
 
-LOOKED_AT = ("eval/rewards/accuracies", "eval/reward", "eval/loss", "loss")
-"""The figures by which results are sorted where nobody said another, the first that there is."""
+DEFAULT_METRICS = ("eval/rewards/accuracies", "eval/reward", "eval/loss", "loss")
+"""The metrics by which results are sorted by default: the first that exists."""
 
 SMALL_IS_GOOD = ("loss", "perplexity", "nll", "norm", "kl")
 
@@ -31,9 +31,9 @@ class Row:
         point: Its number, from 0.
         run: The id of its run.
         changes: What it changes in the base, by path.
-        state: How its run stands, in a word.
-        step: The last step that it told of.
-        value: The figure that counts; None where the run has none yet.
+        state: The state of its run.
+        step: Its last reported step.
+        value: The metric; None where the run has none yet.
         error: Why it failed.
     """
 
@@ -46,14 +46,14 @@ class Row:
     error: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values; what it changes as Python source."""
-        told = attrs.asdict(self, recurse=False)
+        """As JSON values; changes as Python source."""
+        fields = attrs.asdict(self, recurse=False)
         value = self.value if self.value is None or math.isfinite(self.value) else str(self.value)
-        return {**told, "value": value, "changes": {path: render(held) for path, held in self.changes.items()}}
+        return {**fields, "value": value, "changes": {path: render(change) for path, change in self.changes.items()}}
 
 
 def figures(run: Path) -> dict[str, float]:
-    """The last figures of a run: of training, and held out (`eval/...`); nothing where there are none."""
+    """The last metrics of a run: of training, and of evaluation (`eval/...`)."""
     try:
         directory = RunDirectory(run)
         rows = [*directory.metrics()[-1:], *directory.evaluations()[-1:]]
@@ -70,7 +70,7 @@ def figures(run: Path) -> dict[str, float]:
 
 
 def held_out(run: Path, metric: str) -> list[tuple[int, float]]:
-    """A held-out figure at each evaluation: pairs of step and value."""
+    """A metric at each evaluation: pairs of step and value."""
     try:
         rows = RunDirectory(run).evaluations()
     except RunError:
@@ -83,18 +83,18 @@ def held_out(run: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def usual_metric(runs: Sequence[Path]) -> str:
-    """The figure to sort by where nobody said: the first of those that people look at which any run has."""
-    known = {name for run in runs for name in figures(run)}
-    return next((name for name in LOOKED_AT if name in known), LOOKED_AT[-1])
+    """The metric to sort by where none is given: the first of `DEFAULT_METRICS` that any run has."""
+    names = {name for run in runs for name in figures(run)}
+    return next((name for name in DEFAULT_METRICS if name in names), DEFAULT_METRICS[-1])
 
 
 def usual_direction(metric: str) -> Direction:
-    """Which end of a figure is the best, by its name."""
+    """Whether a metric is minimized or maximized, by its name."""
     return "minimize" if any(word in metric.rsplit("/", 1)[-1].lower() for word in SMALL_IS_GOOD) else "maximize"
 
 
 def ranked(rows: Sequence[Row], direction: Direction) -> list[Row]:
-    """Rows with a figure first, the best on top; then those without, in their order."""
+    """Rows with the metric first, sorted, the best on top; then those without, in their order."""
     sign = 1 if direction == "minimize" else -1
 
     def key(row: Row) -> tuple[bool, float, int]:
@@ -113,7 +113,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 
 def show_rows(rows: Sequence[Row], metric: str, console: Console) -> None:
-    """Print the rows as a table, as wide as the console at most."""
+    """Prints the rows as a table, as wide as the console at most."""
     columns = [Column("#", [str(row.point) for row in rows], right=True)]
     columns += [
         Column(

@@ -31,51 +31,51 @@ NOT_RUN = "not run"
 
 @attrs.frozen
 class SweepDirectory:
-    """`<home>/sweeps/<name>-<8 hex>`: what was asked, what happened, what it came to.
+    """`<home>/sweeps/<name>-<8 hex>`: the sweep, its events and its results.
 
     Attributes:
         path: The directory.
         home: The directory of all runs.
-        asked: The sweep or search.
+        spec: The sweep or search.
     """
 
     path: Path
     home: Path
-    asked: Sweep | Search
+    spec: Sweep | Search
 
     @classmethod
-    def open(cls, asked: Sweep | Search, home: Path) -> SweepDirectory:
+    def open(cls, spec: Sweep | Search, home: Path) -> SweepDirectory:
         """The directory of a sweep, made if it is not there.
 
         Raises:
             RunError: it cannot be made, or holds another sweep.
         """
         home = home.resolve()
-        path = checked_path(home / DIRECTORY / f"{asked.base.name}-{asked.digest[:8]}")
-        found = cls(path, home, asked)
+        path = checked_path(home / DIRECTORY / f"{spec.base.name}-{spec.digest[:8]}")
+        directory = cls(path, home, spec)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{path}: cannot be made: {error.strerror}") from error
         if (path / "sweep.json").exists():
-            held = read_json(path / "sweep.json")
-            digest = cast("dict[str, Any]", held).get("digest") if isinstance(held, dict) else None
-            if digest != asked.digest:
+            earlier = read_json(path / "sweep.json")
+            digest = cast("dict[str, Any]", earlier).get("digest") if isinstance(earlier, dict) else None
+            if digest != spec.digest:
                 raise RunError(f"{path} holds another sweep; move it away")
-        if not (path / "sweep.json").exists() or isinstance(asked, Search):  # whose number of trials may have grown
-            write_json(path / "sweep.json", found._described())
-        return found
+        if not (path / "sweep.json").exists() or isinstance(spec, Search):  # whose number of trials may have grown
+            write_json(path / "sweep.json", directory._described())
+        return directory
 
     def ask_to_stop(self) -> None:
         """Has the driver stop all runs and end."""
         write_json(self.path / STOP, {"time": process_info.utc()})
 
     def forget_requests(self) -> None:
-        """Begins with nothing asked."""
+        """Removes earlier requests to stop."""
         (self.path / STOP).unlink(missing_ok=True)
 
     def rows(self, points: Sequence[tuple[int, Experiment, Mapping[str, object]]], metric: str) -> list[Row]:
-        """How every point stands by now: its number, its experiment and what it changes."""
+        """The current state of every point, given as its number, its experiment and its changes."""
         events = {row["run"]: row for row in last_events(self.path)}
         return [self._row(number, one, changes, metric, events.get(one.id, {})) for number, one, changes in points]
 
@@ -101,35 +101,35 @@ class SweepDirectory:
             RunError: they cannot be written.
         """
         best = next((row for row in ranked(rows, direction) if row.value is not None), None)
-        told = {
-            "name": self.asked.base.name,
+        results = {
+            "name": self.spec.base.name,
             "metric": metric,
             "direction": direction,
             "best": None if best is None else best.run,
             "rows": [row.plain() for row in ranked(rows, direction)],
         }
-        write_json(self.path / "results.json", told)
-        replace(self.path / "results.svg", plot(rows, metric, direction, self.asked.base.name).encode())
-        return told
+        write_json(self.path / "results.json", results)
+        replace(self.path / "results.svg", plot(rows, metric, direction, self.spec.base.name).encode())
+        return results
 
     def _described(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"digest": self.asked.digest, "base": to_dict(self.asked.base)}
-        if isinstance(self.asked, Search):
-            space = {path: described(axis) for path, axis in self.asked.space.items()}
-            figure = {"metric": self.asked.metric, "direction": self.asked.direction}
-            return {"kind": "search", **told, "space": space, "trials": self.asked.trials, **figure}
+        common: dict[str, Any] = {"digest": self.spec.digest, "base": to_dict(self.spec.base)}
+        if isinstance(self.spec, Search):
+            space = {path: described(axis) for path, axis in self.spec.space.items()}
+            figure = {"metric": self.spec.metric, "direction": self.spec.direction}
+            return {"kind": "search", **common, "space": space, "trials": self.spec.trials, **figure}
         points = [
             {"run": one.id, "changes": {path: render(value) for path, value in point.items()}}
-            for one, point in zip(self.asked.experiments, self.asked.points, strict=True)
+            for one, point in zip(self.spec.experiments, self.spec.points, strict=True)
         ]
-        return {"kind": "sweep", **told, "points": points}
+        return {"kind": "sweep", **common, "points": points}
 
 
 class Points:
     """The points of a sweep, one after the other."""
 
     def __init__(self, sweep: Sweep, display: Display) -> None:
-        """Begins with the first."""
+        """Starts with the first point."""
         self.total = len(sweep)
         self._display = display
         self._left: Iterator[Task] = iter([Task(one, index) for index, one in enumerate(sweep.experiments)])
@@ -140,18 +140,18 @@ class Points:
         return next(self._left, None)
 
     def is_to_end(self, task: Task) -> bool:
-        """Points come to their own end."""
+        """Points are never pruned."""
         return False
 
     def settled(self, task: Task, how: Settled) -> None:
         """Counts it."""
         self._done += 1
-        if self._display.console.is_terminal:  # elsewhere the driver's lines say it
+        if self._display.console.is_terminal:  # elsewhere the driver prints a line
             self._display.step(self._done, self.total, {}, {})
 
 
-def sorted_by(asked: Sweep | Search, metric: str | None, runs: Sequence[Path]) -> tuple[str, Direction]:
-    """The figure that counts, and which end of it is the best: as asked, as the sweep says, or the usual one."""
-    name = metric or asked.metric or usual_metric(runs)
-    direction = asked.direction if name == asked.metric else None
+def sorted_by(spec: Sweep | Search, metric: str | None, runs: Sequence[Path]) -> tuple[str, Direction]:
+    """The metric that results are sorted by, and its direction: the given one, the sweep's own, or the usual one."""
+    name = metric or spec.metric or usual_metric(runs)
+    direction = spec.direction if name == spec.metric else None
     return name, direction or usual_direction(name)

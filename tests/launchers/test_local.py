@@ -85,7 +85,7 @@ def test_a_run_is_launched_watched_killed_and_started_again(lab: Any, wait_until
     lab.kill(lab.runs()[0])
     out, err = driver.communicate(timeout=600)
     assert driver.returncode == 0, err
-    assert "its process ended without a word; it is started again" in err
+    assert "its process ended without a message; restarting" in err
     assert json.loads(out)["state"] == "finished"
     run = RunDirectory(lab.runs()[0])
     assert len(run.attempts()) == 2
@@ -99,7 +99,7 @@ def test_a_point_at_work_elsewhere_is_waited_for(lab: Any, wait_until: Callable[
     wait_until(lambda: lab.runs() and RunDirectory(lab.runs()[0]).liveness() == "running", other)
     code, _, err = lab.run("sweep")
     assert code == 0
-    assert "is at work already; it is waited for" in err
+    assert "is already running; waiting" in err
     assert other.wait(300) == 0
     lab.assert_each_once(1, steps=300)
 

@@ -14,7 +14,7 @@ from nnxdsl import Adapter, Data, Distance, Experiment, Objective, PlanError, Sp
 from nnxdsl.data.batch import SequenceBatch
 from nnxdsl.planning.flops import work
 from nnxdsl.planning.plan import plan
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory
 
@@ -72,7 +72,7 @@ def test_a_step_that_knows_nothing_of_the_teacher_is_refused(
 
 
 def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> None:
-    with pytest.raises(SpecError, match=r"feature_weight: hidden states are not kept, and top_k asks the teacher once"):
+    with pytest.raises(SpecError, match=r"feature_weight: hidden states are not precomputed, and top_k"):
         objective(feature_weight=0.5)
     with pytest.raises(SpecError, match=r"top_k: expected a value > 0, got 0"):
         objective(top_k=0)
@@ -97,7 +97,7 @@ def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
     assert "teacher" not in parts
     assert parts["teacher's words"].bytes == 4 * 32 * 36
     batch = sequences(4)
-    assert work(build_blueprint(once), batch).fewest == work(build_blueprint(alone), batch).fewest
+    assert work(build_blueprint(once), batch).model_flops == work(build_blueprint(alone), batch).model_flops
     assert work(build_blueprint(once), batch).executed < work(build_blueprint(always), batch).executed
     # One that is larger than all of a step is what a device must have room for.
     large = build_blueprint(experiment(objective=objective(teacher=Small(layers=40, mlp_dim=4096)), model=STUDENT))

@@ -16,7 +16,7 @@ import pytest
 
 from nnxdsl import Objective, cli
 from nnxdsl.config.core.base import members_hint
-from nnxdsl.models.families.registry import GEMMA3
+from nnxdsl.models.families.gemma3 import GEMMA3
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
         (["show"], "UsageError: the following arguments are required: FILE-or-RUN; see nnxdsl show --help\n"),
         (["diff", "sft.py"], "UsageError: the following arguments are required: OTHER; see nnxdsl diff --help\n"),
         (["runs", "all"], "UsageError: all: unexpected argument; see nnxdsl runs --help\n"),
-        (["resume", "sft.py"], "RunError: sft.py: is a file; name a run, or run the file again to go on with its run\n"),
+        (["resume", "sft.py"], "RunError: sft.py: is a file; name a run, or run the file again to resume its run\n"),
         (["show", "sft.py", "--json", "--python"], "UsageError: argument --python: not allowed with argument --json; see nnxdsl show --help\n"),
         (["plan", "sft.py", "--restart", "--quiet"], "UsageError: --restart has no effect on plan; --quiet has no effect on plan\n"),
         (["show", "none.py"], "RunError: none.py: has no Experiment named 'experiment'\n"),

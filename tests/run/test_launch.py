@@ -52,7 +52,7 @@ def begun(home: Path, one: Experiment, **status: object) -> Path:
         ({"state": "failed", "step": 1, "error": "NaN"}, "failed", "NaN"),
         ({"state": "stopped", "step": 1, "exit_code": 0}, "stopped", None),
         ({"state": "stopped", "step": 1, "exit_code": 143}, "preempted", "stopped by signal 15"),
-        ({"state": "running", "step": 1, "pid": 1, "pid_started": 1}, "preempted", "its process ended without a word"),
+        ({"state": "running", "step": 1, "pid": 1, "pid_started": 1}, "preempted", "its process ended without a message"),
     ],
 )
 def test_a_run_that_was_begun_says_itself_how_it_ended(
@@ -75,7 +75,7 @@ def test_a_run_that_was_begun_says_itself_how_it_ended(
         (2, "", "failed", "exit code 2"),
         (-9, "", "preempted", "ended by signal 9 before it began"),
         (137, "", "preempted", "ended by signal 9 before it began"),
-        (None, "reading data ...\n", "preempted", "ended without a word before it began"),
+        (None, "reading data ...\n", "preempted", "ended without a message before it began"),
         (None, "RunError: no\n", "failed", "RunError: no"),
         (0, "", "stopped", "an earlier run that it starts from was stopped"),
     ],
@@ -225,7 +225,7 @@ def test_a_driver_bounds_attempts_and_never_retries_a_refusal(tmp_path: Path) ->
     assert engine.started.count(killed.id) == 3
     assert engine.started.count(refused.id) == 1
     assert done.id not in engine.started
-    assert (driver.settled[killed.id].error or "").endswith("3 attempts are all that it has")
+    assert (driver.settled[killed.id].error or "").endswith("no attempts left after 3")
     events = {row["run"]: row["event"] for row in last_events(directory)}
     assert events == {killed.id: "preempted", refused.id: "failed"}
     # Started again, it tells of what failed, and starts it on request alone.
@@ -261,7 +261,7 @@ def test_a_run_elsewhere_is_waited_for(tmp_path: Path) -> None:
 
     class Finishing(Display):
         def say(self, text: str) -> None:
-            if "is waited for" in text:
+            if "is already running; waiting" in text:
                 RunDirectory(path).write_status(state="finished", step=2)
 
     Driver(engine, tmp_path, tmp_path, Finishing(quiet=True)).drive(source)

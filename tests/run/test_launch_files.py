@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, RunError, Schedule, evolve, from_json
-from nnxdsl.launch.cluster_files import LONGEST_NAME, dns_name, generated
+from nnxdsl.launch.cluster_files import LONGEST_NAME, dns_name
+from nnxdsl.launch.engines import generated
 from nnxdsl.launch.yaml import to_yaml
 
 SCHEMAS = Path(__file__).parents[1] / "reference" / "launchers"

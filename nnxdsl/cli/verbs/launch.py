@@ -21,9 +21,8 @@ from nnxdsl.cli.load import experiment_in, load_module
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.launcher import Launcher, Ray
 from nnxdsl.errors import RunError
-from nnxdsl.launch.cluster_files import generated
 from nnxdsl.launch.driver import STOP, Driver, Settled, Task
-from nnxdsl.launch.engines import open_engine
+from nnxdsl.launch.engines import generated, open_engine
 from nnxdsl.launch.job import DIRECTORY
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory, checked_path

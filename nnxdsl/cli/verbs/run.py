@@ -1,4 +1,4 @@
-"""Train, or resume where the run's directory stands."""
+"""Train, or resume from the run's last checkpoint."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, st
 def _drive(
     directory: SweepDirectory, launcher: Launcher, variables: Mapping[str, str], args: Namespace, display: Display
 ) -> list[str]:
-    sweep = directory.asked
+    sweep = directory.spec
     engine = open_engine(launcher)
     try:
         if isinstance(sweep, Search):
@@ -144,7 +144,7 @@ def _drive(
 def _report(directory: SweepDirectory, args: Namespace, states: list[str]) -> int:
     """Writes the results, prints them, and returns the exit code."""
     points = _points(directory)
-    metric, direction = sorted_by(directory.asked, args.metric, [directory.home / one.id for _, one, _ in points])
+    metric, direction = sorted_by(directory.spec, args.metric, [directory.home / one.id for _, one, _ in points])
     rows = directory.rows(points, metric)
     results = directory.write_results(rows, metric, direction)
     if args.json:
@@ -163,7 +163,7 @@ def _report(directory: SweepDirectory, args: Namespace, states: list[str]) -> in
 
 
 def _points(directory: SweepDirectory) -> Numbered:
-    sweep = directory.asked
+    sweep = directory.spec
     if isinstance(sweep, Sweep):
         return [(i, one, sweep.points[i]) for i, one in enumerate(sweep.experiments)]
     return importlib.import_module("nnxdsl.sweep.optuna_search").tried(directory, sweep)

@@ -1,6 +1,6 @@
-"""What every spec object is: a frozen attrs class that checks all its fields and says all that is wrong at once.
+"""The base of all specs: a frozen attrs class that checks all its fields and reports all problems at once.
 
-Knows nothing of what the objects mean. A class below `Spec` is a family (`Objective`) or a single noun (`Mesh`); a
+Independent of what the specs mean. A class below `Spec` is a family (`Objective`) or a single noun (`Mesh`); a
 class below a family is a member, reachable as `Objective.DPO`.
 """
 
@@ -31,7 +31,7 @@ third_party: dict[str, type[Spec]] = {}
 
 
 class UnsetError(AttributeError):
-    """A field was read that holds nothing, since what was given for it is wrong."""
+    """A field was read that is unset, since the value given for it is invalid."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +42,7 @@ class Spec:
     not go through JSON and back, is a TypeError. A class may override `problems` to check fields against each other.
     Fields are strictly typed (only int widens to float), and hold numbers, text, tuples, None and other specs.
 
-    A class that says `is_base` of itself has what some members of a family share, and is no member.
+    A class that sets `is_base` has the fields that some members of a family share, and is no member.
 
     A field that a class gets after experiments with it have run is named in `fields_added_later`, and its default is
     what the class did before: where it holds that, the identity leaves it out, so that those runs keep their ids.
@@ -83,17 +83,17 @@ class Spec:
         return {}
 
     def problems(self) -> Iterable[Problem]:
-        """What is wrong between fields that are each right alone; paths relative to this object.
+        """Problems between fields that are each valid; paths relative to this object.
 
-        It may be called while some fields are wrong: reading one of those raises UnsetError, which ends the check.
+        It may be called while some fields are invalid: reading one of those raises UnsetError, which ends the check.
         Checks that read different fields belong in functions of their own, joined by `gather`.
         """
         return ()
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
-        """What is wrong between this part and the rest of the experiment that it is a field of; paths as there.
+        """Problems between this part and the rest of the experiment that it is a field of; paths from the experiment.
 
-        Like `problems` it may be called while fields of the experiment are wrong; `gather` joins independent checks.
+        Like `problems` it may be called while fields of the experiment are invalid; `gather` joins independent checks.
         """
         return ()
 
@@ -103,7 +103,7 @@ class Spec:
 
     @classmethod
     def hint_for(cls, value: object) -> str:
-        """What to write where `value` was given for this class, to end a message; empty where that is not known."""
+        """What to write where `value` was given for this class, to end a message; empty where there is no hint."""
         if isinstance(value, type) and issubclass(value, cls) and not is_family(value):
             return f"; write {value.__qualname__}(...)"
         if is_family(cls) and not isinstance(value, Spec):
@@ -135,27 +135,27 @@ class Field(NamedTuple):
 
 
 class Broken:
-    """Stands for a value that could not be built and whose problem is already known: its field stays unset."""
+    """Marks a value that could not be built and whose problem is reported already: its field stays unset."""
 
 
 BROKEN = Broken()
 
 
 def _is_unfinished(spec: Spec) -> bool:
-    """Whether a field of an object, or of one inside it, holds nothing."""
+    """Whether a field of an object, or of one inside it, is unset."""
     for field in attrs.fields_dict(type(spec)):
         try:
             value = object.__getattribute__(spec, field)
         except AttributeError:
             return True
-        held = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-        if any(isinstance(item, Spec) and _is_unfinished(item) for item in held):
+        items = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(item, Spec) and _is_unfinished(item) for item in items):
             return True
     return False
 
 
 def gather(*checks: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
-    """The problems of several checks, each ended (alone) by a field that is itself wrong."""
+    """The problems of several checks; a check that reads an unset field ends there, the others run."""
     for check in checks:
         try:
             yield from check()
@@ -200,13 +200,13 @@ def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> 
 
 
 def _check_field(field: Field, value: object) -> tuple[object, list[Problem]]:
-    held, found = check_value(value, field.type)
+    checked, found = check_value(value, field.type)
     if not found and field.check is not None:
         try:
-            field.check(None, None, held)
+            field.check(None, None, checked)
         except (ValueError, TypeError) as error:
             found = [Problem("", str(error.args[0] if error.args else error))]
-    return held, found
+    return checked, found
 
 
 def _checked_init(cls: type[Spec]) -> Callable[..., None]:
@@ -246,7 +246,7 @@ def _declare_it(cls: type[Spec]) -> str:
 
 
 def _check_declaration(cls: type[Spec]) -> None:
-    """What can be known while a class is being defined, before its annotations can be resolved."""
+    """Checks a class while it is being defined, before its annotations can be resolved."""
     props = attrs.inspect(cls)
     made = props.added_init and props.added_eq and props.added_repr and not hasattr(cls, "__attrs_post_init__")
     if not (props.is_frozen and props.kw_only is attrs.ClassProps.KeywordOnly.YES and made):
@@ -282,10 +282,10 @@ def declared(cls: type[Spec]) -> dict[str, Field]:
         check_annotation(types[attribute.name], where, Spec)
         field = Field(types[attribute.name], attribute.default, attribute.validator, not attribute.kw_only)
         if field.default is not attrs.NOTHING:
-            held, found = _check_field(field, field.default)
+            default, found = _check_field(field, field.default)
             if found:
                 raise TypeError(f"{where}: wrong default: {found[0].message}")
-            field = field._replace(default=held)
+            field = field._replace(default=default)
         fields[attribute.name] = field
     return fields
 

@@ -94,8 +94,8 @@ def _construct(node: ast.Call) -> Spec:
     cls = registry.get(called)
     if cls is None:
         family = registry.get(called.partition(".")[0])
-        known = registry if family is None else [cls.__qualname__ for cls in members(family).values()]
-        raise _refused(f"there is no '{called}'{nearest(called, known) or '; text with parentheses needs quotes'}")
+        names = registry if family is None else [cls.__qualname__ for cls in members(family).values()]
+        raise _refused(f"there is no '{called}'{nearest(called, names) or '; text with parentheses needs quotes'}")
     if is_family(cls):
         raise _refused(f"{called} is a family; use one of its members: {members_hint(cls)}")
     given = [keyword.arg for keyword in node.keywords]

@@ -159,8 +159,8 @@ def _check_tuple(value: object, item_types: tuple[Any, ...]) -> tuple[object, li
     held: list[object] = []
     problems: list[Problem] = []
     for index, (item, item_type) in enumerate(zip(items, wanted, strict=True)):
-        kept, found = check_value(item, item_type)
-        held.append(kept)
+        checked, found = check_value(item, item_type)
+        held.append(checked)
         problems += [problem.under(str(index)) for problem in found]
     return tuple(held), problems
 

@@ -32,10 +32,10 @@ def identity(value: object) -> object:
         return {
             "type": value.tag,
             **{
-                name: identity(held)
+                name: identity(item)
                 for name, field in declared(type(value)).items()
                 if name not in value.outside_identity
-                and not ((held := getattr(value, name)) == field.default and name in value.fields_added_later)
+                and not ((item := getattr(value, name)) == field.default and name in value.fields_added_later)
             },
         }
     if isinstance(value, tuple):

@@ -1,7 +1,4 @@
-"""What is optimised: the family, and what learns from sequences. Members that learn from pairs are in `preference.py`.
-
-Losses live in `losses/base.py` and `losses/preference.py`; here is only what a person chooses.
-"""
+"""The family of objectives; `nnxdsl/losses` computes their losses."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Objective(Spec):
-    """The loss of a run; members hold just the numbers that their own formula reads."""
+    """The loss of a run; members have the numbers of their own formula."""
 
     SFT: ClassVar[type[sft.SFT]]
     DPO: ClassVar[type[pairs.DPO]]
@@ -47,7 +44,7 @@ class Objective(Spec):
     KTO: ClassVar[type[kto.KTO]]
 
     batch_kind: ClassVar[str] = ""
-    """What kind of batch it reads: "pairs", "feedback" or "sequences". Third-party members set it too."""
+    """The kind of batch that it reads: "pairs", "feedback", "sequences" or "prompts"."""
     needs_reference: ClassVar[bool] = False
     """Whether it compares the policy with a frozen reference model."""
     of_difference: ClassVar[bool] = False
@@ -55,7 +52,7 @@ class Objective(Spec):
     is_token_sum: ClassVar[bool] = False
     """Where it reads sequences: whether it sums over target tokens, whichever sequence they belong to."""
     compares_across_batch: ClassVar[bool] = False
-    """Whether the loss of a row depends on the other rows: a batch in parts is then asked about once before."""
+    """Whether the loss of a row depends on the other rows: micro-batches then have two forward passes (GradCache)."""
 
     mtp_loss_weight: ClassVar[float] = 0.0
     """Strength of multi-token prediction."""
@@ -73,5 +70,5 @@ class Objective(Spec):
 
     @property
     def all_terms(self) -> tuple[Objective, ...]:
-        """What it is a sum of: itself alone, if it is none."""
+        """The terms of a sum; itself alone, if it is none."""
         return (self,)

@@ -1,4 +1,4 @@
-"""Learning from another model's whole distributions; `losses/distillation.py` computes them, tile by tile."""
+"""Distillation from another model's distributions; `losses/distillation.py` computes it, tile by tile."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Distance(Spec):
-    """How far the student's distribution `q` over all words is from the teacher's, `p`; in nats."""
+    """The distance of the student's distribution `q` over the vocabulary from the teacher's, `p`; in nats."""
 
     ForwardKL: ClassVar[type[members.ForwardKL]]
     ReverseKL: ClassVar[type[members.ReverseKL]]
@@ -57,7 +57,7 @@ class JSD(Distance):
 
 @attrs.frozen(kw_only=True)
 class Distill(Objective):
-    """Distillation: at each target token the student's distribution over all words is drawn to the teacher's.
+    """Distillation: at each target token the student's distribution over the vocabulary is fitted to the teacher's.
 
     Per target token `(1 - h) T^2 D(softmax(t / T), softmax(s / T)) - h log softmax(s)[token]`, with the logits `s` of
     the model that is trained and `t` of the teacher, `T` the temperature and `h` the weight of hard labels; the mean is
@@ -67,22 +67,23 @@ class Distill(Objective):
     is alike then, but what it is said from (features as in FitNets, Romero et al. 2015, arXiv:1412.6550, compared by
     their direction).
 
-    With a `top_k`, both distributions are first made coarser: each of the teacher's `k` likeliest words is a class, all
-    other words together are one more, with what is left of the mass. `D` is between these classes; none of the three
-    grows by that, and with `k` as large as the vocabulary it is what it was. What the teacher says is so little then
-    that it is asked once, before the first step, and kept beside the runs: it is not in memory while the model learns.
-    The class of the others is TRL's `loss_add_tail`; without it the `k` probabilities alone are a biased target
-    (Anshumann et al. 2025, arXiv:2503.16870).
+    With a `top_k`, both distributions are first made coarser: each of the teacher's `k` most likely tokens is a class,
+    all other tokens together are one more, with the remaining mass. `D` is between these classes; none of the three
+    distances grows by that, and with `k` as large as the vocabulary it is unchanged. The teacher's outputs are then
+    small enough to be precomputed before the first step and cached beside the runs: the teacher is not in memory during
+    training. The class of the others is TRL's `loss_add_tail`; without it the `k` probabilities alone are a biased
+    target (Anshumann et al. 2025, arXiv:2503.16870).
 
     Attributes:
         teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step,
-            or each row once, before the first.
+            or each row once, before the first step.
         distance: How distributions are compared.
         temperature: What logits of both are divided by before they are.
         hard_weight: Weight of the tokens themselves as labels, as in `Objective.SFT`.
         feature_weight: Weight of the distance of hidden states, which the teacher then has as many of.
         loss_on: Which tokens are targets, as in `Objective.SFT`.
-        top_k: How many of the teacher's likeliest words are kept of each target; None asks it for all, at every step.
+        top_k: Number of the teacher's most likely tokens that are precomputed for each target; None computes the whole
+            distribution in every step.
     """
 
     batch_kind: ClassVar[str] = "sequences"
@@ -98,9 +99,9 @@ class Distill(Objective):
     top_k: int | None = attrs.field(default=None, validator=positive)
 
     def problems(self) -> Iterable[Problem]:
-        """A teacher's weights are those of a model, and of what it says of words alone it can be asked once."""
+        """A teacher's weights are those of a model, and only its token probabilities can be precomputed."""
         if self.top_k is not None and self.feature_weight:
-            message = "hidden states are not kept, and top_k asks the teacher once; leave one of them out"
+            message = "hidden states are not precomputed, and top_k precomputes the teacher; leave one of them out"
             yield Problem("feature_weight", message)
         if isinstance(self.teacher.weights, PEFT):
             yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")

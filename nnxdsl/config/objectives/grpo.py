@@ -1,6 +1,6 @@
-"""Objectives that learn from what the policy itself says and what that is worth; `losses/grpo.py` computes them.
+"""Objectives that learn from the rewards of the policy's own completions; `losses/grpo.py` computes them.
 
-Drawing answers and asking what they are worth is `trainer/rollouts.py`.
+Completions are sampled and rewarded by `trainer/rollouts.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model that a policy is compared with, where its objective compares, and what goes with what."""
+"""The reference model that a policy is compared with."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Reference(Spec):
-    """The model that a policy is compared with."""
+    """The reference model that a policy is compared with."""
 
     Initial: ClassVar[type[members.Initial]]
     Checkpoint: ClassVar[type[members.Checkpoint]]
@@ -55,9 +55,9 @@ class Initial(Reference):
 
 @attrs.frozen(kw_only=True)
 class Checkpoint(Reference):
-    """Other weights of the same network, without the policy's adapter, and not in few bits.
+    """Other weights of the same network, without the policy's adapter, and not quantized.
 
-    They are read anew whenever a run begins or goes on, and a run that finds others than before is refused.
+    They are read again whenever a run starts or resumes; a run is refused if they have changed.
 
     Attributes:
         weights: Where they come from: a directory of the Hub's format, a checkpoint, or another experiment.
@@ -66,7 +66,7 @@ class Checkpoint(Reference):
     weights: Weights = attrs.field(kw_only=False)
 
     def problems(self) -> Iterable[Problem]:
-        """Weights must be somebody's."""
+        """Its weights are a trained model's."""
         if isinstance(self.weights, Random | PEFT):
             message = "gives no trained model; use Weights.HF, Weights.Checkpoint or Weights.From"
             yield Problem("weights", f"{type(self.weights).__qualname__} {message}")
