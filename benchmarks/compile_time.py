@@ -23,7 +23,8 @@ import shaped
 
 import nnxdsl
 from nnxdsl import Model
-from nnxdsl.models.families.registry import LLAMA3, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.program import blueprint
 
 DEPTHS = (8, 16, 32, 64)

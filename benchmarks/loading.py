@@ -149,7 +149,7 @@ def write(directory: Path, size: str) -> int:
 
     from nnxdsl.formats import hf  # noqa: PLC0415
     from nnxdsl.models.decoder import Decoder  # noqa: PLC0415
-    from nnxdsl.models.families.registry import GEMMA3  # noqa: PLC0415
+    from nnxdsl.models.families.gemma3 import GEMMA3  # noqa: PLC0415
     from nnxdsl.models.params import abstract  # noqa: PLC0415
 
     config, kind = GEMMA3[size], ml_dtypes.bfloat16

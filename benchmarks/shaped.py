@@ -7,7 +7,8 @@ import numpy as np
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models.families.registry import GEMMA3, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.program import blueprint
 
 

@@ -14,7 +14,8 @@ from side import ADAPTER, MODEL, NUMBERS, PAIRS
 import nnxdsl
 from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Order, Schedule, Weights
 from nnxdsl.formats import hf
-from nnxdsl.models.families.registry import GEMMA3, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.program import blueprint
 
 CONFIG = attrs.evolve(

@@ -38,6 +38,7 @@ from nnxdsl.config.sweep import Sweep, cross, product, zipped
 from nnxdsl.config.tokenizer import Tokenizer
 from nnxdsl.config.weights import Weights
 from nnxdsl.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
+from nnxdsl.models import families as _families  # noqa: F401 - registers Model.Gemma3 and the others
 
 if TYPE_CHECKING:
     from nnxdsl.generate.pretrained import Pretrained as Pretrained

@@ -21,9 +21,9 @@ from nnxdsl.adapters.lora_math import A, B, M, disable_adapter, is_adapter, merg
 from nnxdsl.config.adapter import Adapter, DoRA, LoRA, LowRank, named, rank_at, scale_at
 from nnxdsl.config.quantization import FP8, NF4, Int4, Int8, Quantization
 from nnxdsl.errors import NotRegisteredError, Problem, suggest
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import LayerGroup, example_inputs
 from nnxdsl.models.dropout import dropped
-from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.layers.linear import Linear
 from nnxdsl.models.moe.layer import ExpertLinear, expert_dot
 from nnxdsl.models.params import AbstractModel, ParamSpec, path_in_group

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -21,6 +21,21 @@ from nnxdsl.errors import Problem, SpecError
 if TYPE_CHECKING:
     from nnxdsl.config import model as members
     from nnxdsl.config.experiment import Experiment
+    from nnxdsl.models.families import (
+        deepseek_v3,
+        gemma,
+        gemma2,
+        gemma3,
+        gpt_oss,
+        llama3,
+        mistral,
+        mixtral,
+        olmo3,
+        qwen2,
+        qwen3,
+        qwen3_moe,
+        qwen3_next,
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -32,20 +47,20 @@ class Model(Spec):
         tokenizer: What turns text into ids.
     """
 
-    DeepSeekV3: ClassVar[type[members.DeepSeekV3]]
-    Gemma: ClassVar[type[members.Gemma]]
-    Gemma2: ClassVar[type[members.Gemma2]]
-    Gemma3: ClassVar[type[members.Gemma3]]
-    GPTOSS: ClassVar[type[members.GPTOSS]]
+    DeepSeekV3: ClassVar[type[deepseek_v3.DeepSeekV3]]
+    Gemma: ClassVar[type[gemma.Gemma]]
+    Gemma2: ClassVar[type[gemma2.Gemma2]]
+    Gemma3: ClassVar[type[gemma3.Gemma3]]
+    GPTOSS: ClassVar[type[gpt_oss.GPTOSS]]
     HF: ClassVar[type[members.HF]]
-    Llama3: ClassVar[type[members.Llama3]]
-    Mistral: ClassVar[type[members.Mistral]]
-    Mixtral: ClassVar[type[members.Mixtral]]
-    Olmo3: ClassVar[type[members.Olmo3]]
-    Qwen2: ClassVar[type[members.Qwen2]]
-    Qwen3: ClassVar[type[members.Qwen3]]
-    Qwen3MoE: ClassVar[type[members.Qwen3MoE]]
-    Qwen3Next: ClassVar[type[members.Qwen3Next]]
+    Llama3: ClassVar[type[llama3.Llama3]]
+    Mistral: ClassVar[type[mistral.Mistral]]
+    Mixtral: ClassVar[type[mixtral.Mixtral]]
+    Olmo3: ClassVar[type[olmo3.Olmo3]]
+    Qwen2: ClassVar[type[qwen2.Qwen2]]
+    Qwen3: ClassVar[type[qwen3.Qwen3]]
+    Qwen3MoE: ClassVar[type[qwen3_moe.Qwen3MoE]]
+    Qwen3Next: ClassVar[type[qwen3_next.Qwen3Next]]
 
     router_aux_loss_coef: ClassVar[float] = 0.0
     """Strength of the load-balancing loss of routers."""
@@ -98,202 +113,6 @@ class Model(Spec):
         if self.router_aux_loss_coef and experiment.mesh.stage > 1:
             message = "router statistics are not available under pipeline parallelism; set 0"
             yield Problem("model.router_aux_loss_coef", message)
-
-
-@attrs.frozen(kw_only=True)
-class DeepSeekV3(Model):
-    """DeepSeek-V3, of which R1 is one (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, experts in groups.
-
-    Attributes:
-        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
-            is, and is exported with the rest.
-    """
-
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
-
-    size: Literal["tiny", "671b"] = attrs.field(kw_only=False)
-    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
-    mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
-
-
-@attrs.frozen(kw_only=True)
-class Gemma(Model):
-    """Gemma (Gemma Team 2024, arXiv:2403.08295).
-
-    Attributes:
-        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "2b", "7b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class Gemma2(Model):
-    """Gemma 2 (Gemma Team 2024, arXiv:2408.00118): scores and logits are capped, every second layer has a window.
-
-    Attributes:
-        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "2b", "9b", "27b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class Gemma3(Model):
-    """Gemma 3, text only (Gemma Team 2025, arXiv:2503.19786).
-
-    Attributes:
-        size: Published size, or "tiny": 6 layers, 1.2 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "270m", "1b", "4b", "12b", "27b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class GPTOSS(Model):
-    """GPT-OSS (OpenAI 2025, arXiv:2508.10925): experts with biases, attention sinks, every second layer with a window.
-
-    Attributes:
-        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-    """
-
-    size: Literal["tiny", "20b", "120b"] = attrs.field(kw_only=False)
-    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
-
-
-@attrs.frozen(kw_only=True)
-class Llama3(Model):
-    """Llama 3, text only (Llama Team 2024, arXiv:2407.21783): "1b" and "3b" are Llama 3.2, the larger ones Llama 3.1.
-
-    Attributes:
-        size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "1b", "3b", "8b", "70b", "405b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class Mistral(Model):
-    """Mistral (Jiang et al. 2023, arXiv:2310.06825); "7b" is version 0.3, "small-24b" the text model of January 2025.
-
-    Attributes:
-        size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "7b-v0.1", "7b", "nemo-12b", "small-24b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class Mixtral(Model):
-    """Mixtral (Jiang et al. 2024, arXiv:2401.04088): each token goes through two of eight experts.
-
-    Attributes:
-        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-    """
-
-    size: Literal["tiny", "8x7b", "8x22b"] = attrs.field(kw_only=False)
-    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
-
-
-@attrs.frozen(kw_only=True)
-class Olmo3(Model):
-    """OLMo 3 (OLMo Team 2025, arXiv:2512.13961).
-
-    Attributes:
-        size: Published size, or "tiny": 6 layers, 1.3 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "7b", "32b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class Qwen2(Model):
-    """Qwen2.5 (Qwen Team 2024, arXiv:2412.15115), which is Qwen2 in all but its weights.
-
-    Attributes:
-        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class Qwen3(Model):
-    """Qwen3, its dense models (Qwen Team 2025, arXiv:2505.09388).
-
-    Attributes:
-        size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-    """
-
-    size: Literal["tiny", "0.6b", "1.7b", "4b", "8b", "14b", "32b"] = attrs.field(kw_only=False)
-
-
-@attrs.frozen(kw_only=True)
-class Qwen3MoE(Model):
-    """Qwen3, its mixtures of experts (Qwen Team 2025, arXiv:2505.09388).
-
-    Attributes:
-        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-    """
-
-    size: Literal["tiny", "30b-a3b", "235b-a22b"] = attrs.field(kw_only=False)
-    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
-
-
-@attrs.frozen(kw_only=True)
-class Qwen3Next(Model):
-    """Qwen3-Next (Qwen Team, 2025): three layers of four are gated DeltaNets (arXiv:2412.06464), all have experts.
-
-    Attributes:
-        size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
-            is, and is exported with the rest.
-    """
-
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
-
-    size: Literal["tiny", "80b-a3b"] = attrs.field(kw_only=False)
-    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
-    mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
 
 @attrs.frozen(kw_only=True)

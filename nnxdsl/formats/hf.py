@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from nnxdsl.errors import Problem, WeightsError
-from nnxdsl.formats import safetensors
+from nnxdsl.formats import hf_names, safetensors
 from nnxdsl.formats.files import read_json
 from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, tensor_sources
@@ -142,7 +142,7 @@ class HubReader:
         """The same leaf, of which nothing is read before it is asked for; errors as of `leaf`."""
         source = self._sources[path]
         self._require(path)
-        found = source.mapped([self._tensors[name] for name in source.names])
+        found = hf_names.mapped(source, [self._tensors[name] for name in source.names])
         if self._allow_non_finite:
             return found
         return attrs.evolve(found, guards=tuple(functools.partial(self._require_finite, name) for name in source.names))
@@ -318,7 +318,7 @@ def write(
         if origin[name][0][0] not in held:
             held.clear()
             held.update((path, leaves[path] if value is None else value(path)) for path, _ in origin[name])
-        parts = [wanted[path].part(held[path], number) for path, number in origin[name]]
+        parts = [hf_names.part(wanted[path], held[path], number) for path, number in origin[name]]
         return parts[0] if len(parts) == 1 else np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
 
     directory = Path(directory)

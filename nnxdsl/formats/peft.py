@@ -23,9 +23,10 @@ from nnxdsl.errors import Problem, WeightsError
 from nnxdsl.formats import safetensors
 from nnxdsl.formats.finite import require_finite
 from nnxdsl.formats.hf import tensor_name
-from nnxdsl.formats.hf_names import Source, tensor_sources
+from nnxdsl.formats.hf_names import mapped, tensor_sources
 from nnxdsl.formats.peft_config import CONFIG, Scale, problems_of, read_config, scales_of
 from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.tensors import TensorSource
 from nnxdsl.models.params import ParamSpec, path_in_group
 
 WEIGHTS = "adapter_model.safetensors"
@@ -230,7 +231,7 @@ def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str
     return tuple(found)
 
 
-def _is_linear(path: str, source: Source) -> bool:
+def _is_linear(path: str, source: TensorSource) -> bool:
     """Whether a leaf is the kernels of one linear layer a period; those of experts have no modules of their own."""
     periods = 1 if path.startswith("layers.") else 0
     return path.endswith(".kernel") and ".blocks." in path and source.transposed and len(source.leading) == periods
@@ -318,7 +319,7 @@ def _like(names: Mapping[str, str]) -> str:
 def _stacked(path: str, side: str, tensors: Mapping[int, safetensors.Tensor], config: DecoderConfig) -> np.ndarray:
     source, parts = tensor_sources(config)[path], [tensors[number] for number in range(len(tensors))]
     if side in ("A", "B"):
-        return source.mapped(parts).read()
+        return mapped(source, parts).read()
     return np.stack([part.read() for part in parts]) if source.leading else np.array(parts[0].read())
 
 

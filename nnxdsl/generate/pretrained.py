@@ -22,8 +22,8 @@ from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.program.init import place
 

@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import singledispatch
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from nnxdsl.config import weights
-from nnxdsl.config.model import (
-    GPTOSS,
-    HF,
-    DeepSeekV3,
-    Gemma,
-    Gemma2,
-    Gemma3,
-    Llama3,
-    Mistral,
-    Mixtral,
-    Model,
-    Olmo3,
-    Qwen2,
-    Qwen3,
-    Qwen3MoE,
-    Qwen3Next,
-)
+from nnxdsl.config.model import HF, Model
 from nnxdsl.errors import NotRegisteredError, PlanError, Problem
 from nnxdsl.formats import hf
 from nnxdsl.formats.hf_names import has_mtp
-from nnxdsl.models.families.registry import (
-    DEEPSEEK_V3,
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    GPT_OSS,
-    LLAMA3,
-    MISTRAL,
-    MIXTRAL,
-    OLMO3,
-    QWEN2,
-    QWEN3,
-    QWEN3_MOE,
-    QWEN3_NEXT,
-    DecoderConfig,
-)
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.registry import family_of
 
 
 @singledispatch
 def architecture(model: Model) -> DecoderConfig:
-    """The network of a model; register a `Model` of your own here."""
+    """The network of a model: that of its family, or what is registered here for a `Model` of your own."""
+    family = family_of(model)
+    if family is not None:
+        size: str = getattr(model, "size")  # noqa: B009 - the spec class of a family has it
+        return _published(model, family.sizes[size], size)
     name = type(model).__name__
     raise NotRegisteredError(
         f"no network is registered for {type(model).__qualname__}; write\n"
@@ -58,27 +30,6 @@ def architecture(model: Model) -> DecoderConfig:
         f"  @blueprint.architecture.register({name})\n"
         f"  def _(model): return DecoderConfig(...)"
     )
-
-
-def _register(family: type[Model], sizes: Mapping[str, DecoderConfig]) -> None:
-    @architecture.register(family)
-    def _(model: Any) -> DecoderConfig:
-        return _published(model, sizes[model.size], model.size)
-
-
-_register(DeepSeekV3, DEEPSEEK_V3)
-_register(Gemma, GEMMA)
-_register(Gemma2, GEMMA2)
-_register(Gemma3, GEMMA3)
-_register(GPTOSS, GPT_OSS)
-_register(Llama3, LLAMA3)
-_register(Mistral, MISTRAL)
-_register(Mixtral, MIXTRAL)
-_register(Olmo3, OLMO3)
-_register(Qwen2, QWEN2)
-_register(Qwen3, QWEN3)
-_register(Qwen3MoE, QWEN3_MOE)
-_register(Qwen3Next, QWEN3_NEXT)
 
 
 @architecture.register

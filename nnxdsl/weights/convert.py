@@ -16,7 +16,8 @@ import numpy as np
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, linen
 from nnxdsl.formats.hf_names import tensor_sources
-from nnxdsl.models.families.registry import DecoderConfig, to_hf
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.params import is_mtp_param
 from nnxdsl.runs.checkpointer import Checkpoints, find
 from nnxdsl.storage.atomic_dir import appearing, require_vacant

@@ -22,8 +22,9 @@ from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, peft
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import FAMILIES, DecoderConfig, to_hf
+from nnxdsl.models.families.registry import family_of, to_hf
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.init import ArrayLike
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
@@ -269,8 +270,8 @@ def model_type(experiment: Experiment) -> str | None:
     for place in map(Path, places):
         if (file := place.expanduser() / "config.json").is_file():
             return json.loads(file.read_text(encoding="utf-8")).get("model_type")
-    name = type(model).__name__.lower()
-    return next((f.model_types[0] for f in FAMILIES if f.title.replace(" ", "").lower() == name), None)
+    family = family_of(model)
+    return None if family is None else family.model_types[0]
 
 
 def _base_of(saved: RunWeights) -> tuple[str | None, bool]:

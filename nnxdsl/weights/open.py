@@ -17,8 +17,8 @@ from flax import nnx
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, linen, safetensors
 from nnxdsl.formats.hf import HubReader
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints, find
 from nnxdsl.weights import orbax

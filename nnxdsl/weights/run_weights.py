@@ -18,7 +18,7 @@ from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.errors import RunError, WeightsError
-from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.program.blueprint import build_blueprint, template
 from nnxdsl.program.init import ArrayLike, Source

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 from nnxdsl.models import params
+from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig, Rope, local_then_global
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,10 @@ from flax import nnx
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import positions_left_padded, positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
-from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig, local_then_global
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.logical_axes import Axes, constrain, sharding_hooks
 
 SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp_dim": 64, "head_dim": 8}

@@ -13,7 +13,7 @@ from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import Cache, CacheUpdate, append, init_cache, ring_positions
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
-from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
 
 Leaves = Mapping[str, jax.Array]
 Step = Callable[[Leaves, jax.Array, TokenPositions, Cache | None], tuple[jax.Array, Cache]]

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
+from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import FAMILIES, GEMMA3, DecoderConfig, Rope, from_hf, local_then_global, to_hf
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
 
 # config.json of google/gemma-3-1b-it, as transformers 4.50 wrote it.
 ONE_BILLION: dict[str, Any] = {
@@ -156,9 +158,9 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "hidden_size: expected an integer above 0, got '1152'",
             "num_experts=8: not understood, and it could change the mathematics",
             "sliding_windows=12: not understood, and it could change the mathematics",
-            "rope_scaling: only rope_type 'default', 'linear', 'llama3' and 'yarn' are implemented, got 'dynamic'",
             "layer_types: expected 26 layers of the kinds 'sliding_attention' and 'full_attention', got "
             + repr(["full_attention", "sliding_attention"] * 12),
+            "rope_scaling: only rope_type 'default', 'linear', 'llama3' and 'yarn' are implemented, got 'dynamic'",
             "final_logit_softcapping: expected a number above 0 or null, got '30'",
         ]
     )

@@ -14,8 +14,8 @@ from flax import nnx
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig
 from nnxdsl.models.layers.embedding import Embedding
 
 Leaves = Mapping[str, jax.Array]

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf
 from nnxdsl.formats.hf_names import tensor_sources
-from nnxdsl.models.families.registry import QWEN3_MOE, DecoderConfig, from_hf, to_hf
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.qwen3_moe import QWEN3_MOE
+from nnxdsl.models.families.registry import from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 DENSE = ("qwen3_moe_dense_list", "qwen3_moe_dense_step")

@@ -17,8 +17,9 @@ from nnxdsl.formats import hf
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import append, init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig, from_hf, to_hf
+from nnxdsl.models.families.registry import from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 NAMES = sorted(path.name for path in REFERENCE.iterdir())

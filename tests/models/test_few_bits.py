@@ -15,10 +15,10 @@ from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, dequantize
 from nnxdsl.models import params
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.models.families.gpt_oss import GPT_OSS
-from nnxdsl.models.families.registry import DecoderConfig
 
 FIGURES = np.load(Path(__file__).parent.parent / "reference" / "few_bits.npz")
 NAMES = {np.dtype(np.uint8): "U8", np.dtype(np.float32): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}

@@ -17,8 +17,8 @@ from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "gemma3"
 
@@ -218,7 +218,7 @@ def test_damaged_index_and_config(sharded: Path) -> None:
     listing.write_text("[]")
     assert message() == f"{listing}: expected a JSON object, got list"
     config.write_text(json.dumps({"model_type": "bert"}))
-    assert message().startswith(f"{config}: model_type: expected one of 'gemma3_text', 'gemma3', 'llama', ")
+    assert message().startswith(f"{config}: model_type: expected one of 'deepseek_v3', 'gemma', 'gemma2', ")
     config.write_text("{")
     assert message().startswith(f"{config}: damaged: not JSON: ")
     config.unlink()

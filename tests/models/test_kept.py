@@ -15,8 +15,10 @@ from flax import nnx
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.attention.view import context
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import LayerGroup
-from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.layers.rope import apply_rotary, rope_tables
 from nnxdsl.models.remat import from_inputs
 

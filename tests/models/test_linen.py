@@ -14,7 +14,7 @@ import pytest
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import linen
-from nnxdsl.models.families.registry import DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel
 
 

@@ -21,8 +21,8 @@ from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import append, init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.attention.view import context
+from nnxdsl.models.config.decoder import DecoderConfig, Rope
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig, Rope
 from nnxdsl.models.layers.norm import RMSNorm
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "llama3"
@@ -228,6 +228,7 @@ def test_a_decoder_of_no_family_is_not_written(loaded: Loaded, tmp_path: Path) -
     usual = loaded.config.head_dim**-0.5
     lines = str(caught.value).splitlines()
     assert lines[0] == "no family of the Hub has a decoder like this:"
-    assert lines[2] == f"  Llama 3 has activation='silu' (not 'gelu_tanh'), query_scale={usual!r} (not 0.125)"
-    assert lines[1].startswith("  Gemma 3 has norms='sandwich' (not 'pre'), norm_scale='zero_centred' (not 'plain'), ")
+    assert f"  Llama 3 has activation='silu' (not 'gelu_tanh'), query_scale={usual!r} (not 0.125)" in lines
+    gemma = "  Gemma 3 has norms='sandwich' (not 'pre'), norm_scale='zero_centred' (not 'plain'), "
+    assert any(line.startswith(gemma) for line in lines)
     assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, get_args
 
 import attrs
@@ -12,22 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnxdsl import Model
-from nnxdsl.config import model as members
 from nnxdsl.config.core.fields import resolve
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
+from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, Rope, Yarn, local_then_global
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import (
-    GEMMA3,
-    LLAMA3,
-    DecoderConfig,
-    Llama3RopeScaling,
-    Rope,
-    Yarn,
-    from_hf,
-    local_then_global,
-    to_hf,
-)
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.llama3 import LLAMA3
+from nnxdsl.models.families.registry import from_hf, to_hf
 
 # config.json of meta-llama/Llama-3.1-8B, and what other published files have in its place.
 EIGHT_BILLION: dict[str, Any] = {
@@ -120,7 +113,7 @@ def test_published_parameter_counts(size: str, parameters: int) -> None:
 
 def test_the_spec_has_the_sizes_that_there_are() -> None:
     for model, sizes in ((Model.Gemma3, GEMMA3), (Model.Llama3, LLAMA3)):
-        assert get_args(resolve(model, vars(members), {"size"})["size"]) == tuple(sizes)
+        assert get_args(resolve(model, vars(sys.modules[model.__module__]), {"size"})["size"]) == tuple(sizes)
 
 
 def test_spelling_of_transformers_5() -> None:

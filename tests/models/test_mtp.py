@@ -72,7 +72,7 @@ def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> No
     def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = template.merge(leaves)
         hidden = decoder(tokens, places, dtype=jnp.float32).hidden
-        return decoder.logits(decoder.further(hidden, tokens, places, dtype=jnp.float32)[0])
+        return decoder.logits(decoder.mtp_hidden(hidden, tokens, places, dtype=jnp.float32)[0])
 
     got = logits(leaves, tokens, positions_right_padded(jnp.asarray(lengths), tokens.shape[1]))
     packed = TokenPositions(

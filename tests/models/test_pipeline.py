@@ -9,8 +9,10 @@ import pytest
 from flax import nnx
 
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.params import abstract, flatten
 from nnxdsl.models.pipeline import Stages, idle_share, run_stages
 

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from nnxdsl.errors import WeightsError
-from nnxdsl.models.families.registry import GEMMA, GEMMA2, MISTRAL, OLMO3, QWEN2, QWEN3, DecoderConfig, from_hf, to_hf
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.gemma import GEMMA
+from nnxdsl.models.families.gemma2 import GEMMA2
+from nnxdsl.models.families.mistral import MISTRAL
+from nnxdsl.models.families.olmo3 import OLMO3
+from nnxdsl.models.families.qwen2 import QWEN2
+from nnxdsl.models.families.qwen3 import QWEN3
+from nnxdsl.models.families.registry import from_hf, to_hf
 
 ABOUT = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "transformers_version": "4.42.4", "use_cache": True}
 GEMMA_2B = {

@@ -16,8 +16,9 @@ from flax import nnx
 
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
-from nnxdsl.models.families.registry import LLAMA3, DecoderConfig, local_then_global
+from nnxdsl.models.families.llama3 import LLAMA3
 
 # qwix 0.1.8 calls what flax deprecated; nothing of ours does.
 pytestmark = [

@@ -19,7 +19,7 @@ from nnxdsl.adapters.lora import AdaptedExperts
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import MIXTRAL
+from nnxdsl.models.families.mixtral import MIXTRAL
 from nnxdsl.models.moe.layer import ExpertLinear
 
 COUNT, IN, OUT = 4, 16, 24

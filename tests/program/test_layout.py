@@ -15,7 +15,9 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Optimizer, PlanError, Quantization, Schedule, compile
 from nnxdsl.adapters import lora
 from nnxdsl.config.sharding import MESH_AXES
-from nnxdsl.models.families.registry import GEMMA3, LLAMA3, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.params import ParamSpec
 from nnxdsl.optim import optimizers
 from nnxdsl.optim.param_roles import roles

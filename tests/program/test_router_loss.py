@@ -18,8 +18,8 @@ from nnxdsl.errors import PlanError, SpecError
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.moe.router import load_balance
+from nnxdsl.program.batches.pairs import pair_positions
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.forward import pair_places
 
 STRENGTH = 0.5
 
@@ -48,7 +48,7 @@ def test_it_is_added_to_the_loss_with_its_gradient(
     @jax.value_and_grad
     def balance(leaves: dict[str, jax.Array]) -> Any:
         decoder: Any = without.policy_loss.policy.merge(leaves)
-        total, count = load_balance(decoder(tokens, pair_places(batch), dtype=jnp.float32).routing)
+        total, count = load_balance(decoder(tokens, pair_positions(batch), dtype=jnp.float32).routing)
         return total / count
 
     value, toward = balance(state.trainable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import attrs
@@ -11,10 +12,26 @@ import numpy as np
 import pytest
 from small_lab.model import Small
 from small_lab.simpo import SimPO
+from small_lab.tiny_family import PICO, Pico
 
-from nnxdsl import Experiment, Memory, Model, Objective, Optimizer, Schedule, compile
+from nnxdsl import (
+    Experiment,
+    Memory,
+    Model,
+    Objective,
+    Optimizer,
+    Schedule,
+    Weights,
+    compile,
+    evolve,
+    from_json,
+    to_json,
+)
 from nnxdsl.data.batch import PairBatch
+from nnxdsl.formats import hf
+from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.planning.plan import Lengths, memory, plan
+from nnxdsl.program.architecture import architecture
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import TrainState
 
@@ -47,6 +64,35 @@ def test_simpo_trains(
         rejected = float(one["logps/rejected"].total) / batch.rejected_length[row]
         losses.append(np.log1p(np.exp(-(1.5 * (chosen - rejected) - 0.5))))
     assert found[0]["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
+
+
+def test_a_family_of_one_file_trains_is_exported_and_read_again(
+    experiment: Callable[..., Experiment],
+    pairs: Callable[..., PairBatch],
+    trained: Callable[..., TrainState],
+    tmp_path: Path,
+) -> None:
+    """The file registers a spec class, a size, `config.json` and tensor names; the core names none of them."""
+    config = PICO["tiny"]
+    assert architecture(Pico("tiny")) == config
+    fields = to_hf(config, like="pico")
+    assert (fields["model_type"], fields["architectures"]) == ("pico", ["PicoForCausalLM"])
+    assert from_hf(fields) == config
+    assert from_json(to_json(experiment(model=Pico("tiny")))) == experiment(model=Pico("tiny"))
+
+    program = compile(experiment(model=Pico("tiny")))
+    state = trained(program)
+    _, metrics = program.step(state, pairs(4))
+    assert np.isfinite(float(metrics["loss"]))
+
+    leaves = {path: np.asarray(leaf) for path, leaf in trained(program).trainable.items()}
+    hf.write(tmp_path, config, leaves, like="pico")
+    reader = hf.HubReader(tmp_path)
+    assert reader.config == config
+    for path, leaf in leaves.items():
+        np.testing.assert_array_equal(reader.leaf(path), leaf)
+    loaded = evolve(experiment(model=Pico("tiny")), {"model.weights": Weights.HF(str(tmp_path))})
+    assert architecture(loaded.model) == config
 
 
 @attrs.frozen(kw_only=True)

@@ -16,8 +16,8 @@ from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import DecoderConfig, Rope, local_then_global
 
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from nnxdsl.models.config.tensors import TensorSource, linears, norms
+
 
 @attrs.frozen(kw_only=True)
 class GatedDeltaNetConfig:
@@ -39,3 +41,14 @@ class GatedDeltaNetConfig:
     def channels(self) -> int:
         """Channels of the convolution: queries, keys and values of all heads."""
         return 2 * self.key_heads * self.key_head_dim + self.value_heads * self.value_head_dim
+
+    def tensors(self) -> dict[str, TensorSource]:
+        """Sources of a layer's arrays in a checkpoint."""
+        return {
+            **linears({"attention.inputs": "linear_attn.in_proj_qkvz", "attention.rates": "linear_attn.in_proj_ba"}),
+            "attention.conv.weight": TensorSource(("linear_attn.conv1d.weight",)),
+            "attention.decay_log": TensorSource(("linear_attn.A_log",)),
+            "attention.decay_bias": TensorSource(("linear_attn.dt_bias",)),
+            **norms({"attention.norm": "linear_attn.norm"}),
+            **linears({"attention.output": "linear_attn.out_proj"}),
+        }

@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import attrs
 
+from nnxdsl.models.config.tensors import TensorSource, linears
+
 Scoring = Literal["softmax", "softmax_of_chosen", "sigmoid"]
 ExpertActivation = Literal["silu", "clamped_swiglu"]
 
@@ -91,3 +93,34 @@ class MoEConfig:
     def experts_per_group(self) -> int:
         """Experts of one group."""
         return self.num_experts // self.n_group
+
+
+def moe_tensors(
+    config: MoEConfig,
+    *,
+    router: str = "mlp.gate",
+    experts: str = "mlp.experts",
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> dict[str, TensorSource]:
+    """Sources of a layer's router and experts, one tensor for each matrix of each expert.
+
+    Args:
+        config: the experts.
+        router: the file's name of the router.
+        experts: the file's prefix of the experts' numbers.
+        matrices: the file's names of an expert's gate, up and down.
+    """
+    names = dict(zip(("gate", "up", "down"), matrices, strict=True))
+    found = {"mlp.router.weight": TensorSource((f"{router}.weight",))}
+    if config.e_score_correction_bias:
+        found["mlp.router.correction"] = TensorSource((f"{router}.e_score_correction_bias",))
+    if config.shared_expert_dim is not None:
+        shared = "mlp.shared_expert" if config.shared_expert_gate else "mlp.shared_experts"
+        found |= linears({f"mlp.shared.{ours}": f"{shared}.{theirs}" for ours, theirs in names.items()})
+    if config.shared_expert_gate:
+        found["mlp.shared.weight"] = TensorSource(("mlp.shared_expert_gate.weight",), unit=True)
+    count = config.num_experts
+    for ours, theirs in names.items():
+        each = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))
+        found[f"mlp.{ours}.kernel"] = TensorSource(each, (count,), transposed=True)
+    return found

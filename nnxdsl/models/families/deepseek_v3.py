@@ -1,68 +1,84 @@
-"""DeepSeek-V3: the published sizes (DeepSeek-AI, arXiv:2412.19437), and its spelling of `config.json`; no jax."""
+"""DeepSeek-V3: spec, the published sizes (DeepSeek-AI, arXiv:2412.19437), `config.json` and names; no jax."""
+
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a spec class replaces the default of `Model`)
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from nnxdsl.models.config.decoder import DecoderConfig, MLAConfig, MoEConfig, Rope, Yarn
-from nnxdsl.models.families.hf_config import NUMBERS, USUAL, ConfigFile, Family, numbers_to_hf, rope_to_hf
+import attrs
 
-# What tells a DeepSeek-V3 from other decoders.
-_CHOICES: dict[str, Any] = {
-    **USUAL,
-    "window": None,
-    "pattern": ("global",),
-    "rope_local": None,
-    "gated_deltanet": None,
-    "attention_soft_cap": None,
-    "logit_soft_cap": None,
-}
-
-
-def _sharpened(width: int, factor: float, mscale_all_dim: float) -> float:
-    """What scores are multiplied by: YaRN sharpens attention by `0.1 mscale_all_dim ln(factor) + 1`, twice."""
-    sharper = 0.1 * mscale_all_dim * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return width**-0.5 * sharper * sharper
+from nnxdsl.config.core.validators import Limit
+from nnxdsl.config.model import Model
+from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn
+from nnxdsl.models.config.mla import MLAConfig
+from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.tensors import MTPTensors
+from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.fields import Fields, MoE, SharedRope, TiedHead
+from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.registry import register
 
 
-def _deepseek_v3(
-    *, layers: int, dense: int, embed: int, mlp: int, heads: int, latent: MLAConfig, experts: MoEConfig, factor: float,
-    before: int, vocab: int, length: int,
-) -> DecoderConfig:  # fmt: skip
-    return DecoderConfig(
-        vocab_size=vocab,
-        embed_dim=embed,
-        mlp_dim=mlp,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=latent.qk_rope_head_dim,
-        mla=latent,
-        rope_global=Rope(
-            theta=10_000.0, factor=factor, scaling=Yarn(original_max_position_embeddings=before, attention_factor=1.0)
-        ),
-        query_scale=_sharpened(latent.qk_head_dim, factor, 1.0),
-        max_length=length,
-        moe=experts,
-        dense_layers=dense,
+@attrs.frozen(kw_only=True)
+class DeepSeekV3(Model):
+    """DeepSeek-V3, of which R1 is one (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, experts in groups.
+
+    Attributes:
+        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
+            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
+            is, and is exported with the rest.
+    """
+
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+
+    size: Literal["tiny", "671b"] = attrs.field(kw_only=False)
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
+
+
+_SCORING: dict[str, Any] = {"scoring": "sigmoid", "e_score_correction_bias": True}
+
+
+def _scale(width: int, factor: float, mscale_all_dim: float) -> float:
+    """The factor of attention scores: with YaRN it has the square of `0.1 mscale_all_dim ln(factor) + 1`."""
+    mscale = 0.1 * mscale_all_dim * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return width**-0.5 * mscale * mscale
+
+
+def _size(*, heads: int, mla: MLAConfig, factor: float, original: int, moe: MoEConfig, **numbers: Any) -> DecoderConfig:
+    scaling = Yarn(original_max_position_embeddings=original, attention_factor=1.0)
+    return decoder(
+        heads=heads,
+        kv_heads=heads,
+        head_dim=mla.qk_rope_head_dim,
+        mla=mla,
+        rope=Rope(theta=10_000.0, factor=factor, scaling=scaling),
+        query_scale=_scale(mla.qk_head_dim, factor, 1.0),
+        moe=moe,
         tied_head=False,
-        **_CHOICES,
+        **numbers,
     )
 
 
-_SCORED: dict[str, Any] = {"scoring": "sigmoid", "e_score_correction_bias": True}
 # As the published config.json has it; `tiny` is ours, for laptops and the byte tokenizer.
-DEEPSEEK_V3: dict[str, DecoderConfig] = {
-    "tiny": _deepseek_v3(
+DEEPSEEK_V3 = {
+    "tiny": _size(
         layers=4,
-        dense=1,
+        dense_layers=1,
         embed=128,
         mlp=384,
         heads=4,
-        latent=MLAConfig(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32),
-        experts=MoEConfig(
+        mla=MLAConfig(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32),
+        moe=MoEConfig(
             num_experts=8,
             num_experts_per_tok=2,
             mlp_dim=64,
@@ -70,21 +86,21 @@ DEEPSEEK_V3: dict[str, DecoderConfig] = {
             routed_scaling_factor=2.5,
             n_group=4,
             topk_group=2,
-            **_SCORED,
+            **_SCORING,
         ),
         factor=4.0,
-        before=256,
+        original=256,
         vocab=320,
         length=1024,
     ),
-    "671b": _deepseek_v3(
+    "671b": _size(
         layers=61,
-        dense=3,
+        dense_layers=3,
         embed=7168,
         mlp=18_432,
         heads=128,
-        latent=MLAConfig(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
-        experts=MoEConfig(
+        mla=MLAConfig(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
+        moe=MoEConfig(
             num_experts=256,
             num_experts_per_tok=8,
             mlp_dim=2048,
@@ -92,181 +108,168 @@ DEEPSEEK_V3: dict[str, DecoderConfig] = {
             routed_scaling_factor=2.5,
             n_group=8,
             topk_group=4,
-            **_SCORED,
+            **_SCORING,
         ),
         factor=40.0,
-        before=4096,
+        original=4096,
         vocab=129_280,
         length=163_840,
     ),
 }
 
-# Defaults of transformers' DeepseekV3Config.
-_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 129_280,
-    "hidden_size": 7168,
-    "intermediate_size": 18_432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "moe_intermediate_size": 2048,
-    "n_shared_experts": 1,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "q_lora_rank": None,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
-# Fields that would change the mathematics, with the one value that is implemented.
-_FIXED: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "moe_layer_freq": 1,
-}
-# Read below; how work was split when it was trained; the router's losses; and the layers that predict tokens further
-# ahead, which stand beside the decoder.
-_OTHERS = (
-    "first_k_dense_replace",
-    "routed_scaling_factor",
-    "norm_topk_prob",
-    "rope_interleave",
-    "tie_word_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "qk_head_dim",
-    "num_local_experts",
-    "aux_loss_alpha",
-    "seq_aux",
-    "ep_size",
-    "pretraining_tp",
-    "num_nextn_predict_layers",
-    "num_mtp_layers",
-    "output_router_logits",
-    "router_aux_loss_coef",
-    "auto_map",
-)
+
+class _MLA(Fields):
+    """Latent attention; the width of its rotary part stands for `head_dim`."""
+
+    names: ClassVar[tuple[str, ...]] = ("rope_interleave", "qk_head_dim")
+    decides: ClassVar[tuple[str, ...]] = ("mla",)
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        numbers, fields = file.numbers, file.fields
+        heads, rotary = numbers["num_attention_heads"], numbers["qk_rope_head_dim"]
+        if numbers["num_key_value_heads"] not in (None, heads):
+            file.problems.append(f"num_key_value_heads: expected {heads}, as there are queries, or null")
+        follows = {"head_dim": rotary, "qk_head_dim": numbers["qk_nope_head_dim"] + rotary}
+        for name, wanted in follows.items():
+            if fields.get(name) not in (None, wanted):
+                file.problems.append(
+                    f"{name}: expected {wanted}, which follows from qk_rope_head_dim, got {fields[name]!r}"
+                )
+        mla = file.part(
+            MLAConfig,
+            q_lora_rank=numbers["q_lora_rank"] if "q_lora_rank" in fields else 1536,  # null is none
+            **{name: numbers[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
+            rope_interleave=file.flag("rope_interleave", True),
+        )
+        return {"mla": mla, "num_kv_heads": heads, "head_dim": rotary}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        assert config.mla is not None  # or the decoder is refused
+        mla = attrs.asdict(config.mla)
+        del mla["norm_eps"]
+        return mla
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        return {"mla": config.mla or DEEPSEEK_V3["671b"].mla}
 
 
-def _read(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Reads both spellings of RoPE; a `q_lora_rank` of null is no compression of queries."""
-    file = ConfigFile("DeepSeek-V3", fields)
-    numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    heads, turned = numbers["num_attention_heads"], numbers["qk_rope_head_dim"]
-    if numbers["num_key_value_heads"] not in (None, heads):
-        file.problems.append(f"num_key_value_heads: expected {heads}, as there are queries, or null")
-    follows = {"head_dim": turned, "qk_head_dim": numbers["qk_nope_head_dim"] + turned}
-    for name, wanted in follows.items():
-        if fields.get(name) not in (None, wanted):
-            file.problems.append(
-                f"{name}: expected {wanted}, which follows from qk_rope_head_dim, got {fields[name]!r}"
-            )
-    numbers |= {"num_key_value_heads": heads, "head_dim": turned}
-    rope = file.one_rope()
-    latent = file.part(
-        MLAConfig,
-        q_lora_rank=numbers["q_lora_rank"] if "q_lora_rank" in fields else 1536,
-        kv_lora_rank=numbers["kv_lora_rank"],
-        qk_nope_head_dim=numbers["qk_nope_head_dim"],
-        qk_rope_head_dim=turned,
-        v_head_dim=numbers["v_head_dim"],
-        rope_interleave=file.flag("rope_interleave", True),
-    )
-    entry = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    sharper = entry.get("mscale_all_dim") or 0.0 if isinstance(entry, Mapping) and rope.scaling is not None else 0.0
-    return file.decoder(
-        mla=latent,
-        rope_global=rope,
-        query_scale=_sharpened(numbers["qk_nope_head_dim"] + turned, rope.factor, sharper),
-        moe=file.experts(
-            num_experts=numbers["n_routed_experts"],
-            num_experts_per_tok=numbers["num_experts_per_tok"],
-            mlp_dim=numbers["moe_intermediate_size"],
-            shared_expert_dim=numbers["n_shared_experts"] * numbers["moe_intermediate_size"],
-            norm_topk_prob=file.flag("norm_topk_prob", True),
-            routed_scaling_factor=file.number("routed_scaling_factor", 2.5),
-            n_group=numbers["n_group"],
-            topk_group=numbers["topk_group"],
-            **_SCORED,
+class _Rope(SharedRope):
+    """Rotary positions, whose YaRN also changes the factor of attention scores."""
+
+    decides: ClassVar[tuple[str, ...]] = ("rope_global", "query_scale")
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        rope: Rope = super().read(file, decoder)["rope_global"]
+        entry = file.fields.get("rope_parameters") or file.fields.get("rope_scaling") or {}
+        is_yarn = isinstance(entry, Mapping) and rope.scaling is not None
+        mscale = entry.get("mscale_all_dim") or 0.0 if is_yarn else 0.0
+        width = file.numbers["qk_nope_head_dim"] + file.numbers["qk_rope_head_dim"]
+        return {"rope_global": rope, "query_scale": _scale(width, rope.factor, mscale)}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        assert config.mla is not None  # or the decoder is refused
+        rope, factor = super().write(config), config.rope_global.factor
+        if isinstance(config.rope_global.scaling, Yarn) and factor > 1:
+            mscale = (config.query_scale * config.mla.qk_head_dim**0.5) ** 0.5
+            rope["rope_scaling"] |= {"mscale_all_dim": round((mscale - 1) / (0.1 * math.log(factor)), 9) or None}
+        return rope
+
+
+class _Experts(MoE):
+    """Experts in groups, behind dense layers, beside shared experts whose widths add up."""
+
+    names: ClassVar[tuple[str, ...]] = (*MoE.names, "first_k_dense_replace", "routed_scaling_factor")
+    decides: ClassVar[tuple[str, ...]] = ("moe", "dense_layers")
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().read(file, decoder), "dense_layers": file.count("first_k_dense_replace", 3)}
+
+    def values(self, file: ConfigFile) -> dict[str, Any]:
+        return {
+            **super().values(file),
+            "shared_expert_dim": file.numbers["n_shared_experts"] * file.numbers["moe_intermediate_size"],
+            "routed_scaling_factor": file.number("routed_scaling_factor", 2.5),
+        }
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        moe = config.moe
+        assert moe is not None  # or the decoder is refused
+        return {
+            **super().write(config),
+            "n_shared_experts": (moe.shared_expert_dim or 0) // moe.mlp_dim,
+            "routed_scaling_factor": moe.routed_scaling_factor,
+            "first_k_dense_replace": config.dense_layers,
+            **({"num_nextn_predict_layers": config.mtp_layers} if config.mtp_layers else {}),
+        }
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        moe = config.moe or MoEConfig(num_experts=256, num_experts_per_tok=8, mlp_dim=2048)
+        count = max((moe.shared_expert_dim or 0) // moe.mlp_dim, 1)
+        values = {ours: getattr(moe, ours) for ours in (*self.numbers.values(), "norm_topk_prob")}
+        factor = moe.routed_scaling_factor
+        values |= {"shared_expert_dim": count * moe.mlp_dim, "routed_scaling_factor": factor, **self.constants}
+        return {"moe": MoEConfig(**values)}
+
+
+FAMILY = register(
+    Family(
+        title="DeepSeek-V3",
+        spec=DeepSeekV3,
+        sizes=DEEPSEEK_V3,
+        architecture="DeepseekV3ForCausalLM",
+        model_types=("deepseek_v3",),
+        defaults={
+            "vocab_size": 129_280,
+            "hidden_size": 7168,
+            "intermediate_size": 18_432,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 128,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "moe_intermediate_size": 2048,
+            "n_shared_experts": 1,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        },
+        fixed={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "moe_layer_freq": 1,
+        },
+        ignored=(
+            *("aux_loss_alpha", "seq_aux"),  # the router's losses
+            *("ep_size", "pretraining_tp"),  # how the work was split in training
+            *("num_nextn_predict_layers", "num_mtp_layers"),  # layers beside the decoder
+            "auto_map",
         ),
-        dense_layers=file.count("first_k_dense_replace", 3),
-        tied_head=file.flag("tie_word_embeddings", False),
-        **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
-        **_CHOICES,
+        fields=(
+            _MLA(),
+            _Experts(
+                numbers={
+                    "n_routed_experts": "num_experts",
+                    "num_experts_per_tok": "num_experts_per_tok",
+                    "moe_intermediate_size": "mlp_dim",
+                    "n_group": "n_group",
+                    "topk_group": "topk_group",
+                },
+                norm_topk_prob=True,
+                constants=_SCORING,
+            ),
+            _Rope(),
+            TiedHead(),
+        ),
+        mtp=MTPTensors(),
     )
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    latent, experts = config.mla, config.moe
-    assert latent is not None  # or it is refused
-    assert experts is not None
-    assert experts.shared_expert_dim is not None
-    rope = rope_to_hf(config.rope_global)
-    factor = config.rope_global.factor
-    if isinstance(config.rope_global.scaling, Yarn) and factor > 1:
-        sharper = (config.query_scale * latent.qk_head_dim**0.5) ** 0.5
-        rope["rope_scaling"] |= {"mscale_all_dim": round((sharper - 1) / (0.1 * math.log(factor)), 9) or None}
-    return {
-        "model_type": "deepseek_v3",
-        **numbers_to_hf(config),
-        "q_lora_rank": latent.q_lora_rank,
-        "kv_lora_rank": latent.kv_lora_rank,
-        "qk_nope_head_dim": latent.qk_nope_head_dim,
-        "qk_rope_head_dim": latent.qk_rope_head_dim,
-        "v_head_dim": latent.v_head_dim,
-        "rope_interleave": latent.rope_interleave,
-        "first_k_dense_replace": config.dense_layers,
-        "n_routed_experts": experts.num_experts,
-        "num_experts_per_tok": experts.num_experts_per_tok,
-        "moe_intermediate_size": experts.mlp_dim,
-        "n_shared_experts": experts.shared_expert_dim // experts.mlp_dim,
-        "n_group": experts.n_group,
-        "topk_group": experts.topk_group,
-        "norm_topk_prob": experts.norm_topk_prob,
-        "routed_scaling_factor": experts.routed_scaling_factor,
-        **({"num_nextn_predict_layers": config.mtp_layers} if config.mtp_layers else {}),
-        **rope,
-        "tie_word_embeddings": config.tied_head,
-        **_FIXED,
-    }
-
-
-def _derived(config: DecoderConfig) -> dict[str, object]:
-    """It has latent attention, and experts beside a shared one whose width is that of so many of them."""
-    latent = config.mla or DEEPSEEK_V3["671b"].mla
-    given = config.moe or MoEConfig(num_experts=256, num_experts_per_tok=8, mlp_dim=2048)
-    count = max((given.shared_expert_dim or 0) // given.mlp_dim, 1)
-    experts = MoEConfig(
-        num_experts=given.num_experts,
-        num_experts_per_tok=given.num_experts_per_tok,
-        mlp_dim=given.mlp_dim,
-        shared_expert_dim=count * given.mlp_dim,
-        norm_topk_prob=given.norm_topk_prob,
-        routed_scaling_factor=given.routed_scaling_factor,
-        n_group=given.n_group,
-        topk_group=given.topk_group,
-        **_SCORED,
-    )
-    return {"mla": latent, "moe": experts}
-
-
-FAMILY = Family(
-    title="DeepSeek-V3",
-    architecture="DeepseekV3ForCausalLM",
-    model_types=("deepseek_v3",),
-    choices=_CHOICES,
-    read=_read,
-    write=_write,
-    derived=_derived,
-    further=True,
 )

@@ -1,128 +1,71 @@
-"""Llama 3: the published sizes (Llama Team, arXiv:2407.21783), and its spelling of `config.json`; no jax."""
+"""Llama 3: spec, the published sizes (Llama Team, arXiv:2407.21783) and `config.json`; no jax."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Literal
 
-from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, Rope
-from nnxdsl.models.families.hf_config import (
-    NUMBERS,
-    USUAL,
-    ConfigFile,
-    Family,
-    by_head_dim,
-    fill_heads,
-    numbers_to_hf,
-    rope_to_hf,
-)
+import attrs
 
-# What tells a Llama from other decoders; whether its head is tied depends on the size.
-_CHOICES: dict[str, Any] = {
-    **USUAL,
-    "rope_local": None,
-    "window": None,
-    "pattern": ("global",),
-    "mla": None,
-    "moe": None,
-    "gated_deltanet": None,
-    "attention_soft_cap": None,
-    "logit_soft_cap": None,
-}
+from nnxdsl.config.model import Model
+from nnxdsl.models.config.decoder import Llama3RopeScaling, Rope
+from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead
+from nnxdsl.models.families.registry import register
 
 
-def _llama3(
-    *, layers: int, embed: int, mlp: int, heads: int, kv_heads: int = 8, head_dim: int = 128, factor: float,
-    tied: bool, vocab: int = 128_256, before: int = 8192, length: int = 131_072,
-) -> DecoderConfig:  # fmt: skip
-    return DecoderConfig(
-        vocab_size=vocab,
-        embed_dim=embed,
-        mlp_dim=mlp,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        rope_global=Rope(
-            theta=500_000.0,
-            factor=factor,
-            scaling=Llama3RopeScaling(
-                low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=before
-            ),
-        ),
-        query_scale=head_dim**-0.5,
-        norm_eps=1e-5,
-        max_length=length,
-        tied_head=tied,
-        **_CHOICES,
-    )
+@attrs.frozen(kw_only=True)
+class Llama3(Model):
+    """Llama 3, text only (Llama Team 2024, arXiv:2407.21783): "1b" and "3b" are Llama 3.2, the larger ones Llama 3.1.
 
+    Attributes:
+        size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+    """
+
+    size: Literal["tiny", "1b", "3b", "8b", "70b", "405b"] = attrs.field(kw_only=False)
+
+
+def _rope(factor: float, original: int = 8192) -> Rope:
+    scaling = Llama3RopeScaling(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original)
+    return Rope(theta=500_000.0, factor=factor, scaling=scaling)
+
+
+_size = partial(decoder, kv_heads=8, head_dim=128, norm_eps=1e-5, vocab=128_256, length=131_072)
 
 # As the published config.json files have them: 1b and 3b are Llama 3.2, the others Llama 3.1; `tiny` is ours, for
 # laptops and the byte tokenizer.
-LLAMA3: dict[str, DecoderConfig] = {
-    "tiny": _llama3(layers=5, embed=128, mlp=384, heads=4, kv_heads=2, head_dim=32, factor=4.0, tied=False,
-                    vocab=320, before=256, length=1024),
-    "1b": _llama3(layers=16, embed=2048, mlp=8192, heads=32, head_dim=64, factor=32.0, tied=True),
-    "3b": _llama3(layers=28, embed=3072, mlp=8192, heads=24, factor=32.0, tied=True),
-    "8b": _llama3(layers=32, embed=4096, mlp=14_336, heads=32, factor=8.0, tied=False),
-    "70b": _llama3(layers=80, embed=8192, mlp=28_672, heads=64, factor=8.0, tied=False),
-    "405b": _llama3(layers=126, embed=16_384, mlp=53_248, heads=128, factor=8.0, tied=False),
+LLAMA3 = {
+    "tiny": _size(layers=5, embed=128, mlp=384, heads=4, kv_heads=2, head_dim=32, rope=_rope(4.0, 256), tied_head=False,
+                  vocab=320, length=1024),
+    "1b": _size(layers=16, embed=2048, mlp=8192, heads=32, head_dim=64, rope=_rope(32.0), tied_head=True),
+    "3b": _size(layers=28, embed=3072, mlp=8192, heads=24, rope=_rope(32.0), tied_head=True),
+    "8b": _size(layers=32, embed=4096, mlp=14_336, heads=32, rope=_rope(8.0), tied_head=False),
+    "70b": _size(layers=80, embed=8192, mlp=28_672, heads=64, rope=_rope(8.0), tied_head=False),
+    "405b": _size(layers=126, embed=16_384, mlp=53_248, heads=128, rope=_rope(8.0), tied_head=False),
 }  # fmt: skip
 
-# Defaults of transformers' LlamaConfig; None is worked out from the others.
-_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-}
-# Fields that would change the mathematics, with the one value that is implemented.
-_FIXED: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "mlp_bias": False,
-}
-# Read below; and `pretraining_tp`, which once split sums without changing them.
-_OTHERS = ("tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "pretraining_tp")
-
-
-def _read(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Reads both spellings of RoPE: `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`."""
-    file = ConfigFile("Llama 3", fields)
-    numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(file, numbers)
-    return file.decoder(
-        rope_global=file.one_rope(),
-        query_scale=numbers["head_dim"] ** -0.5,
-        tied_head=file.flag("tie_word_embeddings", False),
-        **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
-        **_CHOICES,
+FAMILY = register(
+    Family(
+        title="Llama 3",
+        spec=Llama3,
+        sizes=LLAMA3,
+        architecture="LlamaForCausalLM",
+        model_types=("llama",),
+        defaults={
+            "vocab_size": 32_000,
+            "hidden_size": 4096,
+            "intermediate_size": 11_008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+        },
+        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False},
+        ignored=("pretraining_tp",),  # which once split sums without changing them
+        fields=(Heads(), SharedRope(), TiedHead()),
     )
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        **numbers_to_hf(config),
-        **rope_to_hf(config.rope_global),
-        "tie_word_embeddings": config.tied_head,
-        **_FIXED,
-    }
-
-
-FAMILY = Family(
-    title="Llama 3",
-    architecture="LlamaForCausalLM",
-    model_types=("llama",),
-    choices=_CHOICES,
-    read=_read,
-    write=_write,
-    derived=by_head_dim,
 )

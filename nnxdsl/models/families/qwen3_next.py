@@ -1,228 +1,173 @@
-"""Qwen3-Next: the published size (Qwen Team, 2025), and its spelling of `config.json`; no jax."""
+"""Qwen3-Next: spec, the published size (Qwen Team, 2025), `config.json` and tensor names; no jax."""
+
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a spec class replaces the default of `Model`)
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from nnxdsl.models.config.decoder import DecoderConfig, GatedDeltaNetConfig, LayerKind, MoEConfig, Rope
-from nnxdsl.models.families.hf_config import (
-    LINEAR_KINDS,
-    NUMBERS,
-    USUAL,
-    ConfigFile,
-    Family,
-    by_head_dim,
-    fill_heads,
-    layer_types,
-    numbers_to_hf,
-    rope_to_hf,
-)
+import attrs
 
-_PATTERN: tuple[LayerKind, ...] = ("linear", "linear", "linear", "global")
-_PART = 0.25
-"""Of a head that is turned."""
-
-# What tells a Qwen3-Next from other decoders.
-_CHOICES: dict[str, Any] = {
-    **USUAL,
-    "window": None,
-    "rope_local": None,
-    "mla": None,
-    "dense_layers": 0,
-    "norm_scale": "zero_centred",
-    "query_key_norm": "head",
-    "output_gate": True,
-    "attention_soft_cap": None,
-    "logit_soft_cap": None,
-}
+from nnxdsl.config.core.validators import Limit
+from nnxdsl.config.model import Model
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope
+from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.tensors import MTPTensors
+from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.fields import Fields, Heads, MoE, SharedRope, TiedHead, with_num_experts
+from nnxdsl.models.families.hf_config import LINEAR_KINDS, ConfigFile, layer_types
+from nnxdsl.models.families.registry import register
 
 
-def _qwen3_next(
-    *, layers: int, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int, delta: GatedDeltaNetConfig,
-    experts: MoEConfig, vocab: int = 151_936, length: int = 262_144,
-) -> DecoderConfig:  # fmt: skip
-    return DecoderConfig(
-        vocab_size=vocab,
-        embed_dim=embed,
-        mlp_dim=mlp,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        pattern=_PATTERN,
-        gated_deltanet=delta,
-        rope_global=Rope(theta=1e7, partial_rotary_factor=_PART),
-        query_scale=head_dim**-0.5,
-        max_length=length,
-        moe=experts,
+@attrs.frozen(kw_only=True)
+class Qwen3Next(Model):
+    """Qwen3-Next (Qwen Team, 2025): three layers of four are gated DeltaNets (arXiv:2412.06464), all have experts.
+
+    Attributes:
+        size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
+        weights: Where the first parameters come from.
+        tokenizer: What turns text into ids.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
+            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
+            is, and is exported with the rest.
+    """
+
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+
+    size: Literal["tiny", "80b-a3b"] = attrs.field(kw_only=False)
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
+
+
+_CHOICES: dict[str, Any] = {"norm_scale": "zero_centred", "query_key_norm": "head", "output_gate": True}
+_PARTIAL_ROTARY = 0.25
+
+
+def _size(*, delta: tuple[int, int, int], experts: tuple[int, int, int], **numbers: Any) -> DecoderConfig:
+    """A size, of DeltaNet's (key heads, value heads, their width), and (experts, experts of a token, their width)."""
+    key_heads, value_heads, width = delta
+    count, per_tok, mlp = experts
+    return decoder(
+        pattern=("linear", "linear", "linear", "global"),
+        gated_deltanet=GatedDeltaNetConfig(
+            key_heads=key_heads, value_heads=value_heads, key_head_dim=width, value_head_dim=width
+        ),
+        moe=MoEConfig(
+            num_experts=count,
+            num_experts_per_tok=per_tok,
+            mlp_dim=mlp,
+            shared_expert_dim=mlp,
+            shared_expert_gate=True,
+        ),
+        rope=Rope(theta=1e7, partial_rotary_factor=_PARTIAL_ROTARY),
         tied_head=False,
         **_CHOICES,
+        **numbers,
     )
 
 
 # As the published config.json has it; `tiny` is ours, for laptops and the byte tokenizer.
-QWEN3_NEXT: dict[str, DecoderConfig] = {
-    "tiny": _qwen3_next(
-        layers=4,
-        embed=128,
-        mlp=384,
-        heads=4,
-        kv_heads=2,
-        head_dim=32,
-        delta=GatedDeltaNetConfig(key_heads=2, value_heads=4, key_head_dim=32, value_head_dim=32),
-        experts=MoEConfig(
-            num_experts=8, num_experts_per_tok=2, mlp_dim=64, shared_expert_dim=64, shared_expert_gate=True
-        ),
-        vocab=320,
-        length=1024,
-    ),
-    "80b-a3b": _qwen3_next(
-        layers=48,
-        embed=2048,
-        mlp=5120,
-        heads=16,
-        kv_heads=2,
-        head_dim=256,
-        delta=GatedDeltaNetConfig(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128),
-        experts=MoEConfig(
-            num_experts=512, num_experts_per_tok=10, mlp_dim=512, shared_expert_dim=512, shared_expert_gate=True
-        ),
-    ),
+QWEN3_NEXT = {
+    "tiny": _size(layers=4, embed=128, mlp=384, heads=4, kv_heads=2, head_dim=32, delta=(2, 4, 32), experts=(8, 2, 64),
+                  vocab=320, length=1024),
+    "80b-a3b": _size(layers=48, embed=2048, mlp=5120, heads=16, kv_heads=2, head_dim=256, delta=(16, 32, 128),
+                     experts=(512, 10, 512), vocab=151_936, length=262_144),
+}  # fmt: skip
+
+_NUMBERS = {
+    "linear_conv_kernel_dim": "conv_kernel",
+    "linear_key_head_dim": "key_head_dim",
+    "linear_value_head_dim": "value_head_dim",
+    "linear_num_key_heads": "key_heads",
+    "linear_num_value_heads": "value_heads",
 }
 
-# Defaults of transformers' Qwen3NextConfig.
-_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 151_936,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-6,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-}
-# Fields that would change the mathematics, with the one value that is implemented.
-_FIXED: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-# Read below; and those of the router's auxiliary loss, which an experiment says.
-_OTHERS = (
-    "full_attention_interval",
-    "layer_types",
-    "partial_rotary_factor",
-    "norm_topk_prob",
-    "tie_word_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
-)
+
+class _Mixers(Fields):
+    """Layers with a gated DeltaNet among layers with attention: `full_attention_interval` or `layer_types`."""
+
+    names: ClassVar[tuple[str, ...]] = ("full_attention_interval", "layer_types")
+    decides: ClassVar[tuple[str, ...]] = ("pattern",)
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        interval = file.count("full_attention_interval", 4, least=1)
+        linear: tuple[LayerKind, ...] = ("linear",) * (interval - 1)
+        pattern = file.pattern((*linear, "global"), LINEAR_KINDS)
+        delta = file.part(GatedDeltaNetConfig, **{ours: file.numbers[theirs] for theirs, ours in _NUMBERS.items()})
+        return {"pattern": pattern, "gated_deltanet": delta if "linear" in pattern else None}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        assert config.gated_deltanet is not None  # or the decoder is refused
+        numbers = {theirs: getattr(config.gated_deltanet, ours) for theirs, ours in _NUMBERS.items()}
+        return {"layer_types": layer_types(config), **numbers}
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        return {"gated_deltanet": config.gated_deltanet or QWEN3_NEXT["80b-a3b"].gated_deltanet}
 
 
-def _read(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Reads both spellings of RoPE, and of the layers' kinds (`full_attention_interval`; or `layer_types`)."""
-    if "num_local_experts" in fields:  # as transformers 5 may call them
-        fields = {"num_experts": fields["num_local_experts"], **fields}
-    file = ConfigFile("Qwen3-Next", fields)
-    numbers = file.numbers(_DEFAULTS, _FIXED, _OTHERS)
-    fill_heads(file, numbers)
-    every = file.count("full_attention_interval", 4, least=1)
-    linear: tuple[LayerKind, ...] = ("linear",) * (every - 1)
-    pattern = file.pattern(numbers["num_hidden_layers"], (*linear, "global"), LINEAR_KINDS)
-    delta = file.part(
-        GatedDeltaNetConfig,
-        key_heads=numbers["linear_num_key_heads"],
-        value_heads=numbers["linear_num_value_heads"],
-        key_head_dim=numbers["linear_key_head_dim"],
-        value_head_dim=numbers["linear_value_head_dim"],
-        conv_kernel=numbers["linear_conv_kernel_dim"],
-    )
-    return file.decoder(
-        pattern=pattern,
-        gated_deltanet=delta if "linear" in pattern else None,
-        rope_global=file.one_rope(part=_PART),
-        query_scale=numbers["head_dim"] ** -0.5,
-        moe=file.experts(
-            num_experts=numbers["num_experts"],
-            num_experts_per_tok=numbers["num_experts_per_tok"],
-            mlp_dim=numbers["moe_intermediate_size"],
-            shared_expert_dim=numbers["shared_expert_intermediate_size"],
-            shared_expert_gate=True,
-            norm_topk_prob=file.flag("norm_topk_prob", True),
+FAMILY = register(
+    Family(
+        title="Qwen3-Next",
+        spec=Qwen3Next,
+        sizes=QWEN3_NEXT,
+        architecture="Qwen3NextForCausalLM",
+        model_types=("qwen3_next",),
+        choices=_CHOICES,
+        defaults={
+            "vocab_size": 151_936,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-6,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+        },
+        fixed={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+        fields=(
+            Heads(),
+            _Mixers(),
+            MoE(
+                numbers={
+                    "num_experts": "num_experts",
+                    "num_experts_per_tok": "num_experts_per_tok",
+                    "moe_intermediate_size": "mlp_dim",
+                    "shared_expert_intermediate_size": "shared_expert_dim",
+                },
+                norm_topk_prob=True,
+                constants={"shared_expert_gate": True},
+            ),
+            SharedRope(partial_rotary_factor=_PARTIAL_ROTARY),
+            TiedHead(),
         ),
-        tied_head=file.flag("tie_word_embeddings", False),
-        **{ours: numbers[theirs] for theirs, ours in NUMBERS.items()},
-        **_CHOICES,
+        prepare=with_num_experts,
+        mtp=MTPTensors(
+            around=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+            prefix="mtp.",
+            block_prefix="mtp.layers.0.",
+            has_copies=False,
+            is_default=True,
+        ),
     )
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    delta, experts = config.gated_deltanet, config.moe
-    assert delta is not None  # or it is refused
-    assert experts is not None
-    return {
-        "model_type": "qwen3_next",
-        **numbers_to_hf(config),
-        "layer_types": layer_types(config),
-        "linear_conv_kernel_dim": delta.conv_kernel,
-        "linear_key_head_dim": delta.key_head_dim,
-        "linear_value_head_dim": delta.value_head_dim,
-        "linear_num_key_heads": delta.key_heads,
-        "linear_num_value_heads": delta.value_heads,
-        "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.num_experts_per_tok,
-        "moe_intermediate_size": experts.mlp_dim,
-        "shared_expert_intermediate_size": experts.shared_expert_dim,
-        "norm_topk_prob": experts.norm_topk_prob,
-        "partial_rotary_factor": config.rope_global.partial_rotary_factor,
-        **rope_to_hf(config.rope_global),
-        "tie_word_embeddings": config.tied_head,
-        **_FIXED,
-    }
-
-
-def _derived(config: DecoderConfig) -> dict[str, object]:
-    """It has linear layers, and experts beside a shared one that is gated."""
-    given = config.moe or MoEConfig(num_experts=512, num_experts_per_tok=10, mlp_dim=512)
-    experts = MoEConfig(
-        num_experts=given.num_experts,
-        num_experts_per_tok=given.num_experts_per_tok,
-        mlp_dim=given.mlp_dim,
-        shared_expert_dim=given.shared_expert_dim or given.mlp_dim,
-        shared_expert_gate=True,
-        norm_topk_prob=given.norm_topk_prob,
-    )
-    return {
-        **by_head_dim(config),
-        "gated_deltanet": config.gated_deltanet or QWEN3_NEXT["80b-a3b"].gated_deltanet,
-        "moe": experts,
-    }
-
-
-FAMILY = Family(
-    title="Qwen3-Next",
-    architecture="Qwen3NextForCausalLM",
-    model_types=("qwen3_next",),
-    choices=_CHOICES,
-    read=_read,
-    write=_write,
-    derived=_derived,
-    further=True,
 )

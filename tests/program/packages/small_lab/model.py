@@ -8,7 +8,7 @@ import attrs
 
 from nnxdsl import Model, Weights
 from nnxdsl.formats import hf
-from nnxdsl.models.families.registry import DecoderConfig, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.program import blueprint
 
 

@@ -1,0 +1,153 @@
+"""A family: its spec class, sizes, and how its `config.json` and tensor names differ from others; no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from nnxdsl.config.model import Model
+from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.moe import MoEConfig, moe_tensors
+from nnxdsl.models.config.tensors import MTPTensors, TensorSource
+from nnxdsl.models.families.fields import Fields
+from nnxdsl.models.families.hf_config import NUMBERS, ConfigFile, numbers_to_hf
+
+CHOICES: dict[str, Any] = {
+    "norms": "pre",
+    "norm_scale": "plain",
+    "query_key_norm": "none",
+    "sinks": False,
+    "attention_bias": "none",
+    "output_gate": False,
+    "activation": "silu",
+    "scale_embedding": False,
+    "window": None,
+    "pattern": ("global",),
+    "rope_local": None,
+    "mla": None,
+    "gated_deltanet": None,
+    "moe": None,
+    "dense_layers": 0,
+    "dense_pattern": (),
+    "attention_soft_cap": None,
+    "logit_soft_cap": None,
+    "mtp_layers": 0,
+}
+"""What a decoder has unless its family says otherwise."""
+
+
+def decoder(
+    *,
+    layers: int,
+    embed: int,
+    mlp: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    length: int,
+    rope: Rope,
+    scalar: int | None = None,
+    **fields: Any,
+) -> DecoderConfig:
+    """A row of a table of sizes.
+
+    Args:
+        layers: `num_layers`.
+        embed: `embed_dim`.
+        mlp: `mlp_dim`.
+        heads: `num_heads`.
+        kv_heads: `num_kv_heads`.
+        head_dim: `head_dim`.
+        vocab: `vocab_size`.
+        length: `max_length`.
+        rope: `rope_global`.
+        scalar: attention scores are divided by its root; None for `head_dim`.
+        **fields: other fields of DecoderConfig, in place of those of `CHOICES`.
+    """
+    numbers: dict[str, Any] = {
+        "num_layers": layers,
+        "embed_dim": embed,
+        "mlp_dim": mlp,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "max_length": length,
+        "rope_global": rope,
+        "query_scale": (scalar or head_dim) ** -0.5,
+    }
+    return DecoderConfig(**{**CHOICES, **numbers, **fields})
+
+
+@attrs.frozen(kw_only=True)
+class Family:
+    """A family of models: a table of what it has in common with others, and of what differs.
+
+    Attributes:
+        title: its name in messages.
+        spec: its spec class, which has a field `size`.
+        sizes: the decoder of each size.
+        architecture: the class of transformers, for `config.json`.
+        model_types: the values of `model_type` that are read; the first is written.
+        choices: fields of DecoderConfig that all its members share, where they differ from `CHOICES`.
+        defaults: transformers' value of each number that a `config.json` may leave out; None where it follows from
+            others.
+        fixed: fields of `config.json` that would change the mathematics, with the one value that is implemented.
+        ignored: fields of `config.json` that have no effect on the forward pass in this family.
+        fields: readers and writers of the other fields, in their order.
+        prepare: applied to the fields of a file first: second spellings.
+        moe_tensors: sources of the tensors of a layer's experts.
+        mtp: names of the multi-token-prediction layer's tensors; None for a family without one.
+    """
+
+    title: str
+    spec: type[Model]
+    sizes: Mapping[str, DecoderConfig]
+    architecture: str
+    model_types: tuple[str, ...]
+    choices: Mapping[str, Any] = attrs.Factory(dict)
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, Any] = attrs.Factory(dict)
+    ignored: tuple[str, ...] = ()
+    fields: tuple[Fields, ...]
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
+    moe_tensors: Callable[[MoEConfig], dict[str, TensorSource]] = moe_tensors
+    mtp: MTPTensors | None = None
+
+    def read(self, fields: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a parsed `config.json`.
+
+        Raises:
+            WeightsError: all fields that are wrong or not implemented.
+        """
+        names = {name for part in self.fields for name in part.reads()}
+        file = ConfigFile(self.title, self.prepare(fields), self.defaults, self.fixed, names.union(self.ignored))
+        found: dict[str, Any] = {**CHOICES, **self.choices}
+        for part in self.fields:
+            found |= part.read(file, found)
+        numbers = {ours: file.numbers[theirs] for theirs, ours in NUMBERS.items()}
+        return file.decoder(**{**numbers, **found})
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        """The fields of `config.json` for a decoder without `differences`."""
+        written = {"model_type": self.model_types[0], **numbers_to_hf(config)}
+        for part in self.fields:
+            written |= part.write(config)
+        return {**written, **self.fixed}
+
+    def differences(self, config: DecoderConfig) -> list[str]:
+        """Every field in which a decoder differs from those of this family, as "field=value here (not value there)"."""
+        decided = {name for part in self.fields for name in part.decides}
+        if self.mtp is not None:
+            decided.add("mtp_layers")
+        expected = {name: value for name, value in {**CHOICES, **self.choices}.items() if name not in decided}
+        for part in self.fields:
+            expected |= part.expected(config)
+        return [
+            f"{name}={value!r} (not {getattr(config, name)!r})"
+            for name, value in expected.items()
+            if getattr(config, name) != value
+        ]

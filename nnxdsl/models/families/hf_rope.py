@@ -1,0 +1,151 @@
+"""Rotary positions in a Hub `config.json`, in the spellings of transformers 4 and 5; knows no family, no jax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from nnxdsl.models.config.decoder import Llama3RopeScaling, Rope, Yarn
+from nnxdsl.models.families.hf_config import KINDS, ConfigFile
+
+NAMES = ("rope_theta", "rope_scaling", "rope_parameters")
+
+_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_YARN = ("beta_slow", "beta_fast", "original_max_position_embeddings")
+# By rope_type: fields that an entry must have, and fields that it may have, with their defaults.
+_ROPE_TYPES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "default": ((), {}),
+    "linear": (("factor",), {}),
+    "llama3": (("factor", *_LLAMA3), {}),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": None, "mscale": None, "mscale_all_dim": None},
+    ),
+}
+
+UNREAD = Rope(theta=1.0)
+"""In place of rotary positions that could not be read; the problem is noted."""
+
+
+def read_entry(file: ConfigFile, entry: Any, theta: Any, field: str) -> Rope:
+    """Reads one entry of RoPE in either spelling.
+
+    Args:
+        file: notes the problems.
+        entry: such as `{"rope_type": "linear", "factor": 8.0}`, in transformers 5 with its `rope_theta`; or None.
+        theta: the `rope_theta` of an entry without one.
+        field: the field that the entry comes from, for messages.
+
+    Returns:
+        The positions; `UNREAD` if there is a problem.
+    """
+    if not isinstance(entry, Mapping | None):
+        file.problems.append(f"{field}: expected an object, got {entry!r}")
+        return UNREAD
+    rest: dict[str, Any] = {name: value for name, value in (entry or {}).items() if value is not None}
+    kind = rest.pop("rope_type", None) or rest.get("type") or "default"
+    rest.pop("type", None)  # older files have both names
+    if not isinstance(kind, str) or kind not in _ROPE_TYPES:
+        *names, last = map(repr, _ROPE_TYPES)
+        implemented = f"{', '.join(names)} and {last}"
+        file.problems.append(f"{field}: only rope_type {implemented} are implemented, got {kind!r}")
+        return UNREAD
+    required, optional = _ROPE_TYPES[kind]
+    numbers: dict[str, Any] = {"rope_theta": rest.pop("rope_theta", theta)}
+    numbers |= {name: rest.pop(name, None) for name in required}
+    numbers |= {name: rest.pop(name) for name in optional if name in rest}
+    truncate = rest.pop("truncate", True) if kind == "yarn" else True
+    rest.pop("factor", None)  # with rope_type "default" transformers ignores it, and so does this
+    if kind == "yarn" and numbers["original_max_position_embeddings"] is None:
+        numbers["original_max_position_embeddings"] = file.fields.get("max_position_embeddings")
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            file.problems.append(f"{field}: {name}: expected a number above 0, got {value!r}")
+            return UNREAD
+    if rest or not isinstance(truncate, bool):
+        file.problems.append(f"{field}: not understood: {rest or {'truncate': truncate}!r}")
+    theta, factor = float(numbers["rope_theta"]), float(numbers.get("factor", 1.0))
+    numbers = optional | numbers
+    try:
+        scaling = None
+        if kind == "llama3":
+            scaling = Llama3RopeScaling(**{name: numbers[name] for name in _LLAMA3})
+        elif kind == "yarn":
+            attention = _attention_factor(
+                factor, *(numbers[name] for name in ("attention_factor", "mscale", "mscale_all_dim"))
+            )
+            values = {name: numbers[name] for name in _YARN}
+            scaling = Yarn(**values, attention_factor=attention, truncate=bool(truncate))
+        return Rope(theta=theta, factor=factor, scaling=scaling)
+    except ValueError as error:
+        file.problems.append(f"{field}: {error}")
+        return UNREAD
+
+
+def read_rope(file: ConfigFile, theta: float = 10_000.0, partial_rotary_factor: float | None = None) -> Rope:
+    """Rotary positions that all layers share: `rope_theta` and `rope_scaling`, or `rope_parameters`.
+
+    Args:
+        file: the file.
+        theta: transformers' default.
+        partial_rotary_factor: transformers' default; None in families without that field, where it is not understood.
+    """
+    name = "rope_parameters" if file.fields.get("rope_parameters") is not None else "rope_scaling"
+    entry = file.fields.get(name)
+    if partial_rotary_factor is None:
+        return read_entry(file, entry, file.fields.get("rope_theta", theta), name)
+    partial = file.fields.get("partial_rotary_factor", partial_rotary_factor)
+    if isinstance(entry, Mapping) and "partial_rotary_factor" in entry:
+        partial = entry["partial_rotary_factor"]
+        entry = {key: value for key, value in entry.items() if key != "partial_rotary_factor"}
+    if isinstance(partial, bool) or not isinstance(partial, int | float) or not 0 < partial <= 1:
+        file.problems.append(f"partial_rotary_factor: expected a number above 0 and at most 1, got {partial!r}")
+        partial = 1.0
+    rope = read_entry(file, entry, file.fields.get("rope_theta", theta), name)
+    return attrs.evolve(rope, partial_rotary_factor=float(partial))
+
+
+def read_ropes(file: ConfigFile, thetas: tuple[float, float]) -> tuple[Rope, Rope]:
+    """Rotary positions of the local and of the global layers, from `rope_parameters` of both kinds.
+
+    Args:
+        file: the file.
+        thetas: transformers' defaults, local and global.
+    """
+    entries = file.fields.get("rope_parameters")
+    if not isinstance(entries, Mapping) or not set(entries) <= set(KINDS):
+        *others, last = map(repr, KINDS)
+        file.problems.append(f"rope_parameters: expected entries {', '.join(others)} and {last}, got {entries!r}")
+        return UNREAD, UNREAD
+    local, everywhere = (
+        read_entry(file, entries.get(kind), theta, f"rope_parameters.{kind}")
+        for kind, theta in zip(KINDS, thetas, strict=True)
+    )
+    return local, everywhere
+
+
+def rope_to_hf(rope: Rope) -> dict[str, Any]:
+    """Rotary positions in the spelling that transformers 4 and 5 read."""
+    scaling: dict[str, Any] | None = None
+    match rope.scaling:
+        case Llama3RopeScaling():
+            scaling = {"rope_type": "llama3", "factor": rope.factor, **attrs.asdict(rope.scaling)}
+        case Yarn():
+            scaling = {"rope_type": "yarn", "factor": rope.factor, **attrs.asdict(rope.scaling)}
+        case None if rope.factor != 1.0:
+            scaling = {"rope_type": "linear", "factor": rope.factor}
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
+
+
+def _attention_factor(factor: float, given: float | None, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """The factor of sines and cosines under YaRN, by transformers' formula."""
+
+    def by(part: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * part * math.log(factor) + 1.0
+
+    if given is not None:
+        return float(given)
+    return by(mscale) / by(mscale_all_dim) if mscale and mscale_all_dim else by(1.0)
