@@ -52,7 +52,11 @@ def begun(home: Path, one: Experiment, **status: object) -> Path:
         ({"state": "failed", "step": 1, "error": "NaN"}, "failed", "NaN"),
         ({"state": "stopped", "step": 1, "exit_code": 0}, "stopped", None),
         ({"state": "stopped", "step": 1, "exit_code": 143}, "preempted", "stopped by signal 15"),
-        ({"state": "running", "step": 1, "pid": 1, "pid_started": 1}, "preempted", "its process ended without a message"),
+        (
+            {"state": "running", "step": 1, "pid": 1, "pid_started": 1},
+            "preempted",
+            "its process ended without a message",
+        ),
     ],
 )
 def test_a_run_that_was_begun_says_itself_how_it_ended(
