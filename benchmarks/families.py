@@ -1,4 +1,4 @@
-"""How near every family is to transformers, and to itself in other forms: the table of docs/models.md.
+"""How near every family is to transformers, and to itself in other forms: the table of docs/guides/models.md.
 
 `python benchmarks/families.py [NAME ...]` prints it, one line for each of the stored checkpoints in
 tests/reference/families, which tests/reference/make_families.py made with transformers. All figures are the largest
@@ -6,7 +6,7 @@ differences in float32, relative to the largest logit (logits, left, packed, LoR
 (loss, gradient, 8 devices); an answer is equal or it is not.
 
 `--peers PYTHON` also loads what nnxdsl exports in that environment's transformers; without it that column is left out.
-`--update` writes the table into docs/models.md.
+`--update` writes the table into docs/guides/models.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nnxdsl.program.blueprint import template as adapted
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "tests" / "reference" / "families"
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "guides" / "models.md"
 COLUMNS = ("logits", "loss", "gradient", "answers", "left", "packed", "LoRA", "NF4", "8 devices", "export")
 LORA = Adapter.LoRA(rank=2, alpha=4.0)
 NF4 = Quantization.NF4(block_size=4)
@@ -229,7 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--peers", type=Path, help="a Python with torch and transformers")
-    parser.add_argument("--update", action="store_true", help="write the table into docs/models.md")
+    parser.add_argument("--update", action="store_true", help="write the table into docs/guides/models.md")
     options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
     for name in options.names or sorted(path.name for path in REFERENCE.iterdir()):

@@ -1,9 +1,9 @@
 """What log-probabilities and their gradient take of memory beside what they are given, as XLA compiles them.
 
 `python benchmarks/head_memory.py` compiles for an H200 that is not there, where the compiler for CUDA is installed
-(`docs/plan.md` says how), else for this machine's CPU, and says which. The naive side is `jax.nn.log_softmax` of all
-logits. The ratio stands first: naive over ours. Ends with exit code 1 if ours takes more than `AT_MOST` with a frozen
-head on a GPU.
+(`docs/guides/plan.md` says how), else for this machine's CPU, and says which. The naive side is `jax.nn.log_softmax` of
+all logits. The ratio stands first: naive over ours. Ends with exit code 1 if ours takes more than `AT_MOST` with a
+frozen head on a GPU.
 """
 
 from __future__ import annotations

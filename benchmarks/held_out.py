@@ -1,4 +1,4 @@
-"""What every recipe of experiments/ makes of rows that it has not learnt from: a table of docs/objectives.md.
+"""What every recipe of experiments/ makes of rows that it has not learnt from: a table of docs/guides/objectives.md.
 
 `python benchmarks/held_out.py [RECIPE ...] [--home runs]` runs them as they are, one after another (each goes on where
 it stands, and is not run again), and prints their held-out measures before the first step and after the last one.
@@ -16,7 +16,7 @@ from pathlib import Path
 from nnxdsl.cli.load import load
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "objectives.md"
+PAGE = ROOT / "docs" / "guides" / "objectives.md"
 START, END = "<!-- held out -->\n", "<!-- end of held out -->"
 MEASURES = {
     "sft_gemma": ("loss", "mean_token_accuracy"),
@@ -58,7 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", choices=[[], *MEASURES], metavar="RECIPE")
     parser.add_argument("--home", type=Path, default=Path("runs"))
-    parser.add_argument("--update", action="store_true", help="write the table into docs/objectives.md")
+    parser.add_argument("--update", action="store_true", help="write the table into docs/guides/objectives.md")
     options = parser.parse_args()
     found = {}
     for recipe in options.recipes or MEASURES:

@@ -1,7 +1,7 @@
 """How near a plan comes to what XLA's compiler for an H200 takes, and how long it takes; no GPU is needed.
 
-`python benchmarks/plan_memory.py` needs the compiler for CUDA (`docs/plan.md` says how to install it) and ends with
-exit code 1 if a plan is more than 10 % off; with `--layout` it takes times instead.
+`python benchmarks/plan_memory.py` needs the compiler for CUDA (`docs/guides/plan.md` says how to install it) and ends
+with exit code 1 if a plan is more than 10 % off; with `--layout` it takes times instead.
 """
 
 from __future__ import annotations

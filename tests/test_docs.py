@@ -27,8 +27,8 @@ from nnxdsl.sharding.rules import DEFAULT_RULES
 from nnxdsl.terminal.plan_view import entry_words
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "plan.md"
-WEIGHTS = ROOT / "docs" / "weights.md"
+PAGE = ROOT / "docs" / "guides" / "plan.md"
+WEIGHTS = ROOT / "docs" / "guides" / "weights.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 UPDATE = bool(os.environ.get("NNXDSL_UPDATE_DOCS"))
 MAPS = ("mesh", "across", "activations", "compiled.versions")
@@ -91,13 +91,15 @@ def test_the_page_on_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_the_page_on_adapters() -> None:
-    found = doctest.testfile(str(ROOT / "docs" / "adapters.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
+    found = doctest.testfile(
+        str(ROOT / "docs" / "guides" / "adapters.md"), module_relative=False, optionflags=doctest.ELLIPSIS
+    )
     assert found.attempted >= 5
     assert not found.failed
 
 
 def test_the_page_on_optimizers() -> None:
-    page = str(ROOT / "docs" / "optimizers.md")
+    page = str(ROOT / "docs" / "guides" / "optimizers.md")
     flags = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL  # of a message, the name alone: the whole is below
     found = doctest.testfile(page, module_relative=False, optionflags=flags)
     assert found.attempted > 8

@@ -1,4 +1,4 @@
-"""docs/rl.md: its code runs, and its table has the fields and defaults of the class."""
+"""docs/guides/rl.md: its code runs, and its table has the fields and defaults of the class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnxdsl.config.core.codegen import render
 from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data.rewards import Rewards
 
-PAGE = (Path(__file__).parent.parent / "docs" / "rl.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "guides" / "rl.md").read_text(encoding="utf-8")
 
 
 def test_its_code_runs() -> None:

@@ -1,4 +1,6 @@
-"""docs/scale.md: its Python runs, and its commands print what it shows, in a directory with its own file."""
+"""docs/guides/sweeps_and_launching.md: its Python runs, and its commands print what it shows, in a directory with its
+own file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from nnxdsl.cli.dispatch import main
 from nnxdsl.config.core.base import members, registry
 from tests.test_docs import BLOCK, check_page
 
-PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "sweeps_and_launching.md"
 
 
 def blocks() -> list[str]:

@@ -1,4 +1,4 @@
-"""Exit codes of all commands; `docs/reliability.md` says what to do after each."""
+"""Exit codes of all commands; `docs/design/reliability.md` says what to do after each."""
 
 FAILED = 1
 """Training failed, or one of many runs did; what was saved last is whole."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from nnxdsl.errors import PlanError, Problem
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import memory
 
 MARGIN = 1.1
-"""Estimates are within a tenth of what XLA takes (docs/plan.md): what is not more than that beyond is tried."""
+"""Estimates are within a tenth of what XLA takes (docs/guides/plan.md): what is not more than that beyond is tried."""
 
 _GIB = 2**30
 

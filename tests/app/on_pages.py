@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+IMAGES = Path(__file__).parents[2] / "docs" / "pictures"
 EVIL = '<img src=x onerror="boom(1)">${boom(2)}{{boom(3)}}'
 
 _DIM = """() => {
@@ -46,7 +46,7 @@ def overflow(page: Any) -> int:
 
 
 def picture(page: Any, name: str) -> None:
-    """Writes `docs/images/<name>.png` where NNXDSL_UPDATE_IMAGES is set."""
+    """Writes `docs/pictures/<name>.png` where NNXDSL_UPDATE_IMAGES is set."""
     if os.environ.get("NNXDSL_UPDATE_IMAGES"):
         IMAGES.mkdir(exist_ok=True)
         page.wait_for_timeout(600)

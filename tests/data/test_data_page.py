@@ -13,7 +13,7 @@ from nnxdsl.data import BytesTokenizer, load
 from tests.data.test_messages import CALLING
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```jsonl (\w+)( tools)?\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/reliability.md: the tests that it names are there, and so are the guards that were taken out."""
+"""docs/design/reliability.md: the tests that it names are there, and so are the guards that were taken out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from without import GUARDS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "design" / "reliability.md").read_text(encoding="utf-8")
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

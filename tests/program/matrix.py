@@ -1,7 +1,8 @@
-"""Every objective with every way of training, on one device and on eight, in one part and in two: docs/matrix.md.
+"""Every objective with every way of training, on one device and on eight, in one part and in two:
+docs/design/support_matrix.md.
 
     python tests/program/matrix.py [OBJECTIVE ...]      # tries what matrix.json has not yet
-    python tests/program/matrix.py --update             # that, and writes the tables into docs/matrix.md
+    python tests/program/matrix.py --update             # that, and writes the tables into docs/design/support_matrix.md
 
 Each result is stored in tests/program/matrix.json as it comes, so it may be stopped and started again. A model of one
 layer takes three steps on batches with rows of unequal lengths, one of which has weight 0. What the loss is at first is
@@ -57,7 +58,7 @@ from nnxdsl.models.attention.positions import positions_right_padded  # noqa: E4
 from nnxdsl.program.compile import Program, TrainState  # noqa: E402
 
 STORE = HERE / "matrix.json"
-PAGE = HERE.parents[1] / "docs" / "matrix.md"
+PAGE = HERE.parents[1] / "docs" / "design" / "support_matrix.md"
 ROWS, STEPS = 8, 3
 PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16)
 FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_completion_length=16)
@@ -234,7 +235,7 @@ REFERENCED: dict[str, Callable[[Any], float]] = {
     "SPPO": lambda o: 1 / (2 * o.beta**2),
     "DiscoPOP": lambda o: (LOG2 + 1) / 2,
 }
-"""The last column of the table of docs/objectives.md."""
+"""The last column of the table of docs/guides/objectives.md."""
 
 
 # -- trying ----------------------------------------------------------------------------------------------------------
@@ -374,7 +375,7 @@ def main() -> int:
     parser.add_argument("--store", type=Path, default=STORE, help="where results are kept")
     parser.add_argument("--again", action="store_true", help="try these again")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many, between two cells")
-    parser.add_argument("--update", action="store_true", help="write the tables into docs/matrix.md")
+    parser.add_argument("--update", action="store_true", help="write the tables into docs/design/support_matrix.md")
     options = parser.parse_args()
     stored: dict[str, Any] = json.loads(options.store.read_text()) if options.store.exists() else {}
     chosen, begun = options.objectives or OBJECTIVES, time.monotonic()

@@ -23,7 +23,7 @@ from nnxdsl.losses.base import LossTerms, PairLogps, derived_metrics
 from nnxdsl.program.compile import Program, TrainState
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "feedback.json").read_text())
-PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "objectives.md").read_text(encoding="utf-8")
 
 
 def answers(which: str) -> tuple[PairLogps, PairLogps]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "objectives.md").read_text(encoding="utf-8")
 FALLS = ("`eval/loss`", "`eval/distance`")
 
 

@@ -24,7 +24,7 @@ from nnxdsl.losses.base import LossTerms, PairLogps, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "figures.json").read_text())
-PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "objectives.md").read_text(encoding="utf-8")
 SUM = Objective.Sum(terms=(Objective.DPO(), Objective.BCO(), Objective.ChosenSFT()), weights=(0.8, 0.2, 1.0))
 OF_PAIRS: dict[str, Any] = {
     **{
