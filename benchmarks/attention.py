@@ -23,7 +23,7 @@ from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.dot_product import dot_product_attention
 from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import TokenPositions
-from nnxdsl.program.forward import pair_places
+from nnxdsl.program.batches.pairs import pair_positions
 
 
 def places_of(batch: int, prompt: int, response: int, rng: np.random.Generator) -> TokenPositions:
@@ -31,7 +31,7 @@ def places_of(batch: int, prompt: int, response: int, rng: np.random.Generator) 
     parts = (prompt, response, response)
     lengths: Any = [jnp.asarray(rng.integers(size // 2, size + 1, batch), jnp.int32) for size in parts]
     tokens: Any = [jnp.zeros((batch, size), jnp.int32) for size in parts]
-    return pair_places(PairBatch(*(*tokens, *lengths, jnp.ones(batch))))
+    return pair_positions(PairBatch(*(*tokens, *lengths, jnp.ones(batch))))
 
 
 def compared(tokens: int, batch: int, heads: int, kv_heads: int, width: int, window: int | None, turns: int) -> None:
@@ -50,7 +50,9 @@ def compared(tokens: int, batch: int, heads: int, kv_heads: int, width: int, win
 
     def step(kernel: Callable[..., jax.Array]) -> Any:
         def total(query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions) -> jax.Array:
-            return jnp.sum(jnp.where(places.segment_ids[:, :, None, None] > 0, kernel(query, key, value, places), 0) ** 2)
+            return jnp.sum(
+                jnp.where(places.segment_ids[:, :, None, None] > 0, kernel(query, key, value, places), 0) ** 2
+            )
 
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))
 

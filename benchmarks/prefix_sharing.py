@@ -26,13 +26,17 @@ import small
 
 import nnxdsl
 from nnxdsl.data import PairBatch
+from nnxdsl.data.batch import Batch
 from nnxdsl.losses.base import PairLogps
+from nnxdsl.losses.distillation import TeacherOutputs
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.program.batches import Rows, Targets
 from nnxdsl.program.compile import build_step
-from nnxdsl.program.forward import Forward, Leaves
+from nnxdsl.program.forward import Forward, ForwardOutput, Leaves
 from nnxdsl.program.step import DonatedState
 
 SHAPES = ((8, 128), (128, 128), (192, 96), (256, 64), (320, 40))
@@ -55,18 +59,20 @@ HEADED = (
 class Twice(Forward):
     """A forward pass that computes the prompt of a pair before each of its completions. All rows must be full."""
 
-    def pairs(self, model: Decoder, batch: PairBatch) -> tuple[PairLogps, TokenStats]:
-        """As `Forward.pairs`, from rows `[prompt | completion]` [2B, P + R]."""
-        targets = jnp.concatenate([batch.chosen, batch.rejected])  # [2B, R]
-        tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), targets], axis=1)
-        length = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
-        positions = positions_right_padded(length, tokens.shape[1])
-        hidden = self._hidden(model, tokens, positions, row_layout.sequence(tokens.shape[1]))
-        stats = self._stats(hidden[:, -targets.shape[1] - 1 : -1], model, targets, jnp.ones(targets.shape, bool))
+    def read(self, model: Decoder, batch: Batch, taught: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
+        """As `Forward.read`, of pairs, from rows `[prompt | completion]` [2B, P + R]."""
+        assert isinstance(batch, PairBatch)
+        ids = jnp.concatenate([batch.chosen, batch.rejected])  # [2B, R]
+        tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), ids], axis=1)
+        rows, length = tokens.shape
+        positions = positions_right_padded(jnp.full(rows, length, jnp.int32), length)
+        hidden, _, _ = self._hidden(model, Rows(tokens, positions, row_layout.sequence(length)))
+        stats = self._stats(Targets(hidden[:, -ids.shape[1] - 1 : -1], ids, jnp.ones(ids.shape, bool)), model)
         chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         # As one row for each pair, as the caller expects them.
-        return PairLogps(chosen, rejected, *lengths), TokenStats(*(jnp.concatenate(jnp.split(x, 2), 1) for x in stats))
+        by_pair = TokenStats(*(jnp.concatenate(jnp.split(x, 2), 1) for x in stats))
+        return ForwardOutput(PairLogps(chosen, rejected, *lengths), by_pair, None)
 
 
 def flops(prompt: int, response: int, *, is_shared: bool) -> float:

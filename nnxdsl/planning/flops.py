@@ -1,6 +1,6 @@
-"""Floating-point operations of a step: the fewest that its mathematics takes, and those that the program does.
+"""Floating-point operations of a step: model FLOPs, which its mathematics needs, and those that are executed.
 
-The fewest are what model FLOPs utilisation (MFU) is about: real tokens alone, each pair of tokens that see each other
+Model FLOPs are those of model FLOPs utilisation (MFU): no padding, each pair of tokens that attend to each other
 once, nothing twice. With N weights of the layers' products, V x D of the head, S tokens that go through the layers and
 C that need a log-probability, a forward pass takes F = 2 N S + 2 V D C and A for attention (Kaplan et al. 2020,
 arXiv:2001.08361, section 2.1). A backward pass takes F once more for the inputs, F once more where the weights are
@@ -13,16 +13,14 @@ import functools
 import math
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
 from nnxdsl.adapters import lora
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch
+from nnxdsl.data.batch import Batch
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import ParamSpec, is_mtp_param
 from nnxdsl.models.remat import AGAIN
-from nnxdsl.program.batch_shapes import Lengths
+from nnxdsl.program.batches import BatchLengths, Lengths, kind_of
 from nnxdsl.program.blueprint import Blueprint, Teacher
 
 _ORDER = (
@@ -44,11 +42,11 @@ class Flops:
     """FLOPs of one step over all devices.
 
     Attributes:
-        fewest: What its mathematics takes.
+        model_flops: What its mathematics needs.
         executed: What is computed: with padding, and all that is computed again.
     """
 
-    fewest: float
+    model_flops: float
     executed: float
 
 
@@ -81,79 +79,33 @@ def weights(blueprint: Blueprint) -> Weights:
     return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers)
 
 
-@attrs.frozen
-class Content:
-    """What a batch holds, its rows of weight 0 left out.
-
-    Attributes:
-        shared: [B] tokens of a row that all its branches see: the prompt of a pair.
-        branches: [B] each, tokens of a row's branches, which do not see each other: both completions of a pair.
-        targets: Tokens of all rows that need a log-probability.
-        is_compared: Whether it bears what the reference says of it.
-    """
-
-    shared: npt.NDArray[np.int64]
-    branches: tuple[npt.NDArray[np.int64], ...]
-    targets: int
-    is_compared: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all rows that go through the layers."""
-        return int(sum(np.sum(lengths) for lengths in (self.shared, *self.branches)))
-
-    def seen(self, window: int | None) -> int:
-        """Pairs (token, token that it sees) of all rows, in a layer with this window."""
-        whole = sum(np.sum(visible(self.shared + branch, window)) for branch in self.branches)
-        return int(whole - (len(self.branches) - 1) * np.sum(visible(self.shared, window)))
-
-
-def content(batch: Batch) -> Content:
-    """What a batch in numpy holds."""
-    real = np.asarray(batch.weight) > 0
-
-    def lengths(of: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        return of[real].astype(np.int64)
-
-    if isinstance(batch, PairBatch | PackedPairs):
-        branches = lengths(batch.chosen_length), lengths(batch.rejected_length)
-        targets = int(sum(np.sum(branch) for branch in branches))
-        return Content(lengths(batch.prompt_length), branches, targets, batch.reference_chosen is not None)
-    if isinstance(batch, PackedSequences):
-        segments = batch.segment.reshape(-1, batch.segment.shape[-1])
-        counts = np.concatenate([np.bincount(segment)[1:] for segment in segments]).astype(np.int64)
-        return Content(np.zeros_like(counts), (counts,), int(np.sum(batch.loss_mask)))
-    whole = lengths(batch.length)
-    return Content(np.zeros_like(whole), (whole,), int(np.sum(batch.loss_mask[real])))
-
-
-def fewest(blueprint: Blueprint, held: Content) -> float:
-    """The least that one step over a batch takes; a batch that bears what the reference says asks no reference."""
+def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
+    """Model FLOPs of one step; the reference is not run for a batch that has its log-probabilities."""
     of, config = weights(blueprint), blueprint.config
     # What linear layers do with their memories is little beside their products, and left out.
     windows = {"local": config.window, "global": None}
-    seen = {kind: held.seen(window) for kind, window in windows.items() if kind in config.layers}
+    seen = {kind: lengths.attended_pairs(window) for kind, window in windows.items() if kind in config.layers}
     kinds = config.layers + blueprint.mtp_layer_kinds
     scores = [2.0 * config.num_heads * sum(config.head_widths) * seen.get(kind, 0) for kind in kinds]
     attention = sum(scores)
     # The targets of a layer that predicts further ahead are taken as many: all but the first ones of sequences.
-    forward = 2 * of.trunk * held.tokens + 2 * of.head * held.targets * (1 + len(blueprint.mtp_layer_kinds))
+    forward = 2 * of.trunk * lengths.tokens + 2 * of.head * lengths.targets * (1 + len(blueprint.mtp_layer_kinds))
     passes = 3 if blueprint.experiment.adapter is None else 2
-    step = passes * forward + 3 * attention + 3 * 2 * of.adapter * held.tokens
-    step -= 2 * of.idle * held.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
-    asked = forward + attention if _is_asked(blueprint, held) else 0
+    step = passes * forward + 3 * attention + 3 * 2 * of.adapter * lengths.tokens
+    step -= 2 * of.idle * lengths.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
+    reference = forward + attention if _runs_reference(blueprint, lengths) else 0
     teacher = blueprint.teacher
-    return step + asked + (0 if teacher is None or teacher.is_precomputed else _taught(teacher, held))
+    return step + reference + (0 if teacher is None or teacher.is_precomputed else _teacher_flops(teacher, lengths))
 
 
-def _taught(teacher: Teacher, held: Content) -> float:
-    """What a teacher's forward pass takes."""
+def _teacher_flops(teacher: Teacher, lengths: BatchLengths) -> float:
+    """FLOPs of a teacher's forward pass."""
     config = teacher.config
     windows = {"local": config.window, "global": None}
-    seen = sum(held.seen(windows[kind]) for kind in config.layers if kind in windows)
+    seen = sum(lengths.attended_pairs(windows[kind]) for kind in config.layers if kind in windows)
     attention = 2.0 * config.num_heads * sum(config.head_widths) * seen
     head = config.vocab_size * config.embed_dim
-    return 2 * _trunk(teacher) * held.tokens + 2 * head * held.targets + attention
+    return 2 * _trunk(teacher) * lengths.tokens + 2 * head * lengths.targets + attention
 
 
 @functools.lru_cache(maxsize=4)
@@ -173,7 +125,7 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
         blueprint: The program.
         rows: Of the batch.
         filled: Tokens of each row, padding among them.
-        compared: Whether the step asks the reference.
+        compared: Whether the step runs the reference.
 
     Returns:
         Those of the layers, and those of the head.
@@ -182,7 +134,7 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
     tokens, targets = rows * filled.trunk, rows * filled.head * (1 + len(blueprint.mtp_layer_kinds))
     scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens
-    scores *= sum(kind != "linear" for kind in config.layers + blueprint.mtp_layer_kinds)
+    scores *= sum(config.mixer(kind).is_attention for kind in config.layers + blueprint.mtp_layer_kinds)
     # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
     twice = blueprint.experiment.compares_parts  # each part forward, before the whole batch's loss is known
     passes = 1 + 1 + (not adapted) + again + compared + twice
@@ -195,8 +147,8 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
     heads = 4 if is_trained else 2
     if blueprint.teacher is None:
         return layers, 2 * of.head * targets * (heads + compared + twice)
-    asked, teacher = blueprint.experiment.objective, blueprint.teacher
-    labels = heads if isinstance(asked, Distill) and asked.hard_weight else 1
+    objective, teacher = blueprint.experiment.objective, blueprint.teacher
+    labels = heads if isinstance(objective, Distill) and objective.hard_weight else 1
     if blueprint.teacher.is_precomputed:  # the student's logits, and once more in the backward pass: see `picked.py`
         return layers, 2 * targets * of.head * (labels + 3 + is_trained)
     # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
@@ -208,37 +160,22 @@ def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool
         * sum(there.head_widths)
         * filled.trunk
         * tokens
-        * (sum(kind != "linear" for kind in there.layers))
+        * (sum(there.mixer(kind).is_attention for kind in there.layers))
     )
-    taught = 3 * there.vocab_size * there.embed_dim
-    return layers, 2 * targets * (of.head * (labels + 4 + is_trained) + taught)
+    teacher_head = 3 * there.vocab_size * there.embed_dim
+    return layers, 2 * targets * (of.head * (labels + 4 + is_trained) + teacher_head)
 
 
 def work(blueprint: Blueprint, batch: Batch) -> Flops:
     """The FLOPs of one step over a batch in numpy."""
-    held, rows = content(batch), len(batch.weight)
-    if isinstance(batch, PackedPairs | PackedSequences):
-        rows, per_block = math.prod(batch.tokens.shape[:2]), batch.tokens.shape[1]
-        filled = Lengths(batch.tokens.shape[2], batch.target.shape[1] // per_block)
-    elif isinstance(batch, PairBatch):
-        response = batch.chosen.shape[1]
-        filled = Lengths(batch.prompt.shape[1] + 2 * response, 2 * response)
-    elif isinstance(batch, RolloutBatch):
-        filled = Lengths(batch.tokens.shape[1], batch.answer.shape[1])
-    else:
-        filled = Lengths(batch.tokens.shape[1], batch.tokens.shape[1] - 1)
-    padded = executed(blueprint, rows, filled, compared=_is_asked(blueprint, held))
-    return Flops(fewest(blueprint, held), sum(padded))
+    kind = kind_of(batch)
+    lengths, (rows, filled) = kind.lengths(batch), kind.padded(batch)
+    padded = executed(blueprint, rows, filled, compared=_runs_reference(blueprint, lengths))
+    return Flops(model_flops(blueprint, lengths), sum(padded))
 
 
-def visible(tokens: npt.NDArray[np.int64], window: int | None) -> npt.NDArray[np.int64]:
-    """Pairs (token, token that it sees) of sequences of so many tokens: itself and those before it, in the window."""
-    inside = tokens if window is None else np.minimum(tokens, window)
-    return inside * (inside + 1) // 2 + (tokens - inside) * inside
-
-
-def _is_asked(blueprint: Blueprint, held: Content) -> bool:
-    return blueprint.reference.exists and not held.is_compared
+def _runs_reference(blueprint: Blueprint, lengths: BatchLengths) -> bool:
+    return blueprint.reference.exists and not lengths.has_reference_logps
 
 
 def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """What a run will do and what it takes on each device, before a device is touched, as plain JSON values.
 
-`docs/plan.md` describes the form; the command line and the app read it.
+`docs/guides/plan.md` describes the form; the command line and the app read it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from nnxdsl.planning.step_time import cost
 from nnxdsl.program import layout_warnings
 from nnxdsl.program.activation_sharding import Flow, flows
 from nnxdsl.program.auto_remat import REMAT_POLICIES, resolve_remat
-from nnxdsl.program.batch_shapes import Lengths, lengths
+from nnxdsl.program.batches import Lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.program.memory import Part, activations, memory, rows_of, top_bytes
 from nnxdsl.sharding.hardware import Device
@@ -167,14 +168,14 @@ def _cure(blueprint: Blueprint, usable: int) -> str | None:
         if experiment.batch_size % parts:
             continue
         with contextlib.suppress(SpecError):  # parts that the devices cannot be cut into
-            asked = attrs.evolve(
+            candidate = attrs.evolve(
                 experiment,
                 microbatch_size=experiment.batch_size // parts,
                 memory=attrs.evolve(experiment.memory, remat="full"),
             )
-            size = _bytes(memory(blueprint.with_placement(asked), longest), "device")
+            size = _bytes(memory(blueprint.with_placement(candidate), longest), "device")
             if size <= usable:
-                words = f"memory.remat=full microbatch_size={asked.microbatch_size}"
+                words = f"memory.remat=full microbatch_size={candidate.microbatch_size}"
                 return f"with {words} it would take {size / 2**30:.1f} GiB"
     return None
 
@@ -190,14 +191,14 @@ def _attention(blueprint: Blueprint, longest: Lengths) -> str:
 
 
 def _quantization(blueprint: Blueprint) -> str | None:
-    asked = blueprint.experiment.quantization
-    if asked is None:
+    quantization = blueprint.experiment.quantization
+    if quantization is None:
         return None
-    kind, block = type(asked).__name__, asked.block_size
+    kind, block = type(quantization).__name__, quantization.block_size
     scaled = "a scale for each output" if block is None else f"a scale for each {block} inputs"
-    if not asked.freezes:
+    if not quantization.freezes:
         linears = (path for path in blueprint.base if path.endswith(".kernel") and not is_mtp_param(path))
-        meant = [path for path in linears if lora.is_targeted(path, asked)]
+        meant = [path for path in linears if lora.is_targeted(path, quantization)]
         return f"{kind}: products of {len(meant)} arrays, {scaled}; the weights stay float32"
     few = [placed for placed in blueprint.layout if placed.path.endswith((lora.QVALUE, lora.SCALE))]
     whole = [leaf for path, leaf in blueprint.base.items() if path + lora.QVALUE in blueprint.frozen]
@@ -206,31 +207,31 @@ def _quantization(blueprint: Blueprint) -> str | None:
     return f"{kind}: {len(whole)} arrays, {scaled}: {share}"
 
 
-def _said_once(blueprint: Blueprint) -> str:
+def _precomputed_top_k(blueprint: Blueprint) -> str:
     experiment, size = blueprint.experiment, top_bytes(blueprint)
     rows, targets = experiment.steps * experiment.batch_size, lengths(experiment.data).head
-    kept = f"{size:,} bytes for each target"
+    stored_size = f"{size:,} bytes for each target"
     if targets:
-        kept += f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows"
+        stored_size += f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows"
     assert isinstance(experiment.objective, Distill)
     count = experiment.objective.top_k
-    return f"says its {count:,} likeliest words of each target once, before the first step, and is gone by then: {kept}"
+    return f"precomputed top {count:,} tokens of each target (before step 0; then its weights are freed): {stored_size}"
 
 
 def _outer(blueprint: Blueprint) -> str | None:
     """Workers that train apart, where they are, and what they take."""
-    asked, layout = blueprint.experiment.outer, blueprint.layout
-    if asked is None:
+    outer, layout = blueprint.experiment.outer, blueprint.layout
+    if outer is None:
         return None
     arrays = layout.arrays["optimizer"].values()
     own = sum(placed.device_bytes for placed in arrays if placed.of_workers)
     here, data = layout.workers_here, layout.mesh.data
     where = (
-        f"{asked.workers} workers" if data == 1 else f"{asked.workers} workers, {here} of them on each of data={data}"
+        f"{outer.workers} workers" if data == 1 else f"{outer.workers} workers, {here} of them on each of data={data}"
     )
     return (
-        f"{type(asked).__name__}: {where}; their weights and optimizers, {own / 2**20:.4g} MiB on a device, are in the "
-        f"optimizer's part; they meet after every {asked.every_steps:,} steps, and after the last"
+        f"{type(outer).__name__}: {where}; their weights and optimizers, {own / 2**20:.4g} MiB on a device, are in the "
+        f"optimizer's part; they meet after every {outer.every_steps:,} steps, and after the last"
     )
 
 
@@ -241,7 +242,7 @@ def _reference(blueprint: Blueprint) -> str:
     if blueprint.teacher is not None:
         size, name = sum(math.prod(leaf.shape) for leaf in blueprint.teacher.base.values()), "a frozen teacher"
         if blueprint.teacher.is_precomputed:
-            return f"none; {name} of {size:,} parameters {_said_once(blueprint)}"
+            return f"none; {name} of {size:,} parameters {_precomputed_top_k(blueprint)}"
         return f"none; {name} of {size:,} parameters reads every batch"
     if mode == "none":
         return "none: the objective compares with nothing"
@@ -266,6 +267,6 @@ def _reference(blueprint: Blueprint) -> str:
         return (
             f"online: the frozen base with a copy of the adapter{'' if whole else chr(39) + 's magnitudes'} as it began"
         )
-    kept = blueprint.experiment.quantization
-    base = "the frozen base" if kept is None else f"the frozen base in {type(kept).__name__}"
+    quantization = blueprint.experiment.quantization
+    base = "the frozen base" if quantization is None else f"the frozen base in {type(quantization).__name__}"
     return f"online: {base} with the adapter off, asked at every step; no copy"

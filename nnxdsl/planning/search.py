@@ -13,7 +13,7 @@ from nnxdsl.errors import PlanError, Problem, SpecError
 from nnxdsl.models.remat import Remat
 from nnxdsl.planning.step_time import Cost, cost
 from nnxdsl.program.auto_remat import REMAT_POLICIES
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_unplaced
 from nnxdsl.program.memory import Share, held, memory
 from nnxdsl.sharding.hardware import Device
@@ -71,14 +71,14 @@ def search(
         here = drawn.with_placement(mesh)
         if here.layout.problems():
             continue
-        for asked in _placements(mesh):
-            if here.layout.batch_problems(asked.rows_at_once):
+        for placement in _placements(mesh):
+            if here.layout.batch_problems(placement.rows_at_once):
                 continue
             tried += 1
-            placed = here.with_placement(asked)
+            placed = here.with_placement(placement)
             size = sum(part.bytes for part in memory(placed, longest, trace) if part.memory == "device")
             if size <= device.usable:
-                found.append(Found(_changes(asked), size, cost(placed, longest, device)))
+                found.append(Found(_changes(placement), size, cost(placed, longest, device)))
     told(len(meshes), len(meshes))
     return sorted(found, key=lambda one: (int(math.log(one.cost.step, 1 + ALIKE)), one.bytes)), tried
 
@@ -116,11 +116,11 @@ def _placements(experiment: Experiment) -> Iterator[Experiment]:
                 )
 
 
-def _changes(asked: Experiment) -> dict[str, object]:
+def _changes(experiment: Experiment) -> dict[str, object]:
     return {
-        **{f"mesh.{axis}": asked.mesh.sizes[axis] for axis in SEARCHED},
-        "microbatch_size": asked.microbatch_size,
-        "memory.remat": asked.memory.remat,
+        **{f"mesh.{axis}": experiment.mesh.sizes[axis] for axis in SEARCHED},
+        "microbatch_size": experiment.microbatch_size,
+        "memory.remat": experiment.memory.remat,
     }
 
 

@@ -14,7 +14,7 @@ from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.models.pipeline import idle_share
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.planning import flops
-from nnxdsl.program.batch_shapes import Lengths
+from nnxdsl.program.batches import Lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.sharding.hardware import Device

@@ -9,7 +9,7 @@ import attrs
 import jax
 from jax.sharding import PartitionSpec
 
-from nnxdsl.program.batch_shapes import abstract_batch, lengths
+from nnxdsl.program.batches.abstract import abstract_batch, lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import Forward
 from nnxdsl.sharding.rules import Axes, pieces

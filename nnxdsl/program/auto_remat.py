@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from nnxdsl.models.remat import Remat
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import Trace, memory
 

@@ -19,23 +19,17 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.losses.base import WeightedMean
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, with_teacher_top_k
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.optim import schedules, step_guard
 from nnxdsl.program import diloco, xla_options
 from nnxdsl.program import init as initial
 from nnxdsl.program.activation_sharding import OnSharding, report_shardings
 from nnxdsl.program.auto_remat import resolve_remat
-from nnxdsl.program.batch_shapes import abstract_batch
+from nnxdsl.program.batches import kind_of
+from nnxdsl.program.batches.abstract import abstract_batch
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
-from nnxdsl.program.forward import (
-    Forward,
-    ForwardOutput,
-    Leaves,
-    cached_reference_logps,
-    with_reference_logps,
-    without_cached,
-)
+from nnxdsl.program.forward import Forward, ForwardOutput, Leaves
 from nnxdsl.program.loss_fn import LossFn
 from nnxdsl.program.policy_loss import PolicyLoss
 from nnxdsl.program.reference import OwnWeights
@@ -141,14 +135,14 @@ class Program:
     def evaluate(self, state: TrainState, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
         batch = self.shard_batch(batch)
-        is_compared = self.blueprint.reference.exists and cached_reference_logps(batch) is None
+        is_compared = self.blueprint.reference.exists and kind_of(batch).reference_logps(batch) is None
         if is_compared or self.blueprint.teacher is not None:
             return self._jitted.evaluate(state.trainable, state.frozen, state.reference, batch)
         return self._jitted.loss_metrics(self.score(state, batch), batch)
 
     def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
         """What the policy says of a batch; equal weights and equal shapes give equal bits."""
-        return self._jitted.score(state.trainable, state.frozen, self.shard_batch(without_cached(batch)))
+        return self._jitted.score(state.trainable, state.frozen, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def with_reference_logps(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with what the policy of `state` says of its pairs, which is then its reference.
@@ -160,7 +154,7 @@ class Program:
         Raises:
             ValueError: the batch has no pairs.
         """
-        return with_reference_logps(batch, self.score(state, batch).scored)
+        return kind_of(batch).with_reference_logps(batch, self.score(state, batch).scored)
 
     def load_reference(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a reference that has its own, on the devices.
@@ -177,7 +171,7 @@ class Program:
 
     def reference_outputs(self, apart: Leaves, batch: Batch) -> Any:
         """What a reference with weights of its own says of a batch."""
-        return self._jitted.reference_outputs(apart, self.shard_batch(without_cached(batch)))
+        return self._jitted.reference_outputs(apart, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def load_teacher(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a teacher, on the devices: of one that is asked once, before there is any state.
@@ -194,7 +188,7 @@ class Program:
 
     def teacher_top_k(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
         """The words that a teacher finds likeliest in place of each target of a batch, `[B, T - 1, k]`."""
-        return self._jitted.teacher_top_k(teacher, self.shard_batch(without_cached(batch)))
+        return self._jitted.teacher_top_k(teacher, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def with_teacher_top_k(self, teacher: Leaves, batch: Batch) -> Batch:
         """The batch with what a teacher says of it, which a step with `objective.top_k` reads.
@@ -206,7 +200,7 @@ class Program:
         Raises:
             ValueError: the batch has no sequences.
         """
-        return with_teacher_top_k(batch, self.teacher_top_k(teacher, batch))
+        return kind_of(batch).with_teacher_top_k(batch, self.teacher_top_k(teacher, batch))
 
     def shard_batch(self, batch: Batch) -> Batch:
         """A batch on the devices, its rows split over the data axes of the mesh; not waited for.

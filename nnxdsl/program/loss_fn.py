@@ -8,11 +8,12 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.data.batch import Batch, PackedSequences, SequenceBatch
+from nnxdsl.data.batch import Batch
 from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, row_mean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.moe.router import load_balance
-from nnxdsl.program.forward import ForwardOutput, LossInputs, mtp_mask, target_mask
+from nnxdsl.program.batches import LossInputs, kind_of
+from nnxdsl.program.forward import ForwardOutput
 
 
 @attrs.frozen
@@ -91,9 +92,8 @@ def zeros_like(shapes: Any) -> Any:
 
 def _mtp_scale(batch: Batch) -> jax.Array:
     """Targets of a batch over those of them that are also predicted one token earlier."""
-    assert isinstance(batch, SequenceBatch | PackedSequences)
-    weight = batch.weight[:, None]
-    return divide(jnp.sum(target_mask(batch) * weight), jnp.sum(mtp_mask(batch) * weight))
+    kind, weight = kind_of(batch), batch.weight[:, None]
+    return divide(jnp.sum(kind.target_mask(batch) * weight), jnp.sum(kind.mtp_mask(batch) * weight))
 
 
 def _token_metrics(stats: TokenStats) -> dict[str, WeightedMean]:

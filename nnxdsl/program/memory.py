@@ -2,8 +2,8 @@
 
 What autodiff keeps for the backward pass is not guessed: the forward pass of one device's share (its rows, its heads,
 its part of the MLP) is traced without arrays, and what its derivative holds on to is added up. What is live beside that
-for a moment (logits, gathered weights, one period's backward pass) is reckoned from shapes; `docs/plan.md` compares the
-sum with XLA's own figures.
+for a moment (logits, gathered weights, one period's backward pass) is computed from shapes; `docs/guides/plan.md`
+compares the sum with XLA's own figures.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.row_layout import Kernel
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
-from nnxdsl.program.batch_shapes import Lengths, abstract_batch, lengths
+from nnxdsl.program.batches import Lengths
+from nnxdsl.program.batches.abstract import abstract_batch, lengths
 from nnxdsl.program.blueprint import Blueprint, template
 from nnxdsl.program.forward import Forward, parts_in_stages
-from nnxdsl.program.rollout_memory import drawn
 from nnxdsl.sharding.layout import bits
 from nnxdsl.sharding.rules import pieces
 
@@ -248,12 +249,10 @@ def share_of(blueprint: Blueprint) -> Share:
     heads, experts = cut("activation_heads", config.num_heads), config.moe
     if experts is not None:
         experts = attrs.evolve(experts, mlp_dim=cut("activation_mlp", experts.mlp_dim))
-    delta, part = config.gated_deltanet, config.num_heads // heads
-    if delta is not None and not delta.key_heads % part:
-        delta = attrs.evolve(delta, key_heads=delta.key_heads // part, value_heads=delta.value_heads // part)
+    linear = config.linear_attention
     own = attrs.evolve(
         config,
-        gated_deltanet=delta,
+        linear_attention=None if linear is None else linear.divided(config.num_heads // heads),
         num_heads=heads,
         num_kv_heads=math.gcd(heads, cut("activation_kv_heads", config.num_kv_heads)),
         mlp_dim=cut("activation_mlp", config.mlp_dim),
@@ -369,3 +368,30 @@ def _period_weights(blueprint: Blueprint) -> int:
     leaves: Mapping[str, ParamSpec] = {p: leaf for p, leaf in blueprint.base.items() if p.startswith("layers.")}
     count = sum(math.prod(leaf.shape) for leaf in leaves.values()) // max(blueprint.config.periods, 1)
     return count * blueprint.compute.itemsize // blueprint.layout.mesh.tensor
+
+
+@attrs.frozen
+class Drawn:
+    """What is on one device while answers are drawn.
+
+    Attributes:
+        rows: Answers.
+        tokens: Of the longest prompt with the longest answer.
+        cache: Bytes of the keys and values of all of them.
+        copies: Bytes of trained weights in the dtype that is computed in, where that is not float32.
+    """
+
+    rows: int
+    tokens: int
+    cache: int
+    copies: int
+
+
+def drawn(blueprint: Blueprint, longest: Lengths) -> Drawn:
+    """What the answers of one step take on one device; heads are taken to be whole on each."""
+    size, compute = blueprint.experiment.batch_size, blueprint.compute
+    rows = math.ceil(size / blueprint.layout.batch_shards(size))
+    held = jax.tree.leaves(jax.eval_shape(lambda: init_cache(blueprint.config, rows, longest.trunk, compute)))
+    cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in held)
+    trainable = blueprint.layout.device_bytes().get("trainable", 0)
+    return Drawn(rows, longest.trunk, cache, 0 if compute.itemsize == 4 else trainable * compute.itemsize // 4)

@@ -23,7 +23,8 @@ from nnxdsl.losses.distillation import TeacherOutputs
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.dropout import dropping
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.program.forward import Forward, ForwardOutput, Leaves, LossInputs, cached_reference_logps
+from nnxdsl.program.batches import LossInputs, kind_of
+from nnxdsl.program.forward import Forward, ForwardOutput, Leaves
 from nnxdsl.program.loss_fn import LossFn, zeros_like
 from nnxdsl.program.reference import NoReference, ReferenceModel
 from nnxdsl.program.teacher import Teacher
@@ -125,7 +126,7 @@ class PolicyLoss:
             out: The policy's forward outputs.
             batch: The batch, with the reference's log-probs where the objective has a reference.
         """
-        return _metrics(self.loss.evaluate(out, cached_reference_logps(batch), batch))
+        return _metrics(self.loss.evaluate(out, kind_of(batch).reference_logps(batch), batch))
 
     def evaluate(self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch) -> dict[str, WeightedMean]:
         """As `loss_metrics`, from weights: reference and teacher are computed as well."""

@@ -21,7 +21,8 @@ from nnxdsl.config.objectives import reference as config
 from nnxdsl.data.batch import Batch
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.models.params import AbstractModel, ParamSpec
-from nnxdsl.program.forward import Forward, Leaves, LossInputs, cached_reference_logps
+from nnxdsl.program.batches import LossInputs, kind_of
+from nnxdsl.program.forward import Forward, Leaves
 from nnxdsl.sharding.layout import Array, Layout
 
 _NO_REFERENCE = (
@@ -69,7 +70,7 @@ class ReferenceModel:
 
     def outputs(self, leaves: Leaves, batch: Batch) -> LossInputs | None:
         """Its loss inputs where they take no pass through the policy's graph: those that the batch carries."""
-        return cached_reference_logps(batch)
+        return kind_of(batch).reference_logps(batch)
 
     def policy_leaves(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves with which the policy's graph computes the reference.

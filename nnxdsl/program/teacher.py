@@ -16,9 +16,10 @@ from nnxdsl.config.precision import Precision
 from nnxdsl.config.schedule import Constant
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.distillation import TeacherOutputs
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, cached_teacher_top_k
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
+from nnxdsl.program.batches import kind_of
 from nnxdsl.program.forward import Forward, Leaves
 
 _NO_TEACHER = (
@@ -87,7 +88,7 @@ class PrecomputedTeacher(Teacher):
         Raises:
             ValueError: it carries none.
         """
-        top_k = cached_teacher_top_k(batch)
+        top_k = kind_of(batch).teacher_top_k(batch)
         if top_k is None:
             raise ValueError(_NO_TEACHER)
         return top_k

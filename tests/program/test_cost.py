@@ -12,7 +12,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Objective, compile
 from nnxdsl.planning.step_time import EFFICIENCY, HIDDEN, Work, cost, work
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 

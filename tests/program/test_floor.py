@@ -13,10 +13,10 @@ from nnxdsl import Adapter, Experiment, Objective
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import positions_right_padded
-from nnxdsl.planning.flops import content, executed, fewest, weights, work
-from nnxdsl.program.batch_shapes import Lengths
+from nnxdsl.planning.flops import executed, model_flops, weights, work
+from nnxdsl.program.batches import Lengths, kind_of
+from nnxdsl.program.batches.pairs import pair_positions
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.forward import pair_places
 
 MODEL = Small(layers=5, pattern=2, embed_dim=16, mlp_dim=32, heads=4, head_dim=8, window=5)
 LOCAL, GLOBAL = 3, 2
@@ -35,7 +35,7 @@ def asked(experiment: Callable[..., Experiment]) -> Callable[..., Experiment]:
 def attention(batch: PairBatch | SequenceBatch) -> float:
     """Two products a head for each pair that the mask lets through, rows of weight 0 left out."""
     is_pair = isinstance(batch, PairBatch)
-    places = pair_places(batch) if is_pair else positions_right_padded(batch.length, batch.tokens.shape[1])
+    places = pair_positions(batch) if is_pair else positions_right_padded(batch.length, batch.tokens.shape[1])
     real = (np.asarray(batch.weight) > 0)[:, None] & (np.asarray(places.segment_ids) > 0)  # [B, T]
     seen = [int(np.sum(np.asarray(attention_mask(places, places, window))[real])) for window in (MODEL.window, None)]
     return 4 * 4 * 8 * (LOCAL * seen[0] + GLOBAL * seen[1])
@@ -51,9 +51,9 @@ def test_everything_trained_beside_a_reference(asked: Callable[..., Experiment],
     batch = pairs(6, prompt=12, response=9, fill=2)
     tokens, targets = pair_counts(batch)
     forward, a = 2 * 5 * LAYER * tokens + 2 * HEAD * targets, attention(batch)
-    assert fewest(build_blueprint(asked()), content(batch)) == 3 * forward + 3 * a + forward + a
+    assert model_flops(build_blueprint(asked()), kind_of(batch).lengths(batch)) == 3 * forward + 3 * a + forward + a
     known = batch._replace(reference_chosen=np.zeros(6, np.float32), reference_rejected=np.zeros(6, np.float32))
-    assert fewest(build_blueprint(asked()), content(known)) == 3 * forward + 3 * a
+    assert model_flops(build_blueprint(asked()), kind_of(known).lengths(known)) == 3 * forward + 3 * a
 
 
 def test_adapters_need_no_gradient_below_the_first(asked: Callable[..., Experiment], pairs: Callable[..., Any]) -> None:
@@ -63,7 +63,7 @@ def test_adapters_need_no_gradient_below_the_first(asked: Callable[..., Experime
     lora = build_blueprint(asked(adapter=Adapter.LoRA(rank=RANK)))
     assert weights(lora).adapter == ADAPTERS
     step = 2 * forward + 3 * a + 3 * 2 * ADAPTERS * tokens - 2 * QUERY_KEY_VALUE * tokens
-    assert fewest(lora, content(batch)) == step + forward + a
+    assert model_flops(lora, kind_of(batch).lengths(batch)) == step + forward + a
     # With adapters on the MLPs alone, the first layer's attention has no backward pass at all.
     mlp = weights(build_blueprint(asked(adapter=Adapter.LoRA(rank=RANK, targets=("mlp",)))))
     assert (mlp.idle, mlp.idle_layers) == (QUERY_KEY_VALUE + 32 * 16 + 2 * 16 * 32, (0,))
@@ -79,7 +79,7 @@ def test_sequences_have_targets_where_the_loss_is(
     tokens, targets = int(np.sum(batch.length[real])), int(np.sum(batch.loss_mask[real]))
     of = build_blueprint(asked(objective=Objective.SFT(loss_on="all")))
     forward = 2 * 5 * LAYER * tokens + 2 * HEAD * targets
-    assert fewest(of, content(batch)) == 3 * forward + 3 * attention(batch)
+    assert model_flops(of, kind_of(batch).lengths(batch)) == 3 * forward + 3 * attention(batch)
 
 
 def test_executed_counts_padding_and_all_pairs_of_slots(
@@ -90,9 +90,9 @@ def test_executed_counts_padding_and_all_pairs_of_slots(
     batch = sequences(5, length=20, fill=1)
     done = work(of, batch)
     assert done.executed == sum(executed(of, 5, Lengths(20, 19), compared=False))
-    assert done.fewest < done.executed
+    assert done.model_flops < done.executed
     full = batch._replace(
         length=np.full(5, 20, np.int32), loss_mask=np.arange(20) > np.zeros((5, 1)), weight=np.ones(5)
     )
     recomputed, unseen = 2 * HEAD * 5 * 19, 3 * (4 * 4 * 8 * 5 * 5 * 20 * 20 - attention(full))
-    assert work(of, full).fewest == done.executed - recomputed - unseen
+    assert work(of, full).model_flops == done.executed - recomputed - unseen

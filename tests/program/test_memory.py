@@ -14,7 +14,7 @@ from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Op
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.errors import RunError
 from nnxdsl.planning.aot_process import compiled_report, find_compiler
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import Part, Share, Trace, activations, memory, rows_of, share_of
 

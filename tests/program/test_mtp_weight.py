@@ -29,8 +29,8 @@ from nnxdsl import (
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.data.batch import PackedSequences, SequenceBatch
 from nnxdsl.program import init
+from nnxdsl.program.batches import kind_of
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.forward import mtp_mask, target_mask
 from nnxdsl.program.grad_accumulation import mean_grads
 
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
@@ -108,8 +108,8 @@ def test_targets_are_those_whose_token_before_has_one_before_it_in_its_sequence(
     tokens = np.zeros((2, 5), np.int32)
     mask = np.array([[0, 1, 1, 1, 1], [0, 1, 0, 1, 0]], bool)
     padded = SequenceBatch(tokens, np.array([5, 4], np.int32), mask, np.ones(2, np.float32))
-    assert target_mask(padded).tolist() == [[True, True, True, True], [True, False, True, False]]
-    assert mtp_mask(padded).tolist() == [[False, True, True, True], [False, False, True, False]]
+    assert kind_of(padded).target_mask(padded).tolist() == [[True, True, True, True], [True, False, True, False]]
+    assert kind_of(padded).mtp_mask(padded).tolist() == [[False, True, True, True], [False, False, True, False]]
     # A block of two rows of five slots: sequences of three and two tokens, then one of four and padding.
     segment = np.array([[[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]], np.int32)
     source = np.array([[0, 1, 3, 5, 6, 7, 0]], np.int32)
@@ -122,7 +122,7 @@ def test_targets_are_those_whose_token_before_has_one_before_it_in_its_sequence(
         np.array([[1, 1, 1, 1, 1, 1, 0]], bool),
         np.ones(1, np.float32),
     )
-    assert mtp_mask(packed).tolist() == [[False, True, False, False, True, True, False]]
+    assert kind_of(packed).mtp_mask(packed).tolist() == [[False, True, False, False, True, True, False]]
 
 
 def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment]) -> None:

@@ -32,7 +32,7 @@ from nnxdsl import (
 )
 from nnxdsl.data.batch import Batch
 from nnxdsl.optim import step_guard
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.diloco import DiLoCoState

@@ -21,7 +21,7 @@ from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Size, fit
 from nnxdsl.data.ragged import RaggedBuilder
 from nnxdsl.planning.flops import work
-from nnxdsl.program.batch_shapes import abstract_batch
+from nnxdsl.program.batches.abstract import abstract_batch
 from nnxdsl.program.compile import Program
 
 VOCAB = 48
@@ -173,7 +173,7 @@ def test_a_step_is_the_same_however_its_rows_are_batched(
         state, metrics = program.step(trained(program), batch)
         flops = work(program.blueprint, batch)
         assert flops.executed > 0
-        found[batching] = state.trainable, metrics, token_count(batch), flops.fewest
+        found[batching] = state.trainable, metrics, token_count(batch), flops.model_flops
     (trainable, metrics, tokens, fewest), *others = found.values()
     for leaves, figures, count, least in others:
         assert int(figures["num_tokens"]) == count == tokens

@@ -13,7 +13,7 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Optimizer, Quantization, Schedule
 from nnxdsl.planning.plan import describe, plan
 from nnxdsl.planning.step_time import cost
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 

@@ -36,8 +36,8 @@ from nnxdsl.data.batch import PairBatch
 from nnxdsl.losses.base import PairLogps
 from nnxdsl.planning.plan import plan
 from nnxdsl.program import init
+from nnxdsl.program.batches import kind_of
 from nnxdsl.program.compile import Program, TrainState
-from nnxdsl.program.forward import with_reference_logps
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 
@@ -169,7 +169,7 @@ def test_other_weights_may_be_asked_once(
     source = init.ReferenceSource(Trained(program, 0), Trained(program, 1))
     state, apart, batch = program.init(source), program.load_reference(source), pairs(4, fill=1)
     assert state.reference == {}
-    asked = with_reference_logps(batch, program.reference_outputs(apart, batch))
+    asked = kind_of(batch).with_reference_logps(batch, program.reference_outputs(apart, batch))
     always = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER))
     at_once, at_every_step = program.step(state, asked)[1], always.step(always.init(source), batch)[1]
     for name, value in at_every_step.items():

@@ -9,10 +9,10 @@ from small_lab.model import Small
 
 from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Reward
 from nnxdsl.planning.plan import plan
-from nnxdsl.program.batch_shapes import Lengths, lengths
+from nnxdsl.program.batches import Lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.memory import memory
-from nnxdsl.program.rollout_memory import drawn
+from nnxdsl.program.memory import drawn, memory
 
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=48)
 

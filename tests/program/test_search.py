@@ -18,7 +18,7 @@ from nnxdsl.planning.plan import plan
 from nnxdsl.planning.search import ALIKE, search
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program.auto_remat import REMAT_POLICIES
-from nnxdsl.program.batch_shapes import lengths
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint, build_unplaced
 from nnxdsl.program.memory import memory
 from nnxdsl.sharding import hardware

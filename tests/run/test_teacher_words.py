@@ -21,7 +21,7 @@ from nnxdsl.data.loaders.build import load
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.errors import RunError
-from nnxdsl.losses.lm_head.teacher_top_k import cached_teacher_top_k
+from nnxdsl.program.batches import kind_of
 from nnxdsl.program.compile import Program
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.run_dir import RunDirectory
@@ -122,7 +122,7 @@ def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher
     dataset = ask()
     batch = dataset.batch([4, 9, 4], 4)
     said, mask = program.teacher_top_k(teacher, batch), batch.loss_mask[:, 1:]
-    found = cached_teacher_top_k(batch)
+    found = kind_of(batch).teacher_top_k(batch)
     assert found is not None
     for ours, theirs in zip(found, said, strict=True):
         np.testing.assert_array_equal(ours[mask], np.asarray(theirs)[mask])  # to the bit

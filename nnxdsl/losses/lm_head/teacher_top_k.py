@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.data.batch import Batch, PackedSequences, SequenceBatch
 from nnxdsl.losses.distillation import summand
 from nnxdsl.losses.lm_head import tiling
 from nnxdsl.losses.lm_head.selected_logits import SelectedLogits, selected_logits
@@ -98,27 +97,6 @@ def top_distance(
     words, p = _laid_out(chunks.split(top.words), where), _laid_out(chunks.split(top.logp), where)
     q = _classes(selected_logits(states, head.astype(hidden.dtype), words, how))
     return chunks.join(jnp.sum(summand(asked.distance, p, q), axis=-1))
-
-
-def cached_teacher_top_k(batch: Batch) -> TeacherTopK | None:
-    """What a batch carries of a teacher, by target; None if nothing."""
-    if not isinstance(batch, SequenceBatch | PackedSequences) or batch.teacher_words is None:
-        return None
-    top = TeacherTopK(batch.teacher_words, batch.teacher_logp)
-    return top if isinstance(batch, PackedSequences) else TeacherTopK(*(part[:, 1:] for part in top))
-
-
-def with_teacher_top_k(batch: Batch, top: TeacherTopK) -> SequenceBatch | PackedSequences:
-    """The batch with what a teacher says of it, as `cached_teacher_top_k` finds it again.
-
-    Raises:
-        ValueError: the batch has no sequences.
-    """
-    if not isinstance(batch, SequenceBatch | PackedSequences):
-        raise ValueError("what a teacher says can be kept of sequences alone")
-    if isinstance(batch, SequenceBatch):  # the first token is no target
-        top = TeacherTopK(*(jnp.pad(part, ((0, 0), (1, 0), (0, 0))) for part in top))
-    return batch._replace(teacher_words=top.words, teacher_logp=top.logp)
 
 
 def _states(

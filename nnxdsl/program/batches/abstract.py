@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,21 +14,9 @@ from nnxdsl.config.data import Conversations, Data, Feedback, Preferences, Promp
 from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.packing import Packer, Size
 from nnxdsl.errors import NotRegisteredError
+from nnxdsl.program.batches.base import Lengths
 
 PADDED = Padded()
-
-
-@attrs.frozen
-class Lengths:
-    """Longest row of the data in tokens; zero where nothing is known of a third party's data.
-
-    Attributes:
-        trunk: Tokens of one row that go through the layers.
-        head: Tokens of one row that need a log-probability.
-    """
-
-    trunk: int
-    head: int
 
 
 def lengths(data: Data) -> Lengths:

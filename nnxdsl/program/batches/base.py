@@ -1,0 +1,223 @@
+"""What a training step asks of a kind of batch: how it goes through a model, what the loss reads, and what it costs.
+
+A kind is a numpy class of batch (`data/batch.py`) and a `BatchKind` in a file of this package, registered for it.
+`program/forward.py` and `planning/flops.py` name no kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from nnxdsl.data.batch import Batch
+from nnxdsl.errors import NotRegisteredError
+from nnxdsl.losses.base import PairLogps
+from nnxdsl.losses.distillation import DistillationInputs
+from nnxdsl.losses.grpo import RolloutOutputs
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.row_layout import RowLayout
+
+BatchT = TypeVar("BatchT", bound=Any)
+
+LossInputs = PairLogps | TokenStats | RolloutOutputs | DistillationInputs
+"""What a loss reads of one model: of pairs, of the tokens of sequences, of a policy's completions, or of a student."""
+
+
+@attrs.frozen
+class Lengths:
+    """Tokens of a row of a batch; zero where nothing is known of a third party's data.
+
+    Attributes:
+        trunk: Tokens of one row that go through the layers.
+        head: Tokens of one row that need a log-probability.
+    """
+
+    trunk: int
+    head: int
+
+
+class Rows(NamedTuple):
+    """A batch as rows of tokens.
+
+    Attributes:
+        tokens: `[B, T]` int32.
+        positions: Where the tokens stand.
+        layout: What is the same in every row.
+    """
+
+    tokens: jax.Array
+    positions: TokenPositions
+    layout: RowLayout
+
+
+class Targets(NamedTuple):
+    """Tokens that need a log-probability.
+
+    Attributes:
+        hidden: The final hidden states that predict them, `[B, N, D]`.
+        ids: Token ids, `[B, N]`.
+        mask: Which of them count, `[B, N]`.
+    """
+
+    hidden: jax.Array
+    ids: jax.Array
+    mask: jax.Array
+
+
+@attrs.frozen
+class PairOptions:
+    """How log-probabilities of tokens become those of completions.
+
+    Attributes:
+        ld_alpha: Weight of a token of a pair beyond the length of the shorter completion.
+        aligned: The WPO log-weight of each target `[B, N]`; None where no loss reads it.
+    """
+
+    ld_alpha: float = 1.0
+    aligned: Callable[[], jax.Array] | None = None
+
+
+@attrs.frozen
+class BatchLengths:
+    """Lengths of what a batch holds, rows of weight 0 left out.
+
+    Attributes:
+        shared: [B] tokens of a row that all its branches see: the prompt of a pair.
+        branches: [B] each, tokens of a row's branches, which do not see each other: both completions of a pair.
+        targets: Tokens of all rows that need a log-probability.
+        has_reference_logps: Whether the batch carries the reference's log-probabilities.
+    """
+
+    shared: npt.NDArray[np.int64]
+    branches: tuple[npt.NDArray[np.int64], ...]
+    targets: int
+    has_reference_logps: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows that go through the layers."""
+        return int(sum(np.sum(lengths) for lengths in (self.shared, *self.branches)))
+
+    def attended_pairs(self, window: int | None) -> int:
+        """Pairs (token, token that it attends to) of all rows, in a layer with this window."""
+        whole = sum(np.sum(attended_pairs(self.shared + branch, window)) for branch in self.branches)
+        return int(whole - (len(self.branches) - 1) * np.sum(attended_pairs(self.shared, window)))
+
+
+class BatchKind(Generic[BatchT]):
+    """How one class of batch is trained on; what a kind does not have keeps the default."""
+
+    def rows(self, batch: BatchT) -> Rows:
+        """The tokens as rows for the model."""
+        raise NotImplementedError
+
+    def targets(self, hidden: jax.Array, batch: BatchT) -> Targets:
+        """The targets and the states that predict them, of final hidden states `[B, T, D]`."""
+        raise NotImplementedError
+
+    def mtp_targets(self, hidden: jax.Array, batch: BatchT) -> Targets | None:
+        """As `targets`, of the states of multi-token prediction; None where the kind has none."""
+        return None
+
+    def loss_inputs(self, stats: TokenStats, batch: BatchT, options: PairOptions) -> tuple[LossInputs, TokenStats]:
+        """What the loss reads, and the statistics that metrics of tokens are means of."""
+        raise NotImplementedError
+
+    def target_mask(self, batch: BatchT) -> jax.Array:
+        """Which targets count, `[B, N]`."""
+        raise NotImplementedError
+
+    def mtp_mask(self, batch: BatchT) -> jax.Array:
+        """Which targets count where they are predicted one token earlier: those whose sequence has a token before."""
+        raise NotImplementedError
+
+    def reference_logps(self, batch: BatchT) -> PairLogps | None:
+        """The reference's log-probabilities that the batch carries; None if it carries none."""
+        return None
+
+    def with_reference_logps(self, batch: BatchT, reference: LossInputs) -> BatchT:
+        """The batch with the reference's log-probabilities.
+
+        Raises:
+            ValueError: the kind has no room for them.
+        """
+        raise ValueError("reference log-probs can only be cached for preference pairs")
+
+    def teacher_top_k(self, batch: BatchT) -> TeacherTopK | None:
+        """The teacher's top-k of each target that the batch carries; None if it carries none."""
+        return None
+
+    def with_teacher_top_k(self, batch: BatchT, top_k: TeacherTopK) -> BatchT:
+        """The batch with the teacher's top-k.
+
+        Raises:
+            ValueError: the kind has no room for it.
+        """
+        raise ValueError("a teacher's top-k can only be cached for sequences")
+
+    def without_cached(self, batch: BatchT) -> BatchT:
+        """The batch without what it carries of a reference or a teacher, so that one compiled program serves both."""
+        return batch
+
+    def lengths(self, batch: BatchT) -> BatchLengths:
+        """What a batch in numpy holds."""
+        raise NotImplementedError
+
+    def padded(self, batch: BatchT) -> tuple[int, Lengths]:
+        """Rows of a batch and the tokens of each, padding among them."""
+        raise NotImplementedError
+
+
+_KINDS: dict[type, BatchKind[Any]] = {}
+
+
+def register(batch: type[BatchT], kind: BatchKind[BatchT]) -> None:
+    """Makes a class of batch known to training steps and plans."""
+    _KINDS[batch] = kind
+
+
+def kind_of(batch: Batch) -> BatchKind[Any]:
+    """The kind of a batch.
+
+    Raises:
+        NotRegisteredError: its class is not registered.
+    """
+    kind = _KINDS.get(type(batch))
+    if kind is None:
+        name = type(batch).__qualname__
+        raise NotRegisteredError(
+            f"no kind of batch is registered for {name}; write\n"
+            f"  from nnxdsl.program import batches\n"
+            f"  batches.register({name}, MyKind())"
+        )
+    return kind
+
+
+def gather_sources(hidden: jax.Array, tokens: jax.Array, source: jax.Array) -> jax.Array:
+    """States `[G, C, D]` at the slots `source` `[G, C]` of blocks of packed rows `tokens` `[G, r, T]`."""
+    hidden = hidden.reshape(len(tokens), -1, hidden.shape[-1])  # [G, r * T, D]
+    return jnp.take_along_axis(hidden, source[:, :, None], axis=1)
+
+
+def weighted_stats(stats: TokenStats, weight: jax.Array) -> TokenStats:
+    """Statistics `[B, N]` whose mask leaves out rows of weight 0; `weight` is `[B]`."""
+    return stats._replace(mask=stats.mask * weight[:, None])
+
+
+def real_lengths(lengths: npt.NDArray[np.integer], weight: Any) -> npt.NDArray[np.int64]:
+    """The lengths of rows whose weight is not 0."""
+    return lengths[np.asarray(weight) > 0].astype(np.int64)
+
+
+def attended_pairs(tokens: npt.NDArray[np.int64], window: int | None) -> npt.NDArray[np.int64]:
+    """Pairs (token, token that it attends to) of causal sequences of so many tokens, in the window."""
+    inside = tokens if window is None else np.minimum(tokens, window)
+    return inside * (inside + 1) // 2 + (tokens - inside) * inside

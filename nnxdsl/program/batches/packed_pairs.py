@@ -1,0 +1,57 @@
+"""Preference pairs and feedback, several pairs in a row, which do not see each other."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from nnxdsl.data.batch import PackedPairs
+from nnxdsl.losses.base import PairLogps
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.program.batches.base import Lengths, LossInputs, PairOptions, Rows, Targets, gather_sources, register
+from nnxdsl.program.batches.packed_sequences import packed_lengths, packed_rows
+from nnxdsl.program.batches.pairs import AnyPairs
+
+
+class PackedPairKind(AnyPairs[PackedPairs]):
+    """Packed pairs, in blocks of rows."""
+
+    def rows(self, batch: PackedPairs) -> Rows:
+        """Rows `[G * r, T]`."""
+        return packed_rows(batch, batch.branch)
+
+    def targets(self, hidden: jax.Array, batch: PackedPairs) -> Targets:
+        """The tokens of the completions of each block, `[G, C]`."""
+        return Targets(gather_sources(hidden, batch.tokens, batch.source), batch.target, self.target_mask(batch))
+
+    def target_mask(self, batch: PackedPairs) -> jax.Array:
+        """Which targets count, `[G, C]`."""
+        return batch.owner < 2 * batch.weight.shape[1]
+
+    def loss_inputs(self, stats: TokenStats, batch: PackedPairs, options: PairOptions) -> tuple[LossInputs, TokenStats]:
+        """Summed log-probabilities of all pairs `[G * K]`, and the statistics of each target `[G, C]`."""
+        pairs = batch.weight.shape[1]
+        # A sum over all targets for each completion, and no scatter: float32 on every platform, always in one order.
+        own = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
+        logp = jnp.where(own, stats.logp[:, None, :], 0.0)
+        if options.ld_alpha != 1:
+            shared = jnp.tile(jnp.minimum(batch.chosen_length, batch.rejected_length), (1, 2))[:, :, None]  # [G, 2K, 1]
+            logp = logp * jnp.where(jnp.cumsum(own, axis=-1) <= shared, 1.0, options.ld_alpha)
+        sums = jnp.sum(logp, axis=-1)
+        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
+        logps = PairLogps(*(part.reshape(-1) for part in (sums[:, :pairs], sums[:, pairs:], *lengths)))
+        if options.aligned is not None:
+            sums = jnp.sum(jnp.where(own, options.aligned()[:, None, :], 0.0), axis=-1)
+            means = sums[:, :pairs] / lengths[0] + sums[:, pairs:] / lengths[1]
+            logps = logps._replace(likelihood=jnp.exp(means).reshape(-1))
+        if batch.desirable is None:
+            return logps, stats
+        stats = stats._replace(mask=stats.mask * (batch.owner < pairs))
+        return logps._replace(desirable=batch.desirable.reshape(-1)), stats
+
+    def padded(self, batch: PackedPairs) -> tuple[int, Lengths]:
+        """Rows of a batch and the tokens of each, padding among them."""
+        return packed_lengths(batch)
+
+
+register(PackedPairs, PackedPairKind())

@@ -1,0 +1,132 @@
+"""Preference pairs and feedback, a pair a row: `[prompt | chosen | rejected]`.
+
+Everything position-wise runs on that row; in attention both completions see the prompt and themselves, and not each
+other. Both start at the position after the prompt's end. Feedback has a mismatched completion as `rejected`, of which
+no metric of tokens is a mean.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxdsl.data.batch import PairBatch
+from nnxdsl.losses.base import PairLogps
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.models.attention import row_layout
+from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.program.batches.base import (
+    BatchKind,
+    BatchLengths,
+    BatchT,
+    Lengths,
+    LossInputs,
+    PairOptions,
+    Rows,
+    Targets,
+    real_lengths,
+    register,
+    weighted_stats,
+)
+
+
+class AnyPairs(BatchKind[BatchT]):
+    """What padded and packed pairs have in common."""
+
+    def reference_logps(self, batch: BatchT) -> PairLogps | None:
+        """The reference's log-probabilities that the batch carries; None if it carries none."""
+        if batch.reference_chosen is None:
+            return None
+        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
+        return PairLogps(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
+
+    def with_reference_logps(self, batch: BatchT, reference: LossInputs) -> BatchT:
+        """The batch with the reference's log-probabilities, as `reference_logps` gives them."""
+        if not isinstance(reference, PairLogps):
+            return super().with_reference_logps(batch, reference)
+        chosen, rejected = (part.reshape(batch.weight.shape) for part in (reference.chosen, reference.rejected))
+        return batch._replace(reference_chosen=chosen, reference_rejected=rejected)
+
+    def without_cached(self, batch: BatchT) -> BatchT:
+        """The batch without the reference's log-probabilities."""
+        return batch._replace(reference_chosen=None, reference_rejected=None)
+
+    def lengths(self, batch: BatchT) -> BatchLengths:
+        """What a batch in numpy holds."""
+        fields = batch.prompt_length, batch.chosen_length, batch.rejected_length
+        prompt, *branches = (real_lengths(field, batch.weight) for field in fields)
+        targets = int(sum(np.sum(branch) for branch in branches))
+        return BatchLengths(prompt, tuple(branches), targets, batch.reference_chosen is not None)
+
+
+class PairKind(AnyPairs[PairBatch]):
+    """Padded pairs."""
+
+    def rows(self, batch: PairBatch) -> Rows:
+        """Rows `[B, P + 2R]`."""
+        tokens = jnp.concatenate([batch.prompt, batch.chosen, batch.rejected], axis=1)
+        return Rows(tokens, pair_positions(batch), row_layout.pair(batch.prompt.shape[1], batch.chosen.shape[1]))
+
+    def targets(self, hidden: jax.Array, batch: PairBatch) -> Targets:
+        """The tokens of both completions, `[B, 2R]`."""
+        prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
+        # A token is predicted from the slot before it, and the first of both completions from the prompt's last slot.
+        from_prompt = hidden[:, prompt - 1 : prompt]  # [B, 1, D]
+        for_chosen = hidden[:, prompt : prompt + response - 1]
+        for_rejected = hidden[:, prompt + response : prompt + 2 * response - 1]
+        predicting = jnp.concatenate([from_prompt, for_chosen, from_prompt, for_rejected], axis=1)  # [B, 2R, D]
+        return Targets(predicting, jnp.concatenate([batch.chosen, batch.rejected], axis=1), self.target_mask(batch))
+
+    def target_mask(self, batch: PairBatch) -> jax.Array:
+        """Which targets count, `[B, 2R]`."""
+        slots = jnp.arange(batch.chosen.shape[1])[None, :]
+        return jnp.concatenate(
+            [slots < batch.chosen_length[:, None], slots < batch.rejected_length[:, None]], axis=1
+        )  # [B, 2R]
+
+    def loss_inputs(self, stats: TokenStats, batch: PairBatch, options: PairOptions) -> tuple[LossInputs, TokenStats]:
+        """Summed log-probabilities of both completions `[B]`, and the statistics of their tokens `[B, 2R]`."""
+        response = batch.chosen.shape[1]
+        logp = stats.logp
+        if options.ld_alpha != 1:
+            shared = jnp.minimum(batch.chosen_length, batch.rejected_length)[:, None]
+            slots = jnp.arange(response)[None, :]
+            logp = logp * jnp.tile(jnp.where(slots < shared, 1.0, options.ld_alpha), (1, 2))
+        chosen, rejected = jnp.sum(logp[:, :response], axis=1), jnp.sum(logp[:, response:], axis=1)
+        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
+        token_stats = stats
+        if batch.desirable is not None:  # a mismatched completion is left out of the metrics
+            token_stats = stats._replace(mask=stats.mask.at[:, response:].set(0.0))
+        logps = PairLogps(chosen, rejected, *lengths, batch.desirable)
+        if options.aligned is not None:
+            own = options.aligned()
+            means = jnp.sum(own[:, :response], axis=1) / lengths[0] + jnp.sum(own[:, response:], axis=1) / lengths[1]
+            logps = logps._replace(likelihood=jnp.exp(means))
+        return logps, weighted_stats(token_stats, batch.weight)
+
+    def padded(self, batch: PairBatch) -> tuple[int, Lengths]:
+        """Rows of a batch and the tokens of each, padding among them."""
+        response = batch.chosen.shape[1]
+        return len(batch.weight), Lengths(batch.prompt.shape[1] + 2 * response, 2 * response)
+
+
+def pair_positions(batch: PairBatch) -> TokenPositions:
+    """Where the tokens of `[prompt | chosen | rejected]` stand: prompts end at their last slot, completions do not."""
+    prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
+    start = batch.prompt_length[:, None]  # [B, 1]
+    in_prompt = jnp.arange(prompt)[None, :] - (prompt - start)  # [B, P], negative in the padding
+    after = jnp.arange(response)[None, :]  # [1, R]
+    real = jnp.concatenate(
+        [in_prompt >= 0, after < batch.chosen_length[:, None], after < batch.rejected_length[:, None]], axis=1
+    )
+    position = jnp.concatenate([in_prompt, start + after, start + after], axis=1)
+    branch = np.repeat(np.arange(3), [prompt, response, response])  # [P + 2R]
+    return TokenPositions(
+        jnp.where(real, position, 0).astype(jnp.int32),
+        real.astype(jnp.int32),
+        jnp.broadcast_to(branch, (len(batch.prompt), branch.size)).astype(jnp.int32),
+    )
+
+
+register(PairBatch, PairKind())
