@@ -19,40 +19,11 @@ HEAD = "lm_head.weight"
 """Stands beside what the text model's tensors have before their names, not behind it."""
 
 _TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
-_ATTENTION = {
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-}
-# Of what is compressed: queries as they are, or compressed too.
-_LATENT_KEYS = {
-    "attention.key_value_down": "self_attn.kv_a_proj_with_mqa",
-    "attention.key_value_up": "self_attn.kv_b_proj",
-    "attention.output": "self_attn.o_proj",
-}
-_LATENT: dict[bool, dict[str, str]] = {
-    False: {"attention.query": "self_attn.q_proj", **_LATENT_KEYS},
-    True: {"attention.query_down": "self_attn.q_a_proj", "attention.query_up": "self_attn.q_b_proj", **_LATENT_KEYS},
-}
-_LATENT_NORMS: dict[bool, dict[str, str]] = {
-    False: {"attention.key_value_norm": "self_attn.kv_a_layernorm"},
-    True: {
-        "attention.query_norm": "self_attn.q_a_layernorm",
-        "attention.key_value_norm": "self_attn.kv_a_layernorm",
-    },
-}
 _MLP = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-_BIASED = {
-    "none": (),
-    "qkv": ("attention.query", "attention.key", "attention.value"),
-    "all": ("attention.query", "attention.key", "attention.value", "attention.output"),
-}
-_QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 # What the Hub calls the norm before the MLP where it is the only one after attention, and where it is not.
 _NORMS: dict[Norms, dict[str, str]] = {
     "pre": {"pre_attention_norm": "input_layernorm", "pre_mlp_norm": "post_attention_layernorm"},
@@ -200,7 +171,7 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
 
 def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool) -> dict[str, TensorSource]:
     """Within a layer of this kind, with one MLP or with experts."""
-    found = _mixer(config, kind) | {
+    found = config.mixer(kind).tensors(config) | {
         f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.norms].items()
     }
     if dense or config.moe is None:
@@ -209,23 +180,3 @@ def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, de
         }
     family = family_named(model_type)
     return found | (moe_tensors if family is None else family.moe_tensors)(config.moe)
-
-
-def _mixer(config: DecoderConfig, kind: LayerKind) -> dict[str, TensorSource]:
-    """What mixes the tokens of a layer."""
-    if kind == "linear":
-        assert config.gated_deltanet is not None  # a config with such layers has it
-        return config.gated_deltanet.tensors()
-    attention = _ATTENTION if config.mla is None else _LATENT[config.mla.q_lora_rank is not None]
-    norms = _QUERY_KEY_NORMS if config.query_key_norm != "none" else {}
-    if config.mla is not None:
-        norms = _LATENT_NORMS[config.mla.q_lora_rank is not None]
-    biased = _BIASED[config.attention_bias]
-    return {
-        **{
-            f"{ours}.kernel": TensorSource((f"{theirs}.weight",), transposed=True) for ours, theirs in attention.items()
-        },
-        **{f"{ours}.bias": TensorSource((f"{_ATTENTION[ours]}.bias",)) for ours in biased},
-        **({"attention.sinks": TensorSource(("self_attn.sinks",))} if config.sinks else {}),
-        **{f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in norms.items()},
-    }

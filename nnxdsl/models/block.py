@@ -8,15 +8,12 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.gqa import Attention
-from nnxdsl.models.attention.kv_cache import KV
-from nnxdsl.models.attention.mla import LatentAttention
 from nnxdsl.models.attention.view import Context
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.deltanet.layer import DeltaState, GatedDeltaNet
 from nnxdsl.models.layers.mlp import MLP
 from nnxdsl.models.layers.norm import RMSNorm, norm_of
 from nnxdsl.models.logical_axes import constrain
+from nnxdsl.models.mixer import mixer_class
 from nnxdsl.models.moe.layer import ExpertMLP
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.remat import named
@@ -49,7 +46,7 @@ class Block(nnx.Module):
 
         self.kind: LayerKind = kind
         self.pre_attention_norm = norm("pre")
-        self.attention = _mixer(config, kind, rngs=rngs, param_dtype=param_dtype)
+        self.attention = mixer_class(config, kind).build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_attention_norm = norm("post")
         self.pre_mlp_norm = norm("pre")
         self.mlp = (
@@ -59,9 +56,7 @@ class Block(nnx.Module):
         )
         self.post_mlp_norm = norm("post")
 
-    def __call__(
-        self, x: jax.Array, context: Context, past: KV | DeltaState | None
-    ) -> tuple[jax.Array, Any, RouterStats | None]:
+    def __call__(self, x: jax.Array, context: Context, past: Any) -> tuple[jax.Array, Any, RouterStats | None]:
         """`[B, T, D]` to the same, what a cache takes of it, and what the router says if the layer has one.
 
         Args:
@@ -71,8 +66,7 @@ class Block(nnx.Module):
         """
         view = context.view(self.kind)
         x = named(x, "layer_input")
-        mixer: Any = self.attention
-        mixed, new = mixer(_normed(self.pre_attention_norm, x), view, past)
+        mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
         x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         stats, mixed = None, _normed(self.pre_mlp_norm, x)
         if isinstance(self.mlp, ExpertMLP):
@@ -80,20 +74,6 @@ class Block(nnx.Module):
         else:
             mixed = self.mlp(mixed)
         return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new, stats
-
-
-def _mixer(
-    config: DecoderConfig, kind: LayerKind, *, rngs: nnx.Rngs, param_dtype: DTypeLike
-) -> Attention | LatentAttention | GatedDeltaNet:
-    """What mixes the tokens of a layer of this kind."""
-    given: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype}
-    if kind == "linear":
-        assert config.gated_deltanet is not None  # a config with such layers has it
-        return GatedDeltaNet(config.embed_dim, config.gated_deltanet, norm_eps=config.norm_eps, **given)
-    if config.mla is not None:
-        heads, scale = config.num_heads, config.query_scale
-        return LatentAttention(config.embed_dim, heads, config.mla, query_scale=scale, **given)
-    return Attention(config, **given)
 
 
 def _normed(norm: RMSNorm | None, x: jax.Array) -> jax.Array:

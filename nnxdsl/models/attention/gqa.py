@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,7 +12,7 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.cudnn import attend_cudnn
 from nnxdsl.models.attention.dot_product import dot_product_attention
-from nnxdsl.models.attention.kv_cache import KV, attention_with_cache
+from nnxdsl.models.attention.kv_cache import KV, attention_with_cache, empty_kv
 from nnxdsl.models.attention.splash import attend_splash
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
@@ -52,6 +54,16 @@ class Attention(nnx.Module):
         axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
         self.query_norm = norm_of(config, features[0], axes[0], param_dtype) if features else None
         self.key_norm = norm_of(config, features[1], axes[1], param_dtype) if features else None
+
+    @classmethod
+    def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
+        """Attention of this decoder."""
+        return cls(config, rngs=rngs, param_dtype=param_dtype)
+
+    @classmethod
+    def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV:
+        """The cache of one layer without tokens, with `slots` slots."""
+        return empty_kv(config, batch, slots, dtype)
 
     def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds."""

@@ -8,7 +8,7 @@ so who sees whom is told by the slots' places alone, in whatever order they stan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.deltanet.layer import DeltaState, empty_state
+from nnxdsl.models.mixer import mixer_class
 
 
 class KV(NamedTuple):
@@ -25,6 +25,12 @@ class KV(NamedTuple):
 
     key: jax.Array
     value: jax.Array
+
+
+def empty_kv(config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV:
+    """Keys and values of one layer without tokens."""
+    shape = (batch, config.num_kv_heads, slots)
+    return KV(*(jnp.zeros((*shape, width), dtype) for width in config.head_widths))
 
 
 class LayerCaches(NamedTuple):
@@ -38,9 +44,9 @@ class LayerCaches(NamedTuple):
 
     local_layers: KV | None
     global_layers: KV | None
-    states: DeltaState | None = None
+    states: Any = None
 
-    def layer(self, kind: LayerKind, layer: int) -> KV | DeltaState:
+    def layer(self, kind: LayerKind, layer: int) -> Any:
         """What one layer remembers, counted from 0 among those of its kind."""
         held = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}[kind]
         return jax.tree.map(lambda part: part[layer], held)
@@ -92,24 +98,17 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
     Returns:
         A cache of zeros; local layers have `min(window, length)` slots, global ones `length`.
     """
-
-    def empty(slots: int, *leading: int) -> KV:
-        shape = (*leading, batch, config.num_kv_heads, slots)
-        return KV(*(jnp.zeros((*shape, width), dtype) for width in config.head_widths))
+    ring = min(config.window or length, length)
 
     def slots(kinds: Sequence[LayerKind], *leading: int) -> LayerCaches:
-        local, everywhere = kinds.count("local"), kinds.count("global")
-        ring = min(config.window or length, length)
-        states = None
-        if config.gated_deltanet is not None and "linear" in kinds:
-            axes = (*leading, kinds.count("linear"))
-            none = empty_state(config.gated_deltanet, batch, dtype)
-            states = jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), none)
-        return LayerCaches(
-            empty(ring, *leading, local) if local else None,
-            empty(length, *leading, everywhere) if everywhere else None,
-            states,
-        )
+        def stacked(kind: LayerKind) -> Any:
+            if kind not in kinds:
+                return None
+            one = mixer_class(config, kind).init_cache(config, batch, ring if kind == "local" else length, dtype)
+            axes = (*leading, kinds.count(kind))
+            return jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), one)
+
+        return LayerCaches(stacked("local"), stacked("global"), stacked("linear"))
 
     layers = slots(config.pattern, config.periods) if config.periods else None
     tail = slots(config.suffix_layers) if config.suffix_layers else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.cudnn import attend_cudnn
 from nnxdsl.models.attention.dot_product import dot_product_attention
-from nnxdsl.models.attention.kv_cache import KV, attention_with_cache
+from nnxdsl.models.attention.kv_cache import KV, attention_with_cache, empty_kv
 from nnxdsl.models.attention.splash import attend_splash
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
@@ -68,6 +69,20 @@ class LatentAttention(nnx.Module):
         self.key_value_norm = norm(shared)
         self.key_value_up = linear(shared, num_heads * config.qk_nope_head_dim + values, "latent", "heads")
         self.output = linear(values, embed_dim, "heads", "embed")
+
+    @classmethod
+    def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
+        """Latent attention of this decoder."""
+        assert config.mla is not None  # its config names this class
+        scale = config.query_scale
+        return cls(
+            config.embed_dim, config.num_heads, config.mla, query_scale=scale, rngs=rngs, param_dtype=param_dtype
+        )
+
+    @classmethod
+    def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV:
+        """The cache of one layer without tokens, with `slots` slots."""
+        return empty_kv(config, batch, slots, dtype)
 
     def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds.

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import attrs
 
-from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.gqa import GQAConfig
+from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
 
@@ -189,7 +190,7 @@ class DecoderConfig:
         activation: of the MLP's gate.
         scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
         output_gate: what attention gives is multiplied by a sigmoid of the token (Qwen3-Next).
-        gated_deltanet: the heads of linear layers; None where there are none.
+        linear_attention: the mixer of linear layers, such as a gated DeltaNet; None where there are none.
         mla: keys and values are made of one narrow vector a token; None where they are made as queries are.
         moe: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
         dense_layers: so many layers at the beginning have one MLP in spite of `moe`; they are of the first kinds of
@@ -217,7 +218,7 @@ class DecoderConfig:
     query_scale: float
     sinks: bool = False
     output_gate: bool = False
-    gated_deltanet: GatedDeltaNetConfig | None = None
+    linear_attention: MixerConfig | None = None
     attention_soft_cap: float | None = None
     norm_eps: float = 1e-6
     max_length: int
@@ -269,7 +270,7 @@ class DecoderConfig:
                 )
         if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
             raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
-        if (self.gated_deltanet is None) == ("linear" in self.pattern):
+        if (self.linear_attention is None) == ("linear" in self.pattern):
             raise ValueError(f"pattern={self.pattern}: linear layers need delta, and it needs them")
         if self.window is None and "local" in self.pattern:
             raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
@@ -318,9 +319,14 @@ class DecoderConfig:
     @property
     def head_widths(self) -> tuple[int, int]:
         """Widths of a head's query and key, and of its value."""
-        if self.mla is None:
-            return self.head_dim, self.head_dim
-        return self.mla.qk_head_dim, self.mla.v_head_dim
+        return (self.mla or GQAConfig()).head_widths(self)
+
+    def mixer(self, kind: LayerKind) -> MixerConfig:
+        """What mixes the tokens of the layers of this kind."""
+        if kind == "linear":
+            assert self.linear_attention is not None  # a config with such layers has it
+            return self.linear_attention
+        return self.mla or GQAConfig()
 
     def layer_path(self, layer: int) -> tuple[str, int | None]:
         """Where a layer's leaves are: the path of its block, and its position in the stack; None outside of it."""

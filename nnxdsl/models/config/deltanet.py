@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar, Self
+
 import attrs
 
+from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, linears, norms
+
+if TYPE_CHECKING:
+    from nnxdsl.models.config.decoder import DecoderConfig
 
 
 @attrs.frozen(kw_only=True)
-class GatedDeltaNetConfig:
+class GatedDeltaNetConfig(MixerConfig):
     """The heads of a gated DeltaNet layer (Yang et al., arXiv:2412.06464), as Qwen3-Next has them.
 
     Attributes:
@@ -18,6 +24,9 @@ class GatedDeltaNetConfig:
         value_head_dim: width of one head's value.
         conv_kernel: kernel size of the causal convolution over tokens.
     """
+
+    module: ClassVar[str] = "nnxdsl.models.deltanet.layer:GatedDeltaNet"
+    is_attention: ClassVar[bool] = False
 
     key_heads: int
     value_heads: int
@@ -42,8 +51,8 @@ class GatedDeltaNetConfig:
         """Channels of the convolution: queries, keys and values of all heads."""
         return 2 * self.key_heads * self.key_head_dim + self.value_heads * self.value_head_dim
 
-    def tensors(self) -> dict[str, TensorSource]:
-        """Sources of a layer's arrays in a checkpoint."""
+    def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
+        """Sources of the arrays of one layer in a checkpoint of the Hub."""
         return {
             **linears({"attention.inputs": "linear_attn.in_proj_qkvz", "attention.rates": "linear_attn.in_proj_ba"}),
             "attention.conv.weight": TensorSource(("linear_attn.conv1d.weight",)),
@@ -52,3 +61,9 @@ class GatedDeltaNetConfig:
             **norms({"attention.norm": "linear_attn.norm"}),
             **linears({"attention.output": "linear_attn.out_proj"}),
         }
+
+    def divided(self, parts: int) -> Self:
+        """The config of one device's share of the heads; all of them where they cannot be divided."""
+        if self.key_heads % parts:
+            return self
+        return attrs.evolve(self, key_heads=self.key_heads // parts, value_heads=self.value_heads // parts)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
 import attrs
+
+from nnxdsl.models.config.mixer import MixerConfig
+from nnxdsl.models.config.tensors import TensorSource, linears, norms
+
+if TYPE_CHECKING:
+    from nnxdsl.models.config.decoder import DecoderConfig
 
 
 @attrs.frozen(kw_only=True)
-class MLAConfig:
+class MLAConfig(MixerConfig):
     """The widths of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
 
     Attributes:
@@ -18,6 +26,8 @@ class MLAConfig:
         rope_interleave: whether RoPE rotates pairs of neighbours; else the two halves.
         norm_eps: epsilon of the norms of the low-rank projections; the decoder's other norms have their own.
     """
+
+    module: ClassVar[str] = "nnxdsl.models.attention.mla:LatentAttention"
 
     q_lora_rank: int | None = None
     kv_lora_rank: int
@@ -39,3 +49,21 @@ class MLAConfig:
     def qk_head_dim(self) -> int:
         """Width of a head's query and key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def head_widths(self, decoder: DecoderConfig) -> tuple[int, int]:
+        """Widths of a head's query and key, and of its value."""
+        return self.qk_head_dim, self.v_head_dim
+
+    def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
+        """Sources of the arrays of one layer in a checkpoint of the Hub."""
+        queries, query_norm = {"attention.query": "self_attn.q_proj"}, {}
+        if self.q_lora_rank is not None:
+            queries = {"attention.query_down": "self_attn.q_a_proj", "attention.query_up": "self_attn.q_b_proj"}
+            query_norm = {"attention.query_norm": "self_attn.q_a_layernorm"}
+        names = {
+            **queries,
+            "attention.key_value_down": "self_attn.kv_a_proj_with_mqa",
+            "attention.key_value_up": "self_attn.kv_b_proj",
+            "attention.output": "self_attn.o_proj",
+        }
+        return linears(names) | norms({**query_norm, "attention.key_value_norm": "self_attn.kv_a_layernorm"})

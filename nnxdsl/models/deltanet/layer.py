@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.row_layout import RowLayout
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.deltanet.recurrence import CHUNK, Order, Tokens, chunked_delta_rule, step
 from nnxdsl.models.layers.linear import Linear, rows_of
@@ -103,6 +104,19 @@ class GatedDeltaNet(nnx.Module):
         dim = config.value_head_dim
         self.norm = RMSNorm(dim, axis="head_dim", eps=norm_eps, kind="plain", param_dtype=param_dtype)
         self.output = linear(values, embed_dim, "heads", "embed")
+
+    @classmethod
+    def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
+        """A gated DeltaNet of this decoder."""
+        delta = config.linear_attention
+        assert isinstance(delta, GatedDeltaNetConfig)  # it names this class
+        return cls(config.embed_dim, delta, norm_eps=config.norm_eps, rngs=rngs, param_dtype=param_dtype)
+
+    @classmethod
+    def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> DeltaState:
+        """The state of one layer before the first token, however many follow."""
+        assert isinstance(config.linear_attention, GatedDeltaNetConfig)  # it names this class
+        return empty_state(config.linear_attention, batch, dtype)
 
     def __call__(self, x: jax.Array, view: View, past: DeltaState | None) -> tuple[jax.Array, DeltaState]:
         """`[B, T, D]` to `[B, T, D]` and the state after this call's tokens, which takes the place of `past`.

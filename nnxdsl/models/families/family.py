@@ -27,7 +27,7 @@ CHOICES: dict[str, Any] = {
     "pattern": ("global",),
     "rope_local": None,
     "mla": None,
-    "gated_deltanet": None,
+    "linear_attention": None,
     "moe": None,
     "dense_layers": 0,
     "dense_pattern": (),

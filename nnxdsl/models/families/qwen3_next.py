@@ -54,7 +54,7 @@ def _size(*, delta: tuple[int, int, int], experts: tuple[int, int, int], **numbe
     count, per_tok, mlp = experts
     return decoder(
         pattern=("linear", "linear", "linear", "global"),
-        gated_deltanet=GatedDeltaNetConfig(
+        linear_attention=GatedDeltaNetConfig(
             key_heads=key_heads, value_heads=value_heads, key_head_dim=width, value_head_dim=width
         ),
         moe=MoEConfig(
@@ -99,15 +99,15 @@ class _Mixers(Fields):
         linear: tuple[LayerKind, ...] = ("linear",) * (interval - 1)
         pattern = file.pattern((*linear, "global"), LINEAR_KINDS)
         delta = file.part(GatedDeltaNetConfig, **{ours: file.numbers[theirs] for theirs, ours in _NUMBERS.items()})
-        return {"pattern": pattern, "gated_deltanet": delta if "linear" in pattern else None}
+        return {"pattern": pattern, "linear_attention": delta if "linear" in pattern else None}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        assert config.gated_deltanet is not None  # or the decoder is refused
-        numbers = {theirs: getattr(config.gated_deltanet, ours) for theirs, ours in _NUMBERS.items()}
+        assert config.linear_attention is not None  # or the decoder is refused
+        numbers = {theirs: getattr(config.linear_attention, ours) for theirs, ours in _NUMBERS.items()}
         return {"layer_types": layer_types(config), **numbers}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"gated_deltanet": config.gated_deltanet or QWEN3_NEXT["80b-a3b"].gated_deltanet}
+        return {"linear_attention": config.linear_attention or QWEN3_NEXT["80b-a3b"].linear_attention}
 
 
 FAMILY = register(

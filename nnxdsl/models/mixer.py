@@ -1,0 +1,39 @@
+"""The protocol of token mixers: attention, latent attention, gated DeltaNet."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import jax
+from flax import nnx
+from jax.typing import DTypeLike
+
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+
+if TYPE_CHECKING:
+    from nnxdsl.models.attention.view import View
+
+
+class Mixer(Protocol):
+    """The nnx module that mixes the tokens of a layer; its config is a `MixerConfig`, which names it."""
+
+    @classmethod
+    def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
+        """A mixer of this decoder; its arrays have logical axes as metadata."""
+        ...
+
+    @classmethod
+    def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> Any:
+        """The cache of one layer without tokens, a pytree of arrays of zeros; `slots` tokens fit it."""
+        ...
+
+    def __call__(self, x: jax.Array, view: View, past: Any) -> tuple[jax.Array, Any]:
+        """`[B, T, D]` to `[B, T, D]`, and the update of the layer's cache; `past` is the cache, or None."""
+        ...
+
+
+def mixer_class(config: DecoderConfig, kind: LayerKind) -> type[Mixer]:
+    """The module of the layers of this kind."""
+    module, _, name = config.mixer(kind).module.partition(":")
+    return getattr(import_module(module), name)
