@@ -23,7 +23,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.generate.model_pair import REFERENCE, UNTRAINED, ModelPair
 from nnxdsl.generate.sampler import ROUND_TO as PROMPTS_TO
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.losses.base import PairLogps as PairsSaid
+from nnxdsl.losses.base import PairLogps
 from nnxdsl.runs.run_dir import RunDirectory
 
 CONTEXT = 8
@@ -33,7 +33,7 @@ ROUND_TO = 64
 """Texts are filled up to a multiple of so many tokens, so that similar ones share a compiled program."""
 
 MOST_SAMPLES = 16
-"""Answers of one model to one prompt."""
+"""Most completions of one model for one prompt."""
 
 SHOWN = 600
 """Characters of a text in a table."""
@@ -45,26 +45,26 @@ Tell = Callable[[str], object]
 SIDES = ("chosen", "rejected")
 
 
-def generate(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """Answers of both models to one prompt with the same draws.
 
     Args:
         models: The two.
-        asked: "prompt" and "chat" (true, false, or null for what the run learnt from), or "row" of the held-out data;
+        request: "prompt" and "chat" (true, false, or null for what the run learnt from), or "row" of the held-out data;
             "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples", how many answers of each, 1 to 16.
         tell: Called with what is done.
 
     Raises:
         RunError: the prompt is empty or too long, or a setting is out of its range.
     """
-    prompt = _prompt(models, asked)
+    prompt = _prompt(models, request)
     try:
         sampling = Sampling(
-            int(asked.get("max_new_tokens", 64)),
-            float(asked.get("temperature", 0.0)),
-            asked.get("top_k"),
-            asked.get("top_p"),
-            int(asked.get("seed", 0)),
+            int(request.get("max_new_tokens", 64)),
+            float(request.get("temperature", 0.0)),
+            request.get("top_k"),
+            request.get("top_p"),
+            int(request.get("seed", 0)),
         )
     except ValueError as error:
         raise RunError(str(error)) from error
@@ -74,14 +74,14 @@ def generate(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[st
             f"{len(prompt):,} tokens and {sampling.max_new_tokens:,} new ones are more than the model's {room:,} "
             "positions; shorten the prompt, or ask for fewer"
         )
-    samples = int(asked.get("samples", 1))
+    samples = int(request.get("samples", 1))
     if not 1 <= samples <= MOST_SAMPLES or (samples > 1 and not sampling.temperature):
         raise RunError(
             f"samples: expected 1 to {MOST_SAMPLES}, and 1 at temperature 0, where all are the same; got {samples}"
         )
     sides: dict[str, Any] = {}
     for name, (_, leaves) in models.models().items():
-        tell(f"asking {'the policy' if name == 'policy' else models.other.name}")
+        tell(f"sampling from {'the policy' if name == 'policy' else models.other.name}")
         sampler = models.sampler(name)
         # All that XLA compiles anew for; what is timed is the answer alone.
         kind = (sampler, -(-len(prompt) // PROMPTS_TO), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
@@ -95,7 +95,11 @@ def generate(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[st
         except ValueError as error:
             raise RunError(str(error)) from error
         seconds = time.perf_counter() - began
-        sides[name] = {**_said(models, first), "seconds": seconds, "more": [_said(models, ids) for ids in more]}
+        sides[name] = {
+            **_completion(models, first),
+            "seconds": seconds,
+            "more": [_completion(models, ids) for ids in more],
+        }
     return {
         **_who(models),
         "prompt_ids": prompt,
@@ -106,8 +110,8 @@ def generate(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[st
     }
 
 
-def _said(models: ModelPair, ids: list[int]) -> dict[str, Any]:
-    """One answer, as text and token by token."""
+def _completion(models: ModelPair, ids: list[int]) -> dict[str, Any]:
+    """One completion, as text and token by token."""
     stopped = bool(ids) and ids[-1] in stop_ids(models.tokenizer)
     return {
         "ids": ids,
@@ -118,40 +122,40 @@ def _said(models: ModelPair, ids: list[int]) -> dict[str, Any]:
     }
 
 
-def tokens(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """What both models give each token of a text, teacher-forced.
+def tokens(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """Log-probabilities of both models for each token of a text, teacher-forced.
 
     Args:
         models: The two.
-        asked: "row" of the held-out data; or "prompt", "text" and "chat"; or "prompt_ids" and "completion_ids".
+        request: "row" of the held-out data; or "prompt", "text" and "chat"; or "prompt_ids" and "completion_ids".
         tell: As of `generate`.
 
     Raises:
         RunError: there is no such row, or the text is empty or too long.
     """
     tell("reading the text with both models")
-    if asked.get("row") and isinstance(models.held_out, Pairs):
-        sides = _pair_sides(models, models.held_out, _index(models.held_out, str(asked["row"])))
-    elif asked.get("row") and isinstance(models.held_out, Sequences):
-        row = models.held_out.row(_index(models.held_out, str(asked["row"])))
+    if request.get("row") and isinstance(models.held_out, Pairs):
+        sides = _pair_sides(models, models.held_out, _index(models.held_out, str(request["row"])))
+    elif request.get("row") and isinstance(models.held_out, Sequences):
+        row = models.held_out.row(_index(models.held_out, str(request["row"])))
         sides = [_sequence_side(models, "text", row["tokens"].tolist(), row["target"].astype(bool).tolist())]
-    elif asked.get("completion_ids"):
-        prompt, completion = _ids(models, asked["prompt_ids"]), _ids(models, asked["completion_ids"])
+    elif request.get("completion_ids"):
+        prompt, completion = _ids(models, request["prompt_ids"]), _ids(models, request["completion_ids"])
         sides = [
             _sequence_side(models, "text", [*prompt, *completion], [False] * len(prompt) + [True] * len(completion))
         ]
     else:
-        sides = [_text_side(models, asked)]
+        sides = [_text_side(models, request)]
     tell("looking for the likeliest tokens")
     return {**_who(models), "sides": [_with_alternatives(models, side) for side in sides]}
 
 
-def pairs(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """What both models say of the held-out pairs, and rewards as the objective's own metrics have them.
+def pairs(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """Log-probabilities of both models for the held-out pairs, and rewards as the objective's metrics define them.
 
     Args:
         models: The two.
-        asked: "limit", the most rows that are read.
+        request: "limit", the most rows that are read.
         tell: As of `generate`.
 
     Raises:
@@ -159,9 +163,9 @@ def pairs(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, 
     """
     data = models.held_out
     if not isinstance(data, Pairs):
-        held = "has no held-out data" if data is None else f"has held-out {type(data).__name__.lower()}"
-        raise RunError(f"the experiment {held}; this table needs preference pairs: set evaluation.data")
-    count = min(len(data), int(asked.get("limit", len(data))))
+        problem = "has no held-out data" if data is None else f"has held-out {type(data).__name__.lower()}"
+        raise RunError(f"the experiment {problem}; this table needs preference pairs: set evaluation.data")
+    count = min(len(data), int(request.get("limit", len(data))))
     size = models.program.blueprint.forward_batch_size
     rows: list[dict[str, Any]] = []
     largest = 0.0
@@ -170,15 +174,15 @@ def pairs(models: ModelPair, asked: Mapping[str, Any], tell: Tell) -> dict[str, 
         here = list(range(start, min(start + size, count)))
         batch = data.batch(here, size)
         policy, other = models.read(batch)
-        assert isinstance(policy.scored, PairsSaid)
-        assert isinstance(other.scored, PairsSaid)
-        rewards = models.rewards(policy.scored, other.scored)
-        mine, theirs = jax.device_get((policy.scored, other.scored))
+        assert isinstance(policy.loss_inputs, PairLogps)
+        assert isinstance(other.loss_inputs, PairLogps)
+        rewards = models.rewards(policy.loss_inputs, other.loss_inputs)
+        mine, theirs = jax.device_get((policy.loss_inputs, other.loss_inputs))
         rows += [_pair_row(models, data, index, at, mine, theirs, rewards) for at, index in enumerate(here)]
         if start < FIRST_ROWS:
-            first = models.program.score(models.first, batch).stats if models.step else policy.stats
-            apart = np.abs(np.asarray(first.logp) - np.asarray(other.stats.logp)) * np.asarray(first.mask)
-            largest = max(largest, float(apart.max()))
+            first = models.program.score(models.first, batch).token_stats if models.step else policy.token_stats
+            difference = np.abs(np.asarray(first.logp) - np.asarray(other.token_stats.logp)) * np.asarray(first.mask)
+            largest = max(largest, float(difference.max()))
     blueprint = models.program.blueprint
     moves = (
         blueprint.reference.has_own_weights
@@ -237,9 +241,9 @@ def _specials(models: ModelPair, ids: Sequence[int]) -> list[int]:
 
 
 def _ids(models: ModelPair, given: Any) -> list[int]:
-    known = models.program.blueprint.config.vocab_size
-    if not isinstance(given, list) or not all(isinstance(one, int) and 0 <= one < known for one in given):
-        raise RunError(f"expected token ids below {known:,}")
+    vocab_size = models.program.blueprint.config.vocab_size
+    if not isinstance(given, list) or not all(isinstance(one, int) and 0 <= one < vocab_size for one in given):
+        raise RunError(f"expected token ids below {vocab_size:,}")
     return given
 
 
@@ -249,19 +253,19 @@ def _index(data: Dataset, where: str) -> int:
     return data.row_ids.index(where)
 
 
-def _chat_or_text(models: ModelPair, asked: Mapping[str, Any], text: str) -> Any:
-    is_chat = models.is_chat if asked.get("chat") is None else bool(asked["chat"])
+def _chat_or_text(models: ModelPair, request: Mapping[str, Any], text: str) -> Any:
+    is_chat = models.is_chat if request.get("chat") is None else bool(request["chat"])
     return [{"role": "user", "content": text}] if is_chat else text
 
 
-def _prompt(models: ModelPair, asked: Mapping[str, Any]) -> list[int]:
-    if asked.get("row"):
+def _prompt(models: ModelPair, request: Mapping[str, Any]) -> list[int]:
+    if request.get("row"):
         data = models.held_out
         if not isinstance(data, Pairs | Prompts):
             raise RunError("the experiment has no held-out prompts: set evaluation.data")
-        return data.row(_index(data, str(asked["row"])))["prompt"].tolist()
+        return data.row(_index(data, str(request["row"])))["prompt"].tolist()
     try:
-        ids = models.encoder.prompt(_chat_or_text(models, asked, str(asked.get("prompt", ""))))
+        ids = models.encoder.prompt(_chat_or_text(models, request, str(request.get("prompt", ""))))
     except RowError as error:
         raise RunError(f"the prompt: {error}") from error
     if not ids:
@@ -272,20 +276,20 @@ def _prompt(models: ModelPair, asked: Mapping[str, Any]) -> list[int]:
 def _pair_sides(models: ModelPair, data: Pairs, index: int) -> list[dict[str, Any]]:
     """Both completions of a pair, by the very program that reads all pairs."""
     batch, row = data.batch([index], models.program.blueprint.forward_batch_size), data.row(index)
-    both = [np.asarray(read.stats.logp[0]) for read in models.read(batch)]
+    both = [np.asarray(read.token_stats.logp[0]) for read in models.read(batch)]
     prompt, width, sides = row["prompt"].tolist(), batch.chosen.shape[1], []
     for number, name in enumerate(SIDES):
         completion = row[name].tolist()
-        policy, other = (said[number * width : number * width + len(completion)] for said in both)
+        policy, other = (logps[number * width : number * width + len(completion)] for logps in both)
         sides.append(_side(models, name, [*prompt, *completion], len(prompt), policy, other))
     return sides
 
 
-def _text_side(models: ModelPair, asked: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, text = str(asked.get("prompt", "")), str(asked.get("text", ""))
+def _text_side(models: ModelPair, request: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, text = str(request.get("prompt", "")), str(request.get("text", ""))
     if not text:
         raise RunError("the answer is empty; write the text whose tokens are to be looked at")
-    given = _chat_or_text(models, asked, prompt)
+    given = _chat_or_text(models, request, prompt)
     try:
         if isinstance(given, str):
             split = models.encoder.split_text(prompt, (text,))
@@ -304,15 +308,15 @@ def _sequence_side(models: ModelPair, name: str, ids: list[int], target: list[bo
         raise RunError(f"{len(ids):,} tokens are more than the model's {room:,} positions; shorten it")
     begin = max(1, target.index(True)) if True in target else 1
     if len(ids) <= begin:
-        raise RunError("nothing comes after the first token, so that there is nothing to look at")
+        raise RunError("nothing comes after the first token, so there is no log-probability to show")
     width = min(room, -(-len(ids) // ROUND_TO) * ROUND_TO)
     row, mask = np.zeros((1, width), np.int32), np.zeros((1, width), bool)
     row[0, : len(ids)] = ids
     mask[0, begin : len(ids)] = True
     length = np.array([len(ids)], np.int32)
     policy, other = models.read(SequenceBatch(row, length, mask, np.ones(1, np.float32)))
-    said = (np.asarray(read.stats.logp[0])[begin - 1 : len(ids) - 1] for read in (policy, other))
-    return _side(models, name, ids, begin, *said)
+    logps = (np.asarray(read.token_stats.logp[0])[begin - 1 : len(ids) - 1] for read in (policy, other))
+    return _side(models, name, ids, begin, *logps)
 
 
 def _side(
@@ -348,8 +352,8 @@ def _pair_row(
     data: Pairs,
     index: int,
     at: int,
-    policy: PairsSaid,
-    other: PairsSaid,
+    policy: PairLogps,
+    other: PairLogps,
     rewards: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     row = data.row(index)
@@ -358,8 +362,8 @@ def _pair_row(
         **{name: models.tokenizer.decode(row[name])[:SHOWN] for name in ("prompt", *SIDES)},
         "prompt_tokens": len(row["prompt"]),
         **{f"{name}_tokens": len(row[name]) for name in SIDES},
-        "policy": [float(policy.chosen[at]), float(policy.rejected[at])],
-        "other": [float(other.chosen[at]), float(other.rejected[at])],
+        "policy": [float(policy.chosen_logps[at]), float(policy.rejected_logps[at])],
+        "other": [float(other.chosen_logps[at]), float(other.rejected_logps[at])],
         "rewards": {name.removeprefix("rewards/"): _number(value[at]) for name, value in rewards.items()},
     }
 

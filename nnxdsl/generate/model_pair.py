@@ -24,7 +24,7 @@ from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, RunError, WeightsError
 from nnxdsl.generate.sampler import Sampler
-from nnxdsl.losses.base import PairLogps as PairsSaid
+from nnxdsl.losses.base import PairLogps
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.attention.row_layout import sequence
 from nnxdsl.models.params import AbstractModel
@@ -119,14 +119,14 @@ class ModelPair:
             WeightsError: the first weights are not there any more.
             DataError: the held-out rows or the tokenizer cannot be read.
         """
-        asked = sources.saved_experiment(directory)
+        experiment = sources.saved_experiment(directory)
         with Checkpoints.open(directory / "checkpoints") as checkpoints:
             steps = checkpoints.steps()
             if not steps:
                 raise WeightsError(f"{directory} has no checkpoint yet")
             # Its own dtypes, which may have gone by a device that this machine does not have.
             compute = checkpoints.meta(steps[-1])["identity"]["compute"]
-            program = compile_experiment(evolve(asked, {"mesh": Mesh(), "precision.compute": compute}))
+            program = compile_experiment(evolve(experiment, {"mesh": Mesh(), "precision.compute": compute}))
             tell("reading weights")
             source, home = sources.open_source(program.blueprint, directory.parent), directory.parent
             saved = _Saved.read(directory, program, checkpoints, source, tell)
@@ -140,7 +140,7 @@ class ModelPair:
                 other = _of_state(program, f"step {int(against)}", at_step(int(against)))
             elif program.blueprint.reference.has_own_weights:
                 tell("reading the reference's weights")
-                other = _apart(program, program.load_reference(source))
+                other = _own_reference(program, program.load_reference(source))
             elif program.blueprint.reference.is_synced and step:
                 other = _of_state(program, REFERENCE, at_step(step, "reference"))
             elif not program.blueprint.reference.exists:
@@ -149,10 +149,10 @@ class ModelPair:
                 base = lora.disable_adapter(first.trainable) if program.blueprint.reference.is_base else first.trainable
                 other = _of_state(program, REFERENCE, state(0, base))
         tell("reading held-out rows")
-        tokenizer = _tokenizer(asked, home)
-        data = None if asked.evaluation is None else asked.evaluation.data
+        tokenizer = _tokenizer(experiment, home)
+        data = None if experiment.evaluation is None else experiment.evaluation.data
         held_out = None if data is None else _loaded(program, data, tokenizer)
-        is_chat = _is_chat(asked.data) if held_out is None else held_out.is_chat
+        is_chat = _is_chat(experiment.data) if held_out is None else held_out.is_chat
         return cls(directory, step, program, policy, first, other, tokenizer, held_out, is_chat)
 
     @property
@@ -176,7 +176,7 @@ class ModelPair:
             self._samplers[kind] = Sampler(template, blueprint.config, blueprint.compute, stop_ids(self.tokenizer))
         return self._samplers[kind]
 
-    def rewards(self, policy: PairsSaid, other: PairsSaid) -> dict[str, np.ndarray]:
+    def rewards(self, policy: PairLogps, other: PairLogps) -> dict[str, np.ndarray]:
         """What the objective's own metrics say of each pair by itself, `[B]`; NaN where it says nothing.
 
         Args:
@@ -185,7 +185,7 @@ class ModelPair:
         """
         compares, loss = self.program.blueprint.reference.exists, self.program.policy_loss.loss.objective
 
-        def each(policy: PairsSaid, other: PairsSaid) -> dict[str, jax.Array]:
+        def each(policy: PairLogps, other: PairLogps) -> dict[str, jax.Array]:
             def of_one(weight: jax.Array) -> dict[str, jax.Array]:
                 metrics = loss(policy, other if compares else None, weight).metrics
                 return {
@@ -193,7 +193,7 @@ class ModelPair:
                     for name, ratio in metrics.items()
                 }
 
-            return jax.vmap(of_one)(jnp.eye(len(policy.chosen)))
+            return jax.vmap(of_one)(jnp.eye(len(policy.chosen_logps)))
 
         if "rewards" not in self._jitted:
             self._jitted["rewards"] = jax.jit(each)
@@ -216,7 +216,7 @@ class ModelPair:
         templates = {name: template for name, (template, _) in self.models().items()}
         count = min(ALTERNATIVES, config.vocab_size)
 
-        def said(leaves: dict[str, Leaves], tokens: jax.Array, length: jax.Array) -> dict[str, Any]:
+        def top_alternatives(leaves: dict[str, Leaves], tokens: jax.Array, length: jax.Array) -> dict[str, Any]:
             width = tokens.shape[1]
             models = {name: forward.model(templates[name], part) for name, part in leaves.items()}
             method, places = forward.kernels.method(sequence(width)), positions_right_padded(length, width)
@@ -242,7 +242,7 @@ class ModelPair:
             return jax.tree.map(lambda x: x.reshape(-1, count), whole)
 
         if "alternatives" not in self._jitted:
-            self._jitted["alternatives"] = jax.jit(said)
+            self._jitted["alternatives"] = jax.jit(top_alternatives)
         tokens = np.zeros((1, -(-len(ids) // PIECE) * PIECE), np.int32)
         tokens[0, : len(ids)] = ids
         leaves = {name: part for name, (_, part) in self.models().items()}
@@ -300,9 +300,9 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
     directory = home / run
     if not step.isdigit() or not run or "/" in run or run.startswith(".") or not (directory / "run.json").is_file():
         raise RunError(f"expected RUN@STEP with a run of {home}, got {against!r}")
-    asked = sources.saved_experiment(directory)
+    experiment = sources.saved_experiment(directory)
     compute = mine.blueprint.compute.name
-    program = compile_experiment(evolve(asked, {"mesh": Mesh(), "precision.compute": compute}))
+    program = compile_experiment(evolve(experiment, {"mesh": Mesh(), "precision.compute": compute}))
     ids = [_tokenizer(one, home).encode(PROBE) for one in (mine.experiment, program.experiment)]
     if program.blueprint.config != mine.blueprint.config or ids[0] != ids[1]:
         raise RunError(f"{run} is of another network or tokenizer, so that their tokens cannot be compared one by one")
@@ -326,8 +326,8 @@ def _of_state(program: Program, name: str, state: TrainState) -> Comparison:
     return Comparison(name, template, leaves, lambda batch: program.score(state, batch))
 
 
-def _apart(program: Program, leaves: Leaves) -> Comparison:
-    """A reference with weights of its own, read as training reads it."""
+def _own_reference(program: Program, leaves: Leaves) -> Comparison:
+    """A reference with its own weights, computed as in training."""
     reference = program.policy_loss.reference
     assert isinstance(reference, OwnWeights)
     template, forward = reference.template, reference.forward

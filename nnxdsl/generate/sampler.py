@@ -83,7 +83,7 @@ class Sampler:
             sampling: As of a call.
             length: What prompts are padded to at least: where it is the same from call to call, so is the program.
         """
-        out, counts = self._asked([leaves], prompts, sampling, length)
+        out, counts = self._sample([leaves], prompts, sampling, length)
         return [row[: count + 1].tolist() for row, count in zip(out[0], counts[0], strict=True)]
 
     def together(
@@ -108,10 +108,10 @@ class Sampler:
         """
         return [
             [row[:count].tolist() for row, count in zip(rows, ends, strict=True)]
-            for rows, ends in zip(*self._asked(models, prompts, sampling), strict=True)
+            for rows, ends in zip(*self._sample(models, prompts, sampling), strict=True)
         ]
 
-    def _asked(
+    def _sample(
         self,
         models: Sequence[Leaves],
         prompts: Sequence[Sequence[int]],
@@ -128,17 +128,17 @@ class Sampler:
             raise ValueError(f"top_k={sampling.top_k} of a vocabulary of {self._config.vocab_size}")
         if not prompts:
             return np.zeros((len(models), 0, 0), np.int32), np.zeros((len(models), 0), np.int32)
-        kept = [list(prompt)[-room:] for prompt in prompts]
-        length = min(room, -(-max(*map(len, kept), at_least or 1) // ROUND_TO) * ROUND_TO)
-        tokens = np.zeros((len(kept), length), np.int32)
-        for row, prompt in enumerate(kept):
+        truncated = [list(prompt)[-room:] for prompt in prompts]
+        length = min(room, -(-max(*map(len, truncated), at_least or 1) // ROUND_TO) * ROUND_TO)
+        tokens = np.zeros((len(truncated), length), np.int32)
+        for row, prompt in enumerate(truncated):
             tokens[row, length - len(prompt) :] = prompt
         first, *others = models
         shared = {path for path, leaf in first.items() if all(leaf is other[path] for other in others)}
         out, counts = self._generate(
             {path: leaf for path, leaf in first.items() if path in shared},
             [{path: leaf for path, leaf in model.items() if path not in shared} for model in models],
-            *self._place((tokens, np.array([len(prompt) for prompt in kept], np.int32), numbers_of(kept))),
+            *self._place((tokens, np.array([len(prompt) for prompt in truncated], np.int32), numbers_of(truncated))),
             np.asarray(jax.random.key_data(jax.random.key(sampling.seed))),  # a host array goes to any devices
             np.float32(sampling.temperature),
             None if sampling.top_p is None else np.float32(sampling.top_p),
@@ -215,7 +215,7 @@ class _Loop:
             done = done | jnp.isin(token, stops)
             return token, done, out.at[:, :, count].set(token), counts + (~done).astype(jnp.int32)
 
-        def is_going(carry: tuple[Any, ...]) -> jax.Array:
+        def is_unfinished(carry: tuple[Any, ...]) -> jax.Array:
             return (carry[0] < new_tokens) & ~jnp.all(carry[3])
 
         logits, new = first(stacked, tokens, positions_left_padded(lengths, prompt), None)
@@ -223,7 +223,7 @@ class _Loop:
         none = jnp.zeros((models, rows), jnp.int32)
         zero, out = jnp.zeros((), jnp.int32), jnp.zeros((models, rows, new_tokens), jnp.int32)
         begun = added(zero, choose(logits, zero), none.astype(bool), out, none)
-        *_, out, counts = jax.lax.while_loop(is_going, step, (zero + 1, cache, *begun))
+        *_, out, counts = jax.lax.while_loop(is_unfinished, step, (zero + 1, cache, *begun))
         return out, counts
 
     def _forward(

@@ -79,14 +79,14 @@ def likeliest(logits: jax.Array, top_k: int | None, top_p: jax.Array | None) -> 
         Logits `[..., k]`, the largest first, and -inf for those left out; and their token ids. Where logits are equal
         the smaller id comes first. The likeliest token is never left out.
     """
-    kept, ids = jax.lax.top_k(logits, logits.shape[-1] if top_k is None else top_k)
+    top_logits, ids = jax.lax.top_k(logits, logits.shape[-1] if top_k is None else top_k)
     if top_p is not None:
-        mass = jax.nn.softmax(kept, axis=-1)
+        mass = jax.nn.softmax(top_logits, axis=-1)
         before = jnp.cumsum(mass, axis=-1) - mass
         # The token that crosses the bound is of the set: what comes before it has not reached it yet.
         is_in = (before < top_p).at[..., 0].set(True)
-        kept = jnp.where(is_in, kept, -jnp.inf)
-    return kept, ids
+        top_logits = jnp.where(is_in, top_logits, -jnp.inf)
+    return top_logits, ids
 
 
 def draw(
@@ -96,6 +96,6 @@ def draw(
     logits = logits / temperature
     if top_k is None and top_p is None:
         return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
-    kept, ids = likeliest(logits, top_k, top_p)
-    place = jax.vmap(jax.random.categorical)(keys, kept)
+    top_logits, ids = likeliest(logits, top_k, top_p)
+    place = jax.vmap(jax.random.categorical)(keys, top_logits)
     return jnp.take_along_axis(ids, place[:, None], axis=1)[:, 0].astype(jnp.int32)

@@ -29,8 +29,8 @@ DOES: Mapping[str, Callable[[ModelPair, Mapping[str, Any], Callable[[str], objec
     "tokens": answers.tokens,
     "pairs": answers.pairs,
 }
-TELL_SECONDS = 0.3
-"""Least time between two words on how far it is."""
+REPORT_SECONDS = 0.3
+"""Least time between two progress messages."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,17 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     models: ModelPair | None = None
     with compile_cache(directory.parent, lambda problem: sys.stderr.write(f"{problem}\n")):
         for line in _lines(options.idle):
-            tell, asked = _teller(output, line), {}
+            report, request = _reporter(output, line), {}
             try:
-                asked = json.loads(line)
-                do = DOES.get(asked.get("do"))
+                request = json.loads(line)
+                do = DOES.get(request.get("do"))
                 if do is None:
-                    raise RunError(f"expected one of {', '.join(DOES)}, got {asked.get('do')!r}")
+                    raise RunError(f"expected one of {', '.join(DOES)}, got {request.get('do')!r}")
                 if models is None:
-                    models = ModelPair.open(directory, options.step, options.against, tell)
-                _answer(output, asked, result=do(models, asked, tell))
+                    models = ModelPair.open(directory, options.step, options.against, report)
+                _answer(output, request, result=do(models, request, report))
             except NnxdslError as error:
-                _answer(output, asked, error=f"{type(error).__name__}: {error}")
+                _answer(output, request, error=f"{type(error).__name__}: {error}")
     return 0
 
 
@@ -79,20 +79,20 @@ def _lines(idle: float) -> Iterator[str]:
         pending += found
 
 
-def _teller(output: Any, line: str) -> Callable[[str], None]:
-    said = 0.0
+def _reporter(output: Any, line: str) -> Callable[[str], None]:
+    last = 0.0
 
-    def tell(stage: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= TELL_SECONDS:
-            said = time.monotonic()
+    def report(stage: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= REPORT_SECONDS:
+            last = time.monotonic()
             _answer(output, json.loads(line), stage=stage)
 
-    return tell
+    return report
 
 
-def _answer(output: Any, asked: Mapping[str, Any], **said: Any) -> None:
-    output.write(json.dumps({"id": asked.get("id"), **said}) + "\n")
+def _answer(output: Any, request: Mapping[str, Any], **fields: Any) -> None:
+    output.write(json.dumps({"id": request.get("id"), **fields}) + "\n")
 
 
 def _go_where_it_was_started(directory: Path) -> None:

@@ -144,10 +144,10 @@ def compiled_report(
     shape = device.topology(count, topology, slices=experiment.mesh.slices)
     compiler = find_compiler(device.platform)
     versions = {**code_versions(), **compiler.versions}
-    kept = home / CACHE / f"{_key(experiment, [device.name, count, shape, versions])}.json"
+    cache_file = home / CACHE / f"{_key(experiment, [device.name, count, shape, versions])}.json"
     repeatable = not any(_foreign(to_dict(experiment)))
-    if repeatable and not refresh and (known := _read(kept)) is not None:
-        return {**known, "cached": True}
+    if repeatable and not refresh and (cached := _read(cache_file)) is not None:
+        return {**cached, "cached": True}
     request = {
         "experiment": to_dict(experiment),
         "device": device.name,
@@ -156,13 +156,13 @@ def compiled_report(
         "path": [place for place in sys.path if place],
         "plugins": None if compiler.directory is None else str(compiler.directory),
     }
-    answer = _ask(request, _environment(device, count), limit_seconds, on_start)
-    told = {"device": device.name, "count": count, "topology": shape, "versions": versions, "usable": device.usable}
+    answer = _compile_in_child(request, _environment(device, count), limit_seconds, on_start)
+    target = {"device": device.name, "count": count, "topology": shape, "versions": versions, "usable": device.usable}
     if answer is None:
         nothing = dict.fromkeys(("collectives", "flows", "lower_seconds", "compile_seconds"))
         memory = dict.fromkeys(hardware.FIGURES)
         return {
-            **told,
+            **target,
             "memory": memory,
             **nothing,
             "problem": f"exceeded its time limit of {limit_seconds:g} s",
@@ -170,14 +170,14 @@ def compiled_report(
         }
     if "error" in answer:
         raise _error(answer["error"])
-    report = {**answer, **told}
+    report = {**answer, **target}
     if repeatable:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(kept, report)
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(cache_file, report)
     return {**report, "cached": False}
 
 
-def _ask(
+def _compile_in_child(
     request: dict[str, Any], environment: dict[str, str], limit_seconds: float, on_start: Callable[[int], None] | None
 ) -> dict[str, Any] | None:
     """The child's answer; None if it took too long."""
@@ -195,15 +195,15 @@ def _ask(
         try:
             if on_start is not None:
                 on_start(child.pid)
-            said, _ = child.communicate(json.dumps({**request, "report": str(report)}).encode(), limit_seconds)
+            output, _ = child.communicate(json.dumps({**request, "report": str(report)}).encode(), limit_seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
             _end(child)
         if child.returncode == 0 and report.exists():
             return read_json(report)
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
-    raise RunError("\n  ".join([f"the compiler for {request['device']} {_how(child.returncode)}:", *lines]))
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
+    raise RunError("\n  ".join([f"the compiler for {request['device']} {_exit_reason(child.returncode)}:", *lines]))
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -216,7 +216,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _how(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     memory = ", perhaps because this machine ran out of memory" if -code == signal.SIGKILL else ""
@@ -241,19 +241,19 @@ def _environment(device: hardware.Device, count: int) -> dict[str, str]:
     return environment
 
 
-def _error(said: dict[str, Any]) -> NnxdslError:
+def _error(error: dict[str, Any]) -> NnxdslError:
     """The child's error as it was raised there."""
-    kind = getattr(errors, said["type"], RunError)
+    kind = getattr(errors, error["type"], RunError)
     if issubclass(kind, PlanError | SpecError):
-        return kind([Problem(path, message) for path, message in said["problems"]], said["where"])
-    return kind(said["message"])
+        return kind([Problem(path, message) for path, message in error["problems"]], error["where"])
+    return kind(error["message"])
 
 
-def _key(experiment: Experiment, told: Iterable[object]) -> str:
+def _key(experiment: Experiment, inputs: Iterable[object]) -> str:
     """SHA-256 over all that the compiler's answer depends on, and some more."""
     tree = {name: value for name, value in to_dict(experiment).items() if name not in _NOT_COMPILED}
     flags = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_COMPILERS)}
-    text = json.dumps([tree, *told, flags, code_digest(), _config_digest(experiment)], sort_keys=True)
+    text = json.dumps([tree, *inputs, flags, code_digest(), _config_digest(experiment)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -99,11 +99,11 @@ def collectives(text: str) -> list[Traffic]:
         text: `compiled.as_text()`: the program of one device.
     """
     computations, entry = _read(text)
-    known: dict[str, _Sums] = {}
+    totals: dict[str, _Sums] = {}
 
     def sums(name: str) -> _Sums:
-        if name not in known:
-            known[name] = {}
+        if name not in totals:
+            totals[name] = {}
             computation = computations.get(name, _Computation())
             total: _Sums = {}
             for done in [*computation.done, *_fused(computation, computations)]:
@@ -116,8 +116,8 @@ def collectives(text: str) -> list[Traffic]:
                     _add(total, sums(callee), times, is_loop=True)
             for branches in computation.branches:
                 _add(total, _larger(map(sums, branches)), conditional=True)
-            known[name] = total
-        return known[name]
+            totals[name] = total
+        return totals[name]
 
     found = [Traffic(*key, count, size) for key, (count, size) in sums(entry).items()]
     return sorted(found, key=lambda one: (-one.bytes, one.kind, one.group))

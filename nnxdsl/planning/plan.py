@@ -242,7 +242,7 @@ def _reference(blueprint: Blueprint) -> str:
     if blueprint.teacher is not None:
         size, name = sum(math.prod(leaf.shape) for leaf in blueprint.teacher.base.values()), "a frozen teacher"
         if blueprint.teacher.is_precomputed:
-            return f"none; {name} of {size:,} parameters {_precomputed_top_k(blueprint)}"
+            return f"none; {name} of {size:,} parameters, {_precomputed_top_k(blueprint)}"
         return f"none; {name} of {size:,} parameters reads every batch"
     if mode == "none":
         return "none: the objective compares with nothing"

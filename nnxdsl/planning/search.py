@@ -15,7 +15,7 @@ from nnxdsl.planning.step_time import Cost, cost
 from nnxdsl.program.auto_remat import REMAT_POLICIES
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_unplaced
-from nnxdsl.program.memory import Share, held, memory
+from nnxdsl.program.memory import Share, residual_bytes, memory
 from nnxdsl.sharding.hardware import Device
 from nnxdsl.sharding.mesh_candidates import factorizations
 
@@ -133,7 +133,7 @@ class _Rows:
     def __call__(self, share: Share, rows: int, remat: Remat) -> int:
         key = (share, remat)
         if key not in self._lines:
-            one, two = (held(share, rows, remat) for rows in (1, 2))
+            one, two = (residual_bytes(share, rows, remat) for rows in (1, 2))
             self._lines[key] = one, two
         one, two = self._lines[key]
         return one + (rows - 1) * (two - one)

@@ -31,7 +31,7 @@ from nnxdsl.trainer.rollouts import Rollouts
 
 
 class Sample(NamedTuple):
-    """What policy and reference answer to one prompt; `reference` is None where the objective has none."""
+    """Completions of policy and reference for one prompt; `reference` is None where the objective has none."""
 
     prompt: str
     policy: str
@@ -40,15 +40,15 @@ class Sample(NamedTuple):
 
 @attrs.define
 class Evaluator:
-    """Evaluates a program as an `Evaluation` asks.
+    """Evaluates a program as an `Evaluation` configures it.
 
     Attributes:
         program: The program.
-        evaluation: What was asked for.
+        evaluation: When and how.
         dataset: Its held-out rows, or None.
         tokenizer: Of prompts and answers.
         is_chat: Whether prompts are a user's turn in the chat template.
-        rollouts: What answers held-out prompts, where the objective learns from answers; else None.
+        rollouts: Generates completions of held-out prompts, where the objective trains on completions; else None.
 
     Raises:
         PlanError: Prompts that the model cannot read, and settings that do not fit it, all at once.
@@ -67,30 +67,30 @@ class Evaluator:
     def __attrs_post_init__(self) -> None:
         self._prompts = _encoded(self)
 
-    def prepare(self, first: TrainState, apart: Leaves | None = None) -> None:
-        """Asks the reference for its answers if its weights will be gone: those before any step, or its own.
+    def prepare(self, state: TrainState, own_weights: Leaves | None = None) -> None:
+        """Generates the reference's completions if its weights will be gone: those before any step, or its own.
 
         Args:
-            first: The state before any step.
-            apart: The reference's weights where it has its own, which are not part of the state.
+            state: The state before any step.
+            own_weights: The reference's weights where it has its own, which are not part of the state.
         """
         is_cached = self.program.blueprint.reference.is_precomputed
         template = self.program.blueprint.reference.template
-        if apart is not None and template is not None and self.evaluation.prompts:
-            (self._reference_answers,) = self._answers("reference", template, apart)
-        elif self.evaluation.prompts and is_cached and self.program.reference(first) is None:
-            (self._reference_answers,) = self._answers("policy", *self.program.policy(first))
+        if own_weights is not None and template is not None and self.evaluation.prompts:
+            (self._reference_answers,) = self._answers("reference", template, own_weights)
+        elif self.evaluation.prompts and is_cached and self.program.reference(state) is None:
+            (self._reference_answers,) = self._answers("policy", *self.program.policy(state))
 
-    def metrics(self, state: TrainState, is_to_end: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+    def metrics(self, state: TrainState, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """Means over all held-out rows, each sum divided once; names begin with `eval/`. Empty without held-out data.
 
         Args:
             state: What is evaluated.
-            is_to_end: Asked before each batch; once it says so, the rest is left out and the result is None.
+            should_stop: Called before each batch; once it returns True, the rest is left out and the result is None.
         """
         if isinstance(self.dataset, Prompts):
             assert self.rollouts is not None
-            found = self.rollouts.evaluate(state, self.dataset, self._order(), is_to_end)
+            found = self.rollouts.evaluate(state, self.dataset, self._order(), should_stop)
             return None if found is None else {f"eval/{name}": value for name, value in found.items()}
         totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
@@ -101,7 +101,7 @@ class Evaluator:
 
         computing: dict[str, WeightedMean] = {}
         for batch in self._batches():
-            if is_to_end():
+            if should_stop():
                 return None
             following = self.program.evaluate(state, batch)
             add(computing)  # read while the next one is computed
@@ -111,28 +111,28 @@ class Evaluator:
         return {f"eval/{name}": mean for name, mean in derived_metrics(means).items()}
 
     def samples(self, state: TrainState) -> list[Sample]:
-        """Answers to the evaluation's prompts. The reference is asked once, unless it follows the policy."""
+        """Completions of the evaluation's prompts. Those of the reference are generated once, unless it is synced."""
         prompts = self.evaluation.prompts
         if not prompts:
             return []
         if self.program.blueprint.reference.is_synced:
             self._reference_answers = None
-        policy = self._of_policy(state)
+        policy = self._policy_answers(state)
         answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
         return [Sample(*texts) for texts in zip(prompts, policy, answers, strict=True)]
 
-    def _of_policy(self, state: TrainState) -> list[str]:
-        """The policy's answers; sees to it that the reference's are known as well, if there still is one."""
+    def _policy_answers(self, state: TrainState) -> list[str]:
+        """The policy's completions; generates the reference's as well, if its weights are still there."""
         template, leaves = self.program.policy(state)
         reference = self.program.reference(state)
-        is_apart = self.program.blueprint.reference.has_own_weights
-        is_one = self.program.blueprint.reference.exists and not is_apart
+        has_own_weights = self.program.blueprint.reference.has_own_weights
+        is_one = self.program.blueprint.reference.exists and not has_own_weights
         if is_one and int(state.step) == 0:  # before any step
             self._reference_answers = self._reference_answers or self._answers("policy", template, leaves)[0]
             return self._reference_answers
         if reference is None or self._reference_answers is not None:
             return self._answers("policy", template, leaves)[0]
-        if not is_apart and any(lora.is_adapter(path) for path in leaves):
+        if not has_own_weights and any(lora.is_adapter(path) for path in leaves):
             off = lora.disable_adapter(leaves) if self.program.blueprint.reference.is_base else reference[1]
             policy, self._reference_answers = self._answers("policy", template, leaves, off)
             return policy
@@ -140,14 +140,18 @@ class Evaluator:
         return self._answers("policy", template, leaves)[0]
 
     def _answers(self, name: str, template: AbstractModel, *models: Leaves) -> list[list[str]]:
-        """Of each of several models of one structure, asked together."""
-        blueprint, asked = self.program.blueprint, self.evaluation
+        """Completions of several models of one structure, generated together."""
+        blueprint, evaluation = self.program.blueprint, self.evaluation
         if name not in self._samplers:
             stops = stop_ids(self.tokenizer)
             config, compute = blueprint.config, blueprint.compute
             self._samplers[name] = Sampler(template, config, compute, stops, whole=self.program.replicated)
         sampling = Sampling(
-            asked.max_new_tokens, asked.temperature, asked.top_k, asked.top_p, self.program.experiment.seed
+            evaluation.max_new_tokens,
+            evaluation.temperature,
+            evaluation.top_k,
+            evaluation.top_p,
+            self.program.experiment.seed,
         )
         found = self._samplers[name].together(models, self._prompts, sampling)
         return [[self.tokenizer.decode(ids) for ids in answers] for answers in found]

@@ -1,7 +1,7 @@
-"""Where batches come from that need the policy: it answers prompts, rewards are asked, advantages reckoned.
+"""Rollouts: the policy generates completions of prompts, rewards score them, advantages follow.
 
-Answers are a pure function of seed, step and weights, so that a resumed run draws them again. Where several steps learn
-from the same answers, a checkpoint between them keeps these, since the weights that drew them are gone.
+Completions are a pure function of seed, step and weights, so that a resumed run generates them again. Where several
+steps train on the same completions, a checkpoint between them stores these: the weights that generated them are gone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from nnxdsl.sharding.mesh import on_devices
 
 
 class Rollout(NamedTuple):
-    """Answers of one policy.
+    """Completions of one policy.
 
     Attributes:
         step: The optimizer step, from 0, whose policy gave them.
-        batch: What steps learn from, in numpy.
-        metrics: What the answers are like, under TRL's names.
+        batch: What steps train on, in numpy.
+        metrics: Rewards and lengths, under TRL's names.
     """
 
     step: int
@@ -47,13 +47,13 @@ class Rollout(NamedTuple):
 
 @attrs.define
 class Rollouts:
-    """Has the policy of a program answer prompts.
+    """Generates completions with the policy of a program.
 
     Attributes:
         program: Of an experiment whose objective is `GRPO`.
-        prompts: The prompts that it learns from.
+        prompts: The training prompts.
         tokenizer: Of prompts and answers.
-        rewards: What answers are worth.
+        rewards: The reward functions.
     """
 
     program: Program
@@ -94,13 +94,13 @@ class Rollouts:
 
     @property
     def objective(self) -> GRPO:
-        """What the program learns by."""
+        """The program's objective."""
         objective = self.program.experiment.objective
         assert isinstance(objective, GRPO)
         return objective
 
     def at(self, step: int, state: TrainState) -> Rollout:
-        """The answers that a step learns from.
+        """The completions that a step trains on.
 
         Args:
             step: From 0.
@@ -112,7 +112,7 @@ class Rollouts:
         first = step - step % self.objective.num_iterations
         if self._last is None or self._last.step != first:
             if step != first:
-                raise RunError(f"step {step} learns from the answers of step {first}, which are not kept")
+                raise RunError(f"step {step} trains on the completions of step {first}, which were not saved")
             try:
                 self._last = self._draw(step, state)
             except RunError as error:
@@ -120,15 +120,15 @@ class Rollouts:
         return self._last
 
     def indices(self, step: int) -> Sequence[int]:
-        """The rows of the prompts whose answers a step learns from."""
+        """The rows of the prompts that a step trains on."""
         return self._order.indices(step // self.objective.num_iterations).tolist()
 
     def state(self, position: int) -> dict[str, Any]:
-        """What a checkpoint keeps after so many steps, in plain JSON values."""
-        kept = {**self._order.state(position), "rewards": self.rewards.fingerprint(), "rollout": None}
+        """What a checkpoint stores after so many steps, in plain JSON values."""
+        stored = {**self._order.state(position), "rewards": self.rewards.fingerprint(), "rollout": None}
         if self._last is not None and self._last.step < position < self._last.step + self.objective.num_iterations:
-            kept["rollout"] = _packed(self._last)
-        return kept
+            stored["rollout"] = _packed(self._last)
+        return stored
 
     def check(self, state: Mapping[str, Any]) -> int:
         """The position in a checkpoint's state that these rollouts can go on from.
@@ -149,27 +149,27 @@ class Rollouts:
         return position
 
     def evaluate(
-        self, state: TrainState, held_out: Prompts, order: Rows, is_to_end: Callable[[], bool] = lambda: False
+        self, state: TrainState, held_out: Prompts, order: Rows, should_stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """Mean rewards of one answer to each held-out prompt, drawn as in training and always with the same draws.
+        """Mean rewards of one completion of each held-out prompt, sampled as in training and always with the same seed.
 
         Args:
             state: Whose policy answers.
             held_out: The prompts.
             order: [rows] the order in which they are answered.
-            is_to_end: Asked before each batch; once it says so, the rest is left out and the result is None.
+            should_stop: Called before each batch; once it returns True, the rest is left out and the result is None.
         """
         size, seed = self.program.experiment.batch_size, _seed(self.program.experiment.seed, "held out")
         answers: list[list[int]] = []
         values: list[list[float]] = []
         for start in range(0, len(order), size):
-            if is_to_end():
+            if should_stop():
                 return None
             rows = order[start : start + size].tolist()
             filled = rows + rows[:1] * (size - len(rows))  # one program for all batches
-            said = self._answers(state, held_out, filled, seed)[: len(rows)]
-            answers += said
-            values += self._values(held_out, rows, said)
+            completions = self._answers(state, held_out, filled, seed)[: len(rows)]
+            answers += completions
+            values += self._values(held_out, rows, completions)
         metrics = self._metrics(np.asarray(values), answers, held_out.max_completion_length)
         return {name: value for name, value in metrics.items() if name != "frac_reward_zero_std"}
 
@@ -181,18 +181,20 @@ class Rollouts:
         totals = (values @ np.asarray(self.rewards.weights)).reshape(-1, group)
         batch = self.prompts.batch_of(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
         if self.objective.num_iterations > 1:
-            said = self.program.score(state, batch).stats
-            batch = batch._replace(old=np.asarray(said.logp))
+            stats = self.program.score(state, batch).token_stats
+            batch = batch._replace(old=np.asarray(stats.logp))
         metrics = self._metrics(values, answers, self.prompts.max_completion_length)
         return Rollout(step, batch, metrics)
 
     def _answers(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
-        asked, blueprint = self.objective, self.program.blueprint
+        objective, blueprint = self.objective, self.program.blueprint
         template, leaves = self.program.policy(state)
         if self._sampler is None:
             config, compute, whole = blueprint.config, blueprint.compute, self.program.replicated
             self._sampler = Sampler(template, config, compute, self._stops, self._place, whole)
-        sampling = Sampling(prompts.max_completion_length, asked.temperature, asked.top_k, asked.top_p, seed)
+        sampling = Sampling(
+            prompts.max_completion_length, objective.temperature, objective.top_k, objective.top_p, seed
+        )
         ids = [prompts.row(row)["prompt"].tolist() for row in rows]
         return self._sampler.drawn(leaves, ids, sampling, prompts.shapes["prompt"])
 
@@ -202,7 +204,7 @@ class Rollouts:
         return on_devices(rows, sharding)
 
     def _values(self, prompts: Prompts, rows: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
-        """What each answer is worth to each reward."""
+        """The rewards of each completion, `[answers, rewards]`."""
         texts = [self.tokenizer.decode([token for token in answer if token not in self._stops]) for answer in answers]
 
         def found() -> list[list[float]]:
@@ -212,7 +214,7 @@ class Rollouts:
         return distributed.on_process_0(found)  # a user's function may not say the same in every process
 
     def _metrics(self, values: np.ndarray, answers: Sequence[Sequence[int]], limit: int) -> dict[str, float]:
-        """What answers are like, under TRL's names; `values` are `[answers, rewards]`."""
+        """Metrics of completions under TRL's names; `values` are `[answers, rewards]`."""
         totals = values @ np.asarray(self.rewards.weights)
         lengths = np.array([len(answer) for answer in answers])
         ended = np.array([answer[-1] in self._stops for answer in answers])
@@ -241,14 +243,14 @@ def _seed(seed: int, what: str) -> int:
 
 def _packed(rollout: Rollout) -> dict[str, Any]:
     """A rollout as plain JSON values."""
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     arrays = {name: array for name, array in rollout.batch._asdict().items() if array is not None}
-    np.savez_compressed(held, **arrays)
-    batch = base64.b64encode(held.getvalue()).decode()
+    np.savez_compressed(buffer, **arrays)
+    batch = base64.b64encode(buffer.getvalue()).decode()
     return {"step": rollout.step, "metrics": rollout.metrics, "batch": batch}
 
 
-def _unpacked(kept: Mapping[str, Any]) -> Rollout:
-    with np.load(io.BytesIO(base64.b64decode(kept["batch"])), allow_pickle=False) as held:
-        batch = RolloutBatch(**{name: held[name] for name in held.files})
-    return Rollout(int(kept["step"]), batch, dict(kept["metrics"]))
+def _unpacked(stored: Mapping[str, Any]) -> Rollout:
+    with np.load(io.BytesIO(base64.b64decode(stored["batch"])), allow_pickle=False) as file:
+        batch = RolloutBatch(**{name: file[name] for name in file.files})
+    return Rollout(int(stored["step"]), batch, dict(stored["metrics"]))

@@ -1,4 +1,4 @@
-"""What a run takes of its machine: time a token, a row and a FLOP, the share of what its devices could do, memory."""
+"""Throughput of a run: tokens, rows and FLOPs per second, utilisation of its devices, memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from nnxdsl.sharding import hardware
 
 @attrs.frozen
 class Speed:
-    """Turns the time of a step into figures.
+    """Turns the time of a step into throughput metrics.
 
     Attributes:
-        unit: What a row is called.
-        rows: Of a step.
+        unit: Name of a row in metrics.
+        rows: Rows of a step.
         peak: Dense bfloat16 FLOP/s of all devices; None where it is not known, as of CPUs.
     """
 
@@ -32,24 +32,24 @@ class Speed:
     def of(cls, program: Program) -> Speed:
         """That of a program on its devices."""
         experiment, devices = program.experiment, program.mesh.devices
-        known = hardware.of_kind(devices.flat[0].device_kind)
-        peak = known.flops * devices.size if known is not None and known.flops else None
+        hardware_spec = hardware.of_kind(devices.flat[0].device_kind)
+        peak = hardware_spec.flops * devices.size if hardware_spec is not None and hardware_spec.flops else None
         return cls("pairs" if experiment.objective.batch_kind == "pairs" else "samples", experiment.batch_size, peak)
 
     def rates(self, tokens: float, seconds: float) -> dict[str, float]:
-        """What people watch: `tokens/s`, and `pairs/s` or `samples/s`."""
+        """Throughput: `tokens/s`, and `pairs/s` or `samples/s`."""
         return {"tokens/s": tokens / seconds, f"{self.unit}/s": self.rows / seconds}
 
     def use(self, flops: Flops, seconds: float) -> Mapping[str, float]:
-        """What the devices do.
+        """Utilisation of the devices.
 
-        `model_tflops/s` counts the fewest operations that the step's mathematics takes. `mfu` is that over the peak;
+        `model_tflops/s` counts the operations that the step's mathematics needs. `mfu` is that over the peak;
         `hfu` counts the operations that were computed. Both are left out where no peak is known.
         """
-        figures = {"model_tflops/s": flops.fewest / seconds / 1e12}
+        figures = {"model_tflops/s": flops.model_flops / seconds / 1e12}
         if self.peak is None:
             return figures
-        shares = {"mfu": flops.fewest, "hfu": flops.executed}
+        shares = {"mfu": flops.model_flops, "hfu": flops.executed}
         return figures | {name: count / seconds / self.peak for name, count in shares.items()}
 
 

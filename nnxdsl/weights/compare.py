@@ -116,10 +116,10 @@ def _values(left: np.ndarray, right: np.ndarray, rtol: float, atol: float) -> tu
         # Equal covers infinities, whose difference is NaN; and what is NaN on both sides is the same.
         equal = (a == b) | (np.isnan(a) & np.isnan(b))
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            apart = np.where(equal, 0.0, np.abs(a - b))
-            part = np.where(equal, 0.0, apart / np.abs(b))
-        count += int(np.sum(~(apart <= atol + rtol * np.abs(b)) & ~equal))
-        largest, relative = _larger(largest, apart), _larger(relative, part)
+            difference = np.where(equal, 0.0, np.abs(a - b))
+            part = np.where(equal, 0.0, difference / np.abs(b))
+        count += int(np.sum(~(difference <= atol + rtol * np.abs(b)) & ~equal))
+        largest, relative = _larger(largest, difference), _larger(relative, part)
     return largest, relative, count
 
 

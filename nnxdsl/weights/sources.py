@@ -77,9 +77,9 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
     """
     own, teacher = _own_source(blueprint, home), teacher_of(blueprint.experiment)
     if blueprint.reference.has_own_weights:
-        asked = blueprint.experiment.reference
-        assert isinstance(asked, Reference.Checkpoint)
-        return init.ReferenceSource(own, _model_source(init.with_weights(blueprint, asked.weights), home))
+        reference = blueprint.experiment.reference
+        assert isinstance(reference, Reference.Checkpoint)
+        return init.ReferenceSource(own, _model_source(init.with_weights(blueprint, reference.weights), home))
     return (
         own if teacher is None else TeacherSource(own, _own_source(build_unplaced(teacher, blueprint.platform), home))
     )

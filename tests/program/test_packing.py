@@ -192,7 +192,7 @@ def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: 
     asked = dpo.with_reference_logps(state, packed.at(0))
     assert isinstance(asked, PackedPairs)
     rows, where = padded.indices(0), packed.places(0)
-    scored: Any = dpo.score(state, padded.at(0)).scored
+    scored: Any = dpo.score(state, padded.at(0)).loss_inputs
     for side, said in ((scored.chosen, asked.reference_chosen), (scored.rejected, asked.reference_rejected)):
         expected = np.zeros(len(dataset))
         expected[rows] = side

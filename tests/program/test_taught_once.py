@@ -90,7 +90,7 @@ def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
     said = plan(once)["reference"]
     # Ten steps of four rows of 31 targets, of each four ids and five log-probabilities.
     assert said.endswith(
-        "before the first step, and is gone by then: 36 bytes for each target, at most 0.0 MiB for 40 rows"
+        "(before step 0; then its weights are freed): 36 bytes for each target, at most 0.0 MiB for 40 rows"
     )
     parts = {part.name: part for part in memory(build_blueprint(once), lengths(once.data))}
     assert "teacher" in {part.name for part in memory(build_blueprint(always), lengths(always.data))}

@@ -91,7 +91,7 @@ def silent(program: Program) -> Program:
     def refuse(*_: Any) -> Any:
         raise AssertionError("the reference was asked again")
 
-    return attrs.evolve(program, score=refuse)
+    return attrs.evolve(program, jitted=program._jitted._replace(score=refuse))
 
 
 def files(home: Path) -> set[Path]:
@@ -101,7 +101,7 @@ def files(home: Path) -> set[Path]:
 def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: TrainState, dataset: Pairs) -> None:
     logps = ask()
     batch = dataset.batch(range(4, 8), 4)
-    scored: Any = program.score(first, batch).scored
+    scored: Any = program.score(first, batch).loss_inputs
     np.testing.assert_array_equal(logps[4:8, 0], scored.chosen)  # to the bit
     np.testing.assert_array_equal(logps[4:8, 1], scored.rejected)
     carried = dataset.referenced(logps).batch([9, 4], 3)

@@ -96,7 +96,7 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
     assert not equal(again.at(2, state), found)
 
     resumed = rollouts(program, prompts)
-    with pytest.raises(RunError, match="step 1 learns from the answers of step 0, which are not kept"):
+    with pytest.raises(RunError, match="step 1 trains on the completions of step 0, which were not saved"):
         resumed.at(1, state)
     assert resumed.check(kept) == 1
     assert equal(resumed.at(1, state), found)
@@ -121,7 +121,7 @@ def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Prog
     # What was kept of the policy that drew is what the step computes, so the first update has ratios of 1.
     state = program.init()
     rollout = rollouts(program, prompts).at(0, state)
-    now = np.asarray(program.score(state, rollout.batch).stats.logp)
+    now = np.asarray(program.score(state, rollout.batch).token_stats.logp)
     np.testing.assert_array_equal(now, rollout.batch.old)
     assert np.all(now[rollout.batch.loss_mask] < 0)
     assert np.all(now[~rollout.batch.loss_mask] == 0)

@@ -83,7 +83,7 @@ def refuse(*_: Any) -> Any:
 
 def silent(program: Program) -> Program:
     """A program that may not be asked."""
-    return attrs.evolve(program, teacher_top_k=refuse)
+    return attrs.evolve(program, jitted=program._jitted._replace(teacher_top_k=refuse))
 
 
 def counting(program: Program, counts: list[int]) -> Program:
@@ -91,9 +91,9 @@ def counting(program: Program, counts: list[int]) -> Program:
 
     def top(*given: Any) -> Any:
         counts.append(1)
-        return program._top(*given)
+        return program._jitted.teacher_top_k(*given)
 
-    return attrs.evolve(program, teacher_top_k=top)
+    return attrs.evolve(program, jitted=program._jitted._replace(teacher_top_k=top))
 
 
 Ask = Callable[..., Any]
