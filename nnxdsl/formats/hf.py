@@ -139,7 +139,7 @@ class HubReader:
         return self.mapped(path).read()
 
     def mapped(self, path: str) -> MappedArray:
-        """The same leaf, of which nothing is read before it is asked for; errors as of `leaf`."""
+        """The same array as a MappedArray, of which nothing is read yet; errors as of `leaf`."""
         source = self._sources[path]
         self._require(path)
         found = hf_names.mapped(source, [self._tensors[name] for name in source.names])
@@ -255,7 +255,7 @@ class HubReader:
 
 
 class Shaped(Protocol):
-    """What is known of an array before it is read."""
+    """Shape and dtype of an array that is not read yet."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -285,7 +285,7 @@ def write(
         config: the decoder's numbers.
         leaves: the leaves of a plain decoder, each stored in its own dtype (float32, float16 or bfloat16); where
             `value` is given, their shapes and dtypes are enough.
-        value: gives a leaf by path, when it is its turn: one is held at a time, and asked for once. None to take them
+        value: gives a leaf by path, when it is its turn: one at a time, each once. None to take them
             from `leaves`.
         max_shard_bytes: the weights are split so that no file holds more than this, but for a tensor that is larger
             alone. None for one file.
@@ -312,13 +312,13 @@ def write(
         name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, [(path, _), *_] in origin.items()
     }
-    held: dict[str, Any] = {}  # the leaves whose tensors are being written: those of one leaf follow each other
+    current: dict[str, Any] = {}  # the leaves whose tensors are being written: those of one leaf follow each other
 
     def part(name: str) -> np.ndarray:
-        if origin[name][0][0] not in held:
-            held.clear()
-            held.update((path, leaves[path] if value is None else value(path)) for path, _ in origin[name])
-        parts = [hf_names.part(wanted[path], held[path], number) for path, number in origin[name]]
+        if origin[name][0][0] not in current:
+            current.clear()
+            current.update((path, leaves[path] if value is None else value(path)) for path, _ in origin[name])
+        parts = [hf_names.part(wanted[path], current[path], number) for path, number in origin[name]]
         return parts[0] if len(parts) == 1 else np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
 
     directory = Path(directory)

@@ -55,20 +55,20 @@ class PeftAdapter:
     leaves: Mapping[str, np.ndarray]
     base: str | None
 
-    def unlike(self, asked: LowRank, paths: Iterable[str]) -> Iterator[Problem]:
+    def unlike(self, adapter: LowRank, paths: Iterable[str]) -> Iterator[Problem]:
         """In what it differs from the adapter that is to go on with it, whose arrays are at `paths`."""
         mine, start = self.adapter, f"as {CONFIG} of adapter.start has it"
-        if type(asked) is not type(mine):
-            kinds = type(mine).__qualname__, type(asked).__qualname__
+        if type(adapter) is not type(mine):
+            kinds = type(mine).__qualname__, type(adapter).__qualname__
             yield Problem("adapter", f"expected {kinds[0]}, {start}, got {kinds[1]}")
-        if asked.scaling != mine.scaling:
-            yield Problem("adapter.scaling", f"expected {mine.scaling!r}, {start}, got {asked.scaling!r}")
+        if adapter.scaling != mine.scaling:
+            yield Problem("adapter.scaling", f"expected {mine.scaling!r}, {start}, got {adapter.scaling!r}")
         here, there = ({path.rpartition("_lora_")[0] for path in each} for each in (paths, self.leaves))
         if here != there:
-            yield Problem("adapter.targets", f"expected {mine.targets!r}, {start}, got {asked.targets!r}")
+            yield Problem("adapter.targets", f"expected {mine.targets!r}, {start}, got {adapter.targets!r}")
         for field, at in (("rank", rank_at), ("alpha", alpha_at)):
             for path in map(_in_period, sorted(here & there)):
-                if (got := at(asked, path)) != (wanted := at(mine, path)):
+                if (got := at(adapter, path)) != (wanted := at(mine, path)):
                     yield Problem(f"adapter.{field}", f"expected {wanted!r} at {path}, {start}, got {got!r}")
                     break
 

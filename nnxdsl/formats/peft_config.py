@@ -74,8 +74,8 @@ def problems_of(fields: Mapping[str, Any]) -> list[Problem]:
     for name, value in fields.items():
         if name in _FIXED:
             if value not in _FIXED[name]:
-                known = " or ".join(map(repr, _FIXED[name]))
-                problems.append(Problem(f"{CONFIG}: {name}", f"expected {known}, got {value!r}"))
+                allowed = " or ".join(map(repr, _FIXED[name]))
+                problems.append(Problem(f"{CONFIG}: {name}", f"expected {allowed}, got {value!r}"))
         elif name not in _WITHOUT_EFFECT and value not in (None, False, [], {}):
             # Something that is switched off cannot matter; anything else might.
             problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not what Adapter.LoRA and Adapter.DoRA can do"))

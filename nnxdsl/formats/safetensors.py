@@ -113,7 +113,7 @@ def index(file: Path) -> dict[str, Tensor]:
                 dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
                 if dtype not in _BITS:
                     raise WeightsError(
-                        f"{file}: {name}: dtype {dtype} is not known; expected one of {', '.join(_BITS)}"
+                        f"{file}: {name}: dtype {dtype} is not supported; expected one of {', '.join(_BITS)}"
                     )
                 stop = start + math.prod(shape) * _BITS[dtype] // 8
                 tensors[name] = Tensor(file, dtype, shape, start, stop)
@@ -174,14 +174,14 @@ def shards(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]], limit: int |
     A tensor that is larger alone has a file of its own. Without a limit, or without tensors, there is one file.
     """
     found: list[list[str]] = [[]]
-    held = 0
+    total = 0
     for name, (shape, dtype) in tensors.items():
         taken = size(shape, dtype)
-        if limit is not None and found[-1] and held + taken > limit:
+        if limit is not None and found[-1] and total + taken > limit:
             found.append([])
-            held = 0
+            total = 0
         found[-1].append(name)
-        held += taken
+        total += taken
     return found
 
 

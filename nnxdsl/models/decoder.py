@@ -99,7 +99,7 @@ def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
 
 
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
-    """The smallest inputs that a Period of `config` runs on: what an `adapt` function gives to qwix."""
+    """The smallest inputs that a LayerGroup of `config` runs on: what an `adapt` function gives to qwix."""
     places = positions_right_padded(jnp.ones((1,), jnp.int32), 1)
     return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, places)
 
@@ -109,7 +109,7 @@ class DecoderOutput(NamedTuple):
 
     Attributes:
         hidden: states after the final norm, `[B, T, D]`.
-        cache_update: what a cache takes of the tokens; None if that was not asked for.
+        cache_update: what a cache takes of the tokens; None without `return_kv`.
         router_stats: what the routers of all layers say together; None without experts, and of layers in stages.
     """
 
@@ -128,15 +128,15 @@ class Decoder(nnx.Module):
         config: the decoder's numbers.
         rngs: draws the weights from its `params` stream.
         param_dtype: dtype of all weights.
-        adapt: applied to one Period before it is stacked, and to the tail; may return a Period of another class with
+        adapt: applied to a LayerGroup before it is stacked; may return one of another class with
             more Variables (as qwix does). It is traced under `vmap`. What it draws from a seed of its own is the same
             for each period of the stack: draw such leaves anew where that matters.
 
     Attributes:
         embed: the embedding.
-        lead: a Period of the layers before the stack, without experts; None without any.
-        layers: a Period whose Variables have a leading axis "layers" of `config.periods`; None without periods.
-        tail: a Period of the remaining layers; None without any.
+        lead: a LayerGroup of the layers before the stack, without experts; None without any.
+        layers: a LayerGroup whose Variables have a leading axis "layers" of `config.periods`; None without periods.
+        tail: a LayerGroup of the remaining layers; None without any.
         norm: the final norm.
         lm_head: the output head; None where it is tied to the embedding.
         mtp: what predicts the token after the next one; None where there is none. Nothing but `mtp_hidden` runs it.
@@ -196,13 +196,13 @@ class Decoder(nnx.Module):
             remat: what the backward pass keeps of each period of layers; see `models.remat`.
             stages: cuts the stack of periods into stages that work at the same time; not with a cache.
             method: how attention is computed; its window is that of each kind of layer. To a cache, whose slots are
-                known only when it runs, it is "dense".
+                data of the call, it is "dense".
 
         Returns:
-            Hidden states in `dtype`, and what was asked for beside them.
+            Hidden states in `dtype`, and with `return_kv` the update of a cache.
 
         Raises:
-            ValueError: a kernel needs to know the row where nothing, or another length, is known of it.
+            ValueError: a kernel needs the layout of the row, and `method` has none or one of another length.
         """
         length = tokens.shape[1]
         row = method.row if cache is None else None
@@ -283,7 +283,7 @@ class Decoder(nnx.Module):
 
 
 def _stack(build: Callable[[jax.Array], LayerGroup], key: jax.Array, periods: int) -> LayerGroup:
-    """One Period whose Variables hold those of `periods` Periods, each built from a key of its own."""
+    """One LayerGroup whose Variables stack those of `periods` groups, each built from a key of its own."""
     graphdefs = []
 
     def one(key: jax.Array) -> nnx.State:
@@ -314,8 +314,8 @@ def _run_stack(
     # The cache is only read here: all layers' new tokens are written to it at once, in place, when all have run.
     state = nnx.state(layers)
     count = len(jax.tree.leaves(state)[0])
-    x, (kept, stats) = jax.lax.scan(step, x, (state, past, layer_numbers(count)))
-    return x, kept, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
+    x, (caches, stats) = jax.lax.scan(step, x, (state, past, layer_numbers(count)))
+    return x, caches, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
 
 
 def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:

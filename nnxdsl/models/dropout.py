@@ -102,6 +102,6 @@ def dropped(x: jax.Array, rate: float, salt: int) -> jax.Array:
     for _ in range(x.ndim - 1):
         bits = jax.vmap(bits)
     is_on = jnp.asarray(found.is_on)
-    kept = (bits(keys) >= jnp.uint32(round(rate * 2**32))) | ~is_on
+    keep_mask = (bits(keys) >= jnp.uint32(round(rate * 2**32))) | ~is_on
     factor = jnp.where(is_on, 1 / (1 - rate), 1.0).astype(x.dtype)
-    return jnp.where(kept, x * factor, jnp.zeros((), x.dtype))
+    return jnp.where(keep_mask, x * factor, jnp.zeros((), x.dtype))

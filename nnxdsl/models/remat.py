@@ -15,7 +15,7 @@ Name = Literal["product", "attention_output", "layer_input"]
 """What has a name: the output of each linear layer, what attention mixed before it is projected, the residual stream
 where a layer begins."""
 
-_KEPT: dict[Remat, tuple[Name, ...]] = {
+_SAVED_NAMES: dict[Remat, tuple[Name, ...]] = {
     "products": ("product",),
     "attention": ("layer_input", "attention_output"),
     "inputs": ("layer_input",),
@@ -74,13 +74,13 @@ def with_remat(run: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     if remat == "none":
         return run
     if remat == "offload":
-        kept = policies.save_and_offload_only_these_names(
+        policy = policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],
             names_which_can_be_offloaded=["layer_input"],
             offload_src="device",
             offload_dst="pinned_host",
         )
-        return jax.checkpoint(run, policy=kept)
-    if remat not in _KEPT:
+        return jax.checkpoint(run, policy=policy)
+    if remat not in _SAVED_NAMES:
         raise ValueError(f"remat: expected one of {', '.join(map(repr, POLICIES))}, got {remat!r}")
-    return jax.checkpoint(run, policy=policies.save_only_these_names(*_KEPT[remat]))
+    return jax.checkpoint(run, policy=policies.save_only_these_names(*_SAVED_NAMES[remat]))

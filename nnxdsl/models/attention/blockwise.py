@@ -106,8 +106,8 @@ def _forward(
     return (out, top + jnp.log(sums)), (query, key, value, places, top, sums)
 
 
-def _backward(how: _How, kept: tuple[Any, ...], toward: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
-    query, key, value, places, highest, total = kept
+def _backward(how: _How, residuals: tuple[Any, ...], toward: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
+    query, key, value, places, highest, total = residuals
     toward_mixed, toward_sums = toward
     to_query, to_key, to_value = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     for block in how.blocks:

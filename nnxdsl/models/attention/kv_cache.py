@@ -48,8 +48,8 @@ class LayerCaches(NamedTuple):
 
     def layer(self, kind: LayerKind, layer: int) -> Any:
         """What one layer remembers, counted from 0 among those of its kind."""
-        held = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}[kind]
-        return jax.tree.map(lambda part: part[layer], held)
+        caches = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}[kind]
+        return jax.tree.map(lambda part: part[layer], caches)
 
 
 class Cache(NamedTuple):
@@ -123,8 +123,8 @@ def ring_positions(cache: Cache, window: int) -> TokenPositions:
     size = min(window, cache.positions.positions.shape[1])
     newest = cache.length - 1
     number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size  # [ring], negative where nothing was written
-    held = TokenPositions(*(jnp.take(part, jnp.maximum(number, 0), axis=1) for part in cache.positions))
-    return held._replace(segment_ids=jnp.where(number >= 0, held.segment_ids, 0))
+    ring = TokenPositions(*(jnp.take(part, jnp.maximum(number, 0), axis=1) for part in cache.positions))
+    return ring._replace(segment_ids=jnp.where(number >= 0, ring.segment_ids, 0))
 
 
 def concat_positions(*parts: TokenPositions) -> TokenPositions:
@@ -152,8 +152,8 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
     def put_layers(old: LayerCaches | None, new: LayerCaches | None) -> LayerCaches | None:
         if old is None or new is None:
             return None
-        kept = jax.tree.map(put, old._replace(states=None), new._replace(states=None))
-        return kept._replace(states=new.states)  # these are not written to, but replaced
+        appended = jax.tree.map(put, old._replace(states=None), new._replace(states=None))
+        return appended._replace(states=new.states)  # these are not written to, but replaced
 
     layers, tail, lead = map(
         put_layers, (cache.layers, cache.suffix, cache.prefix), (new.layers, new.suffix, new.prefix)

@@ -230,12 +230,10 @@ def _continue_from(
     real = inputs.segment > 0
     mixed = jnp.where(real[:, :, None, None], inputs.mixed, 0)
     tail = state.conv_state.astype(mixed.dtype).reshape(batch, keys, -1, config.conv_kernel - 1)
-    held = jnp.concatenate([jnp.moveaxis(tail, -1, 1), mixed], axis=1)  # [B, size - 1 + T, K, 2 H + G V]
-    looked_at = _conv_inputs(mixed, held, inputs, config.conv_kernel)
+    inputs_before = jnp.concatenate([jnp.moveaxis(tail, -1, 1), mixed], axis=1)  # [B, size - 1 + T, K, 2 H + G V]
+    window = _conv_inputs(mixed, inputs_before, inputs, config.conv_kernel)
     kernel = _by_head(config, weights.conv).astype(jnp.float32)  # [K, 2 H + G V, size]
-    mixed = jax.nn.silu(sum(x.astype(jnp.float32) * kernel[..., at] for at, x in enumerate(looked_at))).astype(
-        mixed.dtype
-    )
+    mixed = jax.nn.silu(sum(x.astype(jnp.float32) * kernel[..., at] for at, x in enumerate(window))).astype(mixed.dtype)
     query, key, value = jnp.split(mixed, [config.key_head_dim, 2 * config.key_head_dim], axis=-1)
     value = value.reshape(batch, length, keys, groups, -1)
     rate, decay = jnp.split(inputs.rates, 2, axis=-1)  # [B, T, K, G]
@@ -249,16 +247,16 @@ def _continue_from(
         out, memory = chunked_delta_rule(tokens, Order(inputs.segment, inputs.branch), memory, numbers.chunk)
     # The last slots up to the last real token; before the first one stands the old tail.
     used = jnp.max(jnp.where(real, jnp.arange(1, length + 1), 0), axis=1)  # [B]
-    tail = _take_slots(held, used[:, None] + jnp.arange(config.conv_kernel - 1))
+    tail = _take_slots(inputs_before, used[:, None] + jnp.arange(config.conv_kernel - 1))
     tail = jnp.moveaxis(tail, 1, -1).reshape(state.conv_state.shape)
     return out, DeltaState(tail.astype(state.conv_state.dtype), memory.reshape(state.memory.shape))
 
 
-def _conv_inputs(mixed: jax.Array, held: jax.Array, inputs: _Inputs, size: int) -> list[jax.Array]:
+def _conv_inputs(mixed: jax.Array, inputs_before: jax.Array, inputs: _Inputs, size: int) -> list[jax.Array]:
     """What the convolution looks at for each token: the token `size - 1` places before it, ..., the token itself."""
     length = mixed.shape[1]
     if inputs.branch is None:
-        return [held[:, start : start + length] for start in range(size)]
+        return [inputs_before[:, start : start + length] for start in range(size)]
     # The slot before a token on its path, -1 for none: the last real one, or where a branch begins the prompt's last.
     slots = jnp.arange(length)[None, :]
 

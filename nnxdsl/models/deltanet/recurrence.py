@@ -98,7 +98,7 @@ def chunked_delta_rule(
 
     since = jnp.einsum("nbij,nbkgj->nbkgi", paths.follows.astype(jnp.float32), decay, precision=_EXACT)
     at_end = jnp.einsum("nbmj,nbkgj->nbkgm", paths.ends.astype(jnp.float32), decay, precision=_EXACT)
-    within = _kept(since[..., :, None] - since[..., None, :], paths.follows[:, :, None, None])  # [n, B, K, G, C, C]
+    within = _decay(since[..., :, None] - since[..., None, :], paths.follows[:, :, None, None])  # [n, B, K, G, C, C]
     alike, read = (jnp.einsum("nbkid,nbkjd->nbkij", x, key)[:, :, :, None] for x in (key, query))
     each = _Chunk(
         query,
@@ -107,9 +107,9 @@ def chunked_delta_rule(
         rate,
         solved=_inverse(jnp.tril(rate[..., None] * alike * within, -1)),
         read=read * within,
-        entering=_kept(since[..., None, :], paths.enters[:, :, None, None]),
-        leaving=_kept(at_end[..., None] - since[..., None, :], paths.ends[:, :, None, None]),
-        lasting=_kept(at_end[..., None], paths.lasts[:, :, None, None]),
+        entering=_decay(since[..., None, :], paths.enters[:, :, None, None]),
+        leaving=_decay(at_end[..., None] - since[..., None, :], paths.ends[:, :, None, None]),
+        lasting=_decay(at_end[..., None], paths.lasts[:, :, None, None]),
     )
     states = paths.enters.shape[2]
     memories, out = jax.lax.scan(
@@ -192,9 +192,9 @@ def _through_chunk(memory: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Arr
 
     change = chunk.solved @ (chunk.rate[..., None] * (chunk.value - given(chunk.key)))  # [B, K, G, C, V]
     out = given(chunk.query) + chunk.read @ change
-    kept = jnp.sum(chunk.lasting[..., None, None] * memory[:, :, :, None], axis=4)
+    lasting = jnp.sum(chunk.lasting[..., None, None] * memory[:, :, :, None], axis=4)
     added = jnp.einsum("bkjd,bkgmjv->bkgmdv", chunk.key, chunk.leaving[..., None] * change[:, :, :, None])
-    return kept + added, out
+    return lasting + added, out
 
 
 def _paths(segment: jax.Array, branch: jax.Array | None) -> _Paths:
@@ -247,7 +247,7 @@ def _last(segment: jax.Array) -> _Last:
     return _Last(slot[:, size - 1 :: size])
 
 
-def _kept(logarithm: jax.Array, where: jax.Array) -> jax.Array:
+def _decay(logarithm: jax.Array, where: jax.Array) -> jax.Array:
     """The exponential where there is one, else 0; no infinity anywhere, so that gradients are numbers."""
     return jnp.where(where, jnp.exp(jnp.where(where, logarithm, 0.0)), 0.0)
 

@@ -29,13 +29,13 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     if isinstance(rope.scaling, Llama3RopeScaling):
         ramp = rope.scaling
         turns = frequency * np.float32(ramp.original_max_position_embeddings / (2 * np.pi))
-        kept = np.clip(
+        unscaled = np.clip(
             (turns - np.float32(ramp.low_freq_factor)) / np.float32(ramp.high_freq_factor - ramp.low_freq_factor), 0, 1
         )
-        scaled = (1 - kept) * scaled + kept * frequency
+        scaled = (1 - unscaled) * scaled + unscaled * frequency
     elif rope.scaling is not None:
-        kept, amplitude = _yarn_unscaled_share(rope.scaling, head_dim, rope.theta), rope.scaling.attention_factor
-        scaled = (1 - kept) * scaled + kept * frequency
+        unscaled, amplitude = _yarn_unscaled_share(rope.scaling, head_dim, rope.theta), rope.scaling.attention_factor
+        scaled = (1 - unscaled) * scaled + unscaled * frequency
     angle = position[..., None].astype(jnp.float32) * scaled  # [B, T, H/2]
     if amplitude == 1.0:
         return jnp.sin(angle), jnp.cos(angle)
@@ -84,8 +84,8 @@ def _rotate_forward(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.A
     return _rotate(x, sin, cos), (sin, cos)
 
 
-def _rotate_backward(kept: tuple[jax.Array, jax.Array], toward: jax.Array) -> tuple[jax.Array, None, None]:
-    sin, cos = kept  # nothing is learnt of positions, and what is turned is turned back
+def _rotate_backward(tables: tuple[jax.Array, jax.Array], toward: jax.Array) -> tuple[jax.Array, None, None]:
+    sin, cos = tables  # positions have no gradient; the transpose of a rotation is its inverse
     return _rotate(toward, -sin, cos), None, None
 
 

@@ -70,8 +70,8 @@ def _forward(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> tuple[jax.Arr
     return _product(x, kernel, sizes), (x, kernel, sizes)
 
 
-def _backward(kept: tuple[jax.Array, ...], change: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    x, kernel, sizes = kept
+def _backward(residuals: tuple[jax.Array, ...], change: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x, kernel, sizes = residuals
     own = jnp.arange(len(x)) < jnp.sum(sizes)
     to_x = jnp.where(own[:, None], _product(change, jnp.swapaxes(kernel, 1, 2), sizes), 0)
     return to_x, _outer(x, change, sizes).astype(kernel.dtype), None
