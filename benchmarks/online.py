@@ -61,11 +61,11 @@ class Steps:
         computation, frozen, batch = self.program.policy_loss, self.state.frozen, self.program.shard_batch(self.batch)
 
         def alone(trainable: Any, frozen: Any) -> Any:
-            return computation.make_forward(frozen, batch, {})(computation.cast(trainable)).scored
+            return computation.make_forward(frozen, batch, {})(computation.cast(trainable)).loss_inputs
 
         def keeping(trainable: Any, frozen: Any) -> Any:
             out, back = jax.vjp(computation.make_forward(frozen, batch, {}), computation.cast(trainable))
-            return out.scored, jax.tree.leaves(back)
+            return out.loss_inputs, jax.tree.leaves(back)
 
         passes = jax.jit(alone), jax.jit(keeping)
         return tuple(lambda run=run: jax.block_until_ready(run(self.state.trainable, frozen)) for run in passes)  # pyright: ignore[reportReturnType]

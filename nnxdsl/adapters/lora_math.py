@@ -40,9 +40,9 @@ def disable_adapter(
         start: What cannot be said without it, see `needs_initial_copy`;
             the rest of a new adapter adds nothing to its base.
     """
-    kept = start or {}
+    initial_leaves = start or {}
     return {
-        path: kept[path].astype(leaf.dtype) if path in kept else jnp.zeros_like(leaf) if path.endswith(B) else leaf
+        path: initial_leaves[path].astype(leaf.dtype) if path in initial_leaves else jnp.zeros_like(leaf) if path.endswith(B) else leaf
         for path, leaf in leaves.items()
     }
 

@@ -46,8 +46,8 @@ class PairLogps(NamedTuple):
     """Log-probabilities of a micro-batch of pairs; all float32 `[B]`.
 
     Attributes:
-        chosen: Summed over the completion's tokens.
-        rejected: Likewise.
+        chosen_logps: Summed over the completion's tokens.
+        rejected_logps: Likewise.
         chosen_tokens: How many tokens that sum has.
         rejected_tokens: Likewise.
         desirable: Of feedback, 1 where the answer is desirable, else 0; None of pairs.
@@ -55,8 +55,8 @@ class PairLogps(NamedTuple):
             None where no loss reads it.
     """
 
-    chosen: Array
-    rejected: Array
+    chosen_logps: Array
+    rejected_logps: Array
     chosen_tokens: Array
     rejected_tokens: Array
     desirable: Array | None = None

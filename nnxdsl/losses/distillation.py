@@ -81,16 +81,16 @@ def _(objective: Distill) -> Loss:
 
 
 def feature_distance(
-    hidden: Float[Array, "B N D"], taught: Float[Array, "B N D"], mask: Bool[Array, "B N"]
+    hidden: Float[Array, "B N D"], teacher_hidden: Float[Array, "B N D"], mask: Bool[Array, "B N"]
 ) -> Float[Array, "B N"]:
     """`1 - cos` of two models' hidden states, float32; zero where the mask is off, whatever they are there.
 
     Args:
         hidden: The student's.
-        taught: The teacher's.
+        teacher_hidden: The teacher's.
         mask: Which targets count.
     """
-    both = (jnp.where(mask[..., None], x, 1).astype(jnp.float32) for x in (hidden, taught))
+    both = (jnp.where(mask[..., None], x, 1).astype(jnp.float32) for x in (hidden, teacher_hidden))
     ours, theirs = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in both)
     return jnp.where(mask, jnp.sum(jnp.square(ours - theirs), axis=-1) / 2, 0.0)  # exact where they are nearly alike
 
@@ -113,9 +113,9 @@ class HeadTilings:
 def distance(
     hidden: Float[Array, "B N D"],
     head: Float[Array, "V D"],
-    taught: TeacherOutputs,
+    teacher: TeacherOutputs,
     mask: Bool[Array, "B N"],
-    asked: Distill,
+    objective: Distill,
     soft_cap: float | None = None,
     limit: int | None = None,
     where: ShardContext | None = None,
@@ -125,9 +125,9 @@ def distance(
     Args:
         hidden: The student's final hidden states, at the positions that predict the targets.
         head: Its output embedding.
-        taught: The teacher's, which gets no gradient.
+        teacher: The teacher's, which gets no gradient.
         mask: Which targets count. Masked positions may hold anything.
-        asked: Distance and temperature.
+        objective: Distance and temperature.
         soft_cap: Of the student's logits, before the temperature; None for none.
         limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
         where: On what; None for one CPU.
@@ -137,37 +137,39 @@ def distance(
     """
     where = where or ShardContext()
     # Tiles are sized for both heads: as if for one whose rows are as long as the longer ones.
-    chunks = Chunks.of(mask, (len(head), max(head.shape[1], taught.head.shape[1])), limit, where)
+    chunks = Chunks.of(mask, (len(head), max(head.shape[1], teacher.head.shape[1])), limit, where)
     # Of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t)).
-    caps = [None if cap is None else cap / asked.temperature for cap in (soft_cap, taught.soft_cap)]
-    how = HeadTilings(chunks.tiling(caps[0], where), chunks.tiling(caps[1], where), asked.distance)
+    caps = [None if cap is None else cap / objective.temperature for cap in (soft_cap, teacher.soft_cap)]
+    how = HeadTilings(chunks.tiling(caps[0], where), chunks.tiling(caps[1], where), objective.distance)
     states = []
-    for x in (hidden, taught.hidden):
-        states.append(chunks.split(x / asked.temperature))
+    for x in (hidden, teacher.hidden):
+        states.append(chunks.split(x / objective.temperature))
         if where.constrain is not None:
             states[-1] = where.constrain(states[-1], (None, "head_batch", "length", None, "activation_embed"))
-    found: Any = _apart(states[0], head.astype(hidden.dtype), states[1], taught.head.astype(taught.hidden.dtype), how)
+    found: Any = _divergence(
+        states[0], head.astype(hidden.dtype), states[1], teacher.head.astype(teacher.hidden.dtype), how
+    )
     return chunks.join(found)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _apart(
+def _divergence(
     hidden: Float[Array, "n g l c d"],
     head: Float[Array, "w d"],
-    taught: Float[Array, "n g l c e"],
+    teacher_hidden: Float[Array, "n g l c e"],
     other: Float[Array, "w e"],
     how: HeadTilings,
 ) -> Float[Array, "n g l c"]:
-    return _forward(hidden, head, taught, other, how)[0]
+    return _forward(hidden, head, teacher_hidden, other, how)[0]
 
 
-class _Kept(NamedTuple):
+class _Residuals(NamedTuple):
     """What gradients need.
 
     Attributes:
         hidden: The student's states, `[n, g, l, c, d]`.
         head: Its head, `[w, d]`.
-        taught: The teacher's states, `[n, g, l, c, e]`.
+        teacher_hidden: The teacher's states, `[n, g, l, c, e]`.
         other: Its head, `[w, e]`.
         log_z: What both softmaxes divide by, as natural logs, `[n, g, l, c]` each.
         center: See `_center`, `[n, g, l, c]`.
@@ -175,7 +177,7 @@ class _Kept(NamedTuple):
 
     hidden: Array
     head: Array
-    taught: Array
+    teacher_hidden: Array
     other: Array
     log_z: tuple[Array, Array]
     center: Array
@@ -184,31 +186,35 @@ class _Kept(NamedTuple):
 class _Trained(NamedTuple):
     """As `_Kept`, where the head is trained too: a type of its own, since residuals hold nothing static."""
 
-    kept: _Kept
+    residuals: _Residuals
 
 
 def _forward_rule(
-    hidden: CustomVJPPrimal, head: CustomVJPPrimal, taught: CustomVJPPrimal, other: CustomVJPPrimal, how: HeadTilings
-) -> tuple[Array, _Kept | _Trained]:
-    values = hidden.value, head.value, taught.value, other.value
+    hidden: CustomVJPPrimal,
+    head: CustomVJPPrimal,
+    teacher_hidden: CustomVJPPrimal,
+    other: CustomVJPPrimal,
+    how: HeadTilings,
+) -> tuple[Array, _Residuals | _Trained]:
+    values = hidden.value, head.value, teacher_hidden.value, other.value
     found, center, log_z = _forward(*values, how)
-    kept = _Kept(*values, log_z, center)
-    return found, _Trained(kept) if head.perturbed else kept
+    residuals = _Residuals(*values, log_z, center)
+    return found, _Trained(residuals) if head.perturbed else residuals
 
 
-def _backward_rule(how: HeadTilings, residuals: _Kept | _Trained, toward: Array) -> tuple[Array | None, ...]:
+def _backward_rule(how: HeadTilings, residuals: _Residuals | _Trained, toward: Array) -> tuple[Array | None, ...]:
     is_trained = isinstance(residuals, _Trained)
-    kept = residuals.kept if isinstance(residuals, _Trained) else residuals
+    kept = residuals.residuals if isinstance(residuals, _Trained) else residuals
     if isinstance(toward, SymbolicZero):
         toward = jnp.zeros(kept.center.shape, jnp.float32)
     return *_gradients(kept, toward, how, trained=is_trained), None, None
 
 
-_apart.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
+_divergence.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _forward(
-    hidden: jax.Array, head: jax.Array, taught: jax.Array, other: jax.Array, how: HeadTilings
+    hidden: jax.Array, head: jax.Array, teacher_hidden: jax.Array, other: jax.Array, how: HeadTilings
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """The distances, their centers, and what both softmaxes divide by; all `[n, g, l, c]`."""
     heads = tiling.cut(head, how.student), tiling.cut(other, how.teacher)
@@ -236,24 +242,24 @@ def _forward(
         (value, center), _ = tiling.loop(add, (nothing, nothing), numbers)
         return None, (jnp.sum(value, axis=0), jnp.sum(center, axis=0), *log_z)
 
-    value, center, *log_z = tiling.loop(chunk, None, (hidden, taught))[1]
+    value, center, *log_z = tiling.loop(chunk, None, (hidden, teacher_hidden))[1]
     return value, center, (log_z[0], log_z[1])
 
 
 def _gradients(
-    kept: _Kept, toward: jax.Array, how: HeadTilings, *, trained: bool
+    residuals: _Residuals, toward: jax.Array, how: HeadTilings, *, trained: bool
 ) -> tuple[jax.Array, jax.Array | None]:
     """Gradients of the student's states and, if it is trained, of its head."""
-    heads = tiling.cut(kept.head, how.student), tiling.cut(kept.other, how.teacher)
+    heads = tiling.cut(residuals.head, how.student), tiling.cut(residuals.other, how.teacher)
 
     def slopes(tile: tiling.Tile) -> tuple[jax.Array, jax.Array]:
         zs, zt, center, by = (
-            tiling.at(x, tile.chunk)[..., None] for x in (*kept.log_z, kept.center, toward)
+            tiling.at(x, tile.chunk)[..., None] for x in (*residuals.log_z, residuals.center, toward)
         )  # [g, l, c, 1]
-        s, t = _logits((tile.hidden, tiling.at(kept.taught, tile.chunk)), heads, how, tile.number)
+        s, t = _logits((tile.hidden, tiling.at(residuals.teacher_hidden, tile.chunk)), heads, how, tile.number)
         return s, _slope(how.distance, t - zt, s - zs, center) * by
 
-    return tiling.gradients(kept.hidden, kept.head, slopes, how.student, trained=trained)
+    return tiling.gradients(residuals.hidden, residuals.head, slopes, how.student, trained=trained)
 
 
 def _logits(
@@ -271,9 +277,9 @@ def _mixed(beta: float, p: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.logaddexp(math.log(beta) + p, math.log1p(-beta) + q)
 
 
-def summand(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
+def summand(divergence: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
     """What each word adds to the distance, from log-probabilities under teacher and student."""
-    match asked:
+    match divergence:
         case ForwardKL():
             return jnp.exp(p) * (p - q)
         case ReverseKL():
@@ -282,12 +288,14 @@ def summand(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
             m = _mixed(beta, p, q)
             return beta * jnp.exp(p) * (p - m) + (1 - beta) * jnp.exp(q) * (q - m)
         case _:
-            raise NotRegisteredError(f"{type(asked).__qualname__} is not computed in nnxdsl/losses/distillation.py")
+            raise NotRegisteredError(
+                f"{type(divergence).__qualname__} is not computed in nnxdsl/losses/distillation.py"
+            )
 
 
-def _center(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
+def _center(divergence: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
     """What each word adds to the mean, under the student, of the derivative of the distance by its probability."""
-    match asked:
+    match divergence:
         case ForwardKL():
             return jnp.zeros_like(q)
         case JSD(beta=beta):
@@ -296,9 +304,9 @@ def _center(asked: Distance, p: jax.Array, q: jax.Array) -> jax.Array:
             return jnp.exp(q) * (q - p)
 
 
-def _slope(asked: Distance, p: jax.Array, q: jax.Array, center: jax.Array) -> jax.Array:
+def _slope(divergence: Distance, p: jax.Array, q: jax.Array, center: jax.Array) -> jax.Array:
     """The derivative of the distance by each of the student's logits."""
-    match asked:
+    match divergence:
         case ForwardKL():
             return jnp.exp(q) - jnp.exp(p)
         case JSD(beta=beta):

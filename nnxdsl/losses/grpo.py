@@ -31,14 +31,14 @@ class RolloutOutputs(NamedTuple):
     Attributes:
         stats: Of each of their tokens, `[B, N]`.
         advantage: `[B]`.
-        limit: The most tokens that an answer could have had, `[B]`.
-        old: Log-probabilities of the tokens when they were drawn, `[B, N]`; None: those of the policy as it is.
+        max_completion_length: The most tokens that an answer could have had, `[B]`.
+        old_logps: Log-probabilities of the tokens when they were drawn, `[B, N]`; None: those of the policy as it is.
     """
 
     stats: TokenStats
     advantage: Array
-    limit: Array
-    old: Array | None
+    max_completion_length: Array
+    old_logps: Array | None
 
 
 @build.register
@@ -49,7 +49,7 @@ def _(objective: GRPO) -> Loss:
     def loss(policy: RolloutOutputs, reference: RolloutOutputs | None, weight: jax.Array) -> LossTerms:
         logp, mask = policy.stats.logp, policy.stats.mask * weight[:, None]  # [B, N]
         count = jnp.sum(mask)
-        old = jax.lax.stop_gradient(logp) if policy.old is None else policy.old
+        old = jax.lax.stop_gradient(logp) if policy.old_logps is None else policy.old_logps
         ratio = jnp.exp(logp - old)
         gain = policy.advantage[:, None]
         per_token = -jnp.minimum(ratio * gain, jnp.clip(ratio, low, high) * gain)
@@ -58,13 +58,15 @@ def _(objective: GRPO) -> Loss:
             estimate = kl(objective.kl_estimator, logp - reference.stats.logp)
             per_token = per_token + objective.beta * estimate
             metrics["kl"] = WeightedMean(jnp.sum(estimate * mask), count)
-        if policy.old is not None:
+        if policy.old_logps is not None:
             below, above = (ratio < low) & (gain < 0), (ratio > high) & (gain > 0)
             sides = {"low": below, "high": above, "region": below | above}
             metrics |= {
                 f"clip_ratio/{name}_mean": WeightedMean(jnp.sum(is_in * mask), count) for name, is_in in sides.items()
             }
-        return LossTerms(_mean_over(objective.loss_type, per_token, mask, weight, policy.limit), metrics)
+        return LossTerms(
+            _mean_over(objective.loss_type, per_token, mask, weight, policy.max_completion_length), metrics
+        )
 
     return loss
 

@@ -36,7 +36,7 @@ def _(objective: spec.KTO) -> Loss:
         for name, rows in (("chosen", liked), ("rejected", ~liked)):
             own = weight * rows
             metrics[f"rewards/{name}"] = row_mean(beta * pair.chosen, own)
-            metrics[f"logps/{name}"] = row_mean(policy.chosen, own)
+            metrics[f"logps/{name}"] = row_mean(policy.chosen_logps, own)
         return LossTerms(terms, metrics)
 
     return loss

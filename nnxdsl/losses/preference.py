@@ -55,14 +55,14 @@ class LogRatios(NamedTuple):
 def mask_padding_rows(pairs: PairLogps, weight: Rows) -> PairLogps:
     """Rows of weight 0 replaced by harmless ones, so that not even a NaN in them reaches a gradient."""
     counts = weight > 0
-    chosen, rejected = (jnp.where(counts, logp, -1.0) for logp in (pairs.chosen, pairs.rejected))
+    chosen, rejected = (jnp.where(counts, logp, -1.0) for logp in (pairs.chosen_logps, pairs.rejected_logps))
     lengths = (jnp.where(counts, tokens, 1.0) for tokens in (pairs.chosen_tokens, pairs.rejected_tokens))
     return PairLogps(chosen, rejected, *lengths)
 
 
 def log_ratios(policy: PairLogps, reference: PairLogps) -> LogRatios:
     """How much likelier the policy finds each completion than the reference does."""
-    chosen, rejected = policy.chosen - reference.chosen, policy.rejected - reference.rejected
+    chosen, rejected = policy.chosen_logps - reference.chosen_logps, policy.rejected_logps - reference.rejected_logps
     return LogRatios(chosen, rejected, policy.chosen_tokens, policy.rejected_tokens)
 
 
@@ -156,7 +156,7 @@ def pointwise_loss(beta: float, of: Callable[[Rows, Rows], Rows]) -> Loss:
 
 def _pair(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LogRatios:
     if reference is None:  # all answers are as likely: of a difference nothing is left
-        nothing = jnp.zeros_like(policy.chosen)
+        nothing = jnp.zeros_like(policy.chosen_logps)
         reference = PairLogps(nothing, nothing, nothing, nothing)
     return log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
 
@@ -278,7 +278,7 @@ def _(objective: spec.APODown) -> Loss:
 @build.register
 def _(objective: spec.AOT) -> Loss:
     def sides(policy: PairLogps, reference: PairLogps) -> tuple[Rows, Rows]:
-        return policy.chosen - policy.rejected, reference.chosen - reference.rejected
+        return policy.chosen_logps - policy.rejected_logps, reference.chosen_logps - reference.rejected_logps
 
     return _transported(objective.beta, objective.label_smoothing, sides)
 
@@ -350,7 +350,11 @@ def _(objective: spec.CPO) -> Loss:
 
     def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         policy = mask_padding_rows(policy, weight)
-        chosen, rejected, nll = beta * policy.chosen, beta * policy.rejected, -policy.chosen / policy.chosen_tokens
+        chosen, rejected, nll = (
+            beta * policy.chosen_logps,
+            beta * policy.rejected_logps,
+            -policy.chosen_logps / policy.chosen_tokens,
+        )
         preferred = -jax.nn.log_sigmoid(chosen - rejected)
         return with_reward_metrics(preferred + alpha * nll, chosen, rejected, weight, nll_loss=nll)
 
@@ -369,7 +373,7 @@ def _(objective: spec.ChosenSFT) -> Loss:
 def _means(policy: PairLogps, weight: Rows) -> tuple[Rows, Rows]:
     """Mean log-probabilities of the tokens of both completions."""
     policy = mask_padding_rows(policy, weight)
-    return policy.chosen / policy.chosen_tokens, policy.rejected / policy.rejected_tokens
+    return policy.chosen_logps / policy.chosen_tokens, policy.rejected_logps / policy.rejected_tokens
 
 
 def _log_odds(x: Rows) -> Rows:

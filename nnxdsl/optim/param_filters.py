@@ -22,10 +22,10 @@ def matches(patterns: Sequence[str], path: str) -> bool:
 
 def unmatched_patterns(where: str, patterns: Sequence[str], paths: Iterable[str]) -> list[Problem]:
     """A problem for each pattern that names none of the paths, with the nearest name that there is, or all of them."""
-    known = list(paths)
-    parts = {part for path in known for part in path.split(".") if not part.isdigit() and part not in PLAIN}
+    all_paths = list(paths)
+    parts = {part for path in all_paths for part in path.split(".") if not part.isdigit() and part not in PLAIN}
     return [
         Problem(f"{where}.{index}", f"'{pattern}' names no array{suggest(pattern, parts)}")
         for index, pattern in enumerate(patterns)
-        if not any(matches((pattern,), path) for path in known)
+        if not any(matches((pattern,), path) for path in all_paths)
     ]

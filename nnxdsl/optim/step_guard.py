@@ -63,7 +63,7 @@ class StopOnNonFinite:
         """Optimizer steps that changed something."""
         return before.step
 
-    def settle(
+    def select(
         self, before: MovingT, moved: MovingT, loss: jax.Array, norm: jax.Array
     ) -> tuple[MovingT, dict[str, jax.Array]]:
         """What a step replaces, moved or not, and the guard's metrics."""
@@ -102,7 +102,7 @@ class SkipStep:
         """Optimizer steps that changed something."""
         return before.step - before.optimizer.watch[TOTAL]
 
-    def settle(
+    def select(
         self, before: MovingT, moved: MovingT, loss: jax.Array, norm: jax.Array
     ) -> tuple[MovingT, dict[str, jax.Array]]:
         """What a step replaces, moved or not, and the guard's metrics."""
@@ -117,10 +117,10 @@ class SkipStep:
         figures = {
             name: jnp.where(is_finite, jnp.append(watch[name][1:], found[name]), watch[name]) for name, _ in self.ratios
         }
-        kept = _either(is_good, moved, before)
-        optimizer = Guarded(kept.optimizer.inner, {IN_A_ROW: in_a_row, TOTAL: total, **figures})
-        told = {SKIPPED: jnp.where(is_good, 0, 1), IN_A_ROW: in_a_row, TOTAL: total}
-        return kept._replace(step=moved.step, optimizer=optimizer), told
+        after = _either(is_good, moved, before)
+        optimizer = Guarded(after.optimizer.inner, {IN_A_ROW: in_a_row, TOTAL: total, **figures})
+        metrics = {SKIPPED: jnp.where(is_good, 0, 1), IN_A_ROW: in_a_row, TOTAL: total}
+        return after._replace(step=moved.step, optimizer=optimizer), metrics
 
 
 @singledispatch

@@ -72,13 +72,13 @@ OnSharding = Callable[[Axes, tuple[int, ...], Any], None]
 
 
 def report_shardings(
-    constrain: Callable[[jax.Array, Axes], jax.Array], told: OnSharding
+    constrain: Callable[[jax.Array, Axes], jax.Array], on_sharding: OnSharding
 ) -> Callable[[jax.Array, Axes], jax.Array]:
     """A constraint that also asks the compiler, when it compiles, where it put the activation."""
 
     def asked(x: jax.Array, axes: Axes) -> jax.Array:
         x = constrain(x, axes)
-        jax.debug.inspect_array_sharding(x, callback=lambda found: told(axes, x.shape, found))
+        jax.debug.inspect_array_sharding(x, callback=lambda found: on_sharding(axes, x.shape, found))
         return x
 
     return asked

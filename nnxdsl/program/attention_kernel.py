@@ -33,27 +33,27 @@ class Kernels:
     """What a choice goes by, beside the rows.
 
     Attributes:
-        asked: `Memory.attention`.
+        kernel: `Memory.attention`.
         platform: "cpu", "gpu" or "tpu".
         dtype: Name of the dtype that is computed in.
         head_dim: Width of a head.
         soft_cap: Whether scores have a soft cap.
         length_shards: Over how many devices the tokens of a row are split.
         stages: In how many stages the stack of layers works.
-        heads_apart: Whether query heads and key/value heads are split over other devices.
+        has_local_heads: Whether query heads and key/value heads are split over other devices.
         packed: Whether several sequences stand in a row of the data.
         sinks: Whether a head's softmax has a score of its own.
         capability: Of the GPUs; None where it is not known, which is taken for 9.0 or above.
     """
 
-    asked: Attention = "auto"
+    kernel: Attention = "auto"
     platform: str = "cpu"
     dtype: str = "float32"
     head_dim: int = 64
     soft_cap: bool = False
     length_shards: int = 1
     stages: int = 1
-    heads_apart: bool = False
+    has_local_heads: bool = False
     packed: bool = False
     sinks: bool = False
     capability: float | None = None
@@ -66,8 +66,8 @@ class Kernels:
         """
         if row is None:
             return Choice("dense", "of a cache's slots nothing is known before")
-        if self.asked != "auto":
-            return Choice(self.asked, "asked for by name")
+        if self.kernel != "auto":
+            return Choice(self.kernel, "asked for by name")
         if self.length_shards > 1:
             return Choice("dense", self._refusal("chunked", row.packed) or "")
         fused: Kernel | None = {"gpu": "cudnn", "tpu": "splash"}.get(self.platform)  # pyright: ignore[reportAssignmentType]
@@ -86,9 +86,9 @@ class Kernels:
 
     def problems(self) -> list[Problem]:
         """Why the kernel that was asked for by name cannot serve; nothing if it can, or if none was asked for."""
-        if self.asked == "auto" or not (refused := self._refusal(self.asked, self.packed)):
+        if self.kernel == "auto" or not (refused := self._refusal(self.kernel, self.packed)):
             return []
-        return [Problem("memory.attention", f"'{self.asked}' cannot serve: {refused}; use 'auto'")]
+        return [Problem("memory.attention", f"'{self.kernel}' cannot serve: {refused}; use 'auto'")]
 
     def on(self, device: Any, name: str) -> Kernels:
         """The same on devices like this one.
@@ -122,7 +122,7 @@ class Kernels:
             return f"{title} is not computed in a pipeline's stages"
         if self.sinks:
             return f"{title} has no sinks"
-        if self.heads_apart:
+        if self.has_local_heads:
             return f"{title} needs query heads and key/value heads split alike"
         if kernel == "cudnn":
             return self._refusal_of_cudnn()
@@ -146,12 +146,12 @@ _PLATFORMS: dict[Kernel, str] = {"cudnn": "gpu", "splash": "tpu"}
 
 
 def kernels(
-    asked: Attention, platform: str, compute: DTypeLike, config: DecoderConfig, layout: Layout, *, packed: bool
+    kernel: Attention, platform: str, compute: DTypeLike, config: DecoderConfig, layout: Layout, *, packed: bool
 ) -> Kernels:
     """What the choice of a program's kernel goes by.
 
     Args:
-        asked: `Memory.attention`.
+        kernel: `Memory.attention`.
         platform: "cpu", "gpu" or "tpu".
         compute: Dtype that is computed in.
         config: The network's numbers.
@@ -161,7 +161,7 @@ def kernels(
     heads = (("activation_heads", config.num_heads), ("activation_kv_heads", config.num_kv_heads))
     targets = [layout.resolve((axis,), (size,)).spec[0] for axis, size in heads]
     return Kernels(
-        asked,
+        kernel,
         platform,
         str(compute),
         config.head_dim,

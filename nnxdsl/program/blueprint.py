@@ -47,7 +47,7 @@ class Blueprint:
         experiment: What was asked for.
         config: The network's numbers.
         compute: Dtype of activations and products.
-        kept: Dtype of frozen weights.
+        frozen_dtype: Dtype of frozen weights.
         base_template: The network as it is published: neither adapted nor quantised.
         policy: The model that is trained.
         reference: The model that it is compared with.
@@ -62,7 +62,7 @@ class Blueprint:
     experiment: Experiment
     config: DecoderConfig
     compute: jnp.dtype
-    kept: jnp.dtype
+    frozen_dtype: jnp.dtype
     base_template: AbstractModel
     policy: AbstractModel
     reference: ReferenceModel
@@ -105,8 +105,8 @@ class Blueprint:
     @property
     def remat(self) -> Remat:
         """What is kept for the backward pass; everything, as long as that has not been chosen."""
-        asked = self.experiment.memory.remat
-        return "none" if asked == "auto" else asked
+        remat = self.experiment.memory.remat
+        return "none" if remat == "auto" else remat
 
     @property
     def forward_batch_size(self) -> int:
@@ -176,9 +176,9 @@ def build_unplaced(experiment: Experiment, platform: str = "cpu") -> Blueprint:
 def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Problem]]:
     config = architecture(experiment.model)
     adapter, quantization = experiment.adapter, experiment.quantization
-    compute, kept = dtypes(experiment, platform)
+    compute, frozen_dtype = dtypes(experiment, platform)
 
-    base = template(config, kept)
+    base = template(config, frozen_dtype)
     # Neither is put on a layer behind the decoder.
     own = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
     problems = lora.problems(adapter, quantization, own) + _length_problems(experiment, config)
@@ -190,7 +190,7 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
         )
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
-    policy = template(config, kept, adapter, quantization) if adapter or quantization else base
+    policy = template(config, frozen_dtype, adapter, quantization) if adapter or quantization else base
     problems = lora.missed(adapter, quantization, policy, own)
     trained = {path for path in policy.variables if adapter is None or lora.is_adapter(path)}
     if not experiment.mtp_loss_weight:  # no gradient reaches it
@@ -205,11 +205,13 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
         problems.append(Problem("frozen", "names every array of the model, so there is nothing to train"))
     elif not trainable and not problems:
         problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds nothing to train"))
-    without_adapter = template(config, kept, None, quantization) if experiment.has_reference and quantization else base
+    without_adapter = (
+        template(config, frozen_dtype, None, quantization) if experiment.has_reference and quantization else base
+    )
     reference = build_reference(PolicyParts(experiment, base, without_adapter, trainable, compute))
     problems += optimizers.problems(experiment.optimizer, roles(trainable))
     update = _update(experiment, trainable)
-    teacher = _teacher(experiment, config, kept, problems)
+    teacher = _teacher(experiment, config, frozen_dtype, problems)
     arrays = _arrays(frozen, trainable, reference.arrays, {} if teacher is None else teacher.arrays, update)
     workers = 1 if experiment.outer is None else experiment.outer.workers
     layout = Layout(experiment.mesh, arrays, experiment.memory.offload, workers)
@@ -217,7 +219,7 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
         experiment,
         config,
         compute,
-        kept,
+        frozen_dtype,
         base,
         policy,
         reference,
@@ -231,12 +233,14 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
     return blueprint, problems
 
 
-def _teacher(experiment: Experiment, config: DecoderConfig, kept: DTypeLike, problems: list[Problem]) -> Teacher | None:
+def _teacher(
+    experiment: Experiment, config: DecoderConfig, frozen_dtype: DTypeLike, problems: list[Problem]
+) -> Teacher | None:
     """The model that is learnt from; what does not fit is added to the problems."""
-    asked = teacher_of(experiment)
-    if asked is None:
+    teacher_experiment = teacher_of(experiment)
+    if teacher_experiment is None:
         return None
-    own = architecture(asked.model)
+    own = architecture(teacher_experiment.model)
     if own.vocab_size != config.vocab_size:
         sizes = f"has a vocabulary of {own.vocab_size:,} words, the model one of {config.vocab_size:,}"
         problems.append(Problem("objective.teacher", f"{sizes}; distributions over other words cannot be compared"))
@@ -248,8 +252,8 @@ def _teacher(experiment: Experiment, config: DecoderConfig, kept: DTypeLike, pro
     if distill.top_k is not None and distill.top_k > own.vocab_size:
         message = f"{distill.top_k:,} words are more than the teacher's vocabulary of {own.vocab_size:,} has"
         problems.append(Problem("objective.top_k", message))
-    problems += _length_problems(asked, own)
-    return build_teacher(distill, own, template(own, kept))
+    problems += _length_problems(teacher_experiment, own)
+    return build_teacher(distill, own, template(own, frozen_dtype))
 
 
 def template(
@@ -281,7 +285,7 @@ def _arrays(
     frozen: Mapping[str, ParamSpec],
     trainable: Mapping[str, ParamSpec],
     copied: Mapping[str, ParamSpec],
-    taught: Mapping[str, ParamSpec],
+    teacher: Mapping[str, ParamSpec],
     update: optax.GradientTransformation,
 ) -> dict[str, dict[str, Array]]:
     parts = {
@@ -290,7 +294,7 @@ def _arrays(
             ("frozen", frozen),
             ("trainable", trainable),
             ("reference", copied),
-            ("teacher", taught),
+            ("teacher", teacher),
         )
     }
     return {**parts, "optimizer": optimizer_arrays(update, trainable)}
@@ -306,7 +310,7 @@ def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[st
         owner = getattr(keys[-1], "key", None)
         own = trainable.get(owner) if isinstance(owner, str) else None
         front = diloco.is_of_workers(keys)
-        axes = None if own is None else _axes_kept(own, getattr(keys[-2], "name", ""), leaf.shape[front:])
+        axes = None if own is None else _state_axes(own, getattr(keys[-2], "name", ""), leaf.shape[front:])
         if axes is None:
             found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape), of_workers=front)
         else:
@@ -314,7 +318,7 @@ def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[st
     return found
 
 
-def _axes_kept(own: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | None:
+def _state_axes(own: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | None:
     """The axes of a parameter that an array of the optimizer's state has: all, or all but one where it is factored."""
     if own.shape == shape:
         return own.axes

@@ -154,7 +154,7 @@ class Program:
         Raises:
             ValueError: the batch has no pairs.
         """
-        return kind_of(batch).with_reference_logps(batch, self.score(state, batch).scored)
+        return kind_of(batch).with_reference_logps(batch, self.score(state, batch).loss_inputs)
 
     def load_reference(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a reference that has its own, on the devices.
@@ -169,9 +169,9 @@ class Program:
         source = initial.open_source(self.blueprint) if source is None else source
         return initial.init_reference(self.blueprint, source, self.mesh)
 
-    def reference_outputs(self, apart: Leaves, batch: Batch) -> Any:
+    def reference_outputs(self, reference: Leaves, batch: Batch) -> Any:
         """What a reference with weights of its own says of a batch."""
-        return self._jitted.reference_outputs(apart, self.shard_batch(kind_of(batch).without_cached(batch)))
+        return self._jitted.reference_outputs(reference, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def load_teacher(self, source: initial.Source | None = None) -> Leaves:
         """The weights of a teacher, on the devices: of one that is asked once, before there is any state.
@@ -271,8 +271,8 @@ class Program:
     def with_restored(self, state: TrainState, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> TrainState:
         """`state` with what a checkpoint of `step` holds in its place."""
         structure = jax.tree.structure(state.optimizer)
-        kept = self.layout.arrays.get("optimizer", {})
-        optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in kept])
+        placed = self.layout.arrays.get("optimizer", {})
+        optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in placed])
         return TrainState(
             self._number(step),
             initial.order(groups["trainable"], self.blueprint.trainable),
@@ -310,15 +310,15 @@ class Program:
         """
         if batch is None:
             rows = self.experiment.batch_size
-            asked = self.experiment.objective
-            is_kept = self.experiment.reference_mode == "cached"
-            is_kept |= isinstance(asked, GRPO) and asked.num_iterations > 1
+            objective = self.experiment.objective
+            has_cached = self.experiment.reference_mode == "cached"
+            has_cached |= isinstance(objective, GRPO) and objective.num_iterations > 1
             batch = abstract_batch(
                 self.experiment.data,
                 rows,
                 self.batch_sharding(rows),
-                referenced=is_kept,
-                taught=asked.top_k if isinstance(asked, Distill) else None,
+                has_cached=has_cached,
+                teacher_top_k=objective.top_k if isinstance(objective, Distill) else None,
                 batching=self.experiment.batching,
                 blocks=self.blueprint.blocks,
             )
@@ -356,20 +356,20 @@ def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | No
         remat=blueprint.remat,
         logprob_tokens=experiment.memory.logprob_tokens,
         constrain=constrain,
-        arrive=layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
+        shard_weights=layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
         length_multiple=layout.length_shards,
         stages=layout.stages,
         row_shards=layout.batch_shards(experiment.rows_at_once),
         cuts=layout.cuts if mesh.size > 1 else None,
         platform=blueprint.platform,
         kernels=blueprint.kernels.on(device, experiment.name),
-        apart=layout.apart(mesh) if mesh.size > 1 else None,
+        shard_map_call=layout.apart(mesh) if mesh.size > 1 else None,
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
         ld_alpha=objective.ld_alpha,
-        weighted="wpo" in (term.weighting for term in objective.all_terms),
+        uses_wpo="wpo" in (term.weighting for term in objective.all_terms),
         distill=objective if isinstance(objective, Distill) else None,
-        routed=experiment.router_aux_loss_coef > 0,
-        further=experiment.mtp_loss_weight > 0,
+        uses_router_stats=experiment.router_aux_loss_coef > 0,
+        uses_mtp=experiment.mtp_loss_weight > 0,
     )
 
 
@@ -378,8 +378,8 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
     experiment = blueprint.experiment
 
     def other(layout: Layout, part: str) -> Forward:
-        arrive = None if forward.arrive is None else layout.arrive(mesh, (part,))
-        return attrs.evolve(forward, remat="none", arrive=arrive, routed=False)
+        shard_weights = None if forward.shard_weights is None else layout.arrive(mesh, (part,))
+        return attrs.evolve(forward, remat="none", shard_weights=shard_weights, uses_router_stats=False)
 
     reference, teacher = blueprint.reference, blueprint.teacher
     if isinstance(reference, OwnWeights):
@@ -428,9 +428,9 @@ def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int
             forward,
             logprob_tokens=None if limit is None else max(limit // workers, 1),
             constrain=own.constrain(mesh) if forward.constrain else None,
-            arrive=layout.arrive(mesh, parts) if forward.arrive else None,
+            shard_weights=layout.arrive(mesh, parts) if forward.shard_weights else None,
             cuts=own.cuts if forward.cuts else None,
-            apart=own.apart(mesh) if forward.apart else None,
+            shard_map_call=own.apart(mesh) if forward.shard_map_call else None,
         )
 
     reference_layout = loss.reference.placed_in(blueprint.layout).of_worker
@@ -468,14 +468,14 @@ def _title(blueprint: Blueprint) -> str:
 def compile(
     experiment: Experiment,
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
-    told: OnSharding | None = None,
+    on_sharding: OnSharding | None = None,
 ) -> Program:
     """Compile an experiment into a program on devices; XLA compiles at the first step.
 
     Args:
         experiment: The experiment.
         devices: Devices to use, as many as the mesh takes; None for the first ones of this machine.
-        told: Called, when XLA compiles the step, with each activation's axes and shape and the sharding that it has.
+        on_sharding: Called, when XLA compiles the step, with each activation's axes, shape and sharding.
 
     Raises:
         PlanError: with everything that does not fit, among it a mesh larger than the devices.
@@ -484,6 +484,6 @@ def compile(
     mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
     device = own_device(mesh, f"Experiment '{experiment.name}'")
     blueprint, _ = resolve_remat(build_blueprint(experiment, device.platform), usable_memory(device))
-    loss = build_policy_loss(blueprint, mesh, build_forward(blueprint, mesh, told))
+    loss = build_policy_loss(blueprint, mesh, build_forward(blueprint, mesh, on_sharding))
     step = build_step(blueprint, mesh, loss)
     return Program(experiment, blueprint, mesh, loss, step, jit_step(blueprint, mesh, loss, step))

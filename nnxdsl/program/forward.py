@@ -33,21 +33,20 @@ Leaves = dict[str, jax.Array]
 
 
 class ForwardOutput(NamedTuple):
-    """What one model says of a micro-batch.
+    """One model's outputs of a micro-batch.
 
     Attributes:
-        scored: What the loss reads: of pairs, of the tokens of sequences, or of a policy's answers. Goes with
-            `batch.weight.reshape(-1)`.
-        stats: Of every target token, filling left out.
-        routing: What the routers of all layers say of all real tokens; None where no loss reads it.
-        further: As `stats`, of targets that are predicted one token earlier; None where no loss reads it. Goes with
-            `batch.weight` as what is scored does.
+        loss_inputs: What the objective's loss reads; its rows are those of `batch.weight.reshape(-1)`.
+        token_stats: Statistics of every target token, padding left out.
+        router_stats: Router statistics of all layers over all real tokens; None where no loss reads them.
+        mtp_stats: As `token_stats`, of targets that are predicted one token earlier; None where no loss reads them. Its
+            rows are those of `loss_inputs`.
     """
 
-    scored: LossInputs
-    stats: TokenStats
-    routing: RouterStats | None
-    further: TokenStats | None = None
+    loss_inputs: LossInputs
+    token_stats: TokenStats
+    router_stats: RouterStats | None
+    mtp_stats: TokenStats | None = None
 
 
 @attrs.frozen
@@ -59,42 +58,43 @@ class Forward:
         remat: What is kept for the backward pass.
         logprob_tokens: The most tokens whose logits may exist at one time; None for as many as are quick.
         constrain: Lays an activation out over the devices by its logical axes; None on one device.
-        arrive: Lays a weight out, by its path, and fetches it from the host's memory if it lies there; None as above.
+        shard_weights: Lays a weight out, by its path, and fetches it from the host's memory if it is there; None on one
+            device.
         length_multiple: Rows are filled to a multiple of so many tokens, so that they can be cut into as many parts.
         stages: In how many stages the stack of layers is cut.
         row_shards: Over how many devices the rows are cut.
         cuts: In how many pieces an activation's dimensions are cut; None on one device.
         platform: "cpu", "gpu" or "tpu".
         kernels: What chooses attention's kernel for rows of a layout.
-        apart: Computes what cannot be cut on each device's part of activations; None on one device.
-        routed: Whether a loss reads what routers say; what nothing reads would be computed backward all the same.
+        shard_map_call: Computes what cannot be cut on each device's part of activations; None on one device.
+        uses_router_stats: Whether a loss reads router statistics; unread ones would be computed backward all the same.
         temperature: What logits are divided by before they are log-probabilities.
         ld_alpha: What a token of a pair counts beyond the length of the shorter completion.
-        weighted: Whether a loss reads how likely the policy finds completions.
+        uses_wpo: Whether a loss reads how likely the policy finds completions.
         distill: How the distance from a teacher is measured; None where there is none.
-        further: Whether a loss reads what is predicted one token earlier.
+        uses_mtp: Whether a loss reads what is predicted one token earlier.
     """
 
     dtype: Any
     remat: Remat
     logprob_tokens: int | None
     constrain: Constraint | None = None
-    arrive: WeightSharding | None = None
+    shard_weights: WeightSharding | None = None
     length_multiple: int = 1
     stages: int = 1
     row_shards: int = 1
     cuts: Cuts | None = None
     platform: str = "cpu"
     kernels: Kernels = attrs.field(factory=Kernels)
-    apart: ShardMapCall | None = None
-    routed: bool = False
+    shard_map_call: ShardMapCall | None = None
+    uses_router_stats: bool = False
     temperature: float = 1.0
     ld_alpha: float = 1.0
-    weighted: bool = False
+    uses_wpo: bool = False
     distill: Distill | None = None
-    further: bool = False
+    uses_mtp: bool = False
 
-    def read(self, model: Decoder, batch: Batch, taught: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
+    def read(self, model: Decoder, batch: Batch, teacher: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
         """What the loss reads of a model over a batch of any kind; with a teacher's outputs, the distance from it."""
         kind = kind_of(batch)
         hidden, routing, mtp_hidden = self._hidden(model, kind.rows(batch))
@@ -102,25 +102,25 @@ class Forward:
         mtp_targets = None if mtp_hidden is None else kind.mtp_targets(mtp_hidden, batch)
         further = None if mtp_targets is None else self._stats(mtp_targets, model)
         # No gradient is computed of log-probabilities that the loss does not read.
-        is_read = taught is None or self.distill is None or self.distill.hard_weight > 0
+        is_read = teacher is None or self.distill is None or self.distill.hard_weight > 0
         stats = self._stats(targets, model, has_gradient=is_read)
-        aligned = partial(self._aligned, targets, model, stats) if self.weighted else None
+        aligned = partial(self._aligned, targets, model, stats) if self.uses_wpo else None
         scored, token_stats = kind.loss_inputs(stats, batch, PairOptions(self.ld_alpha, aligned))
-        if taught is not None:
+        if teacher is not None:
             features = None
-            if self.distill is not None and self.distill.feature_weight and isinstance(taught, TeacherOutputs):
-                features = feature_distance(targets.hidden, taught.hidden, targets.mask)
-            scored = DistillationInputs(stats, self._distance(targets, model, taught), features)
+            if self.distill is not None and self.distill.feature_weight and isinstance(teacher, TeacherOutputs):
+                features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
+            scored = DistillationInputs(stats, self._distance(targets, model, teacher), features)
         return ForwardOutput(scored, token_stats, routing, further)
 
-    def teach(self, model: Decoder, batch: Batch) -> TeacherOutputs:
+    def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
         """A teacher's outputs of a batch of sequences; carry no gradient."""
         kind = kind_of(batch)
         hidden, _, _ = self._hidden(model, kind.rows(batch))
         predicting, head = jax.lax.stop_gradient((kind.targets(hidden, batch).hidden, model.head()))
         return TeacherOutputs(predicting, head, model.config.logit_soft_cap)
 
-    def top(self, model: Decoder, batch: Batch) -> TeacherTopK:
+    def teacher_top_k(self, model: Decoder, batch: Batch) -> TeacherTopK:
         """The tokens that a teacher finds likeliest in place of each target of a batch of sequences."""
         assert self.distill is not None
         kind = kind_of(batch)
@@ -140,13 +140,16 @@ class Forward:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
         inside = {path: leaf for path, leaf in leaves.items() if path.startswith("layers.")}
         outside = {path: leaf for path, leaf in leaves.items() if path not in inside}
-        model = template.merge({**inside, **self.laid_out(outside)})
+        model = template.merge({**inside, **self.with_shardings(outside)})
         assert isinstance(model, Decoder)
         return model
 
-    def laid_out(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def with_shardings(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Weights, or their gradients, where the layout wants them."""
-        return {path: leaf if self.arrive is None else self.arrive(path, leaf) for path, leaf in leaves.items()}
+        return {
+            path: leaf if self.shard_weights is None else self.shard_weights(path, leaf)
+            for path, leaf in leaves.items()
+        }
 
     def _hidden(self, model: Decoder, rows: Rows) -> tuple[jax.Array, RouterStats | None, jax.Array | None]:
         """Final hidden states `[B, T, D]`, router statistics, and the hidden states of multi-token prediction.
@@ -159,15 +162,15 @@ class Forward:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
             places = TokenPositions(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
         method = self.kernels.method(row.filled(tokens.shape[1]))
-        with sharding_hooks(self.constrain, self.arrive, self.apart):
+        with sharding_hooks(self.constrain, self.shard_weights, self.shard_map_call):
             stages = self._stages(len(tokens))
             out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
             routing, beyond = out.router_stats, None
-            if self.further:
+            if self.uses_mtp:
                 given = {"dtype": self.dtype, "remat": self.remat, "method": method}
                 beyond, more = model.mtp_hidden(out.hidden, tokens, places, **given)
                 routing, beyond = add_router_stats(routing, more), beyond[:, :length]
-        return out.hidden[:, :length], routing if self.routed else None, beyond
+        return out.hidden[:, :length], routing if self.uses_router_stats else None, beyond
 
     def _stages(self, rows: int) -> Stages | None:
         if self.stages == 1:
@@ -191,12 +194,12 @@ class Forward:
         limit = self.logprob_tokens
         return token_stats(hidden, head, targets.ids, targets.mask, limit, soft_cap, self.shard_context)
 
-    def _distance(self, targets: Targets, model: Decoder, taught: TeacherOutputs | TeacherTopK) -> jax.Array:
+    def _distance(self, targets: Targets, model: Decoder, teacher: TeacherOutputs | TeacherTopK) -> jax.Array:
         assert self.distill is not None
         given = targets.mask, self.distill, model.config.logit_soft_cap, self.logprob_tokens, self.shard_context
-        if isinstance(taught, TeacherTopK):
-            return top_distance(targets.hidden, model.head(), taught, *given)
-        return distance(targets.hidden, model.head(), taught, *given)
+        if isinstance(teacher, TeacherTopK):
+            return top_distance(targets.hidden, model.head(), teacher, *given)
+        return distance(targets.hidden, model.head(), teacher, *given)
 
 
 def parts_in_stages(stages: int, rows: int) -> int:

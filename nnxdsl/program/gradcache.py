@@ -37,10 +37,12 @@ def summed_grads(
         batch, keys = part
         return loss.policy_and_reference(leaves, frozen, reference, batch, keys)
 
-    (scored, stats, routing, further), compared = jax.lax.map(outputs, (parts, keys))
-    scored, stats, further, compared = (jax.tree.map(_joined, tree) for tree in (scored, stats, further, compared))
+    (loss_inputs, token_stats, router_stats, mtp_stats), compared = jax.lax.map(outputs, (parts, keys))
+    by_row = loss_inputs, token_stats, mtp_stats, compared
+    loss_inputs, token_stats, mtp_stats, compared = (jax.tree.map(_joined, tree) for tree in by_row)
     # Router statistics are sums over tokens.
-    out = ForwardOutput(scored, stats, jax.tree.map(lambda x: jnp.sum(x, axis=0), routing), further)
+    router_stats = jax.tree.map(lambda x: jnp.sum(x, axis=0), router_stats)
+    out = ForwardOutput(loss_inputs, token_stats, router_stats, mtp_stats)
     batch = jax.tree.map(_joined, parts)
 
     def total(out: ForwardOutput) -> tuple[jax.Array, LossTerms]:
@@ -49,13 +51,13 @@ def summed_grads(
 
     cotangents, terms = jax.grad(total, has_aux=True)(out)
     count = len(jax.tree.leaves(parts)[0])
-    by_row = (cotangents.scored, cotangents.stats, cotangents.further)
+    by_row = (cotangents.loss_inputs, cotangents.token_stats, cotangents.mtp_stats)
     row_cotangents = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), by_row)
 
     def add(summed: Leaves, part: tuple[Batch, jax.Array | None, Any]) -> tuple[Leaves, None]:
         batch, keys, (of_scored, of_stats, of_further) = part
         _, backward = jax.vjp(loss.make_forward(frozen, batch, reference, keys), leaves)
-        (more,) = backward(ForwardOutput(of_scored, of_stats, cotangents.routing, of_further))
+        (more,) = backward(ForwardOutput(of_scored, of_stats, cotangents.router_stats, of_further))
         return jax.tree.map(lambda one, other: one + other.astype(one.dtype), summed, more), None
 
     nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}

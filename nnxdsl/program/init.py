@@ -285,9 +285,9 @@ class ReferenceSource:
 
 def init_reference(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
     """The leaves of a reference that has weights of its own, born with their shardings."""
-    asked = blueprint.experiment.reference
-    assert isinstance(asked, Checkpoint)
-    own = source.reference if isinstance(source, ReferenceSource) else open_base(with_weights(blueprint, asked.weights))
+    spec = blueprint.experiment.reference
+    assert isinstance(spec, Checkpoint)
+    own = source.reference if isinstance(source, ReferenceSource) else open_base(with_weights(blueprint, spec.weights))
     placed = blueprint.reference.placed_in(blueprint.layout).shardings("reference", mesh)
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.base.items()}
 
@@ -301,10 +301,14 @@ def with_weights(blueprint: Blueprint, weights: Weights) -> Blueprint:
 
 def init_teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
     """The leaves of a teacher, born with their shardings."""
-    asked = teacher_of(blueprint.experiment)
-    assert asked is not None
+    experiment = teacher_of(blueprint.experiment)
+    assert experiment is not None
     assert blueprint.teacher is not None
-    own = source.teacher if isinstance(source, TeacherSource) else open_base(build_unplaced(asked, blueprint.platform))
+    own = (
+        source.teacher
+        if isinstance(source, TeacherSource)
+        else open_base(build_unplaced(experiment, blueprint.platform))
+    )
     placed = blueprint.teacher_layout.shardings("teacher", mesh)
     return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.teacher.base.items()}
 

@@ -51,29 +51,29 @@ class LossFn:
             batch: The micro-batch.
         """
         terms = self.evaluate(out, reference, batch)
-        if out.further is not None:
+        if out.mtp_stats is not None:
             # A mean over targets of its own, though the sum is divided by the count of all targets.
             scale = _mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
             more = self.mtp_loss_weight * scale * terms.metrics["mtp_loss"].total
             terms = terms._replace(loss=WeightedMean(terms.loss.total + more, terms.loss.count))
-        if out.routing is None:
+        if out.router_stats is None:
             return terms
-        aux_loss = load_balance(out.routing)
+        aux_loss = load_balance(out.router_stats)
         loss = terms.loss.total + self.router_aux_loss_coef * terms.loss.count * divide(*aux_loss)
         return LossTerms(WeightedMean(loss, terms.loss.count), {**terms.metrics, "aux_loss": WeightedMean(*aux_loss)})
 
     def evaluate(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """The terms of the objective alone, with the metrics of tokens; arguments as of `__call__`."""
         weight = batch.weight.reshape(-1)
-        terms = self.objective(out.scored, reference, weight)
+        terms = self.objective(out.loss_inputs, reference, weight)
         metrics = {}
-        if isinstance(out.scored, PairLogps):
-            logps = {"logps/chosen": out.scored.chosen, "logps/rejected": out.scored.rejected}
+        if isinstance(out.loss_inputs, PairLogps):
+            logps = {"logps/chosen": out.loss_inputs.chosen_logps, "logps/rejected": out.loss_inputs.rejected_logps}
             metrics = {name: row_mean(value, weight) for name, value in logps.items()}
-        if out.further is not None:
-            counted = out.further.mask * weight[:, None]
-            metrics = {"mtp_loss": WeightedMean(-jnp.sum(out.further.logp * counted), jnp.sum(counted))}
-        return LossTerms(terms.loss, {**metrics, **terms.metrics, **_token_metrics(out.stats)})
+        if out.mtp_stats is not None:
+            counted = out.mtp_stats.mask * weight[:, None]
+            metrics = {"mtp_loss": WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))}
+        return LossTerms(terms.loss, {**metrics, **terms.metrics, **_token_metrics(out.token_stats)})
 
     def zeros(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """Zeros in the form of the terms; `out` and `reference` may be abstract."""

@@ -57,7 +57,7 @@ class Part:
 
 
 @attrs.frozen
-class Kept:
+class GroupBytes:
     """What the backward pass of one micro-batch needs on one device.
 
     Attributes:
@@ -99,12 +99,12 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
     if longest.trunk:
         found = activations(blueprint, rows, blueprint.remat, trace)
         moment, how = _moment(blueprint, rows, longest, found)
-        traced = f"{_KEPT[blueprint.remat]} for the backward pass, traced"
+        traced = f"{_RESIDUALS[blueprint.remat]} for the backward pass, traced"
         parts.append(Part("activations", found.trunk, "estimated", traced))
         parts.append(Part("activations, offloaded", found.away, "estimated", traced, "host"))
         parts.append(Part("workspace", copies + moment, "estimated", how))
         parts += _answers(blueprint, longest, parts)
-        parts += _taught(blueprint, longest, parts)
+        parts += _teacher_parts(blueprint, longest, parts)
     return [part for part in parts if part.bytes]
 
 
@@ -112,16 +112,16 @@ def _answers(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[
     """What it takes to draw a policy's answers, beyond what the step that learns from them takes afterwards."""
     if not isinstance(blueprint.experiment.objective, GRPO):
         return []
-    asked = drawn(blueprint, longest)
+    usage = rollout_memory(blueprint, longest)
     gone = sum(p.bytes for p in parts if p.name in ("gradients", "activations", "workspace"))
     how = (
-        f"what the cache of {asked.rows} answers, {asked.cache / 2**20:,.1f} MiB for {asked.tokens} tokens each, takes "
+        f"what the cache of {usage.rows} answers, {usage.cache / 2**20:,.1f} MiB for {usage.tokens} tokens each, takes "
         "beyond gradients, activations and workspace, which are not there yet"
     )
-    return [Part("answers", max(asked.cache + asked.copies - gone, 0), "estimated", how)]
+    return [Part("answers", max(usage.cache + usage.copies - gone, 0), "estimated", how)]
 
 
-def _taught(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
+def _teacher_parts(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
     """What a batch carries of a teacher that is asked once, and what asking it takes beyond the step, if it does."""
     size = top_bytes(blueprint)
     if not size:
@@ -146,7 +146,7 @@ def top_bytes(blueprint: Blueprint) -> int:
     return 8 * asked.top_k + 4 if isinstance(asked, Distill) and asked.top_k is not None else 0
 
 
-_KEPT: dict[Remat, str] = {
+_RESIDUALS: dict[Remat, str] = {
     "none": "what each layer keeps",
     "products": "outputs of linear layers",
     "attention": "inputs of layers and what attention mixed",
@@ -187,7 +187,7 @@ def _turned_over(blueprint: Blueprint) -> int:
     return sum(placed.device_bytes for placed in frozen.values() if "layers" in placed.axes)
 
 
-def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | None = None) -> Kept:
+def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | None = None) -> GroupBytes:
     """What the backward pass of one micro-batch needs on one device, traced on one device's share of the model.
 
     Args:
@@ -196,7 +196,7 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
         remat: What is kept.
         trace: As of `memory`.
     """
-    trace = trace or held
+    trace = trace or residual_bytes
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
     trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
     away = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
@@ -206,7 +206,7 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     stages = blueprint.layout.stages
     parts = parts_in_stages(stages, rows)
     trunk, away = (size * (parts + stages - 1) // (parts * stages) for size in (trunk, away))
-    return Kept(trunk, period // parts if stages > 1 else period, max(away, 0))
+    return GroupBytes(trunk, period // parts if stages > 1 else period, max(away, 0))
 
 
 @attrs.frozen
@@ -216,7 +216,7 @@ class Share:
     Attributes:
         config: The network of which it computes all heads, MLP columns and words.
         compute: Dtype of activations and products.
-        kept: Dtype of frozen weights. Few-bit ones are unpacked again for the backward pass, so there are none here.
+        frozen_dtype: Dtype of frozen weights. Quantized ones are dequantized again for the backward pass.
         adapter: What is trained beside them, or None.
         trainable: Paths of what is trained.
         data: What its rows are of.
@@ -226,7 +226,7 @@ class Share:
 
     config: DecoderConfig
     compute: jnp.dtype
-    kept: jnp.dtype
+    frozen_dtype: jnp.dtype
     adapter: Adapter | None
     trainable: frozenset[str]
     data: Data
@@ -267,7 +267,7 @@ def share_of(blueprint: Blueprint) -> Share:
     return Share(
         own,
         blueprint.compute,
-        blueprint.kept,
+        blueprint.frozen_dtype,
         asked.adapter,
         trained,
         asked.data,
@@ -277,17 +277,17 @@ def share_of(blueprint: Blueprint) -> Share:
 
 
 @lru_cache(maxsize=8)
-def _network(config: DecoderConfig, kept: jnp.dtype, adapter: Adapter | None) -> AbstractModel:
-    return template(config, kept, adapter)
+def _network(config: DecoderConfig, frozen_dtype: jnp.dtype, adapter: Adapter | None) -> AbstractModel:
+    return template(config, frozen_dtype, adapter)
 
 
 @lru_cache(maxsize=256)
-def held(share: Share, rows: int, remat: Remat) -> int:
+def residual_bytes(share: Share, rows: int, remat: Remat) -> int:
     """Bytes that the derivative of a forward pass holds on to, beside the weights, the batch and all logits."""
-    model = _network(share.config, share.kept, share.adapter)
+    model = _network(share.config, share.frozen_dtype, share.adapter)
     # With one token at a time, so that no logits are kept.
     kernels = Kernels(share.attention)
-    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, further=share.further)
+    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, uses_mtp=share.further)
     batch = abstract_batch(share.data, rows)
     trained = {path for path in model.variables if path in share.trainable}
     leaves = {
@@ -317,7 +317,7 @@ def _is_away(leaf: Any) -> bool:
     return jax.typeof(leaf).memory_space == jax.memory.Space.Host
 
 
-def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: Kept) -> tuple[int, str]:
+def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: GroupBytes) -> tuple[int, str]:
     """The larger of two moments: the head with its logits, or the backward pass of one period."""
     config = blueprint.config
     wide, size = 4, blueprint.compute.itemsize
@@ -371,7 +371,7 @@ def _period_weights(blueprint: Blueprint) -> int:
 
 
 @attrs.frozen
-class Drawn:
+class RolloutMemory:
     """What is on one device while answers are drawn.
 
     Attributes:
@@ -387,11 +387,11 @@ class Drawn:
     copies: int
 
 
-def drawn(blueprint: Blueprint, longest: Lengths) -> Drawn:
+def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
     """What the answers of one step take on one device; heads are taken to be whole on each."""
     size, compute = blueprint.experiment.batch_size, blueprint.compute
     rows = math.ceil(size / blueprint.layout.batch_shards(size))
     held = jax.tree.leaves(jax.eval_shape(lambda: init_cache(blueprint.config, rows, longest.trunk, compute)))
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in held)
     trainable = blueprint.layout.device_bytes().get("trainable", 0)
-    return Drawn(rows, longest.trunk, cache, 0 if compute.itemsize == 4 else trainable * compute.itemsize // 4)
+    return RolloutMemory(rows, longest.trunk, cache, 0 if compute.itemsize == 4 else trainable * compute.itemsize // 4)

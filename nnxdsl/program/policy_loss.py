@@ -92,10 +92,10 @@ class PolicyLoss:
         Raises:
             ValueError: the teacher is precomputed, `reference` is not None, and the batch carries no top-k.
         """
-        taught = None if self.teacher is None or reference is None else self.teacher.outputs(reference, batch)
+        teacher = None if self.teacher is None or reference is None else self.teacher.outputs(reference, batch)
 
         def forward(leaves: Leaves, is_policy: jax.Array | bool = True) -> ForwardOutput:
-            return self._forward({**frozen, **leaves}, batch, taught, keys, is_policy)
+            return self._forward({**frozen, **leaves}, batch, teacher, keys, is_policy)
 
         return forward
 
@@ -107,9 +107,12 @@ class PolicyLoss:
         self, leaves: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None = None
     ) -> tuple[ForwardOutput, LossInputs | None]:
         """Forward outputs of the policy, and the reference's loss inputs (None without one), forward only."""
-        forward, known = self.make_forward(frozen, batch, reference, keys), self.reference.outputs(reference, batch)
-        if not self.reference.exists or known is not None:
-            return forward(leaves), known
+        forward, reference_inputs = (
+            self.make_forward(frozen, batch, reference, keys),
+            self.reference.outputs(reference, batch),
+        )
+        if not self.reference.exists or reference_inputs is not None:
+            return forward(leaves), reference_inputs
         reference_leaves = self.reference.policy_leaves(leaves, reference)
 
         def turn(_: None, is_policy: jax.Array) -> tuple[None, ForwardOutput]:
@@ -117,7 +120,7 @@ class PolicyLoss:
 
         _, outputs = jax.lax.scan(turn, None, jnp.asarray(_TURNS))
         compared, out = (jax.tree.map(lambda x, side=side: x[side], outputs) for side in (0, 1))
-        return out, compared.scored
+        return out, compared.loss_inputs
 
     def loss_metrics(self, out: ForwardOutput, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and every metric of one batch; add them up over batches, then divide.
@@ -165,20 +168,20 @@ class PolicyLoss:
             return out, gradient
 
         leaves = self.cast(trainable)
-        known = self.reference.outputs(reference, batch)
-        if not self.reference.exists or known is not None:
-            return add_grads(total, pull(leaves, known)[1]())
+        reference_inputs = self.reference.outputs(reference, batch)
+        if not self.reference.exists or reference_inputs is not None:
+            return add_grads(total, pull(leaves, reference_inputs)[1]())
         reference_leaves = self.reference.policy_leaves(leaves, reference)
-        nothing = zeros_like(jax.eval_shape(forward, leaves).scored)
-        zeros = self.forward.laid_out(zeros_like(leaves)), self.zero_terms(forward, leaves, batch)
+        nothing = zeros_like(jax.eval_shape(forward, leaves).loss_inputs)
+        zeros = self.forward.with_shardings(zeros_like(leaves)), self.zero_terms(forward, leaves, batch)
 
         def turn(carry: tuple[LossInputs, Any], is_policy: jax.Array) -> tuple[tuple[LossInputs, Any], None]:
             compared, summed = carry
             out, gradient = pull(_either(is_policy, leaves, reference_leaves), compared, is_policy)
             if total is None:  # the gradient takes the place of the zeros before it: one set of arrays
-                return (out.scored, jax.lax.cond(is_policy, gradient, lambda: summed)), None
+                return (out.loss_inputs, jax.lax.cond(is_policy, gradient, lambda: summed)), None
             # Added outside of the condition, where XLA adds in place; within, it would copy the sums.
-            return (out.scored, add_grads(summed, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
+            return (out.loss_inputs, add_grads(summed, jax.lax.cond(is_policy, gradient, lambda: zeros))), None
 
         (_, summed), _ = jax.lax.scan(turn, (nothing, zeros if total is None else total), jnp.asarray(_TURNS))
         return add_grads(None, summed) if total is None else summed
@@ -186,7 +189,7 @@ class PolicyLoss:
     def zero_terms(self, forward: Callable[..., ForwardOutput], leaves: Leaves, batch: Batch) -> LossTerms:
         """Zeros in the form of the terms of a micro-batch."""
         out = jax.eval_shape(forward, leaves)
-        return self.loss.zeros(out, out.scored if self.reference.exists else None, batch)
+        return self.loss.zeros(out, out.loss_inputs if self.reference.exists else None, batch)
 
 
 def add_grads(total: GradsAndTerms | None, more: GradsAndTerms) -> GradsAndTerms:
@@ -201,13 +204,13 @@ def _forward(
     policy: AbstractModel,
     leaves: Leaves,
     batch: Batch,
-    taught: TeacherOutputs | TeacherTopK | None,
+    teacher: TeacherOutputs | TeacherTopK | None,
     keys: jax.Array | None,
     is_policy: jax.Array | bool,
 ) -> ForwardOutput:
     """A model's forward outputs: a function of its arguments, so that it need not be traced anew."""
     with dropping(keys, is_policy):
-        return forward.read(forward.model(policy, leaves), batch, taught)
+        return forward.read(forward.model(policy, leaves), batch, teacher)
 
 
 def _metrics(terms: LossTerms) -> dict[str, WeightedMean]:

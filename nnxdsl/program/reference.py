@@ -205,7 +205,7 @@ class OwnWeights(ReferenceModel):
         assert self.forward is not None
         assert self.template is not None
         model = self.forward.model(self.template, jax.lax.stop_gradient(leaves))
-        return jax.lax.stop_gradient(self.forward.read(model, batch).scored)
+        return jax.lax.stop_gradient(self.forward.read(model, batch).loss_inputs)
 
     def as_model(
         self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
@@ -268,8 +268,8 @@ def _(spec: config.Initial, parts: PolicyParts) -> ReferenceModel:
             return AdapterOff(template=parts.base, **parts.common)
     else:
         copies = {path: attrs.evolve(leaf, dtype=jnp.dtype(parts.compute)) for path, leaf in trainable.items()}
-    is_kept = parts.experiment.reference_mode == "online"
-    return InitialCopy(template=parts.base, arrays=copies if is_kept else {}, **parts.common)
+    is_online = parts.experiment.reference_mode == "online"
+    return InitialCopy(template=parts.base, arrays=copies if is_online else {}, **parts.common)
 
 
 @build.register

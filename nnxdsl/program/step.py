@@ -125,7 +125,7 @@ def guarded(step: Step, guard: StopOnNonFinite | SkipStep) -> Step:
         state: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch
     ) -> tuple[DonatedState, Metrics]:
         after, metrics = step(state, frozen, reference, batch)
-        after, more = guard.settle(state, after, metrics["loss"], metrics["grad_norm"])
+        after, more = guard.select(state, after, metrics["loss"], metrics["grad_norm"])
         return after, {**metrics, **more}
 
     return guarded_step

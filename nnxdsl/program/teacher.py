@@ -63,12 +63,12 @@ class Teacher:
         if not leaves:
             return None
         assert self.forward is not None
-        return self.forward.teach(self.forward.model(self.template, leaves), batch)
+        return self.forward.teacher_outputs(self.forward.model(self.template, leaves), batch)
 
     def top_k(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
         """The likeliest tokens in place of each target of a micro-batch; carries no gradient."""
         assert self.forward is not None
-        return jax.lax.stop_gradient(self.forward.top(self.forward.model(self.template, leaves), batch))
+        return jax.lax.stop_gradient(self.forward.teacher_top_k(self.forward.model(self.template, leaves), batch))
 
 
 @attrs.frozen(eq=False)

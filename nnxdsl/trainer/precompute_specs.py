@@ -41,10 +41,10 @@ def reference_logps(
     def compute(batch: Batch) -> Any:
         if own_weights is not None:
             return program.reference_outputs(own_weights, batch)
-        return program.score(state, batch).scored
+        return program.score(state, batch).loss_inputs
 
     def entries(batch: Batch, count: int, scored: Any) -> Mapping[str, npt.NDArray[Any]]:
-        return {"logps": np.stack([scored.chosen, scored.rejected], axis=-1)[:count]}
+        return {"logps": np.stack([scored.chosen_logps, scored.rejected_logps], axis=-1)[:count]}
 
     return PrecomputeSpec(
         directory=REFERENCE,
@@ -57,7 +57,7 @@ def reference_logps(
             "ids": dataset.ids_digest(),
             "ld_alpha": program.policy_loss.forward.ld_alpha,
             "compute": blueprint.compute.name,
-            "frozen": blueprint.kept.name,
+            "frozen": blueprint.frozen_dtype.name,
             "attention": attrs.asdict(blueprint.kernels),
             **_numerics(program),
         },
@@ -102,7 +102,7 @@ def teacher_top_k(program: Program, teacher: Leaves, weights: str, dataset: Sequ
             "top_k": objective.top_k,
             "temperature": objective.temperature,
             "compute": blueprint.compute.name,
-            "frozen": blueprint.kept.name,
+            "frozen": blueprint.frozen_dtype.name,
             "attention": attrs.asdict(blueprint.teacher_kernels),
             **_numerics(program),
         },

@@ -34,7 +34,7 @@ def answers(which: str) -> tuple[PairLogps, PairLogps]:
 
 
 def say(objective: Objective, policy: PairLogps, reference: PairLogps, weight: jax.Array | None = None) -> LossTerms:
-    return losses.build(objective)(policy, reference, jnp.ones(len(policy.chosen)) if weight is None else weight)
+    return losses.build(objective)(policy, reference, jnp.ones(len(policy.chosen_logps)) if weight is None else weight)
 
 
 def means(terms: LossTerms) -> dict[str, float]:
@@ -48,7 +48,7 @@ def gradients(objective: Objective, policy: PairLogps, reference: PairLogps, wei
         terms = say(objective, policy._replace(chosen=chosen, rejected=rejected), reference, weight)
         return terms.loss.total / terms.loss.count
 
-    return jax.grad(loss, argnums=(0, 1))(policy.chosen, policy.rejected)
+    return jax.grad(loss, argnums=(0, 1))(policy.chosen_logps, policy.rejected_logps)
 
 
 @pytest.mark.parametrize("case", STORED["cases"])
@@ -104,7 +104,7 @@ def test_extremes_stay_numbers() -> None:
     own, other = (x.reshape(-1) for x in jnp.meshgrid(far, far))
     policy = PairLogps(own, other, jnp.ones(16), jnp.ones(16), (jnp.arange(16) % 3 > 0).astype(jnp.float32))
     for way in (policy, policy._replace(chosen=other, rejected=own)):
-        reference = PairLogps(way.rejected, way.chosen, way.chosen_tokens, way.rejected_tokens)
+        reference = PairLogps(way.rejected_logps, way.chosen_logps, way.chosen_tokens, way.rejected_tokens)
         assert np.isfinite(list(means(say(Objective.KTO(), way, reference)).values())).all()
         assert np.isfinite(gradients(Objective.KTO(), way, reference)).all()
 
@@ -146,7 +146,7 @@ def test_it_trains(
     assert at_first["loss"] == 0.5
     assert at_first["kl"] == at_first["rewards/chosen"] == 0.0  # to the bit
     state = with_b(first)
-    policy, reference = program.score(state, batch).scored, program.score(first, batch).scored
+    policy, reference = program.score(state, batch).loss_inputs, program.score(first, batch).loss_inputs
     assert isinstance(policy, PairLogps)
     whole = means(losses.build(program.experiment.objective)(policy, reference, batch.weight))
     state, metrics = program.step(state, asked)

@@ -114,7 +114,7 @@ def test_spikes_are_told_by_the_median_of_a_window(loss_ratio: float | None) -> 
     norms = [1.0, 50.0, 1.2, 4.7, 4.9, math.nan, 30.0, 30.0, 30.0, 30.0, 1.0, math.inf, 2.0]
     losses = [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 7.0, 2.0, -1.0]
     before = Watched(jnp.int32(0), update.init(jnp.zeros(())), jnp.zeros(()))
-    settle, window, taken, expected = jax.jit(guard.settle), [], [], []
+    settle, window, taken, expected = jax.jit(guard.select), [], [], []
     for step, (norm, loss) in enumerate(zip(norms, losses, strict=True)):
         moved = before._replace(step=before.step + 1, weight=before.weight + 1)
         after, told = settle(before, moved, jnp.float32(loss), jnp.float32(norm))

@@ -26,7 +26,7 @@ def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
         "of rows of 768 slots, blocks leave out what no token sees",
     )
     assert Kernels().choose(BRIEF) == ("dense", "rows of 255 slots are short")
-    assert Kernels(asked="chunked").choose(BRIEF) == ("chunked", "asked for by name")
+    assert Kernels(kernel="chunked").choose(BRIEF) == ("chunked", "asked for by name")
     assert GPU.choose(None) == ("dense", "of a cache's slots nothing is known before")
     assert Kernels().method(LONG).queries < attrs.evolve(GPU, asked="chunked").method(LONG).queries
 
@@ -83,7 +83,7 @@ def test_heads_that_are_split_unlike(experiment: Callable[..., Experiment]) -> N
         ).kernels
 
     assert (found().platform, found().dtype) == ("gpu", "bfloat16")
-    assert not found(mesh=Mesh(tensor=1)).heads_apart
+    assert not found(mesh=Mesh(tensor=1)).has_local_heads
 
 
 @pytest.mark.slow

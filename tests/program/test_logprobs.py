@@ -278,7 +278,7 @@ def test_the_sides_do_not_see_each_other(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     decoder = model_of(experiment(), trained)
-    run = jax.jit(lambda batch: Forward(jnp.float32, "none", 64).read(decoder, batch).scored)
+    run = jax.jit(lambda batch: Forward(jnp.float32, "none", 64).read(decoder, batch).loss_inputs)
     batch = pairs(4)
     other = run(batch._replace(rejected=pairs(4, seed=9).rejected))
     np.testing.assert_array_equal(run(batch).chosen, other.chosen)
@@ -295,7 +295,7 @@ def test_targets_of_sequences_are_predicted_from_the_token_before(
 ) -> None:
     decoder = model_of(experiment(objective=Objective.SFT(loss_on="all")), trained)
     batch = sequences(4)
-    found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).read(decoder, batch).scored)(batch)
+    found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).read(decoder, batch).loss_inputs)(batch)
     hidden, *_ = jax.jit(lambda t, n: decoder(t, positions_right_padded(n, 16), dtype=jnp.float32))(
         batch.tokens, batch.length
     )

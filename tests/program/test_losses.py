@@ -71,7 +71,7 @@ def test_equal_models_give_ln_2(smoothing: float) -> None:
 
 def test_swapping_negates_the_margin() -> None:
     def swapped(x: PairLogps) -> PairLogps:
-        return PairLogps(x.rejected, x.chosen, x.rejected_tokens, x.chosen_tokens)
+        return PairLogps(x.rejected_logps, x.chosen_logps, x.rejected_tokens, x.chosen_tokens)
 
     loss = losses.build(Objective.DPO(beta=0.7))
     there = loss(POLICY, REFERENCE, ONES)

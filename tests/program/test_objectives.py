@@ -72,7 +72,7 @@ def test_it_trains(
     state = with_b(first)
 
     # The loss of all rows at one time, from what both models say of them.
-    policy, reference = program.score(state, batch).scored, program.score(first, batch).scored
+    policy, reference = program.score(state, batch).loss_inputs, program.score(first, batch).loss_inputs
     assert isinstance(policy, losses.PairLogps)
     whole = losses.build(objective)(policy, reference if objective.needs_reference else None, np.ones(4, np.float32))
     before, frozen = jax.device_get((state.trainable, state.frozen))

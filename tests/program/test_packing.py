@@ -193,7 +193,7 @@ def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: 
     assert isinstance(asked, PackedPairs)
     rows, where = padded.indices(0), packed.places(0)
     scored: Any = dpo.score(state, padded.at(0)).loss_inputs
-    for side, said in ((scored.chosen, asked.reference_chosen), (scored.rejected, asked.reference_rejected)):
+    for side, said in ((scored.chosen_logps, asked.reference_chosen), (scored.rejected_logps, asked.reference_rejected)):
         expected = np.zeros(len(dataset))
         expected[rows] = side
         np.testing.assert_allclose(np.asarray(said)[where >= 0], expected[where[where >= 0]], rtol=1e-5)

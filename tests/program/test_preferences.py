@@ -73,7 +73,7 @@ def gradients(
         terms = say(objective, policy._replace(chosen=chosen, rejected=rejected), reference, weight)
         return terms.loss.total / terms.loss.count
 
-    return jax.grad(loss, argnums=(0, 1))(policy.chosen, policy.rejected)
+    return jax.grad(loss, argnums=(0, 1))(policy.chosen_logps, policy.rejected_logps)
 
 
 @pytest.mark.parametrize("case", STORED["cases"])
@@ -140,7 +140,7 @@ def test_it_starts_where_the_page_says(name: str) -> None:
 
 
 def swapped(pairs: PairLogps) -> PairLogps:
-    return PairLogps(pairs.rejected, pairs.chosen, pairs.rejected_tokens, pairs.chosen_tokens)
+    return PairLogps(pairs.rejected_logps, pairs.chosen_logps, pairs.rejected_tokens, pairs.chosen_tokens)
 
 
 @pytest.mark.parametrize("name", [name for name in OF_PAIRS if name != "ChosenSFT"])

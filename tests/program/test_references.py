@@ -100,8 +100,8 @@ def test_it_says_what_its_weights_say_and_is_saved(
     for _ in range(5):
         state, _ = program.step(state, batch)
     # What it says is what a model of these weights says.
-    said = program.score(state._replace(trainable=dict(state.reference)), batch).scored
-    own = program.score(state, batch).scored
+    said = program.score(state._replace(trainable=dict(state.reference)), batch).loss_inputs
+    own = program.score(state, batch).loss_inputs
     assert isinstance(said, PairLogps)
     terms = losses.build(program.experiment.objective)(own, said, batch.weight)
     assert float(program.evaluate(state, batch)["loss"].total) == pytest.approx(float(terms.loss.total), rel=1e-5)
@@ -151,7 +151,7 @@ def test_other_weights_are_asked_beside_the_policy(
         frozen={p: base.get(p, x) for p, x in state.frozen.items()},
         trainable={p: base.get(p, x) for p, x in state.trainable.items()},
     )
-    policy, reference = program.score(state, batch).scored, program.score(other, batch).scored
+    policy, reference = program.score(state, batch).loss_inputs, program.score(other, batch).loss_inputs
     assert isinstance(policy, PairLogps)
     expected = losses.build(asked.objective)(policy, reference, batch.weight)
     assert float(expected.loss.total / expected.loss.count) != pytest.approx(np.log(2), rel=1e-3)

@@ -12,7 +12,7 @@ from nnxdsl.planning.plan import plan
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.memory import drawn, memory
+from nnxdsl.program.memory import rollout_memory, memory
 
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=48)
 
@@ -30,7 +30,7 @@ def test_the_cache_is_counted_where_it_is_the_most(mesh: Mesh, experiment: Calla
     )
     blueprint, longest = build_blueprint(asked), lengths(PROMPTS)
     assert longest == Lengths(64, 48)
-    found = drawn(blueprint, longest)
+    found = rollout_memory(blueprint, longest)
     rows = 4096 // mesh.fsdp
     keys = 4 * 2 * 2 * 16  # layers, key and value, heads of them, their width
     assert (found.rows, found.tokens, found.copies) == (rows, 64, 0)

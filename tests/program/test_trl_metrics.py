@@ -118,14 +118,14 @@ def by_pair() -> list[PairStats]:
 
     def stats_of(row: dict[str, list[int]]) -> PairStats:
         read = program.score(state, batch_of([row]))
-        tokens = read.stats
+        tokens = read.token_stats
         chosen = tokens.mask[:, :LENGTH]
-        prompt = program.score(state, one_prompt(row["prompt_ids"])).routing
-        assert read.routing is not None
+        prompt = program.score(state, one_prompt(row["prompt_ids"])).router_stats
+        assert read.router_stats is not None
         assert prompt is not None
         sums = (tokens.entropy * tokens.mask, tokens.correct * tokens.mask, tokens.mask)
         of_chosen = (tokens.correct[:, :LENGTH] * chosen, chosen)
-        return PairStats(read.routing, prompt, *(float(x.sum()) for x in (*sums, *of_chosen)))
+        return PairStats(read.router_stats, prompt, *(float(x.sum()) for x in (*sums, *of_chosen)))
 
     return jax.device_get([stats_of(row) for row in PAIRS])
 

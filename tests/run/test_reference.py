@@ -102,8 +102,8 @@ def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: T
     logps = ask()
     batch = dataset.batch(range(4, 8), 4)
     scored: Any = program.score(first, batch).loss_inputs
-    np.testing.assert_array_equal(logps[4:8, 0], scored.chosen)  # to the bit
-    np.testing.assert_array_equal(logps[4:8, 1], scored.rejected)
+    np.testing.assert_array_equal(logps[4:8, 0], scored.chosen_logps)  # to the bit
+    np.testing.assert_array_equal(logps[4:8, 1], scored.rejected_logps)
     carried = dataset.referenced(logps).batch([9, 4], 3)
     np.testing.assert_array_equal(carried.reference_chosen, logps[[9, 4, 9], 0])
     np.testing.assert_array_equal(carried.reference_rejected, logps[[9, 4, 9], 1])

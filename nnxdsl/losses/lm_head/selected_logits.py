@@ -53,7 +53,7 @@ def selected_logits(
     return _forward(hidden, head, words, how)
 
 
-class _Kept(NamedTuple):
+class _Residuals(NamedTuple):
     """What gradients need.
 
     Attributes:
@@ -72,23 +72,23 @@ class _Kept(NamedTuple):
 class _Trained(NamedTuple):
     """As `_Kept`, where the head is trained too: a type of its own, since residuals hold nothing static."""
 
-    kept: _Kept
+    residuals: _Residuals
 
 
 def _forward_rule(
     hidden: CustomVJPPrimal, head: CustomVJPPrimal, words: CustomVJPPrimal, how: Tiling
-) -> tuple[SelectedLogits, _Kept | _Trained]:
+) -> tuple[SelectedLogits, _Residuals | _Trained]:
     values = hidden.value, head.value, words.value
     found = _forward(*values, how)
-    kept = _Kept(*values, found.rest)
-    return found, _Trained(kept) if head.perturbed else kept
+    residuals = _Residuals(*values, found.rest)
+    return found, _Trained(residuals) if head.perturbed else residuals
 
 
 def _backward_rule(
-    how: Tiling, residuals: _Kept | _Trained, toward: SelectedLogits
+    how: Tiling, residuals: _Residuals | _Trained, toward: SelectedLogits
 ) -> tuple[Array, Array | None, None]:
     is_trained = isinstance(residuals, _Trained)
-    kept = residuals.kept if isinstance(residuals, _Trained) else residuals
+    kept = residuals.residuals if isinstance(residuals, _Trained) else residuals
     for_logits, for_rest = (
         jnp.zeros(like.shape, jnp.float32) if isinstance(one, SymbolicZero) else one
         for one, like in ((toward.logits, kept.words), (toward.rest, kept.rest))
@@ -136,19 +136,19 @@ def _forward(hidden: jax.Array, head: jax.Array, words: jax.Array, how: Tiling) 
 
 
 def _gradients(
-    kept: _Kept, for_logits: jax.Array, for_rest: jax.Array, how: Tiling, *, trained: bool
+    residuals: _Residuals, for_logits: jax.Array, for_rest: jax.Array, how: Tiling, *, trained: bool
 ) -> tuple[jax.Array, jax.Array | None]:
     """Gradients of the states and, if it is trained, of the head."""
 
     def toward(tile: tiling.Tile) -> tuple[jax.Array, jax.Array]:
-        picks, a, rest, b = (tiling.at(x, tile.chunk) for x in (kept.words, for_logits, kept.rest, for_rest))
+        picks, a, rest, b = (tiling.at(x, tile.chunk) for x in (residuals.words, for_logits, residuals.rest, for_rest))
         logits = tiling.logits_of(tile.hidden, tile.words, how)
         # No other word weighs more than all of them; and those that are picked, which might, get their own below.
         slope = jnp.exp(jnp.minimum(logits - rest[..., None], 0.0)) * b[..., None]  # [s, g, l, c, v]
         places = _places(picks, tile.words, logits.shape[-1])
         return logits, _put(slope, places, jnp.broadcast_to(a, places.shape))
 
-    return tiling.gradients(kept.hidden, kept.head, toward, how, trained=trained)
+    return tiling.gradients(residuals.hidden, residuals.head, toward, how, trained=trained)
 
 
 def _places(words: jax.Array, rows: tiling.VocabTile, size: int) -> jax.Array:

@@ -148,20 +148,20 @@ def _forward_rule(
 
 
 def _backward_rule(
-    how: Tiling, kept: _Frozen | _Trained, toward: TargetStats
+    how: Tiling, residuals: _Frozen | _Trained, toward: TargetStats
 ) -> tuple[Array | None, Array | None, None]:
     for_logp, for_log_z = (
-        jnp.zeros(kept.targets.shape, jnp.float32) if isinstance(one, SymbolicZero) else one
+        jnp.zeros(residuals.targets.shape, jnp.float32) if isinstance(one, SymbolicZero) else one
         for one in (toward.logp, toward.log_z)
     )
-    if isinstance(kept, _Trained):
-        return *_both(kept, for_logp, for_log_z, how), None
-    own = for_logp * kept.others + for_log_z * (1 - kept.others)
+    if isinstance(residuals, _Trained):
+        return *_both(residuals, for_logp, for_log_z, how), None
+    own = for_logp * residuals.others + for_log_z * (1 - residuals.others)
     if how.soft_cap is not None:
-        own = own * slope_of(kept.target, how.soft_cap)
-    mean = ((for_log_z - for_logp)[:, None] * kept.scale)[..., None] * kept.mean
-    parts = own[:, None, ..., None] * _rows(cut(kept.head, how), kept.targets) + mean  # [n, s, g, l, c, d]
-    return jnp.sum(parts, axis=1).astype(kept.head.dtype), None, None
+        own = own * slope_of(residuals.target, how.soft_cap)
+    mean = ((for_log_z - for_logp)[:, None] * residuals.scale)[..., None] * residuals.mean
+    parts = own[:, None, ..., None] * _rows(cut(residuals.head, how), residuals.targets) + mean  # [n, s, g, l, c, d]
+    return jnp.sum(parts, axis=1).astype(residuals.head.dtype), None, None
 
 
 target_stats.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
@@ -250,17 +250,23 @@ def _target_stats(whole: _SoftmaxStats) -> TargetStats:
     return TargetStats(logp, whole.top + log_total, log_total - whole.fall, correct)
 
 
-def _both(kept: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling) -> tuple[jax.Array, jax.Array | None]:
+def _both(
+    residuals: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling
+) -> tuple[jax.Array, jax.Array | None]:
     """Gradients of hidden states and head."""
 
     def toward(tile: Tile) -> tuple[jax.Array, jax.Array]:
         index, words = tile.chunk, tile.words
-        targets = at(kept.targets, index)
-        top, total, a, b = (at(x, index)[..., None] for x in (kept.top, kept.total, for_logp, for_log_z))
-        logits = logits_of(tile.hidden, words, how) if kept.logits is None else at(at(kept.logits, index), tile.number)
+        targets = at(residuals.targets, index)
+        top, total, a, b = (at(x, index)[..., None] for x in (residuals.top, residuals.total, for_logp, for_log_z))
+        logits = (
+            logits_of(tile.hidden, words, how)
+            if residuals.logits is None
+            else at(at(residuals.logits, index), tile.number)
+        )
         return logits, jnp.exp(logits - top) * ((b - a) / total) + jnp.where(words.are(targets), a, 0.0)
 
-    return gradients(kept.hidden, kept.head, toward, how)
+    return gradients(residuals.hidden, residuals.head, toward, how)
 
 
 def _rows(head: jax.Array, targets: jax.Array) -> jax.Array:

@@ -39,7 +39,7 @@ def teacher_top_k(
     hidden: Float[Array, "B N D"],
     head: Float[Array, "V D"],
     mask: Bool[Array, "B N"],
-    asked: Distill,
+    objective: Distill,
     soft_cap: float | None = None,
     limit: int | None = None,
     where: ShardContext | None = None,
@@ -50,17 +50,17 @@ def teacher_top_k(
         hidden: The teacher's final hidden states, at the positions that predict the targets.
         head: Its output embedding.
         mask: Which targets count; nothing is said of the others.
-        asked: How many words, and the temperature.
+        objective: How many words, and the temperature.
         soft_cap: Of its logits, before the temperature; None for none.
         limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
         where: On what; None for one CPU.
     """
-    assert asked.top_k is not None
+    assert objective.top_k is not None
     where = where or ShardContext()
     hidden, head = jax.lax.stop_gradient((hidden, head.astype(hidden.dtype)))
     chunks = Chunks.of(mask, head.shape, limit, where)
-    states, how = _states(hidden, chunks, asked, soft_cap, where)
-    words = _largest(states, head, asked.top_k, how)
+    states, how = _states(hidden, chunks, objective, soft_cap, where)
+    words = _largest(states, head, objective.top_k, how)
     logp = _classes(selected_logits(states, head, words, how))
     each = jax.vmap(chunks.join, in_axes=-1, out_axes=-1)
     return TeacherTopK(each(words).astype(jnp.int32), each(logp))
@@ -71,7 +71,7 @@ def top_distance(
     head: Float[Array, "V D"],
     top: TeacherTopK,
     mask: Bool[Array, "B N"],
-    asked: Distill,
+    objective: Distill,
     soft_cap: float | None = None,
     limit: int | None = None,
     where: ShardContext | None = None,
@@ -83,7 +83,7 @@ def top_distance(
         head: Its output embedding.
         top: What the teacher says, with the same temperature.
         mask: Which targets count. Masked positions may hold anything.
-        asked: Distance and temperature.
+        objective: Distance and temperature.
         soft_cap: Of the student's logits, before the temperature; None for none.
         limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
         where: On what; None for one CPU.
@@ -93,19 +93,19 @@ def top_distance(
     """
     where = where or ShardContext()
     chunks = Chunks.of(mask, head.shape, limit, where)
-    states, how = _states(hidden, chunks, asked, soft_cap, where)
+    states, how = _states(hidden, chunks, objective, soft_cap, where)
     words, p = _laid_out(chunks.split(top.words), where), _laid_out(chunks.split(top.logp), where)
     q = _classes(selected_logits(states, head.astype(hidden.dtype), words, how))
-    return chunks.join(jnp.sum(summand(asked.distance, p, q), axis=-1))
+    return chunks.join(jnp.sum(summand(objective.distance, p, q), axis=-1))
 
 
 def _states(
-    hidden: jax.Array, chunks: Chunks, asked: Distill, soft_cap: float | None, where: ShardContext
+    hidden: jax.Array, chunks: Chunks, objective: Distill, soft_cap: float | None, where: ShardContext
 ) -> tuple[jax.Array, Tiling]:
     """States `[n, g, l, c, d]` whose products with the head's rows are logits over the temperature; and the tiles."""
     # Of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t)).
-    cap = None if soft_cap is None else soft_cap / asked.temperature
-    return _laid_out(chunks.split(hidden / asked.temperature), where), chunks.tiling(cap, where)
+    cap = None if soft_cap is None else soft_cap / objective.temperature
+    return _laid_out(chunks.split(hidden / objective.temperature), where), chunks.tiling(cap, where)
 
 
 def _laid_out(x: jax.Array, where: ShardContext) -> jax.Array:

@@ -37,10 +37,10 @@ def abstract_batch(
     rows: int,
     sharding: Sharding | None = None,
     *,
-    referenced: bool = False,
+    has_cached: bool = False,
     batching: Batching = PADDED,
     blocks: int = 1,
-    taught: int | None = None,
+    teacher_top_k: int | None = None,
 ) -> Batch:
     """The largest batch of an experiment's data, without its arrays.
 
@@ -48,10 +48,10 @@ def abstract_batch(
         data: Where rows come from.
         rows: Of the data, in a batch.
         sharding: Of all its arrays.
-        referenced: Whether pairs carry what the reference says of them, and answers what the policy said of them.
+        has_cached: Whether pairs carry what the reference says of them, and answers what the policy said of them.
         batching: How rows become arrays; what is cut to its own length is padded at most.
         blocks: Of a packed batch.
-        taught: How many words of a teacher sequences carry for each target; None for nothing of one.
+        teacher_top_k: How many words of a teacher sequences carry for each target; None for nothing of one.
 
     Raises:
         NotRegisteredError: nothing is known of this data's lengths.
@@ -70,11 +70,11 @@ def abstract_batch(
         tokens, targets = array(packed.rows, packed.length), array(packed.targets)
         if isinstance(data, Preferences | Feedback):
             items, weight = array(packed.items), array(packed.items, dtype=jnp.float32)
-            known, liked = weight if referenced else None, weight if isinstance(data, Feedback) else None
+            known, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
             rows_of = tokens, tokens, tokens, tokens
             return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, known, known, liked)
         mask = array(packed.targets, dtype=jnp.bool_)
-        said = () if taught is None else top(packed.targets, taught)
+        said = () if teacher_top_k is None else top(packed.targets, teacher_top_k)
         return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32), *said)
     weight = array(dtype=jnp.float32)
     match data:
@@ -83,14 +83,14 @@ def abstract_batch(
             | Feedback(max_prompt_length=prompt, max_completion_length=response)
         ):
             tokens = (array(prompt), array(response), array(response))
-            known, liked = weight if referenced else None, weight if isinstance(data, Feedback) else None
+            known, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
             return PairBatch(*tokens, array(), array(), array(), weight, known, known, liked)
         case Prompts(max_prompt_length=prompt, max_completion_length=response):
-            mask, old = array(response, dtype=jnp.bool_), array(response, dtype=jnp.float32) if referenced else None
+            mask, old = array(response, dtype=jnp.bool_), array(response, dtype=jnp.float32) if has_cached else None
             said = array(prompt + response), array(), array(response), mask
             return RolloutBatch(*said, weight, weight, weight, old)
         case Conversations(max_length=length) | Text(max_length=length):
-            said = () if taught is None else top(length, taught)
+            said = () if teacher_top_k is None else top(length, teacher_top_k)
             return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight, *said)
         case _:
             raise NotRegisteredError(

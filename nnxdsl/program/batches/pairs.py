@@ -45,7 +45,9 @@ class AnyPairs(BatchKind[BatchT]):
         """The batch with the reference's log-probabilities, as `reference_logps` gives them."""
         if not isinstance(reference, PairLogps):
             return super().with_reference_logps(batch, reference)
-        chosen, rejected = (part.reshape(batch.weight.shape) for part in (reference.chosen, reference.rejected))
+        chosen, rejected = (
+            part.reshape(batch.weight.shape) for part in (reference.chosen_logps, reference.rejected_logps)
+        )
         return batch._replace(reference_chosen=chosen, reference_rejected=rejected)
 
     def without_cached(self, batch: BatchT) -> BatchT:

@@ -28,8 +28,8 @@ class SimPO(Objective):
 @losses.build.register(SimPO)
 def _(objective: SimPO) -> losses.Loss:
     def loss(policy: losses.PairLogps, reference: None, weight: jax.Array) -> losses.LossTerms:
-        chosen = objective.beta * policy.chosen / policy.chosen_tokens
-        rejected = objective.beta * policy.rejected / policy.rejected_tokens
+        chosen = objective.beta * policy.chosen_logps / policy.chosen_tokens
+        rejected = objective.beta * policy.rejected_logps / policy.rejected_tokens
         margin = chosen - rejected
         metrics = {"rewards/margins": margin}
         return losses.per_row(-jax.nn.log_sigmoid(margin - objective.gamma), metrics, weight)
