@@ -89,7 +89,7 @@ class RunWeights:
         adapter = experiment.adapter
         if adapter is not None and not isinstance(adapter, LowRank):
             raise RunError(f"{path}: nothing knows how to merge {type(adapter).__qualname__}")
-        policy = template(blueprint.config, blueprint.kept, adapter) if adapter else blueprint.base_template
+        policy = template(blueprint.config, blueprint.frozen_dtype, adapter) if adapter else blueprint.base_template
         run = directory.parent
         source = sources.open_source(blueprint, run.parent) if blueprint.frozen else None
         return cls(
