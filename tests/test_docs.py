@@ -11,7 +11,10 @@ import io
 import json
 import os
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,3 +163,18 @@ def test_every_key_of_a_plan_is_described(tmp_path: Path) -> None:
     ]
     assert sorted(described) == sorted(set(described))
     assert set(described) == set(keys(found))
+
+
+def test_the_configuration_is_that_of_the_classes() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "make_configuration.py"))
+    if UPDATE:
+        script["PAGE"].write_text(script["page"](), encoding="utf-8")
+    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "run `python docs/make_configuration.py`"
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="needs the extra `docs`")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[-3000:]
+    assert (tmp_path / "site" / "reference" / "configuration" / "index.html").is_file()

@@ -1,0 +1,17 @@
+"""A first run, in less than a minute: a tiny Gemma 3 learns, from random weights, to answer short questions."""
+
+from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule
+
+experiment = Experiment(
+    name="quickstart",
+    model=Model.Gemma3("tiny"),
+    objective=Objective.SFT(loss_on="assistant"),
+    data=Data.Conversations("experiments/data/instructions.jsonl", max_length=128),
+    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-3, warmup_ratio=0.1)),
+    batch_size=16,
+    steps=200,
+    evaluation=Evaluation(every_steps=100, prompts=("What is the capital of Germany?", "What sound does a cow make?")),
+)
+
+if __name__ == "__main__":
+    experiment.main()
