@@ -83,7 +83,7 @@ class Access:
             key=hmac.digest(key or secrets.token_bytes(_KEY_BYTES), chosen, "sha256"),
         )
 
-    async def is_known(self, headers: Mapping[str, str]) -> bool:
+    async def is_signed_in(self, headers: Mapping[str, str]) -> bool:
         """Whether a request carries a cookie, a token or a password that is right.
 
         Raises:

@@ -63,9 +63,9 @@ def _seconds(run: Mapping[str, Columns]) -> tuple[np.ndarray, np.ndarray]:
     """Steps, and the seconds until the end of each."""
     steps, tokens = run["num_tokens"].arrays()
     paces_at, paces = run["tokens/s"].arrays()
-    kept = np.isfinite(paces) & (paces > 0)
-    if not len(steps) or not kept.any():
+    valid = np.isfinite(paces) & (paces > 0)
+    if not len(steps) or not valid.any():
         return np.zeros(0), np.zeros(0)
-    pace = np.interp(steps, paces_at[kept], paces[kept])
+    pace = np.interp(steps, paces_at[valid], paces[valid])
     each = np.diff(tokens, prepend=0.0)
     return steps, np.cumsum(np.maximum(each, 0.0) / pace)

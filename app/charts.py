@@ -146,8 +146,8 @@ def sparkline(values: np.ndarray, label: str) -> Html:
 
 
 def _clean(line: Line, log: bool) -> Line:
-    kept = np.isfinite(line.y) & ((line.y > 0) if log else True)
-    return attrs.evolve(line, x=line.x[kept], y=line.y[kept])
+    valid = np.isfinite(line.y) & ((line.y > 0) if log else True)
+    return attrs.evolve(line, x=line.x[valid], y=line.y[valid])
 
 
 def _roomy(low: float, high: float, log: bool) -> tuple[float, float]:

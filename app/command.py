@@ -132,9 +132,11 @@ def serve(settings: Settings) -> int:
         app = site_module.served(settings)
     except OSError as error:
         raise RunError(f"--port {settings.port}: {error}; take another one, or --port 0") from error
-    asked = "; it asks for its password" if settings.password else ""
-    asked = asked or (f"; it asks for the token of {TOKEN_VARIABLE}" if settings.token else "")
-    sys.stdout.write(f"nnxdsl app on {app.address} (runs in {settings.home}){asked}; Ctrl-C ends it, runs go on\n")
+    password_note = "; it asks for its password" if settings.password else ""
+    password_note = password_note or (f"; it asks for the token of {TOKEN_VARIABLE}" if settings.token else "")
+    sys.stdout.write(
+        f"nnxdsl app on {app.address} (runs in {settings.home}){password_note}; Ctrl-C ends it, runs go on\n"
+    )
     sys.stdout.flush()
     ended.wait()
     app.close()

@@ -91,13 +91,13 @@ def paths(configs: Sequence[Mapping[str, str]]) -> list[str]:
 def brief(configs: Sequence[Mapping[str, str]], changed: Sequence[str]) -> list[str]:
     """These paths without those of an earlier experiment that some do not have, of which the name alone remains."""
 
-    def is_kept(path: str) -> bool:
+    def is_shown(path: str) -> bool:
         start, stage, field = path.partition(".experiment.")
         if not stage or field == "name":
             return True
         return all(any(other.startswith(start + stage) for other in config) for config in configs)
 
-    return [path for path in changed if is_kept(path)]
+    return [path for path in changed if is_shown(path)]
 
 
 def unfair(configs: Sequence[Mapping[str, str]]) -> list[Unfair]:

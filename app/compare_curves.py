@@ -18,22 +18,22 @@ def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
     weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
     log, every = ask.query.get("log") == "1", ask.query.get("all") == "1"
     shared = axes(ask.query.get("x", "step"), [run.columns for run in runs])
-    known = {name for run in runs for name in run.columns}
-    if not known:
+    columns = {name for run in runs for name in run.columns}
+    if not columns:
         return join()
     drawn: list[Html] = []
     used: set[str] = {"num_tokens", "pairs/s", "samples/s"}
     for title, names in TOGETHER:
         trained = [name for name in names if not name.startswith("eval/")]
         for name in trained:
-            both = [one for one in (name, f"eval/{name}") if one in known]
+            both = [one for one in (name, f"eval/{name}") if one in columns]
             used |= {name, f"eval/{name}"}
             if both:
                 heading = title if len(trained) == 1 else _heading(name)
                 drawn.append(_chart(heading, both, runs, shared, weight, log and title in LOGARITHMIC))
-    rest = sorted({name.removeprefix("eval/") for name in known - used})
+    rest = sorted({name.removeprefix("eval/") for name in columns - used})
     for name in rest if every else []:
-        both = [one for one in (name, f"eval/{name}") if one in known]
+        both = [one for one in (name, f"eval/{name}") if one in columns]
         drawn.append(_chart(name, both, runs, shared, weight, log=False))
     more = tag(
         "a",
@@ -41,7 +41,7 @@ def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
         href=link("/compare", **{**ask.query, "all": "" if every else "1"}),
         cls="button",
     )
-    dashed = "Dashed: on held-out rows." if any(name.startswith("eval/") for name in known) else None
+    dashed = "Dashed: on held-out rows." if any(name.startswith("eval/") for name in columns) else None
     return join(
         tag("h2", "Curves"),
         _controls(ask, offered([run.columns for run in runs]), weight, log),

@@ -46,10 +46,10 @@ class Figure:
 
 def names_of(runs: Sequence[Compared]) -> list[str]:
     """The figures that are worth a row: those of the charts first, held-out ones after their like."""
-    known = {name for run in runs for name in run.columns}
-    first = [name for _, names in TOGETHER for name in names if name in known]
-    rest = sorted(known - set(first) - {"num_tokens", "pairs/s", "samples/s"})
-    return [*first, *rest, *(["num_tokens"] if "num_tokens" in known else [])]
+    columns = {name for run in runs for name in run.columns}
+    first = [name for _, names in TOGETHER for name in names if name in columns]
+    rest = sorted(columns - set(first) - {"num_tokens", "pairs/s", "samples/s"})
+    return [*first, *rest, *(["num_tokens"] if "num_tokens" in columns else [])]
 
 
 def figure_of(columns: Columns | None, name: str) -> Figure:
@@ -57,8 +57,8 @@ def figure_of(columns: Columns | None, name: str) -> Figure:
     if columns is None:
         return Figure()
     steps, values = columns.arrays()
-    kept = np.isfinite(values)
-    steps, values = steps[kept], values[kept]
+    finite = np.isfinite(values)
+    steps, values = steps[finite], values[finite]
     if not len(values):
         return Figure()
     last = float(values[-1])

@@ -33,8 +33,8 @@ PROMPTS = ("What is the capital of Germany?", "What is the opposite of hot?", "T
 
 def write(place: Path) -> None:
     """Writes `instructions.jsonl`, `preferences.jsonl` and `preferences_held_out.jsonl`, each unless it is there."""
-    asked = _questions()
-    held_out, seen = asked[:HELD_OUT], asked[HELD_OUT:]
+    questions = _questions()
+    held_out, seen = questions[:HELD_OUT], questions[HELD_OUT:]
     rows = {
         "instructions": [_instruction(question, fact, way) for way in range(6) for question, fact in seen],
         "preferences": [_pair(question, fact, way) for way in range(3) for question, fact in seen],
@@ -63,5 +63,7 @@ def _instruction(question: str, fact: str, way: int) -> dict[str, object]:
 
 def _pair(question: str, fact: str, way: int) -> dict[str, object]:
     rude, kind = (phrase.format(fact) for phrase in PHRASES[way % 3])
-    said = {name: [{"role": "assistant", "content": text}] for name, text in (("chosen", kind), ("rejected", rude))}
-    return {"prompt": [{"role": "user", "content": question}], **said}
+    completions = {
+        name: [{"role": "assistant", "content": text}] for name, text in (("chosen", kind), ("rejected", rude))
+    }
+    return {"prompt": [{"role": "user", "content": question}], **completions}

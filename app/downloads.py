@@ -81,14 +81,14 @@ class Downloads:
     async def _outputs(self, key: str, kind: str, method: str, send: Send) -> None:
         """Answers `/download?outputs=KEY&format=csv`: what models answered, of what is kept."""
         try:
-            known = self.site.answers.known(key)
-            if method != "GET" or known is None or known.result is None:
+            request = self.site.answers.find(key)
+            if method != "GET" or request is None or request.result is None:
                 raise RunError("this answer is not kept any more; ask again")
-            text = exported(known.result, kind)
+            text = exported(request.result, kind)
         except RunError as error:
             await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)
             return
-        name = f"{known.model.run}-step-{known.model.step}-{known.request['do']}.{kind}"
+        name = f"{request.model.run}-step-{request.model.step}-{request.request['do']}.{kind}"
         await _send_all(send, 200, text.encode(), OUTPUTS[kind].encode(), name)
 
 

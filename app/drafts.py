@@ -13,7 +13,7 @@ import attrs
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import read_json, write_json
 
-KEPT = 200
+MAX_DRAFTS = 200
 _NAME = re.compile(r"[0-9a-f]{12}")
 
 
@@ -47,7 +47,7 @@ class Drafts:
         self._place.mkdir(parents=True, exist_ok=True)
         self.save(draft)
         files = sorted(self._place.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-KEPT]:
+        for old in files[:-MAX_DRAFTS]:
             with contextlib.suppress(OSError):
                 old.unlink()
         return draft

@@ -83,10 +83,10 @@ def _differs(look: Look, path: str) -> bool:
 
 def _gist(look: Look, names: list[str]) -> str:
     """What a closed group says of itself."""
-    said = [look.texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in look.texts]
+    types = [look.texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in look.texts]
     if look.texts.get("model.size") and "model" in names:
-        said.append(look.texts["model.size"])
-    return " · ".join(dict.fromkeys(said))
+        types.append(look.texts["model.size"])
+    return " · ".join(dict.fromkeys(types))
 
 
 def _field(look: Look, path: str, field: Any, doc: str, depth: int) -> Html:

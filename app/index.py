@@ -65,7 +65,7 @@ class Row:
 
 
 @attrs.define
-class _Known:
+class _CachedRow:
     signature: tuple[Any, ...]
     status: Status | None
     facts: dict[str, str]
@@ -80,7 +80,7 @@ class Index:
     def __init__(self, home: Path) -> None:
         """Reads nothing yet."""
         self.home = home
-        self._known: dict[str, _Known] = {}
+        self._rows: dict[str, _CachedRow] = {}
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
@@ -96,8 +96,8 @@ class Index:
                 ]
             except FileNotFoundError:
                 names = []
-            for name in set(self._known) - set(names):
-                del self._known[name]
+            for name in set(self._rows) - set(names):
+                del self._rows[name]
             rows = [self._row(name) for name in names]
         return sorted(rows, key=lambda row: (row.created or "", row.id), reverse=True)
 
@@ -115,22 +115,22 @@ class Index:
     def _row(self, name: str) -> Row:
         path = self.home / name
         signature = tuple(_stamp(path / file) for file in ("run.json", "status.json", "metrics.jsonl"))
-        known = self._known.get(name)
-        if known is None or known.signature != signature:
-            known = self._known[name] = _read(path, signature, known)
-        status = known.status
+        cached = self._rows.get(name)
+        if cached is None or cached.signature != signature:
+            cached = self._rows[name] = _read(path, signature, cached)
+        status = cached.status
         if status is None:
             return Row(
                 id=name,
                 path=path,
                 state="damaged",
-                facts=known.facts,
-                created=known.created,
-                problem=known.problem,
+                facts=cached.facts,
+                created=cached.created,
+                problem=cached.problem,
             )
         quiet = process_info.seconds_since(status.get("heartbeat") or {})
         state = state_of(status)
-        began = parsed(known.created)
+        began = parsed(cached.created)
         beat = (status.get("heartbeat") or {}).get("wall")
         lasted = beat - began.timestamp() if began is not None and isinstance(beat, int | float) else None
         return Row(
@@ -138,9 +138,9 @@ class Index:
             path=path,
             state=state,
             status=status,
-            facts=known.facts,
-            metrics=known.metrics,
-            created=known.created,
+            facts=cached.facts,
+            metrics=cached.metrics,
+            created=cached.created,
             seconds=lasted,
             quiet=quiet,
         )
@@ -149,24 +149,24 @@ class Index:
 def state_of(status: Status) -> str:
     """One word for how a run stands: its writer's own, where that is to be believed."""
     alive = liveness_of(status)
-    said = status.get("state", "queued")
-    return said if alive == "running" else alive
+    state = status.get("state", "queued")
+    return state if alive == "running" else alive
 
 
-def _read(path: Path, signature: tuple[Any, ...], before: _Known | None) -> _Known:
+def _read(path: Path, signature: tuple[Any, ...], before: _CachedRow | None) -> _CachedRow:
     try:
         run = RunDirectory(run_path(path.parent, path.name))
         created = run.created
         status = run.status()
     except RunError as error:
-        return _Known(signature, None, {}, {}, None, str(error))
+        return _CachedRow(signature, None, {}, {}, None, str(error))
     facts = before.facts if before is not None and before.signature[0] == signature[0] else {}
     if not facts:
         try:
             facts = facts_of(read_json(path / "experiment.json"))
         except RunError:
             facts = {}
-    return _Known(signature, status, facts, last_row(path / "metrics.jsonl"), created, None)
+    return _CachedRow(signature, status, facts, last_row(path / "metrics.jsonl"), created, None)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -26,7 +26,7 @@ from nnxdsl.storage import process_info
 
 JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
 
-KEPT_VARIABLES = (
+PASSED_VARIABLES = (
     "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
@@ -48,7 +48,7 @@ RESULT_BYTES = 64_000_000
 
 def environment() -> dict[str, str]:
     """What children inherit."""
-    return {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    return {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
 
 
 @attrs.define

@@ -34,7 +34,7 @@ from .jobs import environment
 from .run_paths import run_path
 from .settings import Settings
 
-KEPT_LAUNCHES = 500
+MAX_LAUNCHES = 500
 TAIL = 16_000
 
 
@@ -359,7 +359,7 @@ class Launcher:
         write_json(directory / "experiment.json", to_dict(experiment))
 
     def _forget_oldest(self) -> None:
-        for old in self.launches(KEPT_LAUNCHES):
+        for old in self.launches(MAX_LAUNCHES):
             if not old.is_alive:
                 shutil.rmtree(old.directory, ignore_errors=True)
 

@@ -34,18 +34,18 @@ def name_of(array: Array) -> str:
 def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
     """The arrays that a query's `q` and `part` mean, in the order of its `sort`."""
     words, part, sort = query.get("q", "").lower().split(), query.get("part", ""), query.get("sort", "")
-    kept = [
+    matching = [
         array for array in arrays if (not part or array["part"] == part) and all(word in _text(array) for word in words)
     ]
     if sort == "copies":
-        return sorted(kept, key=lambda array: -array["replicas"])
+        return sorted(matching, key=lambda array: -array["replicas"])
     if sort in ("device", "bytes"):
         key = {"device": "device_bytes", "bytes": "bytes"}[sort]
         totals: dict[str, int] = {}
-        for array in kept:  # a fold counts as a whole
+        for array in matching:  # a fold counts as a whole
             totals[_kind(array)] = totals.get(_kind(array), 0) + array[key]
-        return sorted(kept, key=lambda array: -totals[_kind(array)])
-    return kept
+        return sorted(matching, key=lambda array: -totals[_kind(array)])
+    return matching
 
 
 def folded(arrays: Iterable[Array]) -> list[list[Array]]:
@@ -69,17 +69,17 @@ def table(
     found: Mapping[str, Any], second: Mapping[str, Any] | None, query: Mapping[str, str], chosen: Array | None
 ) -> Html:
     """The table, with the partitions of a second mesh beside it, if there is one."""
-    kept = filtered(found["arrays"], query)
-    rows = folded(kept)
+    matching = filtered(found["arrays"], query)
+    rows = folded(matching)
     other = {name_of(array): array for array in second["arrays"]} if second else {}
     names = ["Array", "Shape", "Bytes", "Partition", "Block", "Each device", "Copies"]
     names += ["Second: partition", "Second: device"] if second else []
     names.append("Rule")
     limit = len(rows) if query.get("all") else SHOWN
     body = [_row(kind, other if second else None, query, chosen, number) for number, kind in enumerate(rows[:limit])]
-    on_device = sum(array["device_bytes"] for array in kept)
+    on_device = sum(array["device_bytes"] for array in matching)
     caption = (
-        f"{len(kept):,} of {len(found['arrays']):,} arrays in {len(rows):,} rows; {size(on_device)} on each device"
+        f"{len(matching):,} of {len(found['arrays']):,} arrays in {len(rows):,} rows; {size(on_device)} on each device"
     )
     heads = [tag("th", name, scope="col", cls="num" if name in NUMERIC else None) for name in names]
     whole = tag(
@@ -89,7 +89,7 @@ def table(
     if len(rows) > limit:
         more = tag("a", f"Show all {len(rows):,} rows", href=link("/layout", **{**query, "all": "1"}), cls="button")
     save = tag(
-        "a", "Download CSV", href=data_url(to_csv(kept)), download=f"{found['id']}-layout.csv", cls="button small"
+        "a", "Download CSV", href=data_url(to_csv(matching)), download=f"{found['id']}-layout.csv", cls="button small"
     )
     return join(
         tag("div", _form(query), save, cls="row between"),

@@ -27,7 +27,7 @@ MESHES = ("data:1", "fsdp:8", "fsdp:4,tensor:2", "data:2,fsdp:8", "fsdp:16,tenso
 """Offered with one click."""
 
 SIZES = (*MESH_AXES, "slices")
-KEPT = ("run", "exp", "draft", "device", "mesh", "mesh2", "rules", "arrays")
+QUERY_FIELDS = ("run", "exp", "draft", "device", "mesh", "mesh2", "rules", "arrays")
 ARRAYS_HELP = (
     "Rules for arrays of some paths alone, which go before all others: *.mlp.down.kernel | mlp: tensor, embed: -"
 )
@@ -143,9 +143,9 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
         tag("input", type="hidden", name="arrays-were", value=array_rules_text(experiment.mesh.array_rules)),
         id="layout-rules-editor",
     )
-    kept = {name: ask.query.get(name) for name in (*KEPT, "array", "q", "part", "sort")}
+    values = {name: ask.query.get(name) for name in (*QUERY_FIELDS, "array", "q", "part", "sort")}
     quick = [
-        tag("a", mesh_words(_long(text)), href=link("/layout", **{**kept, "mesh": text}), cls="counter")
+        tag("a", mesh_words(_long(text)), href=link("/layout", **{**values, "mesh": text}), cls="counter")
         for text in MESHES
     ]
     return join(

@@ -25,7 +25,6 @@ from .layout_request import (
     SOURCES,
     Source,
     array_rules_of,
-    asked,
     device_of,
     mesh_of,
     mesh_text,
@@ -33,6 +32,7 @@ from .layout_request import (
     rules_of,
     source,
     why_not_compiled,
+    with_placement,
 )
 from .page import Action, Answer, Ask, Page
 from .parts import action
@@ -189,7 +189,7 @@ def _experiments(site: Site, ask: Ask, of: Source) -> list[Experiment]:
         return []
     most = site.settings.limits.mesh_devices
     meshes = [ask.query.get("mesh", ""), *filter(None, [ask.query.get("mesh2", "")])]
-    return [asked(of.experiment, ask.query, mesh, most) for mesh in meshes]
+    return [with_placement(of.experiment, ask.query, mesh, most) for mesh in meshes]
 
 
 def _job(site: Site, experiment: Experiment, device: str, *, start: bool) -> Job | None:

@@ -145,7 +145,7 @@ def array_rules_text(rules: tuple[tuple[str, Rules], ...]) -> str:
     return "\n".join(f"{pattern} | {', '.join(rules_text(inner).splitlines())}" for pattern, inner in rules)
 
 
-def asked(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int) -> Experiment:
+def with_placement(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int) -> Experiment:
     """The experiment on a mesh and with the rules of a query.
 
     Args:

@@ -251,13 +251,13 @@ def compiled(found: Mapping[str, Any]) -> Html:
     ]
     if flows:
         parts.append(table(("Axes", "Shape", "Partition"), flows, "Where the compiler put activations"))
-    took = f"lowered in {_known(report['lower_seconds'])}, compiled in {_known(report['compile_seconds'])}"
+    took = f"lowered in {_or_dash(report['lower_seconds'])}, compiled in {_or_dash(report['compile_seconds'])}"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    kept = " (a report that was kept)" if report["cached"] else ""
-    words = f"{report['count']} x {report['device']}, {report['topology']}; {took}{kept}; {versions}"
+    note = " (a report that was kept)" if report["cached"] else ""
+    words = f"{report['count']} x {report['device']}, {report['topology']}; {took}{note}; {versions}"
     parts.append(tag("p", words, cls="muted small"))
     return join(parts)
 
 
-def _known(seconds: float | None) -> str:
+def _or_dash(seconds: float | None) -> str:
     return "an unknown time" if seconds is None else f"{seconds:.1f} s"

@@ -35,11 +35,11 @@ def histogram(title: str, values: Sequence[float], name: str) -> Html:
         if not count:
             continue
         tall = up * int(count) / top
-        said = f"{number(float(edges[place]))} to {number(float(edges[place + 1]))}: {int(count):,}"
+        label = f"{number(float(edges[place]))} to {number(float(edges[place + 1]))}: {int(count):,}"
         x, y = LEFT + place * across + 0.5, HEIGHT - BOTTOM - tall
         path = f"M{x:.1f} {y:.1f}h{across - 1:.1f}v{tall:.1f}h{-(across - 1):.1f}z"
         parts.append(tag("path", d=path, cls="bar wrong" if edges[place] < 0 else "bar"))
-        parts.append(_hover(said, x, TOP, across, up))
+        parts.append(_hover(label, x, TOP, across, up))
     zero = LEFT - first * across
     parts.append(tag("line", x1=f"{zero:.1f}", x2=f"{zero:.1f}", y1=TOP, y2=HEIGHT - BOTTOM, cls="zero"))
     for place in sorted({0, len(counts), min(max(-first, 0), len(counts))}):

@@ -58,21 +58,21 @@ def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             "side": side,
             "number": number,
             "prompt": prompt,
-            "answer": said["text"],
-            "tokens": said["tokens"],
-            "stop": said["stop"],
+            "answer": answer["text"],
+            "tokens": answer["tokens"],
+            "stop": answer["stop"],
             **result["sampling"],
         }
         for side in ("policy", "other")
-        for number, said in enumerate((result[side], *result[side].get("more", ())), start=1)
+        for number, answer in enumerate((result[side], *result[side].get("more", ())), start=1)
     ]
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
+    fields = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
     for who in ("policy", "other"):
-        kept |= {f"{who}_logp_{side}": row[who][number] for number, side in enumerate(("chosen", "rejected"))}
-    return kept | {f"reward_{name}": value for name, value in row["rewards"].items()}
+        fields |= {f"{who}_logp_{side}": row[who][number] for number, side in enumerate(("chosen", "rejected"))}
+    return fields | {f"reward_{name}": value for name, value in row["rewards"].items()}
 
 
 def _cell(value: Any) -> Any:

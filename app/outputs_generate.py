@@ -10,7 +10,7 @@ from typing import Any
 from .html import Child, Html, join, link, tag
 from .outputs_request import Chosen
 from .outputs_stats import wilson
-from .outputs_worker import Asked
+from .outputs_worker import Request
 from .parts import action, facts
 from .state import Site
 from .words import number
@@ -53,7 +53,7 @@ def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, o
     )
 
 
-def vote_buttons(site: Site, here: Chosen, found: Asked, is_blind: bool) -> Html:
+def vote_buttons(site: Site, here: Chosen, found: Request, is_blind: bool) -> Html:
     """The vote where it is blind, and the tally of all votes on these two."""
     parts: list[Child] = []
     if is_blind and not site.settings.read_only:
@@ -74,7 +74,7 @@ def vote_buttons(site: Site, here: Chosen, found: Asked, is_blind: bool) -> Html
     return tag("section", tag("h2", "Votes"), parts, cls="panel votes") if parts else join()
 
 
-def _other(found: Asked) -> str:
+def _other(found: Request) -> str:
     return "reference" if found.result is None else str(found.result["against"])
 
 
@@ -86,16 +86,16 @@ def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, texts: S
     if not letter:
         who = f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
     parts: list[Child] = [tag("h2", who)]
-    for place, (said, text) in enumerate(zip(drawn, texts, strict=True), start=1):
-        ended = f"stopped at {said['stop']}" if said["stop"] else f"cut at {said['tokens']} tokens"
+    for place, (answer, text) in enumerate(zip(drawn, texts, strict=True), start=1):
+        ended = f"stopped at {answer['stop']}" if answer["stop"] else f"cut at {answer['tokens']} tokens"
         words: list[Child] = [tag("span", f"{place} of {len(drawn)}")] if many else []
-        words += [tag("span", f"{said['tokens']} tokens"), tag("span", ended)]
+        words += [tag("span", f"{answer['tokens']} tokens"), tag("span", ended)]
         if not letter:
             if place == 1:
-                words.append(tag("span", f"{said['seconds']:.2f} s", title="once it was compiled"))
+                words.append(tag("span", f"{answer['seconds']:.2f} s", title="once it was compiled"))
             look = {**here.query, "tab": "tokens", "from": key, "side": side, "n": place if many else None}
             words.append(tag("a", "Its tokens", href=link("/outputs", **look)))
-        shown = text if said["text"] else tag("span", "(nothing)", cls="muted")
+        shown = text if answer["text"] else tag("span", "(nothing)", cls="muted")
         parts += [tag("div", shown, cls="answer"), tag("p", words, cls="row small muted")]
     cls = f"panel pane {'many ' if many else ''}{'' if letter else side}".strip()
     return tag("section", parts, cls=cls)

@@ -15,7 +15,7 @@ from .outputs_generate import answers, vote_buttons
 from .outputs_pairs import pairs
 from .outputs_request import TABS, Chosen, chosen, other_runs, query_of, request, with_checkpoints
 from .outputs_tokens import tokens
-from .outputs_worker import Asked
+from .outputs_worker import Request
 from .page import Action, Answer, Ask, Page
 from .parts import action, run_link, state_badge, tabs
 from .state import Site
@@ -44,7 +44,7 @@ def ticked(site: Site, ask: Ask) -> Answer:
     return Answer({"result": _result(site, here, ask)})
 
 
-def asked(site: Site, ask: Ask) -> Answer:
+def submitted(site: Site, ask: Ask) -> Answer:
     """Asks the models what a form says."""
     here = chosen(site, ask)
     if here.model is None:
@@ -69,17 +69,19 @@ def cancelled(site: Site, ask: Ask) -> Answer:
 def voted(site: Site, ask: Ask) -> Answer:
     """Notes which answer was better, and shows whose it was."""
     here, key = chosen(site, ask), ask.text("key")
-    known = site.answers.known(key)
-    if known is None or known.result is None:
+    request = site.answers.find(key)
+    if request is None or request.result is None:
         return Answer(notice="This answer is not kept any more; ask again.", bad=True)
-    whose = site.votes.add(known, ask.text("choice"))
-    said = "Noted: no difference." if whose == "tie" else f"Noted: you preferred {_whose(known, whose)}."
-    return Answer({"result": _result(site, here, ask)}, notice=said)
+    whose = site.votes.add(request, ask.text("choice"))
+    message = "Noted: no difference." if whose == "tie" else f"Noted: you preferred {_whose(request, whose)}."
+    return Answer({"result": _result(site, here, ask)}, notice=message)
 
 
-def _whose(known: Asked, side: str) -> str:
-    assert known.result is not None
-    return f"the policy, step {known.model.step}" if side == "policy" else f"the other side, {known.result['against']}"
+def _whose(request: Request, side: str) -> str:
+    assert request.result is not None
+    return (
+        f"the policy, step {request.model.step}" if side == "policy" else f"the other side, {request.result['against']}"
+    )
 
 
 # the head
@@ -122,9 +124,9 @@ def _step(number: int) -> str:
 
 def _form(site: Site, here: Chosen, ask: Ask) -> Html:
     query: Mapping[str, str] = ask.query
-    known = site.answers.known(query["key"]) if query.get("key") else None
-    if known is not None:  # its text was too long for the URL
-        query = {**query, **{name: known.request[name] for name in ("prompt", "text") if name in known.request}}
+    request = site.answers.find(query["key"]) if query.get("key") else None
+    if request is not None:  # its text was too long for the URL
+        query = {**query, **{name: request.request[name] for name in ("prompt", "text") if name in request.request}}
     return form(site, here, query)
 
 
@@ -159,7 +161,7 @@ def _result(site: Site, here: Chosen, ask: Ask) -> Html:
         return join()
     try:
         given = request(site, here.tab, ask.query)
-        found = None if given is None else site.answers.known(site.answers.key(here.model, given))
+        found = None if given is None else site.answers.find(site.answers.key(here.model, given))
     except RunError as error:
         return tag("p", str(error), cls="notice bad", role="alert")
     if found is None:
@@ -178,24 +180,24 @@ def _result(site: Site, here: Chosen, ask: Ask) -> Html:
     return join(shown, took)
 
 
-def _answers(site: Site, here: Chosen, found: Asked, query: Mapping[str, str]) -> Html:
+def _answers(site: Site, here: Chosen, found: Request, query: Mapping[str, str]) -> Html:
     assert found.result is not None
     is_blind = query.get("blind") == "1" and not site.votes.has(found.key)
     votes = vote_buttons(site, here, found, is_blind)
     return join(answers(here, found.key, found.result, is_blind, site.votes.order(found.key)), votes)
 
 
-def _tokens(site: Site, here: Chosen, found: Asked, query: Mapping[str, str]) -> Html:
+def _tokens(site: Site, here: Chosen, found: Request, query: Mapping[str, str]) -> Html:
     assert found.result is not None
     return tokens(found.key, found.result, query)
 
 
-def _pairs(site: Site, here: Chosen, found: Asked, query: Mapping[str, str]) -> Html:
+def _pairs(site: Site, here: Chosen, found: Request, query: Mapping[str, str]) -> Html:
     assert found.result is not None
     return pairs(here, found.key, found.result, query)
 
 
-_SHOWN: dict[str, Callable[[Site, Chosen, Asked, Mapping[str, Any]], Html]] = {
+_SHOWN: dict[str, Callable[[Site, Chosen, Request, Mapping[str, Any]], Html]] = {
     "": _answers,
     "tokens": _tokens,
     "pairs": _pairs,
@@ -218,7 +220,7 @@ def _nothing(site: Site, here: Chosen, ask: Ask) -> Html:
     return tag("p", words[here.tab], cls="empty")
 
 
-def _at_work(site: Site, found: Asked) -> Html:
+def _at_work(site: Site, found: Request) -> Html:
     stage = "waiting for what was asked before" if found.state == "waiting" else found.stage
     words = f"{stage[:1].upper()}{stage[1:]}, {duration(found.seconds)} so far."
     hint = None
@@ -236,7 +238,7 @@ PAGE = Page(
     actions={
         "open": opened,
         "tick": ticked,
-        "ask": Action(asked, writes=True),
+        "ask": Action(submitted, writes=True),
         "cancel": Action(cancelled, writes=True),
         "vote": Action(voted, writes=True),
         "demo": Action(demo.start, writes=True),

@@ -22,8 +22,8 @@ CLOSE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest difference, relative to the figure and at least in units of it, to what the run itself has written."""
 
 SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
-    "": ("worst first", lambda row: _known(margin(row))),
-    "best": ("best first", lambda row: -_known(margin(row))),
+    "": ("worst first", lambda row: _or_nan(margin(row))),
+    "best": ("best first", lambda row: -_or_nan(margin(row))),
     "long": ("longest first", lambda row: -max(row["chosen_tokens"], row["rejected_tokens"])),
     "file": ("as in the file", lambda row: 0.0),
 }
@@ -52,17 +52,17 @@ def pairs(here: Chosen, key: str, result: Mapping[str, Any], query: Mapping[str,
 def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
     whole = Group.of(rows)
     low, high = wilson(whole.right, whole.count)
-    said: list[tuple[str, Child]] = [("Pairs", f"{whole.count:,}")]
+    figures: list[tuple[str, Child]] = [("Pairs", f"{whole.count:,}")]
     if whole.accuracy is not None:
-        said.append(("Accuracy", f"{whole.accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"))
-        said.append(("Mean margin", number(whole.margin)))
+        figures.append(("Accuracy", f"{whole.accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"))
+        figures.append(("Mean margin", number(whole.margin)))
     longer = [row for row in rows if row["chosen_tokens"] > row["rejected_tokens"]]
     shorter = [row for row in rows if row["chosen_tokens"] < row["rejected_tokens"]]
     for name, group in (("Where the chosen is longer", Group.of(longer)), ("Where it is shorter", Group.of(shorter))):
         if group.accuracy is not None:
-            said.append((name, f"{group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}"))
+            figures.append((name, f"{group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}"))
     title = f"{str(result['objective']).rpartition('.')[2]}: step {result['step']:,} against {result['against']}"
-    return tag("section", tag("h2", title), facts(said), cls="panel")
+    return tag("section", tag("h2", title), facts(figures), cls="panel")
 
 
 def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
@@ -71,19 +71,19 @@ def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
     largest = first["largest"]
     if first["expected"]:
         is_good = largest <= limit
-        said = (
+        message = (
             f"{'✔' if is_good else '✘'} {number(largest)} nats is the largest difference of a token between the first "
         )
-        said += f"policy and the reference, over {first['rows']:,} pairs; "
-        said += (
+        message += f"policy and the reference, over {first['rows']:,} pairs; "
+        message += (
             "they must be equal but for rounding." if is_good else f"more than {limit:g}: they are not the same model."
         )
-        step_0 = tag("p", said, cls="check ok" if is_good else "check bad")
+        step_0 = tag("p", message, cls="check ok" if is_good else "check bad")
     else:
-        said = (
+        message = (
             f"The first policy is up to {number(largest)} nats away from {result['against']}, which is another model."
         )
-        step_0 = tag("p", said, cls="check")
+        step_0 = tag("p", message, cls="check")
     recorded = _compared(rows, result)
     return tag(
         "section",
@@ -99,12 +99,12 @@ def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
 def _compared(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
     if len(rows) < result["total"]:
         return tag("p", "Compared when all held-out pairs are computed: raise the number.", cls="check muted")
-    apart = recorded_difference(rows, result["recorded"])
-    if not apart:
+    difference = recorded_difference(rows, result["recorded"])
+    if not difference:
         return tag(
             "p", "The run was not evaluated at this step, so that there is nothing to compare with.", cls="check muted"
         )
-    name, most = max(apart.items(), key=lambda item: abs(item[1]))
+    name, most = max(difference.items(), key=lambda item: abs(item[1]))
     scale = max(1.0, abs(result["recorded"][name]))
     is_good = abs(most) <= CLOSE.get(result["first"]["compute"], 2e-2) * scale
     words = f"{'✔' if is_good else '✘'} The means here and those that the run wrote at this step differ by at most "
@@ -171,7 +171,7 @@ def _per_token(row: Row, side: str) -> str:
     return number(None if value is None else float(f"{value / max(row[f'{side}_tokens'], 1):.2g}"))
 
 
-def _known(value: float | None) -> float:
+def _or_nan(value: float | None) -> float:
     return float("inf") if value is None else value
 
 

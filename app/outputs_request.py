@@ -147,8 +147,8 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
     limits = site.settings.limits
     do: dict[str, Any] = {"do": DOES[tab]}
     if key := query.get("key"):
-        known = site.answers.known(key)
-        return None if known is None or known.request.get("do") != do["do"] else known.request
+        stored = site.answers.find(key)
+        return None if stored is None or stored.request.get("do") != do["do"] else stored.request
     if tab == "pairs":
         return {**do, "limit": _whole(query, "limit", 1, MOST_PAIRS)}
     if tab == "tokens" and query.get("from"):
@@ -182,15 +182,15 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
 
 def query_of(ask: Ask, tab: str, key: str = "") -> dict[str, str]:
     """The query that says what a form says, beside what is chosen already."""
-    kept = {name: ask.query[name] for name in ("run", "step", "against", "tab", "scale", "sort") if name in ask.query}
+    fields = {name: ask.query[name] for name in ("run", "step", "against", "tab", "scale", "sort") if name in ask.query}
     for name in FIELDS[tab]:
         value = ask.fields.get(name, "")
         value = {"true": "1", "false": ""}.get(value, value) if name == "blind" else value
         if value.strip() and value != DEFAULTS.get(name):
-            kept[name] = value
-    if len(urlencode(kept)) > LONGEST_QUERY and key:
-        kept = {name: value for name, value in kept.items() if name not in ("prompt", "text")} | {"key": key}
-    return kept
+            fields[name] = value
+    if len(urlencode(fields)) > LONGEST_QUERY and key:
+        fields = {name: value for name, value in fields.items() if name not in ("prompt", "text")} | {"key": key}
+    return fields
 
 
 def held_out_prompts(site: Site, run: str) -> list[tuple[str, str]]:
@@ -222,14 +222,14 @@ def _begins(row: Mapping[str, Any]) -> str:
 
 def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
     """The tokens of an answer that was generated, exactly those."""
-    known, side = site.answers.known(query["from"]), query.get("side", "policy")
-    if known is None or known.result is None or side not in SIDES or "prompt_ids" not in known.result:
+    stored, side = site.answers.find(query["from"]), query.get("side", "policy")
+    if stored is None or stored.result is None or side not in SIDES or "prompt_ids" not in stored.result:
         return None
-    drawn, number = [known.result[side], *known.result[side].get("more", ())], query.get("n", "1")
+    drawn, number = [stored.result[side], *stored.result[side].get("more", ())], query.get("n", "1")
     if not number.isdigit() or not 1 <= int(number) <= len(drawn):
         return None
     ids = drawn[int(number) - 1]["ids"]
-    return {"do": "tokens", "prompt_ids": known.result["prompt_ids"], "completion_ids": ids}
+    return {"do": "tokens", "prompt_ids": stored.result["prompt_ids"], "completion_ids": ids}
 
 
 def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:

@@ -56,8 +56,8 @@ class Group:
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> Group:
         """Of rows that have a margin."""
         margins = [margin(row) for row in rows]
-        known = [value for value in margins if value is not None]
-        return cls(len(known), sum(value > 0 for value in known), sum(known) / len(known) if known else None)
+        finite = [value for value in margins if value is not None]
+        return cls(len(finite), sum(value > 0 for value in finite), sum(finite) / len(finite) if finite else None)
 
     @property
     def accuracy(self) -> float | None:
@@ -87,7 +87,7 @@ def recorded_difference(rows: Sequence[Mapping[str, Any]], recorded: Mapping[str
         ours[f"eval/logps/{side}"] = [row["policy"][number] for row in rows]
     found: dict[str, float] = {}
     for name, values in ours.items():
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values) and name in recorded:
-            found[name] = sum(known) / len(known) - recorded[name]
+        finite = [value for value in values if value is not None]
+        if finite and len(finite) == len(values) and name in recorded:
+            found[name] = sum(finite) / len(finite) - recorded[name]
     return found

@@ -36,12 +36,12 @@ def _margin(result: Mapping[str, Any]) -> Html | None:
     sums = {side["name"]: _sum(side["policy"]) - _sum(side["other"]) for side in result["sides"]}
     if set(sums) != {"chosen", "rejected"}:
         return None
-    apart = sums["chosen"] - sums["rejected"]
+    margin = sums["chosen"] - sums["rejected"]
     words = (
         f"Log-ratio of the chosen answer {_signed(sums['chosen'])}, of the rejected one {_signed(sums['rejected'])}: "
     )
-    words += f"{_signed(apart)} nats apart"
-    return tag("p", words, f", {'right' if apart > 0 else 'wrong'}.", cls="notice")
+    words += f"{_signed(margin)} nats apart"
+    return tag("p", words, f", {'right' if margin > 0 else 'wrong'}.", cls="notice")
 
 
 def _legend(result: Mapping[str, Any], scale: str) -> Html:
@@ -63,19 +63,19 @@ def _legend(result: Mapping[str, Any], scale: str) -> Html:
 
 def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale: float) -> Html:
     begin, special = side["begin"], set(side["special"])
-    apart = _apart(side)
+    differences = _differences(side)
     parts: list[Child] = []
     for at, piece in enumerate(side["pieces"][:SHOWN]):
         if at < begin:
             parts.append(tag("span", visible(piece), cls="context marker" if at in special else "context"))
         else:
-            parts.append(_token(at, piece, side, at - begin, apart[at - begin], scale, at in special))
+            parts.append(_token(at, piece, side, at - begin, differences[at - begin], scale, at in special))
         if piece.endswith("\n"):
             parts.append(tag("span", cls="line-end", aria_hidden="true"))
-    beyond = sum(one is not None and abs(one) > scale for one in apart)
+    beyond = sum(one is not None and abs(one) > scale for one in differences)
     notes: list[Child] = []
     if beyond:
-        notes.append(f"{beyond} of {len(apart)} tokens lie beyond ±{scale:g} and have the colour of its end. ")
+        notes.append(f"{beyond} of {len(differences)} tokens lie beyond ±{scale:g} and have the colour of its end. ")
     if len(side["pieces"]) > SHOWN:
         notes.append(f"The first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the file has all.")
     name = {"text": "Text", "chosen": "Chosen", "rejected": "Rejected"}.get(str(side["name"]), str(side["name"]))
@@ -83,8 +83,8 @@ def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale:
     sums: list[tuple[str, Child]] = [
         ("Policy", f"{policy:.{EXACT}f} nats"),
         (called(str(result["against"])), f"{other:.{EXACT}f} nats"),
-        ("Difference", f"{_signed(policy - other)} nats over {len(apart)} tokens"),
-        ("Per token", _signed((policy - other) / len(apart)) if apart else "-"),
+        ("Difference", f"{_signed(policy - other)} nats over {len(differences)} tokens"),
+        ("Per token", _signed((policy - other) / len(differences)) if differences else "-"),
     ]
     heat = tag("div", parts, cls="heat", role="group", aria_label=f"{name}: tokens", data_heat=place)
     return tag(
@@ -93,13 +93,13 @@ def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale:
         tag("dl", [tag("div", tag("dt", one), tag("dd", figure)) for one, figure in sums], cls="sums"),
         heat,
         tag("p", notes, cls="small muted") if notes else None,
-        _growth(apart),
+        _growth(differences),
         cls="panel heat-panel",
     )
 
 
 def _token(
-    at: int, piece: str, side: Mapping[str, Any], place: int, apart: float | None, scale: float, is_special: bool
+    at: int, piece: str, side: Mapping[str, Any], place: int, difference: float | None, scale: float, is_special: bool
 ) -> Html:
     policy, other = side["policy"][place], side["other"][place]
     likeliest = side.get("likeliest") or {}
@@ -112,15 +112,15 @@ def _token(
             for name, rows in likeliest.items()
         },
     }
-    spoken = f"{piece!r}: {_signed(apart)} nats"
+    spoken = f"{piece!r}: {_signed(difference)} nats"
     shown = tag("span", visible(piece).rstrip("\n") or "·", cls="marker piece" if is_special else "piece")
-    figure = tag("span", "-" if apart is None else f"{apart:+.2f}", cls="figure")
+    figure = tag("span", "-" if difference is None else f"{difference:+.2f}", cls="figure")
     return tag(
         "span",
         shown,
         figure,
-        cls=f"token {_direction(apart)}",
-        style=f"--w:{_weight(apart, scale):.3f}",
+        cls=f"token {_direction(difference)}",
+        style=f"--w:{_weight(difference, scale):.3f}",
         tabindex=0 if place == 0 else -1,
         role="button",
         aria_label=spoken,
@@ -133,22 +133,22 @@ def _cell(text: str, value: float, scale: float) -> Html:
     return tag("span", text, cls=f"token {_direction(value)}", style=f"--w:{_weight(value, scale):.3f}")
 
 
-def _direction(apart: float | None) -> str:
-    return "even" if not apart else "more" if apart > 0 else "less"
+def _direction(difference: float | None) -> str:
+    return "even" if not difference else "more" if difference > 0 else "less"
 
 
-def _weight(apart: float | None, scale: float) -> float:
-    return 0.0 if apart is None else min(1.0, abs(apart) / scale)
+def _weight(difference: float | None, scale: float) -> float:
+    return 0.0 if difference is None else min(1.0, abs(difference) / scale)
 
 
-def _growth(apart: Sequence[float | None]) -> Html:
-    known = np.array([0.0 if one is None else one for one in apart])
-    if len(known) < 2:
+def _growth(differences: Sequence[float | None]) -> Html:
+    filled = np.array([0.0 if one is None else one for one in differences])
+    if len(filled) < 2:
         return join()
-    x = np.arange(1, len(known) + 1)
-    line = Line("sum of differences", x, np.cumsum(known))
-    largest = int(np.abs(known).argmax()) + 1
-    marks = [Mark(largest, f"token {largest}: the largest difference, {_signed(float(known[largest - 1]))}")]
+    x = np.arange(1, len(filled) + 1)
+    line = Line("sum of differences", x, np.cumsum(filled))
+    largest = int(np.abs(filled).argmax()) + 1
+    marks = [Mark(largest, f"token {largest}: the largest difference, {_signed(float(filled[largest - 1]))}")]
     return chart("Sum of differences, token by token", [line], marks=marks, x_name="token")
 
 
@@ -172,7 +172,7 @@ def _saved(key: str) -> Html:
     return tag("p", links, cls="row")
 
 
-def _apart(side: Mapping[str, Any]) -> list[float | None]:
+def _differences(side: Mapping[str, Any]) -> list[float | None]:
     return [
         None if mine is None or theirs is None else mine - theirs
         for mine, theirs in zip(side["policy"], side["other"], strict=True)

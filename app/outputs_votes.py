@@ -12,7 +12,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
 
-from .outputs_worker import Asked, Model
+from .outputs_worker import Model, Request
 
 SIDES = ("policy", "other")
 
@@ -31,7 +31,7 @@ class Votes:
         is_turned = hashlib.sha256(f"order {key}".encode()).digest()[0] & 1
         return (SIDES[1], SIDES[0]) if is_turned else SIDES
 
-    def add(self, asked: Asked, choice: str) -> str:
+    def add(self, request: Request, choice: str) -> str:
         """Notes a vote, and returns whose answer it was for: "policy", "other" or "tie".
 
         Raises:
@@ -39,9 +39,9 @@ class Votes:
         """
         if choice not in ("a", "b", "tie"):
             raise RunError("vote for a, b or tie")
-        whose = "tie" if choice == "tie" else self.order(asked.key)["ab".index(choice)]
-        model = asked.model
-        row = {"time": process_info.utc(), "key": asked.key, "run": model.run, "step": model.step}
+        whose = "tie" if choice == "tie" else self.order(request.key)["ab".index(choice)]
+        model = request.model
+        row = {"time": process_info.utc(), "key": request.key, "run": model.run, "step": model.step}
         row["against"] = model.against
         with self._lock:
             self._file.path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ from .settings import Settings
 
 COMMAND = ("-m", "nnxdsl.generate.worker")
 
-KEPT = 400
+MAX_ANSWERS = 400
 """Answers on disk; the oldest go first."""
 
 REMEMBERED = 100
@@ -61,7 +61,7 @@ class Model:
 
 
 @attrs.define
-class Asked:
+class Request:
     """One request and what became of it.
 
     Attributes:
@@ -138,7 +138,7 @@ class Answers:
             words: What comes after `python`; a run's directory, its step and the other side follow.
         """
         self._settings, self._words, self.place = settings, tuple(words), settings.own / "outputs"
-        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._requests: OrderedDict[str, Request] = OrderedDict()
         self._child: _Child | None = None
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
@@ -178,48 +178,48 @@ class Answers:
             started = self._settings.project
         return started / Path(path).expanduser()
 
-    def known(self, key: str) -> Asked | None:
+    def find(self, key: str) -> Request | None:
         """What is known of a request: at work, or answered, now or by an earlier app."""
         with self._lock:
-            if key in self._asked:
-                return self._asked[key]
+            if key in self._requests:
+                return self._requests[key]
         if not key.isalnum():
             return None
         try:
-            kept = read_json(self.place / f"{key}.json")
-            found = Asked(key, Model(**kept["model"]), kept["request"], "done", result=kept["result"])
+            stored = read_json(self.place / f"{key}.json")
+            found = Request(key, Model(**stored["model"]), stored["request"], "done", result=stored["result"])
         except (RunError, KeyError, TypeError):
             return None
-        found.ended = found.began + float(kept.get("seconds", 0.0))
+        found.ended = found.began + float(stored.get("seconds", 0.0))
         with self._lock:
             return self._remember(found)
 
-    def ask(self, model: Model, request: dict[str, Any]) -> Asked:
+    def ask(self, model: Model, request: dict[str, Any]) -> Request:
         """The request: the one that there is, unless it failed or was cancelled; else it is asked now."""
         key = self.key(model, request)
-        found = self.known(key)
+        found = self.find(key)
         if found is not None and found.state not in ("failed", "cancelled"):
             return found
         with self._lock:
-            asked = self._asked[key] = Asked(key, model, request)
-            self._remember(asked)
-        threading.Thread(target=self._run, args=(asked,), name="outputs", daemon=True).start()
-        return asked
+            queued = self._requests[key] = Request(key, model, request)
+            self._remember(queued)
+        threading.Thread(target=self._run, args=(queued,), name="outputs", daemon=True).start()
+        return queued
 
     def cancel(self, key: str) -> None:
         """Ends a request; if it is the one at work, its process as well."""
         with self._lock:
-            asked = self._asked.get(key)
-            if asked is None or asked.is_over:
+            request = self._requests.get(key)
+            if request is None or request.is_over:
                 return
-            was, asked.state, asked.ended = asked.state, "cancelled", time.monotonic()
+            was, request.state, request.ended = request.state, "cancelled", time.monotonic()
             child = self._child if was == "running" else None
         if child is not None:
             child.end()
 
     def close(self) -> None:
         """Ends the child and whatever was asked: nobody would read it."""
-        for key in list(self._asked):
+        for key in list(self._requests):
             self.cancel(key)
         with self._lock:
             child, self._child = self._child, None
@@ -228,36 +228,36 @@ class Answers:
             with self._turn:  # whoever read its answers has seen their end
                 child.let_go()
 
-    def _remember(self, asked: Asked) -> Asked:
-        self._asked[asked.key] = asked
-        self._asked.move_to_end(asked.key)
-        over = [key for key, one in self._asked.items() if one.is_over]
-        for key in over[: max(0, len(self._asked) - REMEMBERED)]:
-            del self._asked[key]
-        return asked
+    def _remember(self, request: Request) -> Request:
+        self._requests[request.key] = request
+        self._requests.move_to_end(request.key)
+        over = [key for key, one in self._requests.items() if one.is_over]
+        for key in over[: max(0, len(self._requests) - REMEMBERED)]:
+            del self._requests[key]
+        return request
 
-    def _run(self, asked: Asked) -> None:
+    def _run(self, request: Request) -> None:
         with self._turn:
             try:
                 with self._lock:
-                    if asked.state != "waiting":
+                    if request.state != "waiting":
                         return
-                    asked.state, asked.stage, asked.began = "running", "starting", time.monotonic()
-                    child = self._child_for(asked.model)
+                    request.state, request.stage, request.began = "running", "starting", time.monotonic()
+                    child = self._child_for(request.model)
                 limit = self._settings.limits.job_seconds
                 late = threading.Timer(limit, child.end)
                 late.start()
                 try:
-                    said = _converse(child, asked)
+                    reply = _converse(child, request)
                 finally:
                     late.cancel()
-                if said is None:
-                    took = time.monotonic() - asked.began
+                if reply is None:
+                    took = time.monotonic() - request.began
                     error = self._given_up(child)
-                    said = {"error": f"took longer than {limit:.0f} s and was ended" if took >= limit else error}
-                self._settle(asked, said)
+                    reply = {"error": f"took longer than {limit:.0f} s and was ended" if took >= limit else error}
+                self._settle(request, reply)
             except Exception as error:  # a thread has nobody else to tell it to
-                self._settle(asked, {"error": f"{type(error).__name__}: {error}"})
+                self._settle(request, {"error": f"{type(error).__name__}: {error}"})
 
     def _given_up(self, child: _Child) -> str:
         """What a child that ended by itself, or was ended, has complained of; the next request has a new one."""
@@ -269,17 +269,17 @@ class Answers:
         child.let_go()
         return error
 
-    def _settle(self, asked: Asked, said: dict[str, Any]) -> None:
-        if isinstance(said.get("result"), dict):
-            self._keep(asked, said["result"])
+    def _settle(self, request: Request, reply: dict[str, Any]) -> None:
+        if isinstance(reply.get("result"), dict):
+            self._keep(request, reply["result"])
         with self._lock:
-            if asked.state == "cancelled":
+            if request.state == "cancelled":
                 return
-            asked.ended = time.monotonic()
-            if isinstance(said.get("result"), dict):
-                asked.state, asked.result = "done", said["result"]
+            request.ended = time.monotonic()
+            if isinstance(reply.get("result"), dict):
+                request.state, request.result = "done", reply["result"]
             else:
-                asked.state, asked.error = "failed", str(said.get("error", "no answer"))
+                request.state, request.error = "failed", str(reply.get("error", "no answer"))
 
     def _child_for(self, model: Model) -> _Child:
         """The child that holds these models; the lock is held."""
@@ -307,40 +307,40 @@ class Answers:
         self._child = _Child(model, started, complaints)
         return self._child
 
-    def _keep(self, asked: Asked, result: dict[str, Any]) -> None:
+    def _keep(self, request: Request, result: dict[str, Any]) -> None:
         self.place.mkdir(parents=True, exist_ok=True)
-        kept = {
-            "model": attrs.asdict(asked.model),
-            "request": asked.request,
+        record = {
+            "model": attrs.asdict(request.model),
+            "request": request.request,
             "result": result,
-            "seconds": asked.seconds,
+            "seconds": request.seconds,
             "time": process_info.utc(),
         }
         with contextlib.suppress(RunError):  # a full disk costs the cache and not the answer
-            replace(self.place / f"{asked.key}.json", json.dumps(kept).encode())
+            replace(self.place / f"{request.key}.json", json.dumps(record).encode())
         files = sorted(self.place.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in files[: max(0, len(files) - KEPT)]:
+        for path in files[: max(0, len(files) - MAX_ANSWERS)]:
             path.unlink(missing_ok=True)
 
 
-def _converse(child: _Child, asked: Asked) -> dict[str, Any] | None:
+def _converse(child: _Child, request: Request) -> dict[str, Any] | None:
     """Asks, and reads until the answer is there; None if the child ended before."""
     assert child.process.stdin is not None
     assert child.process.stdout is not None
     try:
-        child.process.stdin.write((json.dumps({**asked.request, "id": asked.key}) + "\n").encode())
+        child.process.stdin.write((json.dumps({**request.request, "id": request.key}) + "\n").encode())
         child.process.stdin.flush()
     except OSError:
         return None
     for line in child.process.stdout:
         try:
-            said = json.loads(line)
+            reply = json.loads(line)
         except ValueError:
             continue
-        if isinstance(said, dict) and said.get("id") == asked.key:
-            if "stage" not in said:
-                return said
-            asked.stage = str(said["stage"])[:200]
+        if isinstance(reply, dict) and reply.get("id") == request.key:
+            if "stage" not in reply:
+                return reply
+            request.stage = str(reply["stage"])[:200]
     return None
 
 

@@ -79,12 +79,12 @@ def why_refused(newest: Launch) -> Html:
     """What a process said that ended before its run had a directory."""
     code, lines = newest.exit_code, [line for line in newest.output().splitlines() if line.strip()]
     first = next((n for n, line in enumerate(lines) if re.match(r"\w*Error: ", line)), max(0, len(lines) - 1))
-    said = "\n".join(lines[first : first + 12])
+    message = "\n".join(lines[first : first + 12])
     how = "" if code is None else f" (exit code {code})" if code >= 0 else f" by signal {-code}"
     verb = "was ended" if code is not None and code < 0 else "ended"
     return join(
         tag("p", f"The process {verb}{how} before the run had a directory. Nothing was written."),
-        tag("pre", said or "It printed nothing.", cls="error", role="alert"),
+        tag("pre", message or "It printed nothing.", cls="error", role="alert"),
     )
 
 

@@ -47,20 +47,20 @@ def charts(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     (axis,) = axes(ask.query.get("x", "step"), [columns.columns])
     log = ask.query.get("log") == "1"
     marks = _marks(directory, columns.starts, axis)
-    known = set(columns.columns)
+    present = set(columns.columns)
     drawn: list[Html] = []
     used: set[str] = set(NOT_ALONE)
     for title, names in TOGETHER:
-        here = [name for name in names if name in known]
-        if title == "Accuracy" and "rewards/accuracies" in known:
+        here = [name for name in names if name in present]
+        if title == "Accuracy" and "rewards/accuracies" in present:
             here = [name for name in here if "token" not in name]
         used |= set(here)
         if here:
             drawn.append(_drawn(title, here, columns.columns, axis, weight, log and title in LOGARITHMIC, marks))
-    rest = sorted(name for name in known - used if not (name.startswith("eval/") and name[5:] in known))
+    rest = sorted(name for name in present - used if not (name.startswith("eval/") and name[5:] in present))
     if ask.query.get("all") == "1":
         for name in rest:
-            both = [name, f"eval/{name}"] if f"eval/{name}" in known else [name]
+            both = [name, f"eval/{name}"] if f"eval/{name}" in present else [name]
             drawn.append(_drawn(name, both, columns.columns, axis, weight, False, marks))
     more = link("/run", **{**ask.query, "all": "" if ask.query.get("all") else "1"})
     toggle = tag("a", "Show fewer" if ask.query.get("all") else f"Show {len(rest)} more", href=more, cls="button")
@@ -142,15 +142,15 @@ def _marks(directory: RunDirectory, starts: dict[int, int], axis: Axis) -> list[
 
 def eta_words(series: Any, step: int, total: int, status: Status) -> str:
     """How long the rest takes: as the run says, and between the paces of its recent quick and slow steps."""
-    said = status.get("eta_seconds")
+    seconds = status.get("eta_seconds")
     rates = series.columns.get("pairs/s") or series.columns.get("samples/s")
-    text = f"{duration(said)} left"
-    if rates is None or len(rates.values) < 12 or said is None or not total:
+    text = f"{duration(seconds)} left"
+    if rates is None or len(rates.values) < 12 or seconds is None or not total:
         return text
     recent = np.asarray(rates.values[-60:])
     recent = recent[np.isfinite(recent) & (recent > 0)]
     if len(recent) < 8:
         return text
     pace = float(np.median(recent))
-    quick, slow = (said * pace / float(np.percentile(recent, share)) for share in (90, 10))
+    quick, slow = (seconds * pace / float(np.percentile(recent, share)) for share in (90, 10))
     return f"{text} ({duration(quick)} to {duration(slow)})"

@@ -134,11 +134,11 @@ def _attempt(one: dict[str, Any]) -> Html:
 def events(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     """The tab of what happened, and what was asked through the app."""
     own = [(event.get("time"), "run", _event_words(event)) for event in directory.events()]
-    asked = [
+    selected = [
         (one.get("time"), f"app, {one.get('by') or 'somebody'}", str(one.get("action")))
         for one in site.launcher.audited(row.id)
     ]
-    rows = sorted([*own, *asked], key=lambda event: str(event[0]), reverse=True)[:SHOWN_EVENTS]
+    rows = sorted([*own, *selected], key=lambda event: str(event[0]), reverse=True)[:SHOWN_EVENTS]
     shown = [(time_of(str(when)), who, what) for when, who, what in rows]
     return table(("When", "Who", "What"), shown, f"{len(shown)} events, newest first")
 

@@ -86,8 +86,8 @@ def retag(site: Site, ask: Ask) -> Answer:
 
 def delete(site: Site, ask: Ask) -> Answer:
     """Moves it to the home's trash."""
-    said = site.launcher.put_away(ask.query.get("id", ""), ask.client)
-    return Answer(goto="/", notice=said)
+    error = site.launcher.put_away(ask.query.get("id", ""), ask.client)
+    return Answer(goto="/", notice=error)
 
 
 def _done(site: Site, ask: Ask, notice: str) -> Answer:

@@ -112,8 +112,8 @@ def _without(site: Site, ask: Ask, ticked: list[str]) -> Answer:
 
 def move(site: Site, ask: Ask) -> Answer:
     """Has a run that waits begin one place earlier or later."""
-    said = site.launcher.move(ask.text("id"), -1 if ask.text("to") == "earlier" else 1, ask.client)
-    return _told(opened(site, ask), said)
+    error = site.launcher.move(ask.text("id"), -1 if ask.text("to") == "earlier" else 1, ask.client)
+    return _told(opened(site, ask), error)
 
 
 def unqueue(site: Site, ask: Ask) -> Answer:
@@ -188,8 +188,8 @@ def _tagging() -> Html:
 
 def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
     waiting = site.launcher.waiting()
-    known = {row.id for row in rows}
-    newest = {one.run: one for one in reversed(site.launcher.launches(0, LAUNCHES)) if one.run not in known}
+    ids = {row.id for row in rows}
+    newest = {one.run: one for one in reversed(site.launcher.launches(0, LAUNCHES)) if one.run not in ids}
     starting = [one for one in reversed(newest.values()) if one.is_alive]
     refused = [one for one in reversed(newest.values()) if _is_refused(one)]
     if not rows and not waiting and not starting and not refused:

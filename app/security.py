@@ -146,11 +146,11 @@ class Guard:
         try:
             if is_form:
                 secret, here = sign_in.given(await _body(receive, sign_in.MOST_BYTES))
-                is_right, is_known = await self.access.is_secret(secret), False
+                is_right, is_signed_in = await self.access.is_secret(secret), False
             else:
                 is_right = any(map(self.access.is_token, tokens))
-                is_known = is_right or await self.access.is_known(headers)
-                if is_known and not tokens:
+                is_signed_in = is_right or await self.access.is_signed_in(headers)
+                if is_signed_in and not tokens:
                     return False
         except BusyError:
             await self._ask(send, 429, headers, here)
@@ -158,7 +158,7 @@ class Guard:
         except _TooLargeError:
             await _answer(send, 413, f"at most {sign_in.MOST_BYTES:,} bytes\n")
             return True
-        if not (is_right or is_known):  # a wrong one is told so, whether it was sent by the form or in the address
+        if not (is_right or is_signed_in):  # a wrong one is told so, whether it was sent by the form or in the address
             await self._ask(send, 403 if is_form or tokens else 401, headers, here)
             return True
         to = [(b"location", f"{self.settings.root}{here}".encode()), (b"cache-control", b"no-store")]

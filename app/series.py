@@ -181,8 +181,8 @@ def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tupl
         values: `[N]`; NaN are left out.
         points: How many are wanted.
     """
-    known = np.isfinite(values)
-    steps, values = steps[known], values[known]
+    finite = np.isfinite(values)
+    steps, values = steps[finite], values[finite]
     if len(values) <= points:
         return steps, values
     stretches = points // 2
@@ -201,8 +201,8 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
     """An exponential average, corrected at its beginning; `weight` 0 leaves the values as they are."""
     if weight <= 0 or len(values) == 0:
         return values
-    known = np.isfinite(values)
-    given = values[known]
+    finite = np.isfinite(values)
+    given = values[finite]
     # A stretch at a time by a product: what each of its values weighs in those after it, and what came before.
     lag = np.arange(STRETCH)
     powers = np.tril(weight ** np.abs(lag[:, None] - lag)) * (1 - weight)
@@ -213,7 +213,7 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
         out[first : first + count] = powers[:count, :count] @ part + held * weight ** (lag[:count] + 1)
         held = out[first + count - 1]
     out /= 1 - weight ** np.arange(1.0, len(out) + 1)
-    seen = np.cumsum(known)  # where a value is none, the average stays as it was
+    seen = np.cumsum(finite)  # where a value is none, the average stays as it was
     return np.where(seen > 0, np.append(math.nan, out)[seen], math.nan)
 
 

@@ -38,8 +38,8 @@ def refusal(status: int, has_password: bool) -> bytes:
     how += "that `nnxdsl app` printed"
     if has_password:
         how = "send the password as 'Authorization: Basic ...' with any user name, or " + how
-    said = _WRONG[429] if status == 429 else f"this app asks who you are: {how}"
-    return json.dumps({"error": said, "detail": said}).encode()
+    message = _WRONG[429] if status == 429 else f"this app asks who you are: {how}"
+    return json.dumps({"error": message, "detail": message}).encode()
 
 
 def page(status: int, has_password: bool, root: str, next_url: str, *, again: bool) -> bytes:
@@ -91,6 +91,6 @@ def below_root(url: str) -> str:
 
 def address(path: str, query: str) -> str:
     """A path with a query, from which tokens are left out."""
-    kept = urlencode([pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "token"])
+    query_rest = urlencode([pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "token"])
     safe = quote("/" + path.lstrip("/\\"), safe="/:@!$&'()*+,;=-._~")
-    return f"{safe}?{kept}" if kept else safe
+    return f"{safe}?{query_rest}" if query_rest else safe

@@ -132,8 +132,8 @@ _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "contain
 
 
 def _head(pages: tuple[Page, ...], root: str) -> str:
-    known = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
-    script = _static("js").replace("/*PAGES*/{}", known).replace('/*ROOT*/""', json.dumps(root))
+    page_names = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
+    script = _static("js").replace("/*PAGES*/{}", page_names).replace('/*ROOT*/""', json.dumps(root))
     # Not through `css=`, which rewrites selectors and loses those inside @media.
     return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
 

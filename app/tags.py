@@ -37,7 +37,7 @@ class Tags:
         """Names the file; reads nothing yet."""
         self._file, self._lock = JsonLines(path), threading.Lock()
         self._stamp: tuple[int, int] | None = None
-        self._known: dict[str, tuple[str, ...]] = {}
+        self._tags: dict[str, tuple[str, ...]] = {}
 
     def of(self, run: str) -> tuple[str, ...]:
         """The tags of a run."""
@@ -45,8 +45,8 @@ class Tags:
 
     def used(self, runs: Iterable[str]) -> list[str]:
         """All tags that some of the runs have."""
-        known = self._all()
-        return sorted({tag for run in runs for tag in known.get(run, ())})
+        tags = self._all()
+        return sorted({tag for run in runs for tag in tags.get(run, ())})
 
     def set(self, run: str, tags: Iterable[str], who: str = "") -> None:
         """Gives a run these tags and no others.
@@ -67,8 +67,8 @@ class Tags:
             if self._stamp != (stat.st_mtime_ns, stat.st_size):
                 try:
                     rows = self._file.read()
-                    self._known = {str(row.get("run")): tuple(map(str, row.get("tags", ()))) for row in rows}
+                    self._tags = {str(row.get("run")): tuple(map(str, row.get("tags", ()))) for row in rows}
                 except (RunError, TypeError):  # damaged: no reason to show no runs
-                    self._known = {}
+                    self._tags = {}
                 self._stamp = (stat.st_mtime_ns, stat.st_size)
-            return self._known
+            return self._tags

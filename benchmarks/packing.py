@@ -45,7 +45,7 @@ def drawn(rows: int, shrink: int = 1) -> Pairs:
         for length in (lengths[name].clip(8, 512) / shrink).astype(int).clip(1):
             builder.add(draw.integers(1, 256, length).tolist())
         parts[name] = builder.build()
-    report = Report(source="drawn", rows=rows, kept=rows, cut={}, dropped={}, odd={}, first={}, lengths={})
+    report = Report(source="drawn", rows=rows, accepted=rows, cut={}, dropped={}, odd={}, first={}, lengths={})
     return Pairs(TokenizedRows(parts, [f"drawn:{row + 1}" for row in range(rows)], report, "drawn", is_chat=False))
 
 
@@ -94,7 +94,7 @@ def step_seconds(model: str, size: int, micro: int | None, shrink: int, turns: i
     seconds: dict[str, list[float]] = {}
     for turn in range(-1, turns):  # the first turn compiles
         for way in (Batching.Padded(), Batching.Packed()):
-            known = dataset.referenced(logps)
+            known = dataset.with_reference_logps(logps)
             batches = BatchSampler(known, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
             for step in range(4):
                 batch = program.shard_batch(batches.at(step))

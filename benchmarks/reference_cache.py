@@ -55,7 +55,7 @@ def passes(program: Program, state: TrainState, dataset: Pairs) -> dict[str, flo
             arrays = cache.load_or_compute(spec, dataset, rows)
             took.append(time.perf_counter() - start)
     assert arrays is not None
-    batch = dataset.referenced(arrays["logps"]).batch(range(16), 16)
+    batch = dataset.with_reference_logps(arrays["logps"]).batch(range(16), 16)
     judged = program.evaluate(state, batch)["rewards/margins"]
     _, metrics = program.step(state, batch)
     margins = {"evaluated": float(judged.total / judged.count), "trained": float(metrics["rewards/margins"])}

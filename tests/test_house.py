@@ -224,7 +224,6 @@ def test_specs_declare_their_defaults() -> None:
     assert found - ALLOWED_GETATTR == set()
 
 
-@pytest.mark.xfail(strict=False, reason="names are being replaced, file by file")
 def test_names_are_words_of_the_field() -> None:
     found = {path.relative_to(ROOT).as_posix(): in_dialect(ast.parse(path.read_text())) for path in (*FILES, *APP)}
     assert {path: sorted(words) for path, words in found.items() if words} == {}

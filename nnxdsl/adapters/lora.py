@@ -372,8 +372,8 @@ def missed(
 ) -> list[Problem]:
     """Targeted layers that were left as they were: qwix passes over what it does not recognise without a word."""
     found: list[Problem] = []
-    kept = quantization if quantization is not None and quantization.freezes else None
-    for where, spec, ending in (("adapter", adapter, A), ("quantization", kept, QVALUE)):
+    frozen_format = quantization if quantization is not None and quantization.freezes else None
+    for where, spec, ending in (("adapter", adapter, A), ("quantization", frozen_format, QVALUE)):
         found += [
             Problem(f"{where}.targets", f"{path} was targeted but is unchanged")
             for path in base

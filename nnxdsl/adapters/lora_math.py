@@ -42,7 +42,11 @@ def disable_adapter(
     """
     initial_leaves = start or {}
     return {
-        path: initial_leaves[path].astype(leaf.dtype) if path in initial_leaves else jnp.zeros_like(leaf) if path.endswith(B) else leaf
+        path: initial_leaves[path].astype(leaf.dtype)
+        if path in initial_leaves
+        else jnp.zeros_like(leaf)
+        if path.endswith(B)
+        else leaf
         for path, leaf in leaves.items()
     }
 

@@ -45,12 +45,12 @@ class Dataset(abc.ABC):
         shapes: Lengths of every batch, by axis: longest kept row, rounded up to a multiple of 8.
     """
 
-    def __init__(self, kept: TokenizedRows) -> None:
-        self._parts = kept.parts
-        self.report = kept.report
-        self.digest = kept.digest
-        self.row_ids = kept.row_ids
-        self.is_chat = kept.is_chat
+    def __init__(self, rows: TokenizedRows) -> None:
+        self._parts = rows.parts
+        self.report = rows.report
+        self.digest = rows.digest
+        self.row_ids = rows.row_ids
+        self.is_chat = rows.is_chat
         self.shapes: dict[str, int] = self._shapes()
 
     def __len__(self) -> int:

@@ -81,13 +81,13 @@ def fit(tokens: Lengths, targets: Lengths, size: Size) -> Layout | None:
     row_of = np.zeros(len(tokens), np.int64)
     needs, says = tokens.tolist(), targets.tolist()
     for item in np.argsort(-tokens, kind="stable").tolist():
-        needed, said = needs[item], says[item]
+        needed, scored = needs[item], says[item]
         best, least, roomiest = -1, size.length + 1, -1
         for row, left in enumerate(room):
             block = row // size.rows
             if not free[block]:
                 continue
-            if needed <= left < least and said <= spare[block]:
+            if needed <= left < least and scored <= spare[block]:
                 best, least = row, left
             if roomiest < 0 or left > room[roomiest]:
                 roomiest = row
@@ -95,7 +95,7 @@ def fit(tokens: Lengths, targets: Lengths, size: Size) -> Layout | None:
         if best < 0:
             return None
         room[best] -= needed
-        spare[best // size.rows] -= said
+        spare[best // size.rows] -= scored
         free[best // size.rows] -= 1
         row_of[item] = best
     if min(room) < 0 or min(spare) < 0:

@@ -21,7 +21,7 @@ class Pairs(Dataset):
     desirable: npt.NDArray[np.float32] | None = None
     """[rows] of feedback, which is laid out as pairs: 1 where the answer is desirable, else 0."""
 
-    def referenced(self, logps: npt.NDArray[np.float32]) -> Pairs:
+    def with_reference_logps(self, logps: npt.NDArray[np.float32]) -> Pairs:
         """The same pairs, whose batches also hold what the reference says of them.
 
         Args:
@@ -32,9 +32,9 @@ class Pairs(Dataset):
         """
         if logps.shape != (len(self), 2):
             raise ValueError(f"expected log-probabilities of shape {(len(self), 2)}, got {logps.shape}")
-        known = copy.copy(self)
-        known.reference = logps.astype(np.float32)
-        return known
+        copied = copy.copy(self)
+        copied.reference = logps.astype(np.float32)
+        return copied
 
     def _shapes(self) -> dict[str, int]:
         response = max(self._parts["chosen"].longest, self._parts["rejected"].longest)
@@ -86,16 +86,18 @@ class Pairs(Dataset):
                     position[here] = np.concatenate([np.arange(prompt), after[:chosen], after[:rejected]])
                     segment[here] = ordinal
                     branch[here] = np.repeat([0, 1, 2], [prompt, chosen, rejected])
-                    said = block, slice(begin, begin + chosen + rejected)
+                    completions = block, slice(begin, begin + chosen + rejected)
                     # A token is predicted from the slot before it, the first of both completions from the prompt's end.
-                    source[said] = line * size.length + slot + prompt - 1 + np.arange(chosen + rejected)
+                    source[completions] = line * size.length + slot + prompt - 1 + np.arange(chosen + rejected)
                     source[block, begin + chosen] = source[block, begin]
-                    target[said] = np.concatenate(parts[1:])
-                    owner[said] = np.repeat([number, size.items + number], [chosen, rejected])
+                    target[completions] = np.concatenate(parts[1:])
+                    owner[completions] = np.repeat([number, size.items + number], [chosen, rejected])
                     lengths[:, block, number] = prompt, chosen, rejected
-                    slot, begin, number = here[2].stop, said[1].stop, number + 1
+                    slot, begin, number = here[2].stop, completions[1].stop, number + 1
         where = places(rows, size, layout)
-        known = None if self.reference is None else np.where(where >= 0, np.moveaxis(self.reference[where], -1, 0), 0)
+        reference_logps = (
+            None if self.reference is None else np.where(where >= 0, np.moveaxis(self.reference[where], -1, 0), 0)
+        )
         return PackedPairs(
             tokens=tokens,
             position=position,
@@ -108,7 +110,7 @@ class Pairs(Dataset):
             chosen_length=lengths[1],
             rejected_length=lengths[2],
             weight=(where >= 0).astype(np.float32),
-            reference_chosen=None if known is None else known[0],
-            reference_rejected=None if known is None else known[1],
+            reference_chosen=None if reference_logps is None else reference_logps[0],
+            reference_rejected=None if reference_logps is None else reference_logps[1],
             desirable=None if self.desirable is None else np.where(where >= 0, self.desirable[where], np.float32(0)),
         )

@@ -20,10 +20,10 @@ class Prompts(Dataset):
         max_completion_length: Longest answer that is drawn, in tokens, its end token included.
     """
 
-    def __init__(self, kept: TokenizedRows, max_completion_length: int) -> None:
+    def __init__(self, rows: TokenizedRows, max_completion_length: int) -> None:
         self.max_completion_length = max_completion_length
-        self.columns = kept.columns
-        super().__init__(kept)
+        self.columns = rows.columns
+        super().__init__(rows)
 
     def _shapes(self) -> dict[str, int]:
         return {"prompt": round_length(self._parts["prompt"].longest), "response": self.max_completion_length}
@@ -53,16 +53,19 @@ class Prompts(Dataset):
         """
         size = len(rows) if size is None else size
         width = round_length(self.shapes["prompt"] + self.max_completion_length)
-        tokens, said = np.zeros((size, width), np.int32), np.zeros((size, self.max_completion_length), np.int32)
-        mask = np.zeros(said.shape, bool)
+        tokens, completion_mask = (
+            np.zeros((size, width), np.int32),
+            np.zeros((size, self.max_completion_length), np.int32),
+        )
+        mask = np.zeros(completion_mask.shape, bool)
         length, advantages = np.zeros(size, np.int32), np.zeros(size, np.float32)
         for place in range(size):
             index = place if place < len(rows) else 0
             prompt, answer = self._parts["prompt"][rows[index]], np.asarray(answers[index], np.int32)
             length[place] = len(prompt) + len(answer)
             tokens[place, : length[place]] = np.concatenate([prompt, answer])
-            said[place, : len(answer)], mask[place, : len(answer)] = answer, True
+            completion_mask[place, : len(answer)], mask[place, : len(answer)] = answer, True
             advantages[place] = advantage[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
         limit = np.full(size, self.max_completion_length, np.float32)
-        return RolloutBatch(tokens, length, said, mask, weight, advantages, limit)
+        return RolloutBatch(tokens, length, completion_mask, mask, weight, advantages, limit)

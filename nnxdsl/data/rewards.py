@@ -61,18 +61,18 @@ class Rewards:
         PlanError: A name that nothing is registered under, or a function that takes no answer; all at once.
     """
 
-    def __init__(self, asked: Sequence[Reward]) -> None:
+    def __init__(self, rewards: Sequence[Reward]) -> None:
         problems: list[Problem] = []
         self._found: list[_Found] = []
-        for index, one in enumerate(asked):
+        for index, one in enumerate(rewards):
             try:
                 self._found.append(_found(one))
             except LookupError as error:
                 problems.append(Problem(f"objective.rewards.{index}.name", str(error.args[0])))
         if problems:
             raise PlanError(problems, "rewards")
-        self.names = tuple(one.name for one in asked)
-        self.weights = tuple(one.weight for one in asked)
+        self.names = tuple(one.name for one in rewards)
+        self.weights = tuple(one.weight for one in rewards)
 
     def fingerprint(self) -> str:
         """sha256 hex over the source of all functions, as far as it can be read: another source is another reward."""
@@ -128,24 +128,24 @@ def _value(found: _Found, completion: str, row: Mapping[str, Any], row_id: str) 
     return float(value)
 
 
-def _found(asked: Reward) -> _Found:
-    function = functions.get(asked.name)
-    if function is None and ":" in asked.name:
-        function = _imported(asked.name)
+def _found(reward: Reward) -> _Found:
+    function = functions.get(reward.name)
+    if function is None and ":" in reward.name:
+        function = _imported(reward.name)
     if function is None:
         raise LookupError(
-            f"no reward '{asked.name}' is registered{suggest(asked.name, functions)}; import the file that has "
-            f"@nnxdsl.reward('{asked.name}'), or write 'module:function'"
+            f"no reward '{reward.name}' is registered{suggest(reward.name, functions)}; import the file that has "
+            f"@nnxdsl.reward('{reward.name}'), or write 'module:function'"
         )
     parameters = list(inspect.signature(function).parameters.values())
     by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if not by_place and not any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        raise LookupError(f"the function of '{asked.name}' takes no answer: its first parameter must be its text")
+        raise LookupError(f"the function of '{reward.name}' takes no answer: its first parameter must be its text")
     rest = [one for one in parameters if one not in by_place[:1] and one.kind is not one.VAR_POSITIONAL]
     named = [one for one in rest if one.kind is not one.VAR_KEYWORD]
     takes_all = len(named) < len(rest)
     needs = tuple(one.name for one in named if one.default is one.empty)
-    return _Found(asked, function, None if takes_all else frozenset(one.name for one in named), needs)
+    return _Found(reward, function, None if takes_all else frozenset(one.name for one in named), needs)
 
 
 def _imported(name: str) -> Function:

@@ -27,7 +27,7 @@ class Sequences(Dataset):
         """[rows + 1] how many targets there are before each row, and in all."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._parts["target"].sums(), dtype=np.int64)])
 
-    def taught(self, words: Int32, logp: npt.NDArray[np.float32]) -> Sequences:
+    def with_teacher_top_k(self, words: Int32, logp: npt.NDArray[np.float32]) -> Sequences:
         """The same sequences, whose batches also hold what a teacher says of their targets.
 
         Args:
@@ -40,16 +40,16 @@ class Sequences(Dataset):
         targets, count = int(self.target_ends[-1]), words.shape[-1]
         if words.shape != (targets, count) or logp.shape != (targets, count + 1):
             raise ValueError(f"expected what is said of {targets:,} targets, got {words.shape} and {logp.shape}")
-        known = copy.copy(self)
-        known.teacher = words, logp
-        return known
+        copied = copy.copy(self)
+        copied.teacher = words, logp
+        return copied
 
     def target_places(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """Where the targets of rows are among those of all rows, row after row."""
         ends = self.target_ends
         return np.concatenate([np.arange(int(ends[row]), int(ends[row + 1])) for row in rows])
 
-    def _said(self, rows: Sequence[int], where: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+    def _teacher_top_k(self, rows: Sequence[int], where: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
         """What a teacher says of rows, laid out by where their targets are in a batch, in the order of both."""
         if self.teacher is None:
             return {}
@@ -72,7 +72,7 @@ class Sequences(Dataset):
             length=self._parts["tokens"].lengths[rows],
             loss_mask=mask,
             weight=weight,
-            **self._said(rows, mask),
+            **self._teacher_top_k(rows, mask),
         )
 
     def axis_lengths(self) -> dict[str, Int32]:
@@ -98,10 +98,10 @@ class Sequences(Dataset):
                     here = block, line, slice(slot, slot + len(ids))
                     tokens[here], position[here], segment[here] = ids, np.arange(len(ids)), ordinal
                     wanted = np.flatnonzero(self._parts["target"][rows[item]])
-                    said = block, slice(int(ends[block, 0]), int(ends[block, 0]) + len(wanted))
-                    source[said] = line * size.length + slot + wanted - 1  # predicted from the slot before
-                    target[said] = ids[wanted]
-                    slot, ends[block, 0] = here[2].stop, said[1].stop
+                    scored = block, slice(int(ends[block, 0]), int(ends[block, 0]) + len(wanted))
+                    source[scored] = line * size.length + slot + wanted - 1  # predicted from the slot before
+                    target[scored] = ids[wanted]
+                    slot, ends[block, 0] = here[2].stop, scored[1].stop
         mask = np.arange(size.targets) < ends
         return PackedSequences(
             tokens=tokens,
@@ -111,5 +111,5 @@ class Sequences(Dataset):
             target=target,
             loss_mask=mask,
             weight=(ends[:, 0] > 0).astype(np.float32),
-            **self._said(order, mask),
+            **self._teacher_top_k(order, mask),
         )

@@ -65,12 +65,12 @@ def _(objective: Distill) -> Loss:
 
     def loss(policy: DistillationInputs, reference: None, weight: jax.Array) -> LossTerms:
         counted = policy.stats.mask * weight[:, None]  # [B, N]
-        count, apart = jnp.sum(counted), jnp.sum(policy.distance * counted)
+        count, distance = jnp.sum(counted), jnp.sum(policy.distance * counted)
         nll = -jnp.sum(policy.stats.logp * counted)
-        total = (1 - hard) * square * apart
+        total = (1 - hard) * square * distance
         if hard:
             total = total + hard * nll
-        metrics = {"distance": WeightedMean(apart, count), "nll_loss": WeightedMean(nll, count)}
+        metrics = {"distance": WeightedMean(distance, count), "nll_loss": WeightedMean(nll, count)}
         if policy.features is not None:
             features = jnp.sum(policy.features * counted)
             total = total + objective.feature_weight * features
@@ -204,10 +204,10 @@ def _forward_rule(
 
 def _backward_rule(how: HeadTilings, residuals: _Residuals | _Trained, toward: Array) -> tuple[Array | None, ...]:
     is_trained = isinstance(residuals, _Trained)
-    kept = residuals.residuals if isinstance(residuals, _Trained) else residuals
+    values = residuals.residuals if isinstance(residuals, _Trained) else residuals
     if isinstance(toward, SymbolicZero):
-        toward = jnp.zeros(kept.center.shape, jnp.float32)
-    return *_gradients(kept, toward, how, trained=is_trained), None, None
+        toward = jnp.zeros(values.center.shape, jnp.float32)
+    return *_gradients(values, toward, how, trained=is_trained), None, None
 
 
 _divergence.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)

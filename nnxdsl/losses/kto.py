@@ -26,13 +26,13 @@ def _(objective: spec.KTO) -> Loss:
         assert policy.desirable is not None
         pair = log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
         liked = policy.desirable > 0
-        apart = row_mean(jax.lax.stop_gradient(pair.rejected), weight)
-        kl = jax.nn.relu(apart.total / jnp.maximum(apart.count, 1))
+        mismatched = row_mean(jax.lax.stop_gradient(pair.rejected), weight)
+        kl = jax.nn.relu(mismatched.total / jnp.maximum(mismatched.count, 1))
         signed = jnp.where(liked, pair.chosen - kl, kl - pair.chosen)
         factor = jnp.where(liked, objective.desirable_weight, objective.undesirable_weight)
         # 1 - sigmoid(z) is sigmoid(-z), which loses nothing where z is large.
         terms = row_mean(factor * jax.nn.sigmoid(-beta * signed), weight)
-        metrics = {"kl": WeightedMean(kl * apart.count, apart.count)}
+        metrics = {"kl": WeightedMean(kl * mismatched.count, mismatched.count)}
         for name, rows in (("chosen", liked), ("rejected", ~liked)):
             own = weight * rows
             metrics[f"rewards/{name}"] = row_mean(beta * pair.chosen, own)

@@ -15,7 +15,7 @@ from nnxdsl.planning.step_time import Cost, cost
 from nnxdsl.program.auto_remat import REMAT_POLICIES
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_unplaced
-from nnxdsl.program.memory import Share, residual_bytes, memory
+from nnxdsl.program.memory import Share, memory, residual_bytes
 from nnxdsl.sharding.hardware import Device
 from nnxdsl.sharding.mesh_candidates import factorizations
 

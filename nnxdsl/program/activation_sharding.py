@@ -76,9 +76,9 @@ def report_shardings(
 ) -> Callable[[jax.Array, Axes], jax.Array]:
     """A constraint that also asks the compiler, when it compiles, where it put the activation."""
 
-    def asked(x: jax.Array, axes: Axes) -> jax.Array:
+    def constrain_and_report(x: jax.Array, axes: Axes) -> jax.Array:
         x = constrain(x, axes)
         jax.debug.inspect_array_sharding(x, callback=lambda found: on_sharding(axes, x.shape, found))
         return x
 
-    return asked
+    return constrain_and_report

@@ -52,19 +52,19 @@ def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
         return config
     # What the weights say of themselves must be what was asked for; the vocabulary may be padded differently.
     stored = hf.read_config(directory)
-    asked = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
-    problems = config_problems(stored, asked, place.path)
+    resized = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
+    problems = config_problems(stored, resized, place.path)
     if problems:
         raise PlanError(problems, f"{type(model).__qualname__}({size!r})")
     return attrs.evolve(stored, mtp_layers=layers)
 
 
-def config_problems(stored: DecoderConfig, asked: DecoderConfig, where: str) -> list[Problem]:
+def config_problems(stored: DecoderConfig, config: DecoderConfig, where: str) -> list[Problem]:
     """Every number in which the `config.json` of a Hub directory differs from the network that was asked for.
 
     Whether layers that predict further ahead are there, tensors say, and not numbers.
     """
-    wanted = attrs.asdict(attrs.evolve(asked, mtp_layers=stored.mtp_layers), recurse=False)
+    wanted = attrs.asdict(attrs.evolve(config, mtp_layers=stored.mtp_layers), recurse=False)
     return [
         Problem("model", f"it has {name}={wanted[name]}, but {where}/config.json says {value}")
         for name, value in attrs.asdict(stored, recurse=False).items()

@@ -323,8 +323,12 @@ def _state_axes(own: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | No
     if own.shape == shape:
         return own.axes
     dropped = adafactor.DROPPED.get(field, 0) + len(own.shape)
-    kept = [index for index in range(len(own.shape)) if index != dropped]
-    return tuple(own.axes[index] for index in kept) if tuple(own.shape[index] for index in kept) == shape else None
+    dimensions = [index for index in range(len(own.shape)) if index != dropped]
+    return (
+        tuple(own.axes[index] for index in dimensions)
+        if tuple(own.shape[index] for index in dimensions) == shape
+        else None
+    )
 
 
 def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Problem]:

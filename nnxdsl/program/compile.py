@@ -363,7 +363,7 @@ def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | No
         cuts=layout.cuts if mesh.size > 1 else None,
         platform=blueprint.platform,
         kernels=blueprint.kernels.on(device, experiment.name),
-        shard_map_call=layout.apart(mesh) if mesh.size > 1 else None,
+        shard_map_call=layout.shard_map_call(mesh) if mesh.size > 1 else None,
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
         ld_alpha=objective.ld_alpha,
         uses_wpo="wpo" in (term.weighting for term in objective.all_terms),
@@ -430,7 +430,7 @@ def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int
             constrain=own.constrain(mesh) if forward.constrain else None,
             shard_weights=layout.arrive(mesh, parts) if forward.shard_weights else None,
             cuts=own.cuts if forward.cuts else None,
-            shard_map_call=own.apart(mesh) if forward.shard_map_call else None,
+            shard_map_call=own.shard_map_call(mesh) if forward.shard_map_call else None,
         )
 
     reference_layout = loss.reference.placed_in(blueprint.layout).of_worker

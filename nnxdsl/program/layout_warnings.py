@@ -161,10 +161,10 @@ def _without_effect(path: str, rule: tuple[str, Target], tried: Sequence[tuple[s
 
 
 def _uncut_batch(layout: Layout, rows: int) -> Iterator[Warning]:
-    (asked,) = layout.resolve(("batch",)).spec
+    (axes,) = layout.resolve(("batch",)).spec
     (found,) = layout.batch_spec(rows)
-    if found != asked:
-        over = sizes(asked, layout.mesh.sizes)
+    if found != axes:
+        over = sizes(axes, layout.mesh.sizes)
         instead = f"they are split over {sizes(found, layout.mesh.sizes)} alone" if found else _ALL_OF_THEM
         yield Warning("batch", "microbatch_size", f"{rows} rows do not divide by {over}: {instead}")
 

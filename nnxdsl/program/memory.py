@@ -86,9 +86,11 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
         trace: What finds out what a derivative holds on to; None for `held`.
     """
     layout = blueprint.layout
-    kept = {part: layout.device_bytes("host" if part in layout.offload else "device").get(part, 0) for part in _ARRAYS}
+    array_bytes = {
+        part: layout.device_bytes("host" if part in layout.offload else "device").get(part, 0) for part in _ARRAYS
+    }
     parts = [
-        Part(name, kept[part], "exact", how, "host" if part in layout.offload else "device")
+        Part(name, array_bytes[part], "exact", how, "host" if part in layout.offload else "device")
         for part, (name, how) in _ARRAYS.items()
     ]
     gradients, copies = gradient_bytes(blueprint)
@@ -128,9 +130,9 @@ def _teacher_parts(blueprint: Blueprint, longest: Lengths, parts: list[Part]) ->
         return []
     rows = blueprint.experiment.batch_size
     here = -(-rows // blueprint.layout.batch_shards(blueprint.experiment.rows_at_once)) * longest.trunk * size
-    asked = blueprint.teacher_layout.device_bytes().get("teacher", 0)
-    before = asked - here - sum(part.bytes for part in parts if part.memory == "device")
-    how = f"its weights, {asked / 2**20:,.1f} MiB, before the first step: what they take beyond a step"
+    teacher_bytes = blueprint.teacher_layout.device_bytes().get("teacher", 0)
+    before = teacher_bytes - here - sum(part.bytes for part in parts if part.memory == "device")
+    how = f"its weights, {teacher_bytes / 2**20:,.1f} MiB, before the first step: what they take beyond a step"
     return [
         Part("teacher's words", here, "estimated", f"{size:,} bytes for each token of the batch"),
         Part("teacher", max(before, 0), "estimated", how),
@@ -142,8 +144,8 @@ def top_bytes(blueprint: Blueprint) -> int:
 
     An id and a log-probability for each of its likeliest words, and the log-probability of all others.
     """
-    asked = blueprint.experiment.objective
-    return 8 * asked.top_k + 4 if isinstance(asked, Distill) and asked.top_k is not None else 0
+    objective = blueprint.experiment.objective
+    return 8 * objective.top_k + 4 if isinstance(objective, Distill) and objective.top_k is not None else 0
 
 
 _RESIDUALS: dict[Remat, str] = {
@@ -240,7 +242,7 @@ Trace = Callable[[Share, int, Remat], int]
 
 def share_of(blueprint: Blueprint) -> Share:
     """One device's share of a program."""
-    config, layout, asked = blueprint.config, blueprint.layout, blueprint.experiment
+    config, layout, experiment = blueprint.config, blueprint.layout, blueprint.experiment
 
     def cut(axis: str, size: int) -> int:
         (target,) = layout.resolve((axis,), (size,)).spec
@@ -259,7 +261,7 @@ def share_of(blueprint: Blueprint) -> Share:
         moe=experts,
         vocab_size=cut("activation_vocab", config.vocab_size),
     )
-    longest = lengths(asked.data).trunk
+    longest = lengths(experiment.data).trunk
     kernel = blueprint.kernels.choose(rows.sequence(longest)).kernel if longest else "dense"
     if kernel in ("cudnn", "splash"):  # which cannot be traced everywhere, and keep much the same
         kernel = "chunked"
@@ -268,9 +270,9 @@ def share_of(blueprint: Blueprint) -> Share:
         own,
         blueprint.compute,
         blueprint.frozen_dtype,
-        asked.adapter,
+        experiment.adapter,
         trained,
-        asked.data,
+        experiment.data,
         kernel,
         bool(blueprint.mtp_layer_kinds),
     )
@@ -317,7 +319,7 @@ def _is_away(leaf: Any) -> bool:
     return jax.typeof(leaf).memory_space == jax.memory.Space.Host
 
 
-def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: GroupBytes) -> tuple[int, str]:
+def _moment(blueprint: Blueprint, rows: int, longest: Lengths, residuals: GroupBytes) -> tuple[int, str]:
     """The larger of two moments: the head with its logits, or the backward pass of one period."""
     config = blueprint.config
     wide, size = 4, blueprint.compute.itemsize
@@ -333,7 +335,7 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, kept: GroupBytes)
     workers = blueprint.layout.workers_here  # each with trained weights of its own
     head = logits + (workers * (tables + gradient) if trained else 0)
     share = BACKWARD_SHARE["weights" if blueprint.experiment.adapter is None else "adapters"]
-    layers = int(kept.period * share)
+    layers = int(residuals.period * share)
     layers += _period_weights(blueprint) * (2 * workers if trained else 1) if spread > 1 else 0
     layers += 2 * gradient_bytes(blueprint)[0] * size // 4  # the gradients, and the zeros beside
     stays = 0 if trained else tables

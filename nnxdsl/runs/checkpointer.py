@@ -122,7 +122,7 @@ class Checkpoints:
         self.read_only = read_only
         self._saving: _Saving | None = None
         self._committed: int | None = None
-        self._known_bad: set[int] = set()
+        self._damaged_steps: set[int] = set()
         self._verifier = manifest.Verifier()
         if not read_only:
             try:
@@ -274,7 +274,7 @@ class Checkpoints:
         reached("commit-renamed")
         sync_directory(self.directory)
         reached("commit-durable")
-        self._known_bad.discard(saving.step)
+        self._damaged_steps.discard(saving.step)
         self._retire(saving.protect)
 
     def _retire(self, protect: frozenset[int]) -> None:
@@ -282,10 +282,10 @@ class Checkpoints:
         if self.keep is None:
             return
         steps = self.steps()
-        good = [step for step in steps if step not in self._known_bad]
-        kept = {*good[-self.keep :], *protect}
+        good = [step for step in steps if step not in self._damaged_steps]
+        retained = {*good[-self.keep :], *protect}
         for step in steps:
-            if step not in kept and step < good[-1]:
+            if step not in retained and step < good[-1]:
                 self._remove(self._place(step))
 
     def _remove(self, place: Path) -> None:
@@ -341,7 +341,7 @@ class Checkpoints:
             try:
                 self._verify(step, None)
             except DamageError as error:
-                self._known_bad.add(step)
+                self._damaged_steps.add(step)
                 damaged.append(Damage(step, str(error)))
             else:
                 return Good(step, tuple(damaged))
@@ -378,16 +378,16 @@ class Checkpoints:
         try:
             self._verify(step, set(targets))
         except DamageError as error:
-            self._known_bad.add(step)
+            self._damaged_steps.add(step)
             raise self._damaged(step, error) from error
-        asked = {group: {name: _placed(one) for name, one in wanted.items()} for group, wanted in targets.items()}
+        placed = {group: {name: _placed(one) for name, one in wanted.items()} for group, wanted in targets.items()}
         items = {
             group: ocp.args.PyTreeRestore(
                 item=wanted,
                 restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
                 partial_restore=True,
             )
-            for group, wanted in asked.items()
+            for group, wanted in placed.items()
             if wanted
         }
         found: Any = {}
@@ -400,7 +400,7 @@ class Checkpoints:
                     f"checkpoint step {step} in {self.directory} could not be restored, although its files are as they "
                     f"were written: {_first_line(error)}; use the versions of jax and orbax that wrote it"
                 ) from error
-        return {group: {name: found[group][name] for name in wanted} for group, wanted in asked.items()}
+        return {group: {name: found[group][name] for name in wanted} for group, wanted in placed.items()}
 
     def _check_targets(self, step: int, targets: Mapping[str, Targets]) -> None:
         contents = self.contents(step)

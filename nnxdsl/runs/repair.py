@@ -93,11 +93,11 @@ def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequ
         is_in_order = found.step in (before, before + 1)
         places.append(_Place(found, number, offset, len(line), row.get("attempt", 0), is_in_order))
         before = found.step
-    kept = sorted(_chosen(places, starts), key=lambda place: (place.key.step, place.key.order, place.number))
-    repeated = sorted({place.number for place in places} - {place.number for place in kept})
-    is_moved = any(one.number > two.number for one, two in itertools.pairwise(kept))
+    rows = sorted(_chosen(places, starts), key=lambda place: (place.key.step, place.key.order, place.number))
+    repeated = sorted({place.number for place in places} - {place.number for place in rows})
+    is_moved = any(one.number > two.number for one, two in itertools.pairwise(rows))
     if dropped or unreadable or repeated or is_moved:
-        lines.rewrite((place.offset, place.length) for place in kept)
+        lines.rewrite((place.offset, place.length) for place in rows)
     name, problems = lines.path.name, list[str]()
     if unreadable:
         problems.append(f"{name}: {_lines(unreadable)} could not be read and {_went(unreadable)}")
@@ -105,7 +105,7 @@ def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequ
         problems.append(f"{name}: {_lines(repeated)} repeated rows of other lines and {_went(repeated)}")
     if is_moved:
         problems.append(f"{name}: rows did not stand in the order of their steps; they do now")
-    return Repaired(dropped, problems, [(place.key.step, place.key.order) for place in kept])
+    return Repaired(dropped, problems, [(place.key.step, place.key.order) for place in rows])
 
 
 def _chosen(places: Iterable[_Place], starts: Sequence[int]) -> list[_Place]:

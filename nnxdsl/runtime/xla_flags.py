@@ -84,7 +84,7 @@ def prepare(home: Path, devices: int, environment: MutableMapping[str, str] = os
     set_already = environment.get(name, "").split()
     taken = {flag.partition("=")[0] for flag in set_already}
     wanted = tuple(flag for flag in wanted if flag.partition("=")[0] not in taken) if devices > 1 else ()
-    if wanted and (usable := known(name, wanted, home / DIRECTORY / "xla_flags.json")):
+    if wanted and (usable := supported(name, wanted, home / DIRECTORY / "xla_flags.json")):
         environment[name] = " ".join([*set_already, *usable])
 
 
@@ -99,17 +99,17 @@ def platform(environment: Mapping[str, str] = os.environ) -> Platform:
     return "tpu" if has_tpu and importlib.util.find_spec("libtpu") else "cpu"
 
 
-def known(name: str, flags: Sequence[str], kept: Path) -> list[str]:
+def supported(name: str, flags: Sequence[str], cache: Path) -> list[str]:
     """Those of the flags that this version's compiler knows; none if that cannot be found out.
 
     Args:
         name: The environment variable that bears them.
         flags: To try.
-        kept: A file with what was found before; written if it is new.
+        cache: A file with what was found before; written if it is new.
     """
     versions = {package: version for package in _PACKAGES if (version := _version(package))}
     key = " ".join([name, *(f"{package}={version}" for package, version in versions.items())])
-    before = _read(kept)
+    before = _read(cache)
     verdicts: dict[str, bool] = dict(before.get(key, {}))
     untried = [flag for flag in flags if flag not in verdicts]
     if untried:
@@ -118,8 +118,8 @@ def known(name: str, flags: Sequence[str], kept: Path) -> list[str]:
         else:
             verdicts |= {flag: _is_taken(name, [flag]) for flag in untried}
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_json(kept, {**before, key: verdicts})
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_json(cache, {**before, key: verdicts})
         except (OSError, RunError):
             pass  # it is tried again the next time
     return [flag for flag in flags if verdicts[flag]]

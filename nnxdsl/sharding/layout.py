@@ -226,10 +226,10 @@ class Layout:
 
     def _rule_problems(self) -> Iterator[Problem]:
         present = {axis for placed in self for axis in placed.axes if isinstance(axis, str)}
-        known = present | {logical for logical, _ in DEFAULT_RULES}
+        names = present | {logical for logical, _ in DEFAULT_RULES}
         for index, (logical, _) in enumerate(self.mesh.rules):
-            if logical not in known:
-                yield Problem(f"mesh.rules.{index}", f"no array has an axis '{logical}'{nearest(logical, known)}")
+            if logical not in names:
+                yield Problem(f"mesh.rules.{index}", f"no array has an axis '{logical}'{nearest(logical, names)}")
         paths = [starred(placed.path) for placed in self.parameters()]
         for index, (pattern, rules) in enumerate(self.mesh.array_rules):
             matched = [placed for placed in self.parameters() if fnmatch.fnmatchcase(placed.path, pattern)]
@@ -335,7 +335,7 @@ class Layout:
 
         return arrived
 
-    def apart(self, mesh: jax.sharding.Mesh) -> ShardMapCall:
+    def shard_map_call(self, mesh: jax.sharding.Mesh) -> ShardMapCall:
         """The function that computes something on each device's part of activations, cut by their logical axes."""
 
         def computed(

@@ -27,50 +27,50 @@ def usable_memory(device: Any) -> int | None:
     Raises:
         PlanError: `NNXDSL_DEVICE_GIB` is set, and is no number of GiB.
     """
-    if asked := os.environ.get(MEMORY):
+    if override := os.environ.get(MEMORY):
         try:
-            gib = float(asked)
+            gib = float(override)
         except ValueError:
             gib = math.nan
         if not 0 < gib < math.inf:
-            raise PlanError([Problem(MEMORY, f"expected a number of GiB above 0, got '{asked}'")], "the environment")
+            raise PlanError([Problem(MEMORY, f"expected a number of GiB above 0, got '{override}'")], "the environment")
         return int(gib * 2**30)
-    known = of_kind(device.device_kind)
-    if known is not None:
-        return known.usable
+    device_info = of_kind(device.device_kind)
+    if device_info is not None:
+        return device_info.usable
     try:
         return (device.memory_stats() or {}).get("bytes_limit")
     except (jax.errors.JaxRuntimeError, NotImplementedError, AttributeError):  # a device that is not there
         return None
 
 
-def device_mesh(asked: MeshSpec, devices: Sequence[Any], where: str = "Mesh") -> Mesh:
+def device_mesh(spec: MeshSpec, devices: Sequence[Any], where: str = "Mesh") -> Mesh:
     """The mesh of the first devices that it takes.
 
     Args:
-        asked: Sizes of its axes, and over how many slices.
+        spec: Sizes of its axes, and over how many slices.
         devices: Of a machine, or of a topology that is not there.
         where: Whose mesh it is, for the message.
 
     Raises:
         PlanError: there are fewer devices, or they do not lie in so many slices.
     """
-    needed = asked.device_count
+    needed = spec.device_count
     if needed > len(devices):
         kind = devices[0].device_kind if devices else "none"
-        sizes = " x ".join(f"{axis}={size}" for axis, size in asked.sizes.items() if size > 1)
+        sizes = " x ".join(f"{axis}={size}" for axis, size in spec.sizes.items() if size > 1)
         message = f"{sizes or 'a mesh of one'} takes {needed} devices, there are {len(devices)} ({kind})"
         raise PlanError([Problem("mesh", message)], where)
-    if asked.slices == 1:
-        return Mesh(_inside(tuple(asked.sizes.values()), devices[:needed]), MESH_AXES)
-    across = tuple(asked.across.get(axis, 1) for axis in MESH_AXES)
-    inner = tuple(size // steps for size, steps in zip(asked.sizes.values(), across, strict=True))
-    groups = _slices(devices, asked.slices, needed // asked.slices, where)
+    if spec.slices == 1:
+        return Mesh(_inside(tuple(spec.sizes.values()), devices[:needed]), MESH_AXES)
+    across = tuple(spec.across.get(axis, 1) for axis in MESH_AXES)
+    inner = tuple(size // steps for size, steps in zip(spec.sizes.values(), across, strict=True))
+    groups = _slices(devices, spec.slices, needed // spec.slices, where)
     grid = np.stack([_inside(inner, group) for group in groups]).reshape(*across, *inner)
     # Each axis steps through the devices of a slice first, then to the next slice.
     count = len(MESH_AXES)
     order = [axis for pair in zip(range(count), range(count, 2 * count), strict=True) for axis in pair]
-    return Mesh(grid.transpose(order).reshape(tuple(asked.sizes.values())), MESH_AXES)
+    return Mesh(grid.transpose(order).reshape(tuple(spec.sizes.values())), MESH_AXES)
 
 
 def own_device(mesh: Mesh, where: str = "Mesh") -> Any:

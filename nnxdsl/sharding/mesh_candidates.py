@@ -17,12 +17,12 @@ _MESHES_TRIED = 400
 def candidates(mesh: Mesh) -> Iterator[Mesh]:
     """Meshes of as many devices over the axes that are asked for, and those that always make sense; nearest first."""
     axes = [axis for axis, size in mesh.sizes.items() if size > 1 or axis in ("data", "fsdp", "tensor")]
-    asked = [mesh.sizes[axis] for axis in axes]
+    sizes = [mesh.sizes[axis] for axis in axes]
 
     def distance(split: tuple[int, ...]) -> float:
-        return sum(abs(math.log2(one / other)) for one, other in zip(split, asked, strict=True))
+        return sum(abs(math.log2(one / other)) for one, other in zip(split, sizes, strict=True))
 
-    others = [split for split in factorizations(mesh.device_count, len(axes)) if list(split) != asked]
+    others = [split for split in factorizations(mesh.device_count, len(axes)) if list(split) != sizes]
     for split in sorted(others, key=lambda split: (distance(split), split))[:_MESHES_TRIED]:
         with contextlib.suppress(SpecError):  # the slices cannot be cut out of every mesh
             yield attrs.evolve(mesh, **dict(zip(axes, split, strict=True)))

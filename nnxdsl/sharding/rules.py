@@ -94,8 +94,8 @@ def with_user_rules(user: Rules, default: Rules = DEFAULT_RULES) -> Rules:
     A logical axis without a default goes to the front, where nothing is before it.
     """
     named = {logical for logical, _ in user}
-    known = {logical for logical, _ in default}
-    rules: list[tuple[str, Target]] = [rule for rule in user if rule[0] not in known]
+    logical_axes = {logical for logical, _ in default}
+    rules: list[tuple[str, Target]] = [rule for rule in user if rule[0] not in logical_axes]
     placed: set[str] = set()
     for logical, target in default:
         if logical not in named:
@@ -188,10 +188,10 @@ def _target(named: Any) -> Target:
 def _present(target: Any, mesh: Mapping[str, int]) -> Any:
     if target is PartitionSpec.UNCONSTRAINED:
         return target
-    kept = tuple(axis for axis in mesh_axes(target) if mesh.get(axis, 1) > 1)
-    if len(kept) > 1:
-        return kept
-    return kept[0] if kept else None
+    axes = tuple(axis for axis in mesh_axes(target) if mesh.get(axis, 1) > 1)
+    if len(axes) > 1:
+        return axes
+    return axes[0] if axes else None
 
 
 def _dropped(wanted: Sequence[str], mesh: Mapping[str, int]) -> str:

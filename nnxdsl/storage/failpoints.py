@@ -56,7 +56,7 @@ _TOLD = re.compile(r"(?P<point>[a-z-]+)(@(?P<visit>[1-9]\d*))?(?P<pause>:pause)?
 
 
 @attrs.frozen
-class _Asked:
+class _Failpoint:
     point: str
     visit: int
     signal: int
@@ -69,13 +69,13 @@ def reached(point: str) -> None:
     Raises:
         RunError: The variable names no point of ours.
     """
-    asked = _asked()
-    if asked is not None and asked.point == point and next(asked.visits) == asked.visit:
-        os.kill(os.getpid(), asked.signal)
+    failpoint = _from_environment()
+    if failpoint is not None and failpoint.point == point and next(failpoint.visits) == failpoint.visit:
+        os.kill(os.getpid(), failpoint.signal)
 
 
 @functools.cache
-def _asked() -> _Asked | None:
+def _from_environment() -> _Failpoint | None:
     told = os.environ.get(VARIABLE)
     if not told:
         return None
@@ -84,4 +84,4 @@ def _asked() -> _Asked | None:
         raise RunError(f"{VARIABLE}: expected a point, and perhaps '@3' or ':pause' behind it, got '{told}'")
     if match["point"] not in POINTS:
         raise RunError(f"{VARIABLE}: there is no point '{match['point']}'{suggest(match['point'], POINTS)}")
-    return _Asked(match["point"], int(match["visit"] or 1), signal.SIGSTOP if match["pause"] else signal.SIGKILL)
+    return _Failpoint(match["point"], int(match["visit"] or 1), signal.SIGSTOP if match["pause"] else signal.SIGKILL)

@@ -18,7 +18,7 @@ from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_table
 PALETTE = ("#8dd3c7", "#ffd92f", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5", "#d9d9d9", "#bc80bd")
 """Light backgrounds; the text on them is black."""
 
-FREE, KEPT = "·", "▒"
+FREE, RESERVED = "·", "▒"
 """In a bar of memory: what is free, and what the device's runtime keeps for itself."""
 
 _SHOWN = 6
@@ -141,8 +141,8 @@ def _show_memory(found: Mapping[str, Any], console: Console) -> None:
         style, sign = ("bold green", "✔") if verdict["fits"] else ("bold red", "✘")
         share = f"{verdict['share']:.0%} of what is usable on {device['description']}"
         console.print(line(f"{sign} {verdict['message']}; {share}", style))
-    known = device if device and device["memory"] else None  # nobody knows how much a CPU has
-    console.print(memory_bar(here, total, known, min(console.width, 120)))
+    budget = device if device and device["memory"] else None  # nobody knows how much a CPU has
+    console.print(memory_bar(here, total, budget, min(console.width, 120)))
     gap(console)
     console.print(line("memory on each device", "bold"))
     show_table(_memory_columns(here, ("total", total)), console)
@@ -177,8 +177,8 @@ def memory_bar(parts: Sequence[Mapping[str, Any]], total: int, device: Mapping[s
     ]
     if device:
         usable = min(device["usable"], device["memory"])
-        free, kept = max(usable - total, 0), device["memory"] - max(usable, min(total, device["memory"]))
-        segments += [(FREE, "", "free", free), (KEPT, "dim", "not usable", kept)]
+        free, reserved = max(usable - total, 0), device["memory"] - max(usable, min(total, device["memory"]))
+        segments += [(FREE, "", "free", free), (RESERVED, "dim", "not usable", reserved)]
     segments = [segment for segment in segments if segment[3] > 0]
     text = Text("▕", end="")
     for (sign, style, _, _), count in zip(segments, _split(cells, [s[3] / whole for s in segments]), strict=True):
@@ -369,36 +369,36 @@ def select(arrays: Sequence[Mapping[str, Any]], path: str) -> tuple[list[list[Ma
     """
     part, colon, rest = path.partition(":")
     chosen = [array for array in arrays if array["part"] == part] if colon else list(arrays)
-    asked = rest if colon else path
-    exact = [array for array in chosen if asked in (array["path"], array["group"])]
+    pattern = rest if colon else path
+    exact = [array for array in chosen if pattern in (array["path"], array["group"])]
     meant = exact or [
         array
         for array in chosen
-        if any(name.endswith(f".{asked}") for name in (array["path"], array["group"]))
-        or ("*" in asked and fnmatch.fnmatchcase(array["path"], asked))
+        if any(name.endswith(f".{pattern}") for name in (array["path"], array["group"]))
+        or ("*" in pattern and fnmatch.fnmatchcase(array["path"], pattern))
     ]
     if not exact:
         meant = [array for array in meant if array["part"] != "optimizer"] or meant
     if not meant:
-        raise RunError(_no_array(path, part if colon else "", asked, arrays))
+        raise RunError(_no_array(path, part if colon else "", pattern, arrays))
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for array in meant:
         kinds.setdefault(_kind(array), []).append(array)
     return list(kinds.values()), bool(exact)
 
 
-def _no_array(path: str, part: str, asked: str, arrays: Sequence[Mapping[str, Any]]) -> str:
+def _no_array(path: str, part: str, pattern: str, arrays: Sequence[Mapping[str, Any]]) -> str:
     parts = list(dict.fromkeys(array["part"] for array in arrays))
     if part and part not in parts:
         return f"the plan has no part '{part}' in '{path}'; there are: {', '.join(parts)}"
-    depth = asked.count(".") + 1
+    depth = pattern.count(".") + 1
     ends: dict[str, dict[str, str]] = {}  # the path to name, by its group
     for key in ("group", "path"):
         for array in arrays:
             for end in (array[key], ".".join(array[key].split(".")[-depth:])):
                 ends.setdefault(end, {}).setdefault(array["group"], array[key])
     near: dict[str, str] = {}
-    for end in difflib.get_close_matches(asked, ends, n=12, cutoff=0.5):
+    for end in difflib.get_close_matches(pattern, ends, n=12, cutoff=0.5):
         near = {**near, **{group: name for group, name in ends[end].items() if group not in near}}
     listed = "".join(f"\n  {name}" for name in list(near.values())[:_SHOWN])
     found = f"; nearest are:{listed}" if near else f"; `nnxdsl plan` lists all {len(arrays)} of them"
@@ -486,10 +486,10 @@ def _measured_columns(found: Mapping[str, Any]) -> list[Column]:
     measured = found["compiled"]["memory"]
     here = [part for part in found["memory"] if part["memory"] == "device"]
     placed = sum(part["bytes"] for part in here if part["tag"] == "exact")
-    known = measured["outputs"] is not None
-    beside = max(measured["outputs"] - measured["aliased"], 0) if known else None
+    has_outputs = measured["outputs"] is not None
+    beside = max(measured["outputs"] - measured["aliased"], 0) if has_outputs else None
     together = measured["arguments"] + measured["temporaries"] + beside if beside is not None else None
-    asked: list[tuple[str, int | None, int | None]] = [
+    columns: list[tuple[str, int | None, int | None]] = [
         ("arrays and batch (arguments)", placed, measured["arguments"]),
         ("while computing (temporaries)", sum(part["bytes"] for part in here) - placed, measured["temporaries"]),
         ("outputs beside the arguments", None, beside),
@@ -497,8 +497,8 @@ def _measured_columns(found: Mapping[str, Any]) -> list[Column]:
         ("peak, as XLA says", None, measured["peak"]),
     ]
     if measured["host"] or found["host_bytes_per_device"]:
-        asked.append(("in the host's memory", found["host_bytes_per_device"], measured["host"]))
-    rows = [(name, planned, count) for name, planned, count in asked if count is not None]
+        columns.append(("in the host's memory", found["host_bytes_per_device"], measured["host"]))
+    rows = [(name, planned, count) for name, planned, count in columns if count is not None]
     return [
         Column("", [name for name, _, _ in rows], least=16),
         Column("planned", ["" if planned is None else size(planned) for _, planned, _ in rows], right=True),

@@ -54,8 +54,8 @@ def show_table(columns: Sequence[Column], console: Console) -> None:
     for row in zip(*cells, strict=True):
         table.add_row(*map(Text, row))
     console.print(table)
-    kept = [column for column, _ in fitted]
-    gone = [column.name for column in columns if column.name and column not in kept]
+    shown = [column for column, _ in fitted]
+    gone = [column.name for column in columns if column.name and column not in shown]
     if gone:
         console.print(line(f"left out for want of width: {', '.join(gone)}", "dim"))
 
@@ -63,24 +63,24 @@ def show_table(columns: Sequence[Column], console: Console) -> None:
 def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
     """The columns that fit, with their widths: folded as far as each allows, then those of highest rank left out."""
     unfolded = sum(column.width + GAP for column in columns) - GAP
-    kept = [column for column in columns if not column.spare or unfolded <= width]
+    narrowed = [column for column in columns if not column.spare or unfolded <= width]
 
     def needs(of: Sequence[Column]) -> int:
         least = [min(c.width, max(c.least, len(c.name))) if c.least else c.width for c in of]
         return sum(least) + GAP * (len(of) - 1)
 
-    while needs(kept) > width and any(column.rank for column in kept):
-        kept.remove(max(kept, key=lambda column: column.rank))
-    widths = {column.name: column.width for column in kept}
-    room = width - GAP * (len(kept) - 1)
+    while needs(narrowed) > width and any(column.rank for column in narrowed):
+        narrowed.remove(max(narrowed, key=lambda column: column.rank))
+    widths = {column.name: column.width for column in narrowed}
+    room = width - GAP * (len(narrowed) - 1)
     # What is too much is taken from the widest that may be folded; at last, from the widest of all.
-    for floors in ({c.name: max(c.least or c.width, len(c.name)) for c in kept}, {c.name: 1 for c in kept}):
+    for floors in ({c.name: max(c.least or c.width, len(c.name)) for c in narrowed}, {c.name: 1 for c in narrowed}):
         while sum(widths.values()) > room:
             able = [name for name in widths if widths[name] > floors[name]]
             if not able:
                 break
             widths[max(able, key=lambda name: widths[name])] -= 1
-    return [(column, widths[column.name]) for column in kept]
+    return [(column, widths[column.name]) for column in narrowed]
 
 
 def fold(text: str, width: int) -> str:

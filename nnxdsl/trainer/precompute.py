@@ -42,7 +42,7 @@ def precompute_teacher(prepared: Prepared, source: Source, provenance: Provenanc
     def with_teacher(dataset: Dataset, rows: Rows) -> Dataset:
         assert isinstance(dataset, Sequences)  # `prepare` refuses others
         arrays = cache.load_or_compute(teacher_top_k(program, teacher, weights, dataset), dataset, rows)
-        return dataset if arrays is None else dataset.taught(arrays["ids"], arrays["logp"])
+        return dataset if arrays is None else dataset.with_teacher_top_k(arrays["ids"], arrays["logp"])
 
     _attach_cached(prepared, with_teacher)
 
@@ -72,7 +72,7 @@ def precompute_reference(
         assert isinstance(dataset, Pairs)  # `prepare` refuses others
         spec = reference_logps(program, weights, dataset, state, own_weights)
         arrays = cache.load_or_compute(spec, dataset, rows)
-        return dataset if arrays is None else dataset.referenced(arrays["logps"])
+        return dataset if arrays is None else dataset.with_reference_logps(arrays["logps"])
 
     _attach_cached(prepared, with_reference)
     if evaluator is not None and not cache.should_stop():

@@ -148,7 +148,7 @@ def export(
         files=files,
         difference=difference,
         largest=largest,
-        tokenizer=tokenizer.said,
+        tokenizer=tokenizer.description,
         base=base,
         notes=notes,
     )

@@ -38,14 +38,14 @@ class TokenizerFiles:
     """What a directory of weights is given beside them.
 
     Attributes:
-        said: what it is, for people.
+        description: what it is, for people.
         source: the directory that it is copied from; None where nothing is.
         only: the tokenizer's own file, where it was named and not its directory.
         template: the chat template that is used in place of the directory's own.
         tokenizer: the tokenizer itself; None where it could not be opened.
     """
 
-    said: str
+    description: str
     source: Path | None = None
     only: Path | None = None
     template: str | None = None
@@ -116,7 +116,9 @@ class TokenizerFiles:
         if self.tokenizer is None or isinstance(self.tokenizer, BytesTokenizer):
             return
         if open_tokenizer(Tokenizer.File(str(directory)), None).fingerprint != self.tokenizer.fingerprint:
-            raise DataError(f"{directory}: its tokenizer is not that of the run, {self.said}; this should not be")
+            raise DataError(
+                f"{directory}: its tokenizer is not that of the run, {self.description}; this should not be"
+            )
 
 
 def copy(source: Path, directory: Path) -> list[str]:

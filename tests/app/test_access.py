@@ -99,7 +99,7 @@ def test_cookies_are_of_one_app_on_one_port_and_end() -> None:
     name, _, signed = value.partition("=")
 
     def is_known(access: Access, cookie: str) -> bool:
-        return asyncio.run(access.is_known({"cookie": cookie}))
+        return asyncio.run(access.is_signed_in({"cookie": cookie}))
 
     assert is_known(first, value)
     assert is_known(Access.of(settings, 7860, key), value)  # the same app, started again
@@ -128,7 +128,7 @@ def test_cookies_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     cookie = access.new_cookie().split(";")[0]
     now = time.time()
     monkeypatch.setattr(access_module.time, "time", lambda: now + COOKIE_SECONDS + 10)
-    assert not asyncio.run(access.is_known({"cookie": cookie}))
+    assert not asyncio.run(access.is_signed_in({"cookie": cookie}))
 
 
 def test_the_form_takes_the_token_or_the_password() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from app import layout_arrays, layout_page, layout_request, layout_views
 from app.layout_grid import MOST, cells, chosen, drawing
-from app.layout_request import asked, mesh_of, mesh_text, plan_job, rules_of, rules_text
+from app.layout_request import mesh_of, mesh_text, plan_job, rules_of, rules_text, with_placement
 from app.page import Ask
 from app.settings import Settings
 from app.state import Site
@@ -94,19 +94,19 @@ def test_what_is_wrong_with_a_mesh_is_said(text: str, message: str) -> None:
 def test_rules_are_read_and_written() -> None:
     rules = (("embed", "fsdp"), ("mlp", ("tensor", "context")), ("vocab", None))
     assert rules_of(rules_text(rules)) == rules
-    made = asked(experiment(0), {"rules": rules_text(rules)}, "fsdp:2", 8)
+    made = with_placement(experiment(0), {"rules": rules_text(rules)}, "fsdp:2", 8)
     assert (made.mesh.rules, made.mesh.fsdp) == (rules, 2)
     for wrong in ("embed", "embed:", ": fsdp", "embed: nowhere"):
         with pytest.raises(SpecError):
-            asked(experiment(0), {"rules": wrong}, "", 8)
+            with_placement(experiment(0), {"rules": wrong}, "", 8)
 
 
 def test_an_experiment_keeps_its_mesh_where_the_url_names_none() -> None:
     made = experiment(0, mesh=Mesh(fsdp=4, tensor=2))
-    assert asked(made, {}, "", 8) is made
-    assert asked(made, {}, "data:2", 8).mesh == Mesh(data=2)
+    assert with_placement(made, {}, "", 8) is made
+    assert with_placement(made, {}, "data:2", 8).mesh == Mesh(data=2)
     with pytest.raises(SpecError, match="8 devices; at most 4"):
-        asked(made, {}, "", 4)
+        with_placement(made, {}, "", 4)
 
 
 def test_the_drawing_agrees_with_that_of_the_terminal(found: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def test_rules_of_arrays_are_lines_and_a_device_may_have_another_memory(site: Si
     answer = layout_page.choose(site, Ask({}, {"fields": fields}))
     query = dict(urllib.parse.parse_qsl((answer.goto or "").partition("?")[2]))
     assert query == {"run": run, "mesh": "data:1", "device": "h100:48", "arrays": text, "rules": "none"}
-    mesh = asked(experiment(0), query, "fsdp:2", 8).mesh
+    mesh = with_placement(experiment(0), query, "fsdp:2", 8).mesh
     assert (mesh.array_rules, mesh.rules) == (rules, ())
     html = layout_page.opened(site, Ask(query)).regions["choose"]
     assert 'value="48"' in html
@@ -251,7 +251,7 @@ def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_ended(site: 
     run = write_run(site.settings.home, made, "finished", 3).name
     ask = Ask({"run": run, "mesh": "fsdp:2"})
     assert "data-tick" in layout_page.opened(site, ask).regions["result"]
-    job = plan_job(site, asked(made, ask.query, "fsdp:2", 8), "h200", start=False)
+    job = plan_job(site, with_placement(made, ask.query, "fsdp:2", 8), "h200", start=False)
     assert job is not None
     assert job.argv[1:4] == ("-m", "nnxdsl", "plan")
     assert not job.is_over

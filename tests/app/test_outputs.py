@@ -16,7 +16,7 @@ import pytest
 
 from app import compare_page, outputs_generate, outputs_stats
 from app.outputs_export import exported
-from app.outputs_page import PAGE, asked, opened, voted
+from app.outputs_page import PAGE, opened, submitted, voted
 from app.outputs_request import held_out_prompts, query_of, request
 from app.outputs_stats import Group, recorded_difference, wilson
 from app.outputs_votes import SIDES
@@ -340,7 +340,7 @@ def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> N
 
 
 def test_a_prompt_is_needed(site: Site, run: str) -> None:
-    assert "needs a prompt" in (asked(site, Ask({"run": run}, {"fields": {}})).notice or "")
+    assert "needs a prompt" in (submitted(site, Ask({"run": run}, {"fields": {}})).notice or "")
     assert held_out_prompts(site, run) == [("held.jsonl:1", f"Say 1 {EVIL}"), ("held.jsonl:2", f"Say 2 {EVIL}")]
     assert request(site, "", {"row": "held.jsonl:2"}) == {
         "do": "generate",
@@ -362,4 +362,4 @@ def test_an_answer_belongs_to_its_checkpoint_and_held_out_file(site: Site, run: 
     with pytest.raises(RunError, match="choose another checkpoint"):
         site.answers.key(Model(run, 7), {"do": "pairs"})
     for name in ("../x", "a/b", "", "x" * 300):
-        assert site.answers.known(name) is None
+        assert site.answers.find(name) is None

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from app.outputs_worker import Answers, Asked, Model
+from app.outputs_worker import Answers, Model, Request
 from app.settings import Limits, Settings
 from tests.app.many import experiment, write_run
 
@@ -61,7 +61,7 @@ def make(settings: Settings) -> Iterator[Callable[..., Answers]]:
         one.close()
 
 
-def over(asked: Asked, state: str = "") -> Asked:
+def over(asked: Request, state: str = "") -> Request:
     """Waits until it is over, or has a state."""
     end = time.monotonic() + 20
     while not (asked.state == state if state else asked.is_over):
@@ -134,5 +134,5 @@ def test_a_damaged_answer_is_asked_again(make: Callable[..., Answers], run: str)
     answers = make()
     first = over(answers.ask(Model(run, 20), {"do": "x"}))
     (answers.place / f"{first.key}.json").write_text(json.dumps({"model": 1}))
-    assert make().known(first.key) is None
+    assert make().find(first.key) is None
     assert os.listdir(answers.place) == [f"{first.key}.json"]

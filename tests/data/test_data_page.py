@@ -21,7 +21,7 @@ BLOCKS = re.findall(r"```jsonl (\w+)( tools)?\n(.*?)```", PAGE, re.DOTALL)
 def test_the_rows_of_the_page(write, kind: str, tools: str, rows: str) -> None:
     path = write(*(line.encode() for line in rows.splitlines()))
     report = load(getattr(Data, kind)(path), BytesTokenizer(CALLING if tools else None)).report
-    assert (report.kept, report.unread) == (len(rows.splitlines()), {})
+    assert (report.accepted, report.unread) == (len(rows.splitlines()), {})
     assert set(report.odd) <= {"duplicate"}  # two forms of the same row
 
 

@@ -67,7 +67,7 @@ def test_a_pair_is_two_answers(write: Any) -> None:
         ("<bos>1: ", "good 1<eos>", "good 0<eos>", True),
         ("<bos>1: ", "bad 1<eos>", "bad 0<eos>", False),
     ]
-    assert dataset.report.rows == dataset.report.kept == 3
+    assert dataset.report.rows == dataset.report.accepted == 3
     assert set(dataset.report.lengths) == {"prompt", "completion", "rejected"}
 
 

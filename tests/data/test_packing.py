@@ -35,7 +35,9 @@ def kept(parts: dict[str, Sequence[Sequence[int]]]) -> TokenizedRows:
             builder.add(row)
         built[name] = builder.build()
     ids = [f"rows.jsonl:{number + 1}" for number in range(len(next(iter(parts.values()))))]
-    report = Report(source="rows.jsonl", rows=len(ids), kept=len(ids), cut={}, dropped={}, odd={}, first={}, lengths={})
+    report = Report(
+        source="rows.jsonl", rows=len(ids), accepted=len(ids), cut={}, dropped={}, odd={}, first={}, lengths={}
+    )
     return TokenizedRows(built, ids, report, "digest", is_chat=False)
 
 
@@ -124,10 +126,10 @@ def test_a_step_has_the_same_batch_however_it_is_reached(
 ) -> None:
     dataset = pairs_of(lengths)
     logps = np.random.default_rng(0).standard_normal((len(dataset), 2)).astype(np.float32)
-    first = batches(dataset.referenced(logps), batching, size, blocks)
+    first = batches(dataset.with_reference_logps(logps), batching, size, blocks)
     for earlier in range(max(0, step - 2), step):
         first.at(earlier)
-    again = batches(dataset, batching, size, blocks).over(dataset.referenced(logps))
+    again = batches(dataset, batching, size, blocks).over(dataset.with_reference_logps(logps))
     one, other = first.at(step), again.at(step)
     assert isinstance(one, PairBatch | PackedPairs)
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))

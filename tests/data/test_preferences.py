@@ -205,7 +205,7 @@ def test_bad_rows_stop_or_are_skipped_and_counted(write, tokens, row: Any, kind:
     )
     dataset = load(Data.Preferences(path, bad_rows=BadRows.Skip(at_most=1)), tokens)
     assert dataset.row_ids == ["rows.jsonl:2"]
-    assert (dataset.report.rows, dataset.report.kept, dataset.report.dropped) == (2, 1, {kind: 1})
+    assert (dataset.report.rows, dataset.report.accepted, dataset.report.dropped) == (2, 1, {kind: 1})
     assert dataset.report.lines()[-1] == f"left out: 1 {kind} (first: rows.jsonl:1)"
 
 

@@ -285,7 +285,7 @@ def test_no_text_of_a_row_vanishes(seed: int, tmp_path: Path, monkeypatch: pytes
             outcomes["refused"] += 1
             continue
         report, lines = dataset.report, sum(1 for one in content.split(b"\n") if one.strip() and one != b"\xef\xbb\xbf")
-        assert report.rows == lines == report.kept + sum(report.dropped.values()), case
+        assert report.rows == lines == report.accepted + sum(report.dropped.values()), case
         is_kept = f"rows.jsonl:{at}" in dataset.row_ids
         outcomes[f"kept {kind.__name__}" if is_kept else "counted"] += 1
         if not is_kept:

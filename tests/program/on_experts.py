@@ -20,7 +20,9 @@ from nnxdsl.sharding.layout import Array, Layout
 from nnxdsl.sharding.mesh import device_mesh
 
 EMBED, ROWS, TOKENS = 16, 8, 12
-EXPERTS = MoEConfig(num_experts=8, num_experts_per_tok=3, mlp_dim=12, shared_expert_dim=8, shared_expert_gate=True, expert_bias=True)
+EXPERTS = MoEConfig(
+    num_experts=8, num_experts_per_tok=3, mlp_dim=12, shared_expert_dim=8, shared_expert_gate=True, expert_bias=True
+)
 MESHES = {
     "expert8": Mesh(expert=8),
     "fsdp2-expert2-tensor2": Mesh(fsdp=2, expert=2, tensor=2),
@@ -62,7 +64,7 @@ def main() -> None:
             layout: Layout = layout,
             mesh: jax.sharding.Mesh = mesh,
         ) -> Any:
-            with sharding_hooks(layout.constrain(mesh), layout.arrive(mesh), layout.apart(mesh)):
+            with sharding_hooks(layout.constrain(mesh), layout.arrive(mesh), layout.shard_map_call(mesh)):
                 return gradient(values, layout.constrain(mesh)(x, ("batch", "length", "activation_embed")), real)
 
         run = jax.jit(constrained).lower(jax.device_put(values, placed), x, real).compile()

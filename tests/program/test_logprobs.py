@@ -147,7 +147,7 @@ def test_the_logits_of_few_tokens_and_words_exist_at_one_time() -> None:
             chunk = -(-tokens // chunks)
             assert chunk <= min(limit or sizes.chunk_tokens, sizes.chunk_tokens)
             assert 4 * tile * max(chunk, width) <= sizes.tile_bytes
-            assert not keep or (4 * tokens * words <= logprobs.KEPT_BYTES and tokens <= (limit or tokens))
+            assert not keep or (4 * tokens * words <= logprobs.LOGITS_BYTES and tokens <= (limit or tokens))
             # Tiles that divide the vocabulary, where there are any that are not far smaller than they may be.
             assert words % tile == 0 or words not in (320, 128_256, 262_144)
 

@@ -42,7 +42,7 @@ def dataset() -> Pairs:
             builder.add(draw.integers(1, 48, lengths[index]).tolist())
         parts[name] = builder.build()
     size = len(LENGTHS)
-    report = Report(source="rows.jsonl", rows=size, kept=size, cut={}, dropped={}, odd={}, first={}, lengths={})
+    report = Report(source="rows.jsonl", rows=size, accepted=size, cut={}, dropped={}, odd={}, first={}, lengths={})
     return Pairs(
         TokenizedRows(parts, [f"rows.jsonl:{row + 1}" for row in range(size)], report, "digest", is_chat=False)
     )

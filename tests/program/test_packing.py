@@ -45,7 +45,7 @@ def ragged(rows: Sequence[Sequence[int]]) -> Any:
 
 
 def kept(parts: dict[str, Any], rows: int) -> TokenizedRows:
-    report = Report(source="rows.jsonl", rows=rows, kept=rows, cut={}, dropped={}, odd={}, first={}, lengths={})
+    report = Report(source="rows.jsonl", rows=rows, accepted=rows, cut={}, dropped={}, odd={}, first={}, lengths={})
     return TokenizedRows(parts, [f"rows.jsonl:{row + 1}" for row in range(rows)], report, "digest", is_chat=False)
 
 
@@ -193,7 +193,10 @@ def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: 
     assert isinstance(asked, PackedPairs)
     rows, where = padded.indices(0), packed.places(0)
     scored: Any = dpo.score(state, padded.at(0)).loss_inputs
-    for side, said in ((scored.chosen_logps, asked.reference_chosen), (scored.rejected_logps, asked.reference_rejected)):
+    for side, said in (
+        (scored.chosen_logps, asked.reference_chosen),
+        (scored.rejected_logps, asked.reference_rejected),
+    ):
         expected = np.zeros(len(dataset))
         expected[rows] = side
         np.testing.assert_allclose(np.asarray(said)[where >= 0], expected[where[where >= 0]], rtol=1e-5)

@@ -12,7 +12,7 @@ from nnxdsl.planning.plan import plan
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.memory import rollout_memory, memory
+from nnxdsl.program.memory import memory, rollout_memory
 
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=48)
 

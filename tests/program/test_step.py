@@ -109,9 +109,7 @@ def test_gradients_are_those_of_the_trainable_leaves(
 ) -> None:
     program = compile(experiment(adapter=LORA, quantization=INT8, model=SHALLOW))
     state = with_b(trained(program))
-    gradients, _ = jax.jit(program.policy_loss.grads)(
-        state.trainable, state.frozen, state.reference, pairs(4)
-    )
+    gradients, _ = jax.jit(program.policy_loss.grads)(state.trainable, state.frozen, state.reference, pairs(4))
     assert gradients.keys() == state.trainable.keys()
     for path, gradient in gradients.items():
         assert gradient.dtype == jnp.float32

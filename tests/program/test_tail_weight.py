@@ -35,7 +35,9 @@ def test_a_tail_counts_its_share(
     shared = np.minimum(batch.chosen_length, batch.rejected_length)
     assert (batch.chosen_length != batch.rejected_length).any()
     cut = batch._replace(chosen_length=shared, rejected_length=shared)
-    found, every, beginnings = (p.score(state, b).loss_inputs for p, b in ((tailed, batch), (whole, batch), (whole, cut)))
+    found, every, beginnings = (
+        p.score(state, b).loss_inputs for p, b in ((tailed, batch), (whole, batch), (whole, cut))
+    )
     assert isinstance(found, PairLogps)
     for side in ("chosen", "rejected"):
         expected = SHARE * getattr(every, side) + (1 - SHARE) * getattr(beginnings, side)

@@ -104,7 +104,7 @@ def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: T
     scored: Any = program.score(first, batch).loss_inputs
     np.testing.assert_array_equal(logps[4:8, 0], scored.chosen_logps)  # to the bit
     np.testing.assert_array_equal(logps[4:8, 1], scored.rejected_logps)
-    carried = dataset.referenced(logps).batch([9, 4], 3)
+    carried = dataset.with_reference_logps(logps).batch([9, 4], 3)
     np.testing.assert_array_equal(carried.reference_chosen, logps[[9, 4, 9], 0])
     np.testing.assert_array_equal(carried.reference_rejected, logps[[9, 4, 9], 1])
 

@@ -109,7 +109,7 @@ def ask(program: Program, teacher: Any, tmp_path: Path) -> Ask:
         rows = np.arange(ROWS) if rows is None else np.asarray(rows)
         cache = PrecomputeCache(tmp_path, Display(quiet=True), lambda: next(left, None) is None)
         arrays = cache.load_or_compute(spec, dataset, rows)
-        return None if arrays is None else dataset.taught(arrays["ids"], arrays["logp"])
+        return None if arrays is None else dataset.with_teacher_top_k(arrays["ids"], arrays["logp"])
 
     return asked
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nnxdsl.runtime import xla_flags
-from nnxdsl.runtime.xla_flags import known, platform, prepare
+from nnxdsl.runtime.xla_flags import platform, prepare, supported
 
 KNOWN, UNKNOWN = "--xla_cpu_enable_fast_math=false", "--xla_cpu_enable_time_travel=true"
 
@@ -23,25 +23,25 @@ def test_an_unknown_flag_ends_a_process_and_is_found_out(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, text=True)
     assert done.returncode != 0
     assert "Unknown flag" in done.stderr
-    assert known("XLA_FLAGS", [UNKNOWN, KNOWN], kept) == [KNOWN]
+    assert supported("XLA_FLAGS", [UNKNOWN, KNOWN], kept) == [KNOWN]
     (verdicts,) = json.loads(kept.read_text()).values()
     assert verdicts == {UNKNOWN: False, KNOWN: True}
 
 
 def test_what_was_found_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "flags.json"
-    assert known("XLA_FLAGS", [KNOWN], kept) == [KNOWN]
+    assert supported("XLA_FLAGS", [KNOWN], kept) == [KNOWN]
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert known("XLA_FLAGS", [KNOWN], kept) == [KNOWN]
-    assert known("XLA_FLAGS", [KNOWN], tmp_path / "other.json") == []  # and what cannot be asked is not set
+    assert supported("XLA_FLAGS", [KNOWN], kept) == [KNOWN]
+    assert supported("XLA_FLAGS", [KNOWN], tmp_path / "other.json") == []  # and what cannot be asked is not set
 
 
 def test_a_damaged_or_unwritable_record_stops_nothing(tmp_path: Path) -> None:
     damaged, blocked = tmp_path / "damaged.json", tmp_path / "file" / "flags.json"
     damaged.write_text("{")
     blocked.parent.write_text("no directory")
-    assert known("XLA_FLAGS", [KNOWN], damaged) == [KNOWN]
-    assert known("XLA_FLAGS", [KNOWN], blocked) == [KNOWN]
+    assert supported("XLA_FLAGS", [KNOWN], damaged) == [KNOWN]
+    assert supported("XLA_FLAGS", [KNOWN], blocked) == [KNOWN]
 
 
 def test_on_a_cpu_nothing_is_set_for_the_compiler(tmp_path: Path) -> None:

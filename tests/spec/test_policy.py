@@ -38,7 +38,8 @@ def asked(**fields: Any) -> Experiment:
         ),
         (
             {"memory": Memory(reference="cached")},
-            "memory.reference: reference log-probs can only be cached for preference pairs, Objective.GRPO reads prompts; use 'online'",
+            "memory.reference: reference log-probs can only be cached for preference pairs, Objective.GRPO reads "
+            "prompts; use 'online'",
         ),
         (
             {"objective": Objective.GRPO(rewards=REWARDS, beta=0.0), "memory": Memory(reference="online")},

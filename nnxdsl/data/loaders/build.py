@@ -113,7 +113,7 @@ def build_dataset(
                 raise value
             example = convert(value)
             if vocabulary is not None:
-                _require_known(example, tokenizer, vocabulary)
+                _require_in_vocabulary(example, tokenizer, vocabulary)
         except RowError as error:
             bad.add(where, error)
             continue
@@ -138,7 +138,7 @@ def build_dataset(
     report = Report(
         source=data.path,
         rows=rows,
-        kept=len(row_ids),
+        accepted=len(row_ids),
         cut=dict(cut),
         dropped=dict(bad.kinds),
         odd=dict(odd),
@@ -157,7 +157,7 @@ def _odd(example: Example, row: Mapping[str, Any], *, is_duplicate: bool) -> Ite
         yield "duplicate"
 
 
-def _require_known(example: Example, tokenizer: TokenizerBase | None, vocabulary: int) -> None:
+def _require_in_vocabulary(example: Example, tokenizer: TokenizerBase | None, vocabulary: int) -> None:
     token = max((max(ids, default=0) for name, ids in example.parts.items() if name != "target"), default=0)
     if token >= vocabulary:
         text = "" if tokenizer is None else tokenizer.decode([token], skip_special=False)
@@ -186,14 +186,14 @@ class _Bad:
                 f"bad_rows=BadRows.Skip(at_most={self._most}) lets pass{self._list()}"
             )
 
-    def finish(self, rows: int, kept: int) -> None:
+    def finish(self, rows: int, rows_left: int) -> None:
         count = self.kinds.total()
         if count and self._most is None:
             raise DataError(
                 f"{self._data.path}: {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
                 f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._list()}"
             )
-        if not kept:
+        if not rows_left:
             raise DataError(f"{self._data.path}: no row is left to learn from, of {rows:,} read{self._list()}")
 
     def _list(self) -> str:
@@ -203,7 +203,7 @@ class _Bad:
         return "".join(f"\n{line}" for line in [*self._shown, *tail])
 
 
-def require_fit(lengths: npt.NDArray[np.integer], kept: TokenizedRows, max_position: int | None, cure: str) -> None:
+def require_fit(lengths: npt.NDArray[np.integer], rows: TokenizedRows, max_position: int | None, cure: str) -> None:
     """Refuses rows that reach beyond the model's positions.
 
     Raises:
@@ -212,6 +212,6 @@ def require_fit(lengths: npt.NDArray[np.integer], kept: TokenizedRows, max_posit
     longest = int(np.argmax(lengths))
     if max_position is not None and lengths[longest] > max_position:
         raise DataError(
-            f"{kept.row_ids[longest]}: the row has {lengths[longest]:,} tokens, more than the model's {max_position:,} "
+            f"{rows.row_ids[longest]}: the row has {lengths[longest]:,} tokens, more than the model's {max_position:,} "
             f"positions; {cure}"
         )

@@ -46,17 +46,17 @@ def load_conversations(
         if loss_on == "completion":
             require(row, PARTS, COMPLETION_READS)
         found = _encode(row, encoder, markers, PARTS if loss_on == "completion" else None)
-        targets = found.said if loss_on == "assistant" else [True] * len(found.ids)
+        targets = found.completion_mask if loss_on == "assistant" else [True] * len(found.ids)
         if loss_on == "completion":
             _require_answer(row["completion"])
-            first = found.said.index(True)
+            first = found.completion_mask.index(True)
             targets = [False] * first + targets[first:]
         return sequence(found.ids, targets, data.max_length, odd=found.odd, chat=found.chat)
 
     reads, parts = {*CHATS, *PARTS, "tools"}, ("tokens", "target")
-    kept = build_dataset(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
-    require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
-    return Sequences(kept)
+    rows = build_dataset(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    require_fit(rows.parts["tokens"].lengths, rows, max_position, "lower data.max_length")
+    return Sequences(rows)
 
 
 def sequence(
@@ -80,7 +80,7 @@ class _Encoded(NamedTuple):
     """A row as ids, which of them are the assistant's, what is odd about it, and whether it is a chat."""
 
     ids: list[int]
-    said: list[bool]
+    completion_mask: list[bool]
     odd: tuple[str, ...]
     chat: bool
 
@@ -109,9 +109,9 @@ def _encode(row: Fields, encoder: Encoder, markers: SpecialTokenGuard, form: tup
     if any(is_blank(message) for message in answers):
         raise RowError("empty completion", "an assistant's message is empty")
     tools = markers.tools(read_tools(row))
-    ids, said, merged = encoder.conversation(messages, first, tools)
+    ids, completion_mask, merged = encoder.conversation(messages, first, tools)
     odd = (*odd, *encoder.check_chat(messages, tools))
-    return _Encoded(ids, said, (*odd, "merged border") if merged else odd, chat=True)
+    return _Encoded(ids, completion_mask, (*odd, "merged border") if merged else odd, chat=True)
 
 
 def _listed(value: object, name: str) -> list[Message]:
@@ -125,10 +125,12 @@ def _encode_text(prompt: str, completion: str, encoder: Encoder, markers: Specia
     if not completion.strip():
         raise RowError("empty completion", "the completion is empty")
     split = encoder.split_text(prompt, (completion,))
-    said = split.completions[0]
-    markers.ids(said[:-1], prompt + completion, "fields 'prompt' and 'completion' together")
+    completion_ids = split.completions[0]
+    markers.ids(completion_ids[:-1], prompt + completion, "fields 'prompt' and 'completion' together")
     odd = (*(() if prompt.strip() else ("blank prompt",)), *(("merged border",) if split.merged else ()))
-    return _Encoded(split.prompt + said, [False] * len(split.prompt) + [True] * len(said), odd, chat=False)
+    return _Encoded(
+        split.prompt + completion_ids, [False] * len(split.prompt) + [True] * len(completion_ids), odd, chat=False
+    )
 
 
 def _require_answer(completion: str | list[Message]) -> None:

@@ -67,15 +67,15 @@ def load_feedback(
 
     names = ("prompt", "completion", "rejected", "label")
     reads = {"prompt", "tools", *IDS, *OF_PAIRS, *OWN}
-    kept = build_dataset(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
-    shown = {name: n for name, n in kept.report.lengths.items() if n.total and name != "label"}
-    kept = kept._replace(report=attrs.evolve(kept.report, lengths=shown))
-    apart, desirable = _apart(kept)
-    other = mismatched(apart.parts["prompt"], desirable)
+    rows = build_dataset(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    shown = {name: n for name, n in rows.report.lengths.items() if n.total and name != "label"}
+    rows = rows._replace(report=attrs.evolve(rows.report, lengths=shown))
+    without_label, desirable = _split_label(rows)
+    other = mismatched(without_label.parts["prompt"], desirable)
     if other is None:
         raise DataError(f"{data.path}: all rows have the same prompt, so none can be compared with a mismatched answer")
-    completions = apart.parts["chosen"]
-    paired = apart._replace(parts={**apart.parts, "rejected": _taken(completions, other)})
+    completions = without_label.parts["chosen"]
+    paired = without_label._replace(parts={**without_label.parts, "rejected": _taken(completions, other)})
     prompt, longest = (paired.parts[name].lengths for name in ("prompt", "chosen"))
     longest = longest.clip(min=paired.parts["rejected"].lengths)
     require_fit(prompt + longest, paired, max_position, "lower data.max_prompt_length or data.max_completion_length")
@@ -105,21 +105,21 @@ def mismatched(prompts: Ragged, desirable: npt.NDArray[np.float32]) -> npt.NDArr
     return found
 
 
-def _apart(kept: TokenizedRows) -> tuple[TokenizedRows, npt.NDArray[np.float32]]:
+def _split_label(rows: TokenizedRows) -> tuple[TokenizedRows, npt.NDArray[np.float32]]:
     """Pairs as two answers each, in the order of the file; and which answers are desirable."""
     builders = {name: RaggedBuilder() for name in ("prompt", "chosen", "rejected")}
     row_ids, desirable = [], []
-    for row, where in enumerate(kept.row_ids):
-        own, rejected = kept.parts["completion"][row], kept.parts["rejected"][row]
-        for ids, label in ((own, kept.parts["label"][row][0]), (rejected, 0)):
+    for row, where in enumerate(rows.row_ids):
+        own, rejected = rows.parts["completion"][row], rows.parts["rejected"][row]
+        for ids, label in ((own, rows.parts["label"][row][0]), (rejected, 0)):
             if not len(ids):
                 continue
-            builders["prompt"].add(kept.parts["prompt"][row].tolist())
+            builders["prompt"].add(rows.parts["prompt"][row].tolist())
             builders["chosen"].add(ids.tolist())
             row_ids.append(where)
             desirable.append(label)
     parts = {name: builder.build() for name, builder in builders.items()}
-    return kept._replace(parts=parts, row_ids=row_ids), np.array(desirable, np.float32)
+    return rows._replace(parts=parts, row_ids=row_ids), np.array(desirable, np.float32)
 
 
 def _taken(rows: Ragged, which: npt.NDArray[np.int64]) -> Ragged:
@@ -138,8 +138,8 @@ def _example(
     if not isinstance(label, bool):
         raise RowError("wrong type", f"field 'label': expected true or false, got {kind_of(label)}")
     if is_ids:
-        known = encoder.tokenizer.vocab_size if vocabulary is None else vocabulary
-        prompt, completion = (read_ids(row, name, known) for name in IDS)
+        vocab_size = encoder.tokenizer.vocab_size if vocabulary is None else vocabulary
+        prompt, completion = (read_ids(row, name, vocab_size) for name in IDS)
         split, chat = Split(prompt, [completion], merged=False), False
         odd = other_forms(row, "/".join(IDS), ("prompt", "completion", "tools"))
     else:
@@ -174,6 +174,6 @@ def _split(row: Fields, encoder: Encoder, markers: SpecialTokenGuard) -> tuple[S
     context, tools = markers.chat(prompt, "prompt", "user"), markers.tools(read_tools(row))
     if all(is_blank(message) for message in context):
         raise RowError("empty prompt", "the prompt is empty")
-    said = answer("completion", markers.chat(completion, "completion", "assistant"), context)
-    split = encoder.split_chat(context, [said], tools)
-    return split, True, encoder.check_chat([*context, said], tools)
+    completion_ids = answer("completion", markers.chat(completion, "completion", "assistant"), context)
+    split = encoder.split_chat(context, [completion_ids], tools)
+    return split, True, encoder.check_chat([*context, completion_ids], tools)

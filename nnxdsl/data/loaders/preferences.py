@@ -49,11 +49,11 @@ def load_preferences(
         return example(row, encoder, markers, data, vocabulary)
 
     reads = {*COLUMNS, *IDS}
-    kept = build_dataset(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
-    prompt, chosen, rejected = (kept.parts[name].lengths for name in ("prompt", *SIDES))
+    rows = build_dataset(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    prompt, chosen, rejected = (rows.parts[name].lengths for name in ("prompt", *SIDES))
     longest = chosen.clip(min=rejected)
-    require_fit(prompt + longest, kept, max_position, "lower data.max_prompt_length or data.max_completion_length")
-    return Pairs(kept)
+    require_fit(prompt + longest, rows, max_position, "lower data.max_prompt_length or data.max_completion_length")
+    return Pairs(rows)
 
 
 def example(
@@ -68,8 +68,8 @@ def example(
     """
     is_ids = any(name in row for name in IDS)
     if is_ids:
-        known = encoder.tokenizer.vocab_size if vocabulary is None else vocabulary
-        split, chat = _split_ids(row, known), False
+        vocab_size = encoder.tokenizer.vocab_size if vocabulary is None else vocabulary
+        split, chat = _split_ids(row, vocab_size), False
         odd = other_forms(row, "/".join(IDS), COLUMNS)
     else:
         split, chat, odd = _split_row(row, encoder, markers)

@@ -47,13 +47,13 @@ def load_prompts(
             if all(is_blank(message) for message in chat):
                 raise RowError("empty prompt", "the prompt is empty")
             ids, odd = encoder.prompt(chat, tools), encoder.check_chat(chat, tools, is_prompt=True)
-        kept = cut_left(ids, data.max_prompt_length, tokenizer.bos_id)
-        cut = ("prompt",) if len(kept) < len(ids) else ()
-        return Example({"prompt": kept}, cut, odd, isinstance(value, list), columns=dict(row))
+        prompt_ids = cut_left(ids, data.max_prompt_length, tokenizer.bos_id)
+        cut = ("prompt",) if len(prompt_ids) < len(ids) else ()
+        return Example({"prompt": prompt_ids}, cut, odd, isinstance(value, list), columns=dict(row))
 
-    kept = build_dataset(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary)
-    prompts = Prompts(kept, data.max_completion_length)
-    longest = kept.parts["prompt"].longest + data.max_completion_length
+    rows = build_dataset(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary)
+    prompts = Prompts(rows, data.max_completion_length)
+    longest = rows.parts["prompt"].longest + data.max_completion_length
     if max_position is not None and longest > max_position:
         raise DataError(
             f"{data.path}: the longest prompt and an answer to it may take {longest:,} tokens, more than the model's "

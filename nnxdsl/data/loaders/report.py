@@ -23,7 +23,7 @@ class Report:
     Attributes:
         source: The file, as the experiment names it.
         rows: Rows read, blank lines not counted.
-        kept: Rows that are learnt from.
+        accepted: Rows that are learnt from.
         cut: Kept rows of which a part was cut, by part ("prompt", "chosen", "rejected", "tokens").
         dropped: Rows left out, by what is wrong with them.
         odd: Kept rows that deserve a look ("duplicate", "merged border", "blank message"), by kind.
@@ -34,7 +34,7 @@ class Report:
 
     source: str
     rows: int
-    kept: int
+    accepted: int
     cut: Mapping[str, int]
     dropped: Mapping[str, int]
     odd: Mapping[str, int]
@@ -44,10 +44,10 @@ class Report:
 
     def lines(self) -> list[str]:
         """The report for people: one line for the file, one for each part, one for each kind of trouble."""
-        out = [f"{self.source}: {self.rows:,} rows, {self.kept:,} kept"]
+        out = [f"{self.source}: {self.rows:,} rows, {self.accepted:,} kept"]
         for part, length in self.lengths.items():
             cut = f"; {self.cut[part]:,} cut" if self.cut.get(part) else ""
-            mean = length.total / max(1, self.kept)
+            mean = length.total / max(1, self.accepted)
             out.append(f"{part}: {length.total:,} tokens, {mean:.1f} a row, longest {length.longest:,}{cut}")
         for word, counts in (("left out", self.dropped), ("odd, kept", self.odd)):
             out += [f"{word}: {count:,} {kind} (first: {self.first[kind]})" for kind, count in counts.items()]

@@ -33,8 +33,8 @@ def load_text(
         ids = encoder.ended(encoder.text(text))
         return sequence(ids, [True] * len(ids), data.max_length)
 
-    kept = build_dataset(
+    rows = build_dataset(
         data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field}
     )
-    require_fit(kept.parts["tokens"].lengths, kept, max_position, "lower data.max_length")
-    return Sequences(kept)
+    require_fit(rows.parts["tokens"].lengths, rows, max_position, "lower data.max_length")
+    return Sequences(rows)

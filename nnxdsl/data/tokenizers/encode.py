@@ -146,8 +146,8 @@ class Encoder:
             if turn + 1 < len(messages):
                 mask[start : start + (length or stop - start)] = [True] * (length or stop - start)
                 continue
-            said = self.ended(ids[start:], of_template=True)
-            ids, mask = ids[:start] + said, mask[:start] + [True] * len(said)
+            completion_ids = self.ended(ids[start:], of_template=True)
+            ids, mask = ids[:start] + completion_ids, mask[:start] + [True] * len(completion_ids)
         return ids, mask, merged
 
     def ended(self, completion: list[int], *, of_template: bool = False) -> list[int]:

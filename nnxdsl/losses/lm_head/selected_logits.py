@@ -88,12 +88,12 @@ def _backward_rule(
     how: Tiling, residuals: _Residuals | _Trained, toward: SelectedLogits
 ) -> tuple[Array, Array | None, None]:
     is_trained = isinstance(residuals, _Trained)
-    kept = residuals.residuals if isinstance(residuals, _Trained) else residuals
+    values = residuals.residuals if isinstance(residuals, _Trained) else residuals
     for_logits, for_rest = (
         jnp.zeros(like.shape, jnp.float32) if isinstance(one, SymbolicZero) else one
-        for one, like in ((toward.logits, kept.words), (toward.rest, kept.rest))
+        for one, like in ((toward.logits, values.words), (toward.rest, values.rest))
     )
-    return *_gradients(kept, for_logits, for_rest, how, trained=is_trained), None
+    return *_gradients(values, for_logits, for_rest, how, trained=is_trained), None
 
 
 selected_logits.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)

@@ -56,7 +56,7 @@ for so many tokens. Those of 256 took up to a third longer where the head is fro
 ACCELERATOR = Sizes(32 * 2**20, 2048)
 """Products that fill a GPU, and little beside its memory (`benchmarks/head_memory.py`)."""
 
-KEPT_BYTES = 256 * 2**20
+LOGITS_BYTES = 256 * 2**20
 """A trained head's logits are kept for the backward pass if they take no more: one product of four is saved."""
 
 Cuts = Callable[[Axes, tuple[int, ...]], tuple[int, ...]]
@@ -206,5 +206,5 @@ def tiles(tokens: int, words: int, width: int, limit: int | None, sizes: Sizes) 
     least = -(-words // max(wanted, 1))
     # So many tiles that they divide the vocabulary, if that makes them no smaller than half.
     count = next((count for count in range(least, 2 * least) if words % count == 0), least)
-    keep = 4 * tokens * words <= KEPT_BYTES and (limit is None or tokens <= limit)
+    keep = 4 * tokens * words <= LOGITS_BYTES and (limit is None or tokens <= limit)
     return chunks, -(-words // count), keep

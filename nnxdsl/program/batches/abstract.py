@@ -70,12 +70,12 @@ def abstract_batch(
         tokens, targets = array(packed.rows, packed.length), array(packed.targets)
         if isinstance(data, Preferences | Feedback):
             items, weight = array(packed.items), array(packed.items, dtype=jnp.float32)
-            known, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
+            cached, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
             rows_of = tokens, tokens, tokens, tokens
-            return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, known, known, liked)
+            return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, cached, cached, liked)
         mask = array(packed.targets, dtype=jnp.bool_)
-        said = () if teacher_top_k is None else top(packed.targets, teacher_top_k)
-        return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32), *said)
+        teacher = () if teacher_top_k is None else top(packed.targets, teacher_top_k)
+        return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32), *teacher)
     weight = array(dtype=jnp.float32)
     match data:
         case (
@@ -83,15 +83,15 @@ def abstract_batch(
             | Feedback(max_prompt_length=prompt, max_completion_length=response)
         ):
             tokens = (array(prompt), array(response), array(response))
-            known, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
-            return PairBatch(*tokens, array(), array(), array(), weight, known, known, liked)
+            cached, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
+            return PairBatch(*tokens, array(), array(), array(), weight, cached, cached, liked)
         case Prompts(max_prompt_length=prompt, max_completion_length=response):
             mask, old = array(response, dtype=jnp.bool_), array(response, dtype=jnp.float32) if has_cached else None
-            said = array(prompt + response), array(), array(response), mask
-            return RolloutBatch(*said, weight, weight, weight, old)
+            teacher = array(prompt + response), array(), array(response), mask
+            return RolloutBatch(*teacher, weight, weight, weight, old)
         case Conversations(max_length=length) | Text(max_length=length):
-            said = () if teacher_top_k is None else top(length, teacher_top_k)
-            return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight, *said)
+            teacher = () if teacher_top_k is None else top(length, teacher_top_k)
+            return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight, *teacher)
         case _:
             raise NotRegisteredError(
                 f"{type(data).__qualname__} says nothing of its lengths, so its program cannot be compiled ahead"
