@@ -166,14 +166,16 @@ def test_every_field_that_is_not_understood_is_named() -> None:
     )
 
 
-KNOWN = ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
+def known() -> str:
+    """The model types that can be read now: other tests register one of their own."""
+    return ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "bert"}, f"model_type: expected one of {KNOWN}, got 'bert'"),
-        ({}, f"model_type: expected one of {KNOWN}, got None"),
+        ({"model_type": "bert"}, "model_type: expected one of KNOWN, got 'bert'"),
+        ({}, "model_type: expected one of KNOWN, got None"),
         ({"model_type": "gemma3"}, "text_config: a gemma3 config.json holds the text decoder there; it is missing"),
         (
             ONE_BILLION | {"num_key_value_heads": 3},
@@ -195,7 +197,7 @@ KNOWN = ", ".join(repr(name) for family in FAMILIES for name in family.model_typ
 def test_refusals(config: dict[str, Any], message: str) -> None:
     with pytest.raises(WeightsError) as caught:
         from_hf(config)
-    assert str(caught.value) == message
+    assert str(caught.value) == message.replace("KNOWN", known())
 
 
 def test_impossible_numbers() -> None:

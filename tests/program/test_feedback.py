@@ -45,7 +45,7 @@ def means(terms: LossTerms) -> dict[str, float]:
 
 def gradients(objective: Objective, policy: PairLogps, reference: PairLogps, weight: jax.Array | None = None) -> Any:
     def loss(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
-        terms = say(objective, policy._replace(chosen=chosen, rejected=rejected), reference, weight)
+        terms = say(objective, policy._replace(chosen_logps=chosen, rejected_logps=rejected), reference, weight)
         return terms.loss.total / terms.loss.count
 
     return jax.grad(loss, argnums=(0, 1))(policy.chosen_logps, policy.rejected_logps)
@@ -103,7 +103,7 @@ def test_extremes_stay_numbers() -> None:
     far = jnp.array([0.0, -1e-30, -500.0, -20_000.0])
     own, other = (x.reshape(-1) for x in jnp.meshgrid(far, far))
     policy = PairLogps(own, other, jnp.ones(16), jnp.ones(16), (jnp.arange(16) % 3 > 0).astype(jnp.float32))
-    for way in (policy, policy._replace(chosen=other, rejected=own)):
+    for way in (policy, policy._replace(chosen_logps=other, rejected_logps=own)):
         reference = PairLogps(way.rejected_logps, way.chosen_logps, way.chosen_tokens, way.rejected_tokens)
         assert np.isfinite(list(means(say(Objective.KTO(), way, reference)).values())).all()
         assert np.isfinite(gradients(Objective.KTO(), way, reference)).all()

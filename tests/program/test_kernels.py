@@ -28,7 +28,7 @@ def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
     assert Kernels().choose(BRIEF) == ("dense", "rows of 255 slots are short")
     assert Kernels(kernel="chunked").choose(BRIEF) == ("chunked", "asked for by name")
     assert GPU.choose(None) == ("dense", "of a cache's slots nothing is known before")
-    assert Kernels().method(LONG).queries < attrs.evolve(GPU, asked="chunked").method(LONG).queries
+    assert Kernels().method(LONG).queries < attrs.evolve(GPU, kernel="chunked").method(LONG).queries
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
         ({"capability": 8.0}, "chunked", "at most 128, these are 256 wide"),
         ({"head_dim": 36}, "chunked", "heads of a multiple of 8"),
         ({"stages": 2}, "chunked", "not computed in a pipeline's stages"),
-        ({"heads_apart": True}, "chunked", "query heads and key/value heads split alike"),
+        ({"has_local_heads": True}, "chunked", "query heads and key/value heads split alike"),
         ({"length_shards": 2}, "dense", "split over 2 devices; only the dense product spans them"),
     ],
 )

@@ -59,7 +59,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, bool], N
     def use(words: int, tokens: int, keep: bool) -> None:
         # Rows of the head take as much, so this is the size of a tile only where it has more tokens than they columns.
         monkeypatch.setattr(logprobs, "CPU", logprobs.Sizes(4 * words * max(tokens, D), tokens))
-        monkeypatch.setattr(logprobs, "KEPT_BYTES", 2**20 if keep else 0)
+        monkeypatch.setattr(logprobs, "LOGITS_BYTES", 2**20 if keep else 0)
 
     return use
 
@@ -265,8 +265,8 @@ def test_packed_pairs_equal_ordinary_rows(
     mask = (slots >= first[:, None]) & (slots < length[:, None])
     expected = naive(np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), tokens[:, 1:], mask)
     sums = expected["logp"].sum(1).reshape(5, 2)
-    np.testing.assert_allclose(found.chosen, sums[:, 0], rtol=1e-6, atol=2e-5)
-    np.testing.assert_allclose(found.rejected, sums[:, 1], rtol=1e-6, atol=2e-5)
+    np.testing.assert_allclose(found.chosen_logps, sums[:, 0], rtol=1e-6, atol=2e-5)
+    np.testing.assert_allclose(found.rejected_logps, sums[:, 1], rtol=1e-6, atol=2e-5)
     np.testing.assert_array_equal(found.chosen_tokens, batch.chosen_length)
     np.testing.assert_array_equal(found.rejected_tokens, batch.rejected_length)
     np.testing.assert_allclose(jnp.sum(stats.entropy), expected["entropy"].sum(), rtol=1e-5)
@@ -281,13 +281,13 @@ def test_the_sides_do_not_see_each_other(
     run = jax.jit(lambda batch: Forward(jnp.float32, "none", 64).read(decoder, batch).loss_inputs)
     batch = pairs(4)
     other = run(batch._replace(rejected=pairs(4, seed=9).rejected))
-    np.testing.assert_array_equal(run(batch).chosen, other.chosen)
-    assert not np.array_equal(run(batch).rejected, other.rejected)
+    np.testing.assert_array_equal(run(batch).chosen_logps, other.chosen_logps)
+    assert not np.array_equal(run(batch).rejected_logps, other.rejected_logps)
     # Neither what stands in the padding matters, nor an id that a tokenizer might call its padding.
     padded = batch._replace(
         prompt=np.where(batch.prompt == 0, 7, batch.prompt), chosen=np.where(batch.chosen == 0, 7, batch.chosen)
     )
-    np.testing.assert_array_equal(run(padded).chosen, run(batch).chosen)
+    np.testing.assert_array_equal(run(padded).chosen_logps, run(batch).chosen_logps)
 
 
 def test_targets_of_sequences_are_predicted_from_the_token_before(

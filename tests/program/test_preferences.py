@@ -70,7 +70,7 @@ def gradients(
     """Of the mean loss, by the policy's log-probabilities of both completions."""
 
     def loss(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
-        terms = say(objective, policy._replace(chosen=chosen, rejected=rejected), reference, weight)
+        terms = say(objective, policy._replace(chosen_logps=chosen, rejected_logps=rejected), reference, weight)
         return terms.loss.total / terms.loss.count
 
     return jax.grad(loss, argnums=(0, 1))(policy.chosen_logps, policy.rejected_logps)

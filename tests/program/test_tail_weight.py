@@ -40,8 +40,8 @@ def test_a_tail_counts_its_share(
     )
     assert isinstance(found, PairLogps)
     for side in ("chosen", "rejected"):
-        expected = SHARE * getattr(every, side) + (1 - SHARE) * getattr(beginnings, side)
-        np.testing.assert_allclose(getattr(found, side), expected, rtol=1e-6, atol=1e-6)
+        expected = SHARE * getattr(every, f"{side}_logps") + (1 - SHARE) * getattr(beginnings, f"{side}_logps")
+        np.testing.assert_allclose(getattr(found, f"{side}_logps"), expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(found.chosen_tokens, batch.chosen_length)
 
 

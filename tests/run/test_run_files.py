@@ -281,7 +281,10 @@ def no_number(run: Path) -> None:
     ("change", "said"),
     [
         (rows_twice, ["line 4 could not be read and was dropped", "line 3 repeated rows of other lines"]),
-        (claim, ["status.json says that it has finished, but the newest checkpoint is of step 2 of 4; going on"]),
+        (
+            claim,
+            ["status.json says that it has finished, but the newest checkpoint is of step 2 of 4; resuming from there"],
+        ),
         (no_number, []),
     ],
 )
