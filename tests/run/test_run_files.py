@@ -305,7 +305,7 @@ def test_a_changed_run_goes_on_and_each_step_is_there_once(
     with Checkpoints.open(run / "checkpoints") as checkpoints:
         assert checkpoints.latest_good().step == STEPS
     told = [str(event.get("event")) for event in RunDirectory(run).events()]
-    assert all(any(words.removesuffix("; going on") in event for event in told) for words in said)
+    assert all(any(words.removesuffix("; resuming from there") in event for event in told) for words in said)
     assert command("resume", run.name, "--home", str(home))[0] == 0
 
 
