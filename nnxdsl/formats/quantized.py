@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint stores in few bits, read as the numbers that they stand for; knows no names of families.
+"""Quantized tensors of published checkpoints, dequantized as they are read.
 
 Two forms are published: MXFP4 (GPT-OSS; Open Compute Project, Microscaling Formats v1.0: two 4-bit floats a byte, and a
 power of two for each 32 of them) and 8-bit floats with a factor for each block of a matrix (DeepSeek-V3,

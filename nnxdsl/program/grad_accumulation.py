@@ -1,4 +1,4 @@
-"""Gradients of a batch's mean loss from micro-batches; losses that compare rows of the batch go by `gradcache.py`."""
+"""Gradient accumulation over micro-batches; `gradcache.py` serves losses that compare rows of the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder remembers of the tokens before, and attention to it; knows places and no layers.
+"""The KV cache: keys and values of earlier tokens, and attention over them.
 
 Global layers keep every token. A local layer never looks further back than its window, so it keeps a ring: token number
 n of a row stands in slot n % window, over the one that has just left the window. Keys are stored after their rotation,
