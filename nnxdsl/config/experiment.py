@@ -52,7 +52,7 @@ class Experiment(Spec):
         outer: Local SGD (DiLoCo): several workers and the optimizer that synchronizes them; None for none.
         seed: Seed of the order of rows, of random weights and of adapters.
         mesh: Devices. Not part of the run's identity.
-        microbatch_size: Rows of a micro-batch, over all devices, for gradient accumulation; None is the whole batch. Not
+        microbatch_size: Rows of a micro-batch over all devices, for gradient accumulation; None is the whole batch. Not
             part of the run's identity.
         batching: How rows of unequal length become arrays. Not part of the run's identity.
         memory: Rematerialization, offload and kernels. Not part of the run's identity.

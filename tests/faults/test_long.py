@@ -121,7 +121,7 @@ def test_points_are_those_that_the_code_comes_to() -> None:
 def test_a_point_that_is_none_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, message: str
 ) -> None:
-    monkeypatch.setattr("nnxdsl.storage.failpoints._asked", failpoints._from_environment.__wrapped__)
+    monkeypatch.setattr("nnxdsl.storage.failpoints._from_environment", failpoints._from_environment.__wrapped__)
     monkeypatch.setenv(VARIABLE, told)
     with pytest.raises(RunError) as raised:
         make(tmp_path)

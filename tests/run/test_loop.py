@@ -136,7 +136,7 @@ def test_events_and_log_tell_the_story(finished: Any) -> None:
     path = finished.run("dpo")
     events = rows(path / "events.jsonl")
     assert [event["event"] for event in events] == ["data", "held-out data", f"starting runs/{path.name}", "finished"]
-    assert (events[0]["source"], events[0]["rows"], events[0]["kept"]) == ("pairs.jsonl", 40, 40)
+    assert (events[0]["source"], events[0]["rows"], events[0]["accepted"]) == ("pairs.jsonl", 40, 40)
     log = (path / "log.txt").read_text(encoding="utf-8")
     parts = (
         "  attempt 1: dpo.py\n",
