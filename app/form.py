@@ -12,16 +12,17 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.config.core.base import Spec, declared, is_family, members
+from nnxdsl.config.core.base import Field, Spec, declared, is_family
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.core.docstrings import field_docs, summary
 from nnxdsl.config.core.fields import arms
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.experiment import Experiment
 
-from .form_texts import NONE, is_optional, items_of, member_of, spec_in
+from .form_texts import NONE, choices_of, is_optional, item_count, items_of, member_of, spec_in, spec_items
 from .html import Child, Html, tag
 from .html import join as joined
+from .parts import action
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Run", ("name", "steps", "batch_size", "seed", "notes")),
@@ -93,6 +94,9 @@ def _field(look: Look, path: str, field: Any, doc: str, depth: int) -> Html:
     spec = spec_in(field.type)
     if spec is not None:
         return _nested(look, path, field, spec, doc, depth)
+    items = spec_items(field.type)
+    if items is not None:
+        return _members(look, path, items, doc, depth)
     name = path.rpartition(".")[2]
     required = field.default is attrs.NOTHING
     hints = [_range(field), "" if required or name == "notes" else f"default {_shown(field.default)}"]
@@ -167,11 +171,48 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
     )
 
 
-def _nested(look: Look, path: str, field: Any, spec: type[Spec], doc: str, depth: int) -> Html:
+def _members(look: Look, path: str, spec: type[Spec], doc: str, depth: int) -> Html:
+    """A tuple of specs: each member with its own fields, and buttons that add and remove one."""
+    name, text = path.rpartition(".")[2], look.texts.get(path, "")
+    changed = (text or "0") != (look.base.get(path, "") or "0")
+    item = Field(spec, attrs.NOTHING, None, positional=False)
+    parts: list[Html] = []
+    for index in range(item_count(look.texts, path) or 0):
+        where = f"{path}.{index}"
+        remove = action(
+            "Remove",
+            "new.edit_items",
+            "small",
+            data_form="spec-form",
+            data_path=path,
+            data_remove=index,
+            aria_label=f"Remove {name} {index + 1}",
+        )
+        parts.append(joined(_nested(look, where, item, spec, "", depth + 1, f"{name} {index + 1}"), remove))
+    add = action("Add", "new.edit_items", "small", data_form="spec-form", data_path=path, aria_label=f"Add to {name}")
+    add_id = tag("span", add, id=f"f-{path}", tabindex=-1)
+    return tag(
+        "div",
+        tag(
+            "div",
+            tag("span", name.replace("_", " "), cls="label"),
+            tag("input", type="hidden", name=path, value=text or "0"),
+            add_id,
+            tag("span", doc, cls="help", id=f"h-{path}"),
+            tag("span", cls="field-problem", id=f"p-{path}", hidden=True),
+            cls=f"field choice{' changed' if changed else ''}",
+            data_path=path,
+        ),
+        tag("div", parts, cls="fields inner") if parts else None,
+        cls="nested",
+    )
+
+
+def _nested(look: Look, path: str, field: Any, spec: type[Spec], doc: str, depth: int, name: str = "") -> Html:
     chosen = look.texts.get(f"{path}.type", NONE)
     member = member_of(spec, chosen)
-    name = path.rpartition(".")[2].replace("_", " ")
-    optional, choices = is_optional(field.type), list(members(spec)) if is_family(spec) else [spec.__name__]
+    name = name or path.rpartition(".")[2].replace("_", " ")
+    optional, choices = is_optional(field.type), list(choices_of(spec))
     chooser: Html | None = None
     type_path = f"{path}.type"
     if optional or len(choices) > 1:

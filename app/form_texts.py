@@ -1,6 +1,7 @@
 """An experiment as the texts of a form's inputs, and back: one text for each path.
 
-`objective.beta` is "0.1", `objective.type` is "DPO", `evaluation.type` is "" where there is none. Knows no HTML.
+`objective.beta` is "0.1", `objective.type` is "DPO", `evaluation.type` is "" where there is none. A tuple of specs is
+the number of its members: `objective.rewards` is "2", `objective.rewards.0.name` is "exact_answer". Knows no HTML.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ NONE = ""
 
 DEEPEST = 12
 LONGEST = 20_000
+MAX_ITEMS = 100
+"""Members of a tuple of specs, such as the rewards of GRPO."""
+
 # an object as texts
 
 
@@ -40,6 +44,11 @@ def _texts(value: object, annotation: Any, path: str) -> dict[str, str]:
     spec = spec_in(annotation)
     if spec is not None:
         return {join(path, "type"): NONE} if value is None else texts_of(cast("Spec", value), path)
+    if spec_items(annotation) is not None and isinstance(value, tuple):
+        found = {path: str(len(value))}
+        for index, item in enumerate(cast("tuple[Spec, ...]", value)):
+            found |= texts_of(item, join(path, str(index)))
+        return found
     return {path: written(value, annotation)}
 
 
@@ -86,28 +95,97 @@ def _tree(cls: type[Spec], texts: Mapping[str, str], path: str, problems: list[P
     found: dict[str, Any] = {}
     for name, field in declared(cls).items():
         where = join(path, name)
-        spec = spec_in(field.type)
-        if spec is None:
-            if where in texts:
-                value = _parsed(texts[where], field.type, where, problems)
-                if value is not _MISSING:
-                    found[name] = value
-            continue
-        chosen = texts.get(join(where, "type"))
-        if chosen is None:
-            continue
-        member = member_of(spec, chosen)
-        if chosen == NONE:
-            if is_optional(field.type):
-                found[name] = None
-        elif member is None:
-            problems.append(Problem(where, f"there is no {chosen[:40]!r} here"))
-        elif depth < DEEPEST:
-            found[name] = {"type": member.tag, **_tree(member, texts, where, problems, depth + 1)}
+        spec, items = spec_in(field.type), spec_items(field.type)
+        if spec is not None:
+            value = _node(spec, is_optional(field.type), texts, where, problems, depth)
+        elif where not in texts:
+            value = _MISSING
+        elif items is not None:
+            value = _items(items, texts, where, problems, depth)
+        else:
+            value = _parsed(texts[where], field.type, where, problems)
+        if value is not _MISSING:
+            found[name] = value
     return found
 
 
 _MISSING = object()
+
+
+def _node(
+    spec: type[Spec], optional: bool, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int
+) -> Any:
+    chosen = texts.get(join(path, "type"))
+    if chosen is None or depth >= DEEPEST:
+        return _MISSING
+    if chosen == NONE:
+        return None if optional else _MISSING
+    member = member_of(spec, chosen)
+    if member is None:
+        problems.append(Problem(path, f"there is no {chosen[:40]!r} here"))
+        return _MISSING
+    return {"type": member.tag, **_tree(member, texts, path, problems, depth + 1)}
+
+
+def _items(spec: type[Spec], texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> Any:
+    count = item_count(texts, path)
+    if count is None:
+        problems.append(Problem(path, f"expected a number of members up to {MAX_ITEMS}, got {texts[path][:40]!r}"))
+        return _MISSING
+    found: list[Any] = []
+    for index in range(count):
+        where = join(path, str(index))
+        value = _node(spec, False, texts, where, problems, depth)
+        if value is _MISSING and not any(problem.path == where for problem in problems):
+            problems.append(Problem(where, f"choose one of {', '.join(choices_of(spec))}"))
+        found.append(None if value is _MISSING else value)
+    return found
+
+
+def item_count(texts: Mapping[str, str], path: str) -> int | None:
+    """The number of members of a tuple of specs; None where its text is no such number."""
+    text = texts.get(path, "") or "0"
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MAX_ITEMS else None
+
+
+def with_item(texts: Mapping[str, str], path: str, spec: type[Spec]) -> dict[str, str]:
+    """The texts with one more member of a tuple of specs, at its end, with the defaults of its class."""
+    count = item_count(texts, path) or 0
+    choices = choices_of(spec)
+    where = join(path, str(count))
+    found = {**texts, path: str(min(count + 1, MAX_ITEMS)), join(where, "type"): NONE}
+    return found | completed({}, choices[next(iter(choices))], where) if len(choices) == 1 else found
+
+
+def without_item(texts: Mapping[str, str], path: str, index: int) -> dict[str, str]:
+    """The texts without one member of a tuple of specs; those after it move up."""
+    count = item_count(texts, path) or 0
+    if not 0 <= index < count:
+        return dict(texts)
+    found: dict[str, str] = {}
+    for name, text in texts.items():
+        place, _, field = name.removeprefix(f"{path}.").partition(".")
+        if not name.startswith(f"{path}.") or not place.isdecimal() or int(place) < index:
+            found[name] = text
+        elif int(place) > index:
+            found[join(path, f"{int(place) - 1}.{field}")] = text
+    return {**found, path: str(count - 1)}
+
+
+def items_at(texts: Mapping[str, str], path: str, cls: type[Spec] = Experiment, at: str = "") -> type[Spec] | None:
+    """The class or family of the members of the tuple at a path; None where there is no tuple of specs."""
+    for name, field in declared(cls).items():
+        where, spec = join(at, name), spec_in(field.type)
+        if path != where and not path.startswith(f"{where}."):
+            continue
+        items = spec_items(field.type)
+        if items is not None:
+            if path == where:
+                return items
+            where, spec = join(where, path.removeprefix(f"{where}.").partition(".")[0]), items
+        member = None if spec is None else member_of(spec, texts.get(join(where, "type"), NONE))
+        return None if member is None else items_at(texts, path, member, where)
+    return None
 
 
 def _parsed(text: str, annotation: Any, path: str, problems: list[Problem]) -> Any:
@@ -159,15 +237,25 @@ def _as_json(value: Any) -> Any:
     return [_as_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+def choices_of(spec: type[Spec]) -> dict[str, type[Spec]]:
+    """The classes that a field of a class or family may hold, by name."""
+    return members(spec) if is_family(spec) else {spec.__name__: spec}
+
+
 def member_of(spec: type[Spec], name: str) -> type[Spec] | None:
     """The class that a choice means."""
-    choices = members(spec) if is_family(spec) else {spec.__name__: spec}
-    return choices.get(name)
+    return choices_of(spec).get(name)
 
 
 def spec_in(annotation: Any) -> type[Spec] | None:
     """The spec class that a field holds; None where it holds plain values."""
     return next((arm for arm in arms(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
+
+
+def spec_items(annotation: Any) -> type[Spec] | None:
+    """The spec class of the members of a tuple of any length; None for others."""
+    items = items_of(annotation)
+    return None if items is None else spec_in(items)
 
 
 def is_optional(annotation: Any) -> bool:
@@ -189,20 +277,27 @@ def completed(texts: Mapping[str, str], cls: type[Spec] = Experiment, path: str 
     found: dict[str, str] = {join(path, "type"): cls.tag}
     for name, field in declared(cls).items():
         where = join(path, name)
-        spec = spec_in(field.type)
-        if spec is None:
+        spec, items = spec_in(field.type), spec_items(field.type)
+        if items is not None and (where in texts or field.default is attrs.NOTHING):
+            found[where] = texts.get(where, "0")
+            for index in range(item_count(texts, where) or 0):
+                found |= _completed_node(texts, items, join(where, str(index)), depth)
+            continue
+        if spec is None and items is None:
             if where in texts:
                 found[where] = texts[where]
             else:
                 found[where] = "" if field.default is attrs.NOTHING else written(field.default, field.type)
             continue
-        chosen = texts.get(join(where, "type"))
-        if chosen is None and field.default is not attrs.NOTHING:
+        if spec is None or (join(where, "type") not in texts and field.default is not attrs.NOTHING):
             found |= _texts(field.default, field.type, where)
-            continue
-        member = member_of(spec, chosen or "")
-        if member is None or depth >= DEEPEST:
-            found[join(where, "type")] = NONE
         else:
-            found |= completed(texts, member, where, depth + 1)
+            found |= _completed_node(texts, spec, where, depth)
     return found
+
+
+def _completed_node(texts: Mapping[str, str], spec: type[Spec], path: str, depth: int) -> dict[str, str]:
+    member = member_of(spec, texts.get(join(path, "type"), NONE))
+    if member is None or depth >= DEEPEST:
+        return {join(path, "type"): NONE}
+    return completed(texts, member, path, depth + 1)

@@ -79,6 +79,22 @@ def change(site: Site, ask: Ask) -> Answer:
     return Answer(regions)
 
 
+def edit_items(site: Site, ask: Ask) -> Answer:
+    """Adds a member to a tuple of specs, or removes one."""
+    draft, texts, path = site.drafts.load(ask.query.get("draft", "")), ask.fields, ask.text("path")
+    spec = form_texts.items_at(texts, path)
+    index = ask.text("remove")
+    if spec is None:
+        return Answer(notice=f"{path} has no members to edit; reload the page.", bad=True)
+    if index:
+        texts = form_texts.without_item(texts, path, int(index) if index.isascii() and index.isdecimal() else -1)
+    else:
+        texts = form_texts.with_item(texts, path, spec)
+    draft = attrs.evolve(draft, texts=form_texts.completed(texts))
+    site.drafts.save(draft)
+    return Answer({"panel": panel(site, ask, draft), "head": _head(site, draft), "form": _form(draft)})
+
+
 def launch(site: Site, ask: Ask) -> Answer:
     """Starts what the draft says."""
     experiment = _require(site, ask)
@@ -258,6 +274,7 @@ PAGE = Page(
         "tick": ticked,
         "reread": reread,
         "change": Action(change, writes=True),
+        "edit_items": Action(edit_items, writes=True),
         "launch": Action(launch, writes=True),
         "queue": Action(queue, writes=True),
         "plan": Action(plan, writes=True),

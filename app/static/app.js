@@ -163,6 +163,7 @@
     return payload;
   };
 
+  let later = null;
   document.addEventListener("click", async (event) => {
     const element = event.target.closest("a[href], button[data-do], button[data-copy]");
     if (!element) return;
@@ -188,6 +189,7 @@
       return;
     }
     if (!(await confirmed(element))) return;
+    if (element.dataset.form) clearTimeout(later); // these fields are sent now, and their form may be replaced
     nnx.send(element.dataset.do, payloadOf(element));
   });
 
@@ -199,7 +201,6 @@
     else if (form.dataset.do) nnx.send(form.dataset.do, { ...form.dataset, fields: values(form) });
   });
 
-  let later = null;
   const changed = (event) => {
     const form = event.target.closest?.("form");
     if (!form) return;

@@ -17,6 +17,7 @@ from nnxdsl import (
     Objective,
     Optimizer,
     Quantization,
+    Reward,
     Schedule,
     Weights,
 )
@@ -35,6 +36,14 @@ MADE = {
         evaluation=Evaluation(every_steps=5, data=Data.Preferences("b.jsonl"), prompts=("Hi", "What\nnow?")),
         checkpoint=Checkpoint(every_steps=7, keep=1),
         optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=5e-6, warmup_ratio=0.1), b2=0.95),
+    ),
+    "rewards": experiment(
+        5,
+        objective=Objective.GRPO(rewards=(Reward("kind"), Reward("contains_answer", weight=2.0)), num_generations=4),
+        data=Data.Prompts("d.jsonl"),
+    ),
+    "terms": experiment(
+        6, objective=Objective.Sum(terms=(Objective.DPO(), Objective.IPO(tau=0.3)), weights=(1.0, 2.0))
     ),
     "all weights": experiment(4, adapter=None, objective=Objective.SFT(), data=Data.Conversations("c.jsonl")),
 }
@@ -110,3 +119,41 @@ def test_many_problems_are_said_at_once() -> None:
     texts = {**form_texts.texts_of(MADE["plain"]), "steps": "x", "adapter.rank": "-1", "batch_size": "0"}
     _, problems = form_texts.read(texts)
     assert {problem.path for problem in problems} == {"steps", "adapter.rank", "batch_size"}
+
+
+def test_members_of_a_tuple_of_specs_are_edited_one_by_one() -> None:
+    texts = form_texts.texts_of(MADE["rewards"])
+    assert texts["objective.rewards"] == "2"
+    assert form_texts.items_at(texts, "objective.rewards") is Reward
+    assert form_texts.items_at(texts, "objective.beta") is None
+    more = form_texts.with_item(texts, "objective.rewards", Reward)
+    assert form_texts.completed(more) == more
+    _, problems = form_texts.read(more)
+    assert [problem.path for problem in problems] == ["objective.rewards.2.name"]
+    more["objective.rewards.2.name"] = "exact_answer"
+    made, problems = form_texts.read(form_texts.without_item(more, "objective.rewards", 0))
+    assert problems == []
+    assert made is not None
+    assert made.objective.rewards == (Reward("contains_answer", weight=2.0), Reward("exact_answer"))  # type: ignore[attr-defined]
+
+
+def test_members_of_a_family_are_chosen_and_have_their_fields() -> None:
+    texts = {**form_texts.texts_of(MADE["plain"]), "objective.type": "Sum"}
+    texts = form_texts.completed(texts)
+    for _ in range(2):
+        texts = form_texts.with_item(
+            texts, "objective.terms", form_texts.items_at(texts, "objective.terms") or Objective
+        )
+    _, problems = form_texts.read(texts)
+    assert {"objective.terms.0", "objective.terms.1"} <= {problem.path for problem in problems}
+    texts |= {"objective.terms.0.type": "DPO", "objective.terms.1.type": "ChosenSFT", "objective.weights": "(1.0, 0.1)"}
+    made, problems = form_texts.read(form_texts.completed(texts))
+    assert problems == []
+    assert made is not None
+    assert made.objective == Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.1))
+
+
+@pytest.mark.parametrize("text", ["-1", "²", "1e3", "1000", "(Reward('x'),)"])
+def test_a_wrong_number_of_members_is_a_problem(text: str) -> None:
+    _, problems = form_texts.read({**form_texts.texts_of(MADE["rewards"]), "objective.rewards": text})
+    assert "expected a number of members" in next(one for one in problems if one.path == "objective.rewards").message

@@ -51,14 +51,15 @@ def test_no_field_of_a_form_imports(path: str) -> None:
         form_texts.read({**texts, path: repr(value)})
         form_texts.read({**texts, path: json.dumps(value)})
     form_texts.read({**texts, path: "her_lab:Hers"})
+    form_texts.read({**texts, path: "1", f"{path}.0.type": "her_lab:Hers"})
 
 
 def test_a_form_with_foreign_code_is_refused_with_what_to_do() -> None:
     texts = form_texts.texts_of(sampled())
-    for rewards in ("[{'type': 'her_lab:Hers'}]", "[{'type': 'Reward', 'name': 'her_lab:longest'}]"):
-        found, problems = form_texts.read({**texts, "objective.rewards": rewards})
+    for field, wrong in (("name", "--allow her_lab"), ("type", "there is no 'her_lab:longest' here")):
+        found, problems = form_texts.read({**texts, f"objective.rewards.0.{field}": "her_lab:longest"})
         assert found is None
-        assert any("--allow her_lab" in str(problem) for problem in problems), problems
+        assert any(wrong in str(problem) for problem in problems), problems
 
 
 def test_a_pasted_reward_of_another_module_is_refused() -> None:
