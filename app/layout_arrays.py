@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from nnxdsl.terminal.plan_view import entry_words, shape_words, spec_words
+from nnxdsl.terminal.plan_format import applied_rules, format_axes, format_shape, format_spec
 
 from .html import Child, Html, join, link, tag
 from .words import size
@@ -153,12 +153,12 @@ def _row(
         ),
         (
             "Shape",
-            tag("div", shape_words(array["shape"]), tag("div", array["dtype"], cls="small muted")),
+            tag("div", format_shape(array["shape"]), tag("div", array["dtype"], cls="small muted")),
             "nowrap",
         ),
         ("Bytes", size(sum(one["bytes"] for one in kind)), "num nowrap"),
         ("Partition", _partition(array), ""),
-        ("Block", shape_words(array["device_shape"]), "nowrap"),
+        ("Block", format_shape(array["device_shape"]), "nowrap"),
         ("Each device", size(sum(one["device_bytes"] for one in kind)), "num nowrap"),
         ("Copies", tag("span", f"×{array['replicas']}", cls="replicas"), "num"),
     ]
@@ -185,12 +185,12 @@ def _partition(array: Array) -> Html:
         tag(
             "span",
             f"{logical or '·'}",
-            tag("b", f"→{entry_words(entry)}") if entry else None,
+            tag("b", f"→{format_axes(entry)}") if entry else None,
             cls="chip over" if entry else "chip",
         )
         for logical, entry in zip(array["axes"], array["spec"], strict=True)
     ]
-    return tag("span", pieces, cls="chips", title=spec_words(array["spec"]))
+    return tag("span", pieces, cls="chips", title=format_spec(array["spec"]))
 
 
 def _why(array: Array, name: str) -> Html:
@@ -201,35 +201,20 @@ def _why(array: Array, name: str) -> Html:
             "li",
             tag("b", f"{one['dimension']} {one['logical'] or '-'} "),
             "" if one["rule"] is None else f"#{one['rule']} ",
-            f"{entry_words(one['axes'])} ",
+            f"{format_axes(one['axes'])} ",
             _outcome(one["outcome"]),
             tag("span", f": {one['why']}", cls="muted"),
         )
         for one in sorted(array["why"], key=lambda one: one["dimension"])
     ]
-    return tag("details", tag("summary", ", ".join(won(array))), tag("ul", lines, cls="plain why-list"), id=name)
+    return tag(
+        "details", tag("summary", ", ".join(applied_rules(array))), tag("ul", lines, cls="plain why-list"), id=name
+    )
 
 
 def _outcome(outcome: str) -> Html:
     sign = {"taken": "✔ ", "indivisible": "! "}.get(outcome, "")
     return tag("span", f"{sign}{outcome}", cls="ok nowrap" if outcome == "taken" else "muted nowrap")
-
-
-def won(array: Array) -> list[str]:
-    """`embed→fsdp #8` for each dimension that has a name."""
-    found: list[str] = []
-    for dimension, (logical, entry) in enumerate(zip(array["axes"], array["spec"], strict=True)):
-        if logical is None:
-            continue
-        tried = [one for one in array["why"] if one["dimension"] == dimension]
-        taken = [one for one in tried if one["outcome"] == "taken"]
-        if taken:  # the last: what was cut further comes after the rule
-            rule = taken[-1]["rule"]
-            by = f"({taken[-1]['why'].partition(':')[0]})" if rule is None else f"#{rule}"
-        else:
-            by = f"({tried[-1]['outcome']})" if tried else "(no rule)"
-        found.append(f"{logical}→{entry_words(entry)} {by}")
-    return found
 
 
 def to_csv(arrays: Iterable[Array]) -> str:
@@ -243,14 +228,14 @@ def to_csv(arrays: Iterable[Array]) -> str:
                 guarded(array["part"]),
                 guarded(array["path"]),
                 guarded(array["dtype"]),
-                shape_words(array["shape"]),
+                format_shape(array["shape"]),
                 array["bytes"],
-                f"({spec_words(array['spec'])})",
-                shape_words(array["device_shape"]),
+                f"({format_spec(array['spec'])})",
+                format_shape(array["device_shape"]),
                 array["device_bytes"],
                 array["replicas"],
                 array["memory"],
-                guarded("; ".join(won(array))),
+                guarded("; ".join(applied_rules(array))),
             ]
         )
     return out.getvalue()
@@ -268,7 +253,7 @@ def data_url(text: str, kind: str = "text/csv") -> str:
 
 
 def _text(array: Array) -> str:
-    return f"{array['path']} {array['part']} {array['dtype']} {spec_words(array['spec'])}".lower()
+    return f"{array['path']} {array['part']} {array['dtype']} {format_spec(array['spec'])}".lower()
 
 
 def _kind(array: Array) -> str:

@@ -8,7 +8,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.errors import SpecError
 from nnxdsl.sharding import hardware
-from nnxdsl.terminal.plan_view import mesh_words
+from nnxdsl.terminal.plan_format import format_mesh
 
 from .html import Html, join, link, tag
 from .layout_request import (
@@ -145,7 +145,7 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
     )
     values = {name: ask.query.get(name) for name in (*QUERY_FIELDS, "array", "q", "part", "sort")}
     quick = [
-        tag("a", mesh_words(_long(text)), href=link("/layout", **{**values, "mesh": text}), cls="counter")
+        tag("a", format_mesh(_long(text)), href=link("/layout", **{**values, "mesh": text}), cls="counter")
         for text in MESHES
     ]
     return join(

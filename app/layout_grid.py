@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.terminal.plan_view import PALETTE, counted, entry_words, shape_words
+from nnxdsl.terminal.plan_format import PALETTE, format_axes, format_shape, mesh_axes, pluralize
 
 from .html import Html, join, tag
 from .words import size
@@ -58,7 +58,7 @@ def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str,
         for dimension, whole in enumerate(array["shape"]):
             entry = array["spec"][dimension] if dimension < len(array["spec"]) else None
             index = 0
-            for axis in _axes(entry):
+            for axis in mesh_axes(entry):
                 index = index * mesh[axis] + place.get(axis, 0)
                 block = block * mesh[axis] + place.get(axis, 0)
             length = array["device_shape"][dimension]
@@ -71,7 +71,7 @@ def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
     axes = {axis: count for axis, count in mesh.items() if count > 1}
     if math.prod(axes.values()) <= MOST:
         return axes
-    cut = {axis for entry in array["spec"] for axis in _axes(entry)}
+    cut = {axis for entry in array["spec"] for axis in mesh_axes(entry)}
     shown = {axis: count if axis in cut else 1 for axis, count in axes.items()}
     for axis in shown:  # the slowest first
         rest = math.prod(shown.values()) // shown[axis]
@@ -100,16 +100,16 @@ def drawing(array: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
     devices = math.prod(mesh.values())
     blocks = devices // max(1, array["replicas"])
     pieces = [
-        tag("span", f"{name or f'dimension {number}'} over {entry_words(entry)}", cls="chip")
+        tag("span", f"{name or f'dimension {number}'} over {format_axes(entry)}", cls="chip")
         for number, (name, entry) in enumerate(zip(array["axes"], array["spec"], strict=True))
-        if _axes(entry)
+        if mesh_axes(entry)
     ]
     whole = tag("span", "every device holds the whole array", cls="chip") if blocks == 1 else None
     about = tag(
         "p",
         tag("span", f"×{array['replicas']}", cls="replicas", title=f"each block is on {array['replicas']} devices"),
-        f" {counted(blocks, 'block')}, each on {counted(array['replicas'], 'device')}; a block is "
-        f"{shape_words(array['device_shape'])}, {size(array['device_bytes'])} ",
+        f" {pluralize(blocks, 'block')}, each on {pluralize(array['replicas'], 'device')}; a block is "
+        f"{format_shape(array['device_shape'])}, {size(array['device_bytes'])} ",
         pieces or whole,
     )
     left_out = None
@@ -179,7 +179,3 @@ def _cell(cell: Cell, array: Mapping[str, Any], first: bool) -> Html:
         title=words,
         aria_label=words,
     )
-
-
-def _axes(entry: Entry) -> Sequence[str]:
-    return [entry] if isinstance(entry, str) else entry or []

@@ -10,7 +10,7 @@ import attrs
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, SpecError
-from nnxdsl.terminal.plan_view import mesh_words
+from nnxdsl.terminal.plan_format import format_mesh
 
 from . import form_texts, layout_arrays, layout_views
 from .experiments import from_text
@@ -211,7 +211,7 @@ def _side(side: Side, name: str) -> Html:
     job = side.job
     if side.found is not None:
         return layout_views.summary(side.found, name)
-    words = tag("h2", mesh_words(side.experiment.mesh.sizes), cls="mono")
+    words = tag("h2", format_mesh(side.experiment.mesh.sizes), cls="mono")
     if job is None or job.state in ("cancelled", "failed"):
         wrong = job.error if job is not None and job.error else "It was ended before it was worked out."
         body: Child = (
@@ -232,7 +232,7 @@ def _drawings(chosen: Mapping[str, Any], plans: list[Mapping[str, Any]]) -> Html
     for found in plans:
         name = layout_arrays.name_of(chosen)
         array = next((one for one in found["arrays"] if layout_arrays.name_of(one) == name), None)
-        heading = tag("h3", mesh_words(found["mesh"]), cls="mono") if len(plans) > 1 else None
+        heading = tag("h3", format_mesh(found["mesh"]), cls="mono") if len(plans) > 1 else None
         body = drawing(array, found) if array is not None else tag("p", "It is not there on this mesh.", cls="muted")
         columns.append(tag("div", heading, body))
     return tag(

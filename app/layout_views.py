@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nnxdsl.terminal.plan_format import format_mesh
 from nnxdsl.terminal.plan_view import facts as plan_facts
-from nnxdsl.terminal.plan_view import mesh_words
 
 from .html import Child, Html, join, tag
 from .parts import facts, table
@@ -45,7 +45,7 @@ def summary(found: Mapping[str, Any], name: str) -> Html:
     """
     return tag(
         "section",
-        tag("h2", mesh_words(found["mesh"]), cls="mono"),
+        tag("h2", format_mesh(found["mesh"]), cls="mono"),
         _verdict(found),
         _memory(found, name),
         warnings(found),

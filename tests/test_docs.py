@@ -27,7 +27,7 @@ from nnxdsl.planning.aot_process import compiled_report
 from nnxdsl.planning.plan import plan
 from nnxdsl.sharding import hardware
 from nnxdsl.sharding.rules import DEFAULT_RULES
-from nnxdsl.terminal.plan_view import entry_words
+from nnxdsl.terminal.plan_format import format_axes
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "guides" / "plan.md"
@@ -115,7 +115,7 @@ def test_the_page_on_optimizers() -> None:
 
 
 def test_the_rules_are_the_rules() -> None:
-    rows = [f"| {number} | `{logical}` | {entry_words(axes)} |" for number, (logical, axes) in enumerate(DEFAULT_RULES)]
+    rows = [f"| {number} | `{logical}` | {format_axes(axes)} |" for number, (logical, axes) in enumerate(DEFAULT_RULES)]
     table = "\n".join(["| rule | logical axis | mesh axes |", "|---|---|---|", *rows]) + "\n"
     text = PAGE.read_text(encoding="utf-8")
     if UPDATE:

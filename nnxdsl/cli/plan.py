@@ -24,8 +24,10 @@ from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.runtime.backend import local_platform, use_cpu
 from nnxdsl.sharding import hardware
 from nnxdsl.sharding.layout import Layout
+from nnxdsl.terminal.array_rules_view import show_why
 from nnxdsl.terminal.array_view import draw as draw_grid
-from nnxdsl.terminal.plan_view import mesh_words, show_plan, show_why
+from nnxdsl.terminal.plan_format import format_mesh
+from nnxdsl.terminal.plan_view import show_plan
 
 WIDE = 160
 """Columns of a plan where there is no terminal to fold it for."""
@@ -92,7 +94,7 @@ def diff_layouts(left: Experiment, right: Experiment, *, as_json: bool) -> int:
         json.dump({"same": texts[0] == texts[1], "left": texts[0], "right": texts[1]}, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return 0
-    names = [f"{experiment.id} on {mesh_words(experiment.mesh.sizes)}" for experiment in (left, right)]
+    names = [f"{experiment.id} on {format_mesh(experiment.mesh.sizes)}" for experiment in (left, right)]
     changes = difflib.unified_diff(texts[0], texts[1], names[0], names[1], n=0, lineterm="")
     lines = [line for line in changes if not line.startswith("@@")]
     sys.stdout.writelines(f"{line}\n" for line in lines or ["# the same layout"])

@@ -1,4 +1,4 @@
-"""The picture of one array on a grid of devices: which block of its data each holds; knows plain values, no jax."""
+"""One array of a plan as a grid of devices: which block of its data each of them holds. Loads no jax."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from nnxdsl.terminal.plan_view import PALETTE, counted, entry_words, shown
+from nnxdsl.terminal.array_rules_view import show_selected
+from nnxdsl.terminal.plan_format import PALETTE, format_axes, mesh_axes, pluralize
 
 ROWS, COLUMNS = 32, 64
-"""The most cells of devices that are drawn."""
+"""The largest grid of devices that is drawn."""
 
 _BLOCKS_LISTED = 8
 
 Entry = str | Sequence[str] | None
-"""The mesh axes that one dimension is cut over, the slowest first."""
+"""The mesh axes that one dimension is sharded over, the slowest first."""
 
 
 def blocks(shape: Sequence[int], spec: Sequence[Entry], mesh: Mapping[str, int]) -> np.ndarray:
     """The block of an array's data that each device of a mesh holds.
 
     Args:
-        shape: Of the whole array.
-        spec: The mesh axes of each dimension; dimensions after its end are whole.
+        shape: Global shape.
+        spec: The mesh axes of each dimension; dimensions after its end are not sharded.
         mesh: Size of every mesh axis, slowest first.
 
     Returns:
-        Shaped like the mesh, of int: the number of the block, row-major over the blocks of all dimensions.
+        int, shaped like the mesh: the number of the block, row-major over the blocks of all dimensions.
 
     Raises:
         ValueError: `spec` has more entries than `shape`.
@@ -41,17 +42,17 @@ def blocks(shape: Sequence[int], spec: Sequence[Entry], mesh: Mapping[str, int])
     index = np.zeros(tuple(mesh.values()), dtype=int)
     for entry in spec:
         # Row-major over dimensions, and within a dimension over its mesh axes: the same rule for both.
-        for axis in _axes(entry):
+        for axis in mesh_axes(entry):
             index = index * mesh[axis] + _along(axis, mesh)
     return index
 
 
 def slices_of(mesh: Mapping[str, int], across: Mapping[str, int]) -> np.ndarray:
-    """The slice that each device of a mesh is of, shaped like the mesh.
+    """The slice of each device of a mesh, shaped like the mesh.
 
     Args:
         mesh: Size of every mesh axis, slowest first.
-        across: How many steps of an axis lie between slices; within a slice it steps first.
+        across: How many slices an axis spans; its fastest steps stay within a slice.
     """
     index = np.zeros(tuple(mesh.values()), dtype=int)
     for axis, size in mesh.items():
@@ -60,38 +61,38 @@ def slices_of(mesh: Mapping[str, int], across: Mapping[str, int]) -> np.ndarray:
     return index
 
 
-def draw(found: Mapping[str, Any], path: str, console: Console) -> None:
+def draw(plan: Mapping[str, Any], path: str, console: Console) -> None:
     """Print the grid of devices, each with the number and colour of the block that it holds of one array.
 
     Args:
-        found: The plan, as `nnxdsl plan --json` prints it.
-        path: Of the array; see `nnxdsl.terminal.plan_view.select`. Several that differ are listed.
-        console: Where to; of more devices than it takes, a corner is drawn.
+        plan: As `nnxdsl plan --json` prints it.
+        path: Of the array; see `nnxdsl.terminal.array_selection.select`. Arrays with different layouts are listed.
+        console: If it is too narrow for all devices, a corner of the grid is drawn.
 
     Raises:
-        RunError: there is no such array; with the nearest paths.
+        RunError: No array matches; names the nearest paths.
     """
-    for kind in shown(found, path, console):
-        array, mesh = kind[0], found["mesh"]
-        held = blocks(array["shape"], array["spec"], mesh)
-        slices = slices_of(mesh, found["across"] if found["slices"] > 1 else {})
-        grid = Grid.choose(mesh, len(str(held.max())), console.width, found["slices"] > 1)
+    mesh = plan["mesh"]
+    for array in show_selected(plan, path, console):
+        block_of = blocks(array["shape"], array["spec"], mesh)
+        slices = slices_of(mesh, plan["across"] if plan["slices"] > 1 else {})
+        grid = Grid.choose(mesh, len(str(block_of.max())), console.width, plan["slices"] > 1)
         console.print(Text())
-        for line in grid.lines(held, slices):
+        for line in grid.lines(block_of, slices):
             console.print(line, no_wrap=True, overflow="crop")
         console.print(Text())
-        for line in _legend(array, mesh, grid, found["slices"]):
+        for line in _legend(array, mesh, grid, plan["slices"]):
             console.print(Text(line, overflow="fold"))
 
 
 @attrs.frozen
 class Grid:
-    """How the devices of a mesh stand in rows and columns, in the order of their numbers.
+    """The devices of a mesh in rows and columns, in the order of their numbers.
 
     Attributes:
         mesh: Sizes of the axes that are longer than 1, slowest first; never empty.
-        columns: Devices in a row; the fastest axes run along it, at most one of them only in part.
-        cell: Characters of a device.
+        columns: Devices in a row: the fastest axes, of which at most one is split over rows and columns.
+        cell: Characters of each device.
         rows_shown: Rows that are drawn.
         columns_shown: Columns that are drawn.
     """
@@ -104,27 +105,27 @@ class Grid:
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """Number of rows, drawn or not."""
         return math.prod(self.mesh.values()) // self.columns
 
     @classmethod
     def choose(cls, mesh: Mapping[str, int], digits: int, width: int, many_slices: bool) -> Grid:
-        """The grid that shows most devices, breaks no axis if it can be helped, and is the nearest to a square.
+        """The grid that shows most devices, preferably splits no axis, and is nearest to a square.
 
         Args:
             mesh: Size of every mesh axis, slowest first.
-            digits: Of the greatest number of a block.
+            digits: Of the largest block number.
             width: Columns of the terminal.
-            many_slices: Whether they must be told apart, which takes room.
+            many_slices: Whether lines between slices are drawn, which takes room.
         """
         axes = {axis: size for axis, size in mesh.items() if size > 1} or {"device": 1}
         grids = [cls._with(axes, columns, digits, width, many_slices) for columns in _row_lengths(axes)]
 
-        def worth(grid: Grid) -> tuple[float, ...]:
+        def score(grid: Grid) -> tuple[float, ...]:
             shown = grid.rows_shown * grid.columns_shown
-            return shown, not grid._broken(), -abs(math.log2(grid.columns / grid.rows / 1.5))
+            return shown, not grid._split_axis(), -abs(math.log2(grid.columns / grid.rows / 1.5))
 
-        return max(grids, key=worth)
+        return max(grids, key=score)
 
     @classmethod
     def _with(cls, axes: dict[str, int], columns: int, digits: int, width: int, many_slices: bool) -> Grid:
@@ -133,17 +134,17 @@ class Grid:
         left, top = cls(axes, columns, 0, 1, 1)._coordinates()
         room = width - sum(max(len(axis), len(str(axes[axis]))) + 2 for axis in left)
         room -= max((len(axis) + 2 for axis in top), default=0) + (len(f" … slice {count}") if many_slices else 2)
-        line = int(many_slices)  # a heavy one after each device, at most
+        line = int(many_slices)  # a heavy line after each device, at most
         wide, narrow = max(digits + 2, 4), digits + 1
         cell = wide if columns * (wide + line) <= room else narrow
         shown = max(min(columns, room // (cell + line), COLUMNS), 1)
-        if shown < columns:  # whole turns of the fastest axes
-            turn = max(part for part in np.cumprod([1, *reversed(list(axes.values()))]).tolist() if part <= shown)
-            shown -= shown % turn
+        if shown < columns:  # whole cycles of the fastest axes
+            cycle = max(part for part in np.cumprod([1, *reversed(list(axes.values()))]).tolist() if part <= shown)
+            shown -= shown % cycle
         return cls(axes, columns, cell, rows, shown)
 
-    def _broken(self) -> str | None:
-        """The axis that runs along both the rows and the columns."""
+    def _split_axis(self) -> str | None:
+        """The axis that is split over rows and columns."""
         left = self.columns
         for axis, size in reversed(self.mesh.items()):
             if left == 1:
@@ -153,15 +154,15 @@ class Grid:
             left //= size
         return None
 
-    def lines(self, held: np.ndarray, slices: np.ndarray) -> Iterator[Text]:
+    def lines(self, block_of: np.ndarray, slices: np.ndarray) -> Iterator[Text]:
         """The drawing: headings, then a line for each row of devices.
 
         Args:
-            held: The block of each device.
+            block_of: The block of each device.
             slices: The slice of each device.
         """
         shown = (slice(self.rows_shown), slice(self.columns_shown))
-        held, slices = (array.reshape(self.rows, self.columns)[shown] for array in (held, slices))
+        block_of, slices = (array.reshape(self.rows, self.columns)[shown] for array in (block_of, slices))
         beside, below = slices[:, 1:] != slices[:, :-1], slices[1:] != slices[:-1]
         heavy = beside.any(axis=0)
         left, top = self._coordinates()
@@ -178,7 +179,7 @@ class Grid:
         for row in range(self.rows_shown):
             line = Text("".join(f"{left[axis][row]:<{width + 2}}" for axis, width in widths.items()).ljust(len(margin)))
             for column in range(self.columns_shown):
-                block = int(held[row, column])
+                block = int(block_of[row, column])
                 line.append(f"{block:^{self.cell}}", f"black on {PALETTE[block % len(PALETTE)]}")
                 if column < len(heavy) and heavy[column]:
                     line.append("┃" if beside[row, column] else " ")
@@ -193,7 +194,7 @@ class Grid:
             yield Text(f"{margin}…")
 
     def _coordinates(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        """The places along each axis of the rows, and of the columns; of a broken axis, `+3` beyond the row's."""
+        """Coordinates of the rows and of the columns, by axis; of a split axis, `+3` is relative to the row's."""
         left: dict[str, list[str]] = {}
         top: dict[str, list[str]] = {}
         stride = math.prod(self.mesh.values())
@@ -207,7 +208,7 @@ class Grid:
         return left, top
 
     def _heading(self, places: Sequence[str], heavy: np.ndarray) -> str:
-        """Each place over the first of the columns that have it, where it has room."""
+        """Each coordinate above the first column that has it, where there is room."""
         text, free = "", 0
         column = 0
         for index, place in enumerate(places):
@@ -224,7 +225,7 @@ class Grid:
                 yield "╋"
 
     def left_out(self) -> str:
-        """What is not drawn, in words; empty where all is."""
+        """A sentence on the devices that are not drawn; empty if all are."""
         shown, whole = self.rows_shown * self.columns_shown, self.rows * self.columns
         if shown == whole:
             return ""
@@ -233,12 +234,12 @@ class Grid:
             parts.append(f"{self.columns_shown:,} of the {self.columns:,} devices of each row")
         return (
             f"drawn: the first {', the first '.join(parts)}; left out: {whole - shown:,} of {whole:,} devices, "
-            "which go on in the same way"
+            "which continue the pattern"
         )
 
 
 def _row_lengths(axes: Mapping[str, int]) -> Iterator[int]:
-    """Every number of devices that may stand in a row: the fastest axes, and a divisor of the next."""
+    """Possible numbers of devices in a row: the product of the fastest axes, times a divisor of the next."""
     inner = 1
     for size in reversed(list(axes.values())):
         yield from (inner * part for part in range(1, size + 1) if size % part == 0)
@@ -246,41 +247,37 @@ def _row_lengths(axes: Mapping[str, int]) -> Iterator[int]:
 
 
 def _legend(array: Mapping[str, Any], mesh: Mapping[str, int], grid: Grid, slices: int) -> Iterator[str]:
-    shards = [math.prod(mesh[axis] for axis in _axes(entry)) for entry in array["spec"]]
+    shards = [math.prod(mesh[axis] for axis in mesh_axes(entry)) for entry in array["spec"]]
     count = math.prod(shards)
-    yield "a cell is a device, its number and colour the block that it holds"
-    yield f"{counted(count, 'block')}, each on {counted(array['replicas'], 'device')} (x{array['replicas']})"
+    yield "each cell is a device, with the number and colour of its block"
+    yield f"{pluralize(count, 'block')}, each on {pluralize(array['replicas'], 'device')} (x{array['replicas']})"
     if slices > 1:
         yield f"heavy lines lie between the {slices} slices"
-    if broken := grid._broken():
-        yield f"{broken} is broken into rows of {counted(grid.columns, 'device')}: +1 is one further along it"
+    if split := grid._split_axis():
+        yield f"{split} is split into rows of {pluralize(grid.columns, 'device')}: +1 is the next device along it"
     if grid.left_out():
         yield grid.left_out()
     for number in range(min(count, _BLOCKS_LISTED) if count > 1 else 0):
-        yield f"  block {number}: {_block_words(number, array, shards)}"
+        yield f"  block {number}: {_block_slices(number, array, shards)}"
     if count > _BLOCKS_LISTED:
         yield f"  … and {count - _BLOCKS_LISTED:,} more"
 
 
-def _block_words(number: int, array: Mapping[str, Any], shards: Sequence[int]) -> str:
-    """What a block holds: `[:, 288:576, :]`."""
+def _block_slices(number: int, array: Mapping[str, Any], shards: Sequence[int]) -> str:
+    """The slices of the array that a block is: `[:, 288:576, :]`."""
     place = np.unravel_index(number, tuple(shards))
-    words = []
+    slices = []
     for index, pieces, whole, length in zip(place, shards, array["shape"], array["device_shape"], strict=True):
         begin = int(index) * length
-        words.append(":" if pieces == 1 else f"{min(begin, whole)}:{min(begin + length, whole)}")
+        slices.append(":" if pieces == 1 else f"{min(begin, whole)}:{min(begin + length, whole)}")
     cut = [
-        f"{name or f'dimension {dimension}'} over {entry_words(entry)}"
+        f"{name or f'dimension {dimension}'} over {format_axes(entry)}"
         for dimension, (name, entry) in enumerate(zip(array["axes"], array["spec"], strict=True))
-        if _axes(entry)
+        if mesh_axes(entry)
     ]
-    return f"[{', '.join(words)}]" + (f"  ({', '.join(cut)})" if number == 0 else "")
-
-
-def _axes(entry: Entry) -> Sequence[str]:
-    return [entry] if isinstance(entry, str) else entry or []
+    return f"[{', '.join(slices)}]" + (f"  ({', '.join(cut)})" if number == 0 else "")
 
 
 def _along(axis: str, mesh: Mapping[str, int]) -> np.ndarray:
-    """The place of each device along one axis, to be broadcast over the others."""
+    """The coordinate of each device along one axis, to broadcast over the others."""
     return np.arange(mesh[axis]).reshape([-1 if name == axis else 1 for name in mesh])

@@ -1,4 +1,4 @@
-"""What people see of a run, on stderr: bars, lines, tables; knows nothing of where the figures come from."""
+"""Progress of a run on stderr: bars, lines, tables."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-WINDOW = 200  # steps over which the time of a step is averaged, evaluations and saves included
+WINDOW = 200  # steps over which step time is averaged, evaluations and saves included
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 class Display:
-    """A bar with the time left on a terminal, a plain line now and then elsewhere, nothing when quiet.
+    """A progress bar with the time left on a terminal, a plain line every few seconds elsewhere, nothing when quiet.
 
-    Everything goes to stderr, so that stdout is free for `--json`. Texts are shown as they are: rich's markup in
-    them is not read, and control characters (a model may write any) are spelt out. A context manager.
+    Everything goes to stderr, so that stdout is free for `--json`. Rich markup in texts is not interpreted, and control
+    characters (a model may write any) are escaped. A context manager.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Display:
         every_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Shows nothing yet.
+        """Prints nothing yet.
 
         Args:
-            quiet: Show nothing at all.
-            console: Where to; stderr if None.
-            every_seconds: How often a line is printed where there is no terminal.
-            clock: Seconds, for the time left; for tests.
+            quiet: Whether to print nothing at all.
+            console: Where to print; stderr if None.
+            every_seconds: Seconds between lines where there is no terminal.
+            clock: Time in seconds; replaced by tests.
         """
         self.quiet = quiet
         self.console = console or Console(stderr=True, highlight=False)
@@ -70,9 +70,9 @@ class Display:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to the end of the stage at the pace of the last steps; None before the second step of this process.
+        """Seconds to the end of the stage at the rate of the last steps; None before the second step of this process.
 
-        The first step is left out of the pace: it holds the compilation.
+        The first step is not counted, since it includes compilation.
         """
         if self._left is None or len(self._past) < 2:
             return None
@@ -80,7 +80,7 @@ class Display:
         return self._left * (ended - began) / (last - first) if last > first else None
 
     def stage(self, name: str, total: int | None = None, *, unit: str = "steps") -> None:
-        """Begins a stage: with a bar if `total` steps are known, else with a sign that something is done."""
+        """Begins a stage: with a bar if the `total` of its steps is given, else with a spinner."""
         self._stage = clean(name)
         self._past.clear()
         self._left = None
@@ -98,13 +98,13 @@ class Display:
         self._task = self._bars.add_task(self._stage, total=total)
 
     def step(self, step: int, total: int, metrics: Mapping[str, float], rates: Mapping[str, float]) -> None:
-        """Shows that `step` of `total` steps are done, with a few metrics and rates (per second, by their unit)."""
+        """Shows that `step` of `total` steps are done, with metrics and rates per second (by unit)."""
         now = self._clock()
         self._past.append((now, step))
         self._left = total - step
         if self.quiet:
             return
-        figures = [f"{_short(name)} {number(value)}" for name, value in metrics.items()]
+        figures = [f"{clean(name).rsplit('/', 1)[-1]} {number(value)}" for name, value in metrics.items()]
         figures += [f"{thousands(value)} {clean(unit)}" for unit, value in rates.items()]
         if self._bars is not None and self._task is not None:
             self._bars.figures = "  ".join(figures)
@@ -115,7 +115,7 @@ class Display:
             self._print(Text("  ".join([f"step {step}/{total}", *figures, *left])))
 
     def note(self, text: str) -> None:
-        """Says under the bar what is done while no step is, until the next step; nothing where there is no bar."""
+        """Shows a text below the bar until the next step; does nothing without a bar."""
         if self._bars is not None:
             self._bars.figures = clean(text)
 
@@ -125,7 +125,7 @@ class Display:
             self._print(Text(clean(text)))
 
     def final_table(self, rows: Sequence[Mapping[str, object]], *, title: str | None = None) -> None:
-        """Ends the bar and prints rows; the columns are their keys in order of appearance, numbers at the right."""
+        """Closes the bar and prints rows as a table; the columns are their keys in order of appearance."""
         self.close()
         if self.quiet or not rows:
             return
@@ -139,7 +139,7 @@ class Display:
         self.console.print(table)
 
     def side_by_side(self, prompt: str, policy: str, reference: str) -> None:
-        """Prints a prompt, and under it what the policy and the reference answer, in two columns of equal width."""
+        """Prints a prompt, and under it the completions of policy and reference in two columns."""
         if self.quiet:
             return
         answers = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), pad_edge=False)
@@ -150,14 +150,14 @@ class Display:
         self.console.print(Group(question, answers))
 
     def close(self) -> None:
-        """Ends the bar, which stays on the screen as it was; a later `stage` begins another."""
+        """Stops the bar, which stays on the screen; a later `stage` begins another."""
         if self._bars is not None:
             self._leave_stage(self._bars)
             self._bars.stop()
             self._bars = None
 
     def _leave_stage(self, bars: _Bars) -> None:
-        """A bar stays to be seen; a sign that something is done has no more to say."""
+        """Stops the bar of the last stage, or removes its spinner."""
         if self._task is None:
             return
         task = next(task for task in bars.tasks if task.id == self._task)
@@ -168,12 +168,12 @@ class Display:
         self._task = None
 
     def _print(self, text: Text) -> None:
-        # Outside a terminal each line is one record: it is not folded at some width.
+        # Outside a terminal each line is one record and is not folded.
         self.console.print(text, soft_wrap=not self.console.is_terminal)
 
 
 class _Bars(Progress):
-    """A line with the bar, and one below with the figures, which would not fit beside it in 80 columns."""
+    """A line with the bar, and one below with the figures, which do not fit beside it in 80 columns."""
 
     def __init__(self, console: Console) -> None:
         self.figures = ""
@@ -206,7 +206,7 @@ class _TimeLeft(ProgressColumn):
 
 
 def clean(text: str) -> str:
-    r"""The text with control characters, lone surrogates and marks that turn the writing round spelt out (`\x1b`).
+    r"""The text with control characters, lone surrogates and bidirectional marks escaped (`\x1b`).
 
     Newlines stay, a tab becomes four spaces.
     """
@@ -236,7 +236,7 @@ def thousands(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0:07`, `12:05`, `3:04:05`, `2d 03:04`; rounded up, so that it is 0:00 only at the end."""
+    """`0:07`, `12:05`, `3:04:05`, `2d 03:04`; rounded up, so that 0:00 means the end."""
     whole = math.ceil(seconds)
     days, rest = divmod(whole, 86400)
     hours, rest = divmod(rest, 3600)
@@ -244,10 +244,6 @@ def duration(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02d}:{minutes:02d}"
     return f"{hours}:{minutes:02d}:{last:02d}" if hours else f"{minutes}:{last:02d}"
-
-
-def _short(name: str) -> str:
-    return clean(name).rsplit("/", 1)[-1]
 
 
 def _cell(value: object) -> str:

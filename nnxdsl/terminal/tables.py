@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: columns are folded, then left out by their worth, and what was left out is named."""
+"""Tables that fit a terminal: columns are folded, then left out by their rank, and those left out are named."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: Its heading.
-        cells: From the top.
-        rank: Columns of high rank are left out first where the width is short; those of rank 0 never.
-        least: The width down to which its cells may be folded; None: they stay whole.
-        right: Whether it is set to the right.
-        spare: Whether it is left out before any other is folded.
+        name: Heading.
+        cells: From top to bottom.
+        rank: Where the width is short, columns of high rank are left out first; those of rank 0 never.
+        least: The width down to which cells may be folded; None: not at all.
+        right: Whether to align right.
+        spare: Whether to leave it out before any other column is folded.
     """
 
     name: str
@@ -40,12 +40,19 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Of its widest cell."""
+        """Width of the widest cell, in terminal columns."""
         return max(map(cell_len, (self.name, *self.cells)))
 
 
+def show_section(title: str, columns: Sequence[Column], console: Console) -> None:
+    """Print an empty line, a title in bold and a table."""
+    gap(console)
+    console.print(line(title, "bold"))
+    show_table(columns, console)
+
+
 def show_table(columns: Sequence[Column], console: Console) -> None:
-    """Print a table as wide as the console at most; columns that were left out are named under it."""
+    """Print a table no wider than the console, and the names of the columns that were left out."""
     fitted = fit(columns, console.width)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column, width in fitted:
@@ -55,36 +62,36 @@ def show_table(columns: Sequence[Column], console: Console) -> None:
         table.add_row(*map(Text, row))
     console.print(table)
     shown = [column for column, _ in fitted]
-    gone = [column.name for column in columns if column.name and column not in shown]
-    if gone:
-        console.print(line(f"left out for want of width: {', '.join(gone)}", "dim"))
+    left_out = [column.name for column in columns if column.name and column not in shown]
+    if left_out:
+        console.print(line(f"left out (terminal too narrow): {', '.join(left_out)}", "dim"))
 
 
 def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
     """The columns that fit, with their widths: folded as far as each allows, then those of highest rank left out."""
     unfolded = sum(column.width + GAP for column in columns) - GAP
-    narrowed = [column for column in columns if not column.spare or unfolded <= width]
+    chosen = [column for column in columns if not column.spare or unfolded <= width]
 
-    def needs(of: Sequence[Column]) -> int:
-        least = [min(c.width, max(c.least, len(c.name))) if c.least else c.width for c in of]
-        return sum(least) + GAP * (len(of) - 1)
+    def least_width() -> int:
+        least = [min(c.width, max(c.least, len(c.name))) if c.least else c.width for c in chosen]
+        return sum(least) + GAP * (len(chosen) - 1)
 
-    while needs(narrowed) > width and any(column.rank for column in narrowed):
-        narrowed.remove(max(narrowed, key=lambda column: column.rank))
-    widths = {column.name: column.width for column in narrowed}
-    room = width - GAP * (len(narrowed) - 1)
-    # What is too much is taken from the widest that may be folded; at last, from the widest of all.
-    for floors in ({c.name: max(c.least or c.width, len(c.name)) for c in narrowed}, {c.name: 1 for c in narrowed}):
+    while least_width() > width and any(column.rank for column in chosen):
+        chosen.remove(max(chosen, key=lambda column: column.rank))
+    widths = {column.name: column.width for column in chosen}
+    room = width - GAP * (len(chosen) - 1)
+    # Narrow the widest column that may be folded; if none may, the widest of all.
+    for floors in ({c.name: max(c.least or c.width, len(c.name)) for c in chosen}, {c.name: 1 for c in chosen}):
         while sum(widths.values()) > room:
-            able = [name for name in widths if widths[name] > floors[name]]
-            if not able:
+            foldable = [name for name in widths if widths[name] > floors[name]]
+            if not foldable:
                 break
-            widths[max(able, key=lambda name: widths[name])] -= 1
-    return [(column, widths[column.name]) for column in narrowed]
+            widths[max(foldable, key=lambda name: widths[name])] -= 1
+    return [(column, widths[column.name]) for column in chosen]
 
 
 def fold(text: str, width: int) -> str:
-    """The text in lines of a width at most: broken at spaces, before the dots of a path, at last anywhere."""
+    """The text in lines of at most `width`: broken at spaces, else before the dots of a path, else anywhere."""
     lines = [""]
     for piece in re.split(r"(?<= )|(?=\.[\w*])|(?<=[+/])", text.replace("\n", " ")):
         if cell_len(lines[-1] + piece.rstrip()) > width:
@@ -98,17 +105,17 @@ def fold(text: str, width: int) -> str:
 
 
 def line(text: str, style: str = "") -> Text:
-    """One line of words, folded where it is too long."""
+    """One line of text, folded where it is too long."""
     return Text(clean(text), style, overflow="fold")
 
 
 def gap(console: Console) -> None:
-    """An empty line."""
+    """Print an empty line."""
     console.print(Text())
 
 
 def grid_of(rows: Iterable[tuple[str, str]], style: str = "") -> Table:
-    """Names and what is to be said of each, side by side."""
+    """Names and values side by side; `style` is that of the names."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style=style)
     grid.add_column(overflow="fold")

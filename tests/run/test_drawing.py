@@ -148,7 +148,7 @@ def test_a_picture_in_full() -> None:
         "array        bfloat16 1152x6912, 15.19 MiB\n"
         "mesh         data=2 x fsdp=4 x tensor=2 (16 devices)\n"
         "partition    fsdp, tensor\n"
-        "each device  288x3456, 1.898 MiB; x2: as many devices hold the same block\n"
+        "each device  288x3456, 1.898 MiB; x2: 2 devices hold the same block\n"
         "\n"
         "        fsdp   0       1       2       3\n"
         "data  tensor   0   1   0   1   0   1   0   1\n"
@@ -156,7 +156,7 @@ def test_a_picture_in_full() -> None:
         "              ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━\n"
         "1              0   1   2   3   4   5   6   7   slice 1\n"
         "\n"
-        "a cell is a device, its number and colour the block that it holds\n"
+        "each cell is a device, with the number and colour of its block\n"
         "8 blocks, each on 2 devices (x2)\n"
         "heavy lines lie between the 2 slices\n"
         "  block 0: [0:288, 0:3456]  (embed over fsdp, mlp over tensor)\n"
@@ -196,7 +196,7 @@ def test_a_long_axis_goes_on_in_the_next_row() -> None:
         "8            8   9   10  11  12  13  14  15",
     ]
     assert len(grid_lines(text)) == 9
-    assert "fsdp is broken into rows of 8 devices" in text
+    assert "fsdp is split into rows of 8 devices" in text
     assert "left out" not in text
 
 

@@ -17,7 +17,7 @@ from nnxdsl.planning.plan import plan
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 from nnxdsl.sharding.rules import DEFAULT_RULES
-from nnxdsl.terminal.plan_view import size
+from nnxdsl.terminal.plan_format import format_bytes
 
 HERE = Path("runs")
 QUICK = "model=Model.Llama3('tiny')"
@@ -105,12 +105,12 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
     assert "memory on each device" in lines
     for part in found["memory"]:
         assert re.search(
-            rf"^{part['name']} +{size(part['bytes'])} +{part['tag']} +{part['how']}$", "\n".join(lines), re.M
+            rf"^{part['name']} +{format_bytes(part['bytes'])} +{part['tag']} +{part['how']}$", "\n".join(lines), re.M
         )
-    policies = ", ".join(f"{name} {size(count)}" for name, count in found["activations"].items())
+    policies = ", ".join(f"{name} {format_bytes(count)}" for name, count in found["activations"].items())
     policies = policies.replace(", products", " (nobody knows the device's memory), products")
     assert f"activations by rematerialisation: {policies}" in lines
-    assert f"{len(found['arrays'])} arrays, equal ones of all blocks in one row" in lines
+    assert f"{len(found['arrays'])} arrays; those of all blocks with the same layout share a row" in lines
     row = next(line for line in lines if " layers.blocks.*.mlp.up.kernel " in line)
     assert re.split(r"  +", row)[:6] == [
         "frozen", "layers.blocks.*.mlp.up.kernel", "1x128x384", "float32", "-, -, -", "1x128x384",
@@ -140,7 +140,7 @@ array        float32 1x128x384, 192 KiB
 mesh         fsdp=4 x tensor=2 (8 devices)
 partition    -, fsdp, tensor
 each device  1x32x192, 24 KiB; no copies
-alike        5 others of layers.blocks.*.mlp.up.kernel (frozen)
+same layout  5 others of layers.blocks.*.mlp.up.kernel (frozen)
 """
 
 LAYERS, MLP, EMBED, EXPERTS = (
@@ -160,7 +160,7 @@ dimension  name    size  cut over  per device
 1          embed    128  fsdp=4            32
 2          mlp      384  tensor=2         192
 
-rules that name them, in order
+rules for these axes, in order
 rule  dimension  mesh axes            outcome        why
 ──────────────────────────────────────────────────────────────────────────────────────────────
 {f"#{LAYERS}":>4}  0 layers   stage                ✔ taken        dropped, since of size 1: stage
@@ -176,7 +176,7 @@ fsdp  tensor   0   1
 2              4   5
 3              6   7
 
-a cell is a device, its number and colour the block that it holds
+each cell is a device, with the number and colour of its block
 8 blocks, each on 1 device (x1)
   block 0: [:, 0:32, 0:192]  (embed over fsdp, mlp over tensor)
   block 1: [:, 0:32, 192:384]
@@ -360,7 +360,7 @@ def test_a_plan_is_compiled_for_a_divided_cpu(lab: Any, place: Path) -> None:
     assert any(line.endswith(" s, from the cache") for line in lines)
     table = lines[lines.index("memory on each device, as planned and as compiled") :]
     row = next(re.split(r"  +", line) for line in table if line.startswith("arrays and batch (arguments)"))
-    assert row[1:3] == [size(placed), size(compiled["memory"]["arguments"])]
+    assert row[1:3] == [format_bytes(placed), format_bytes(compiled["memory"]["arguments"])]
 
 
 @pytest.mark.slow

@@ -16,16 +16,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from nnxdsl.errors import RunError
-from nnxdsl.terminal.plan_view import (
-    facts,
-    letters,
-    memory_bar,
-    mesh_words,
-    select,
-    show_plan,
-    show_why,
-    size,
-)
+from nnxdsl.terminal.array_rules_view import show_why
+from nnxdsl.terminal.array_selection import select
+from nnxdsl.terminal.plan_format import format_bytes, format_mesh, format_shape
+from nnxdsl.terminal.plan_memory_view import letters, memory_bar
+from nnxdsl.terminal.plan_view import facts, show_plan
 from nnxdsl.terminal.tables import Column, fit, fold
 
 GIB = 2**30
@@ -82,7 +77,7 @@ def array(
 def moment(path: str, shape: Sequence[int], axes: Sequence[str]) -> dict[str, Any]:
     """A moment of the optimizer, cut further than its parameter is, in the host's memory."""
     found = array("optimizer", f"1.mu.{path}", axes, shape, [None, ["fsdp", "data"], None], "float32", "host")
-    words = "ZeRO stage 1: the optimizer's copies over data are cut"
+    words = "ZeRO stage 1: optimizer state is sharded over data"
     found["why"].append(
         {"dimension": 1, "logical": "embed", "rule": None, "axes": ["fsdp", "data"], "outcome": "taken", "why": words}
     )
@@ -237,7 +232,7 @@ def test_every_array_stands_in_the_table_at_any_width(width: int) -> None:
     ]
     assert rows[1]["size"] == "45.56 MiB"  # all six of them
     names = {"part", "path", "axes", "shape", "dtype", "partition", "per device", "copies", "rules", "arrays", "size"}
-    gone = " ".join(text.partition("left out for want of width: ")[2].partition("\n\n")[0].split())
+    gone = " ".join(text.partition("left out (terminal too narrow): ")[2].partition("\n\n")[0].split())
     assert set(rows[0]) | set(gone.split(", ")) - {""} == names
     assert not set(rows[0]) & set(gone.split(", "))
     assert bool(gone) == (width < 240)
@@ -289,7 +284,7 @@ def test_facts() -> None:
         ("slices", "2, slow links between them: 2 along data"),
     ]
     assert [name for name, _ in facts(plan(slices=1))][-1] == "mesh"
-    assert mesh_words({"data": 1, "fsdp": 1}) == "one device"
+    assert format_mesh({"data": 1, "fsdp": 1}) == "one device"
 
 
 def test_memory_beside_a_device() -> None:
@@ -303,7 +298,7 @@ def test_memory_beside_a_device() -> None:
         "▒ not usable 4 GiB\n"
         "\n"
         "memory on each device\n"
-        "part                 size             reckoning\n"
+        "part                 size             basis\n"
         "────────────────────────────────────────────────────────────────────────────────\n"
         "frozen weights     16 GiB  exact      every array of the layout\n"
         "trainable weights   2 GiB  exact      float32\n"
@@ -315,7 +310,7 @@ def test_memory_beside_a_device() -> None:
         "total              62 GiB\n"
         "\n"
         "memory of the host, for each device\n"
-        "part        size         reckoning\n"
+        "part        size         basis\n"
         "─────────────────────────────────────────────────\n"
         "optimizer  4 GiB  exact  every array of its state\n"
         "total      4 GiB\n"
@@ -389,13 +384,13 @@ def test_what_was_compiled() -> None:
         "while computing (temporaries)   44 GiB    55 GiB      +25.0%\n"
         "outputs beside the arguments               1 GiB\n"
         "sum                             62 GiB    74 GiB      +19.4%\n"
-        "peak, as XLA says                         70 GiB\n"
+        "peak (reported by XLA)                    70 GiB\n"
         "in the host's memory             4 GiB     4 GiB       +0.0%\n"
         "\n"
         "collectives of a step\n"
         "kind        count       size  where\n"
         "────────────────────────────────────────────────────────\n"
-        "all-gather  1,200  117.7 MiB  in a loop, each time round\n"
+        "all-gather  1,200  117.7 MiB  in a loop, every iteration\n"
         "all-reduce      3  1.205 KiB  once a step\n"
     )
 
@@ -419,7 +414,7 @@ def test_why_in_full() -> None:
         "array        bfloat16 4x1152x6912, 60.75 MiB\n"
         "mesh         data=2 x fsdp=4 x tensor=2 (16 devices)\n"
         "partition    -, fsdp, tensor\n"
-        "each device  4x288x3456, 7.594 MiB; x2: as many devices hold the same block\n"
+        "each device  4x288x3456, 7.594 MiB; x2: 2 devices hold the same block\n"
         "\n"
         "dimensions\n"
         "dimension  name     size  cut over  per device\n"
@@ -428,7 +423,7 @@ def test_why_in_full() -> None:
         "1          embed   1,152  fsdp=4           288\n"
         "2          mlp     6,912  tensor=2       3,456\n"
         "\n"
-        "rules that name them, in order\n"
+        "rules for these axes, in order\n"
         "rule  dimension  mesh axes            outcome        why\n"
         "──────────────────────────────────────────────────────────────────────────────────────────────\n"
         "  #3  0 layers   stage                ✔ taken        dropped, since of size 1: stage\n"
@@ -458,7 +453,7 @@ def test_why_loses_nothing_in_a_narrow_window(width: int) -> None:
         ["#8", "1 embed", "fsdp+context+expert", "✔ taken", "dropped, since of size 1: context, expert"],
         ["#9", "1 embed", "fsdp+context", "· not reached", "rule 8 was taken"],
         ["#10", "2 rank", "-", "✔ taken", "replicated"],
-        ["-", "1 embed", "fsdp+data", "✔ taken", "ZeRO stage 1: the optimizer's copies over data are cut"],
+        ["-", "1 embed", "fsdp+data", "✔ taken", "ZeRO stage 1: optimizer state is sharded over data"],
     ]
 
 
@@ -466,16 +461,16 @@ def test_a_group_or_the_end_of_a_path_will_do() -> None:
     for path in ("layers.blocks.*.mlp.up.kernel", "frozen:layers.blocks.*.mlp.up.kernel"):
         text = why(path)
         assert text.startswith("layers.blocks.0.mlp.up.kernel  (frozen)\n")
-        assert "alike        5 others of layers.blocks.*.mlp.up.kernel (frozen)\n" in text
+        assert "same layout  5 others of layers.blocks.*.mlp.up.kernel (frozen)\n" in text
     assert why("table").startswith("embed.table  (frozen)\n")
     assert why("blocks.4.mlp.up.kernel_lora_a").startswith("layers.blocks.4.mlp.up.kernel_lora_a  (trainable)\n")
     assert why("optimizer:up.kernel_lora_a").startswith("1.mu.layers.blocks.0.mlp.up.kernel_lora_a  (optimizer)\n")
-    assert why("1.count").endswith("none: every device holds the whole array\n")
+    assert why("1.count").endswith("no rules: every device holds the whole array\n")
 
 
 def test_several_kinds_are_listed() -> None:
     assert why("mlp.up.kernel") == (
-        "'mlp.up.kernel' means 2 kinds of arrays; give one of these paths:\n"
+        "'mlp.up.kernel' matches arrays with 2 different layouts; use one of these paths:\n"
         "path                           part    shape        partition        arrays\n"
         "───────────────────────────────────────────────────────────────────────────\n"
         "layers.blocks.*.mlp.up.kernel  frozen  4x1152x6912  -, fsdp, tensor       6\n"
@@ -488,12 +483,12 @@ def test_a_path_of_two_parts() -> None:
     weights = array("trainable", "norm.scale", ["norm"], [1152], [None], "float32")
     reference = {**array("reference", "norm.scale", ["norm"], [1152], [None], "bfloat16")}
     text = why("norm.scale", arrays=[weights, reference])
-    assert text.count("rules that name them") == 2
+    assert text.count("rules for these axes") == 2
     assert "norm.scale  (trainable)" in text
     assert "norm.scale  (reference)" in text
     same = why("norm.scale", arrays=[weights, {**weights, "part": "reference"}])
-    assert same.count("rules that name them") == 1
-    assert "alike        1 other of norm.scale (trainable, reference)" in same
+    assert same.count("rules for these axes") == 1
+    assert "same layout  1 other of norm.scale (trainable, reference)" in same
     listed = why("scale", arrays=[weights, reference])
     assert "trainable:norm.scale" in listed
     assert "reference:norm.scale" in listed
@@ -516,8 +511,12 @@ def test_a_part_that_is_not_there() -> None:
         select(arrays(), "zzzzzzzzzzzzzzzz")
 
 
+def test_shapes() -> None:
+    assert (format_shape((2, 16, 32)), format_shape(())) == ("2x16x32", "scalar")
+
+
 def test_sizes() -> None:
-    assert [size(count) for count in (0, 999, 1024, 1536, 2**20, 72.04 * GIB, 3 * 2**40)] == [
+    assert [format_bytes(count) for count in (0, 999, 1024, 1536, 2**20, 72.04 * GIB, 3 * 2**40)] == [
         "0 B",
         "999 B",
         "1 KiB",
