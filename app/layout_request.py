@@ -266,8 +266,8 @@ def why_not_compiled(experiment: Experiment, device: str) -> str | None:
         return "A compiler knows the devices of the catalogue as they are; leave the memory empty to ask it."
     platform = "cpu" if device == NO_DEVICE else hardware.DEVICES[device].platform
     count = experiment.mesh.device_count
-    if platform == "cpu" and count > hardware.MOST_CPU_DEVICES:
-        return f"A CPU is divided into at most {hardware.MOST_CPU_DEVICES} devices; this mesh has {count:,}."
+    if platform == "cpu" and count > hardware.MAX_CPU_DEVICES:
+        return f"A CPU is divided into at most {hardware.MAX_CPU_DEVICES} devices; this mesh has {count:,}."
     try:
         find_compiler(platform)
     except RunError as error:

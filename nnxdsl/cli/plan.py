@@ -19,7 +19,7 @@ from nnxdsl.config.sharding import Mesh
 from nnxdsl.errors import RunError
 from nnxdsl.planning.aot_process import compiled_report
 from nnxdsl.planning.plan import describe, plan
-from nnxdsl.planning.search import Found, search
+from nnxdsl.planning.search import Placement, search
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.runtime.backend import local_platform, use_cpu
 from nnxdsl.sharding import hardware
@@ -138,7 +138,7 @@ def _search(experiment: Experiment, args: Namespace, device: hardware.Device | N
             experiment,
             device,
             args.count,
-            told=lambda done, total: progress.update(task, completed=done, total=total),
+            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
     if args.json:
         rows = [
@@ -160,7 +160,7 @@ def _search(experiment: Experiment, args: Namespace, device: hardware.Device | N
     return 0
 
 
-def _overrides(found: Found, experiment: Experiment) -> str:
+def _overrides(placement: Placement, experiment: Experiment) -> str:
     """Overrides to paste: those that differ from the defaults or from the experiment."""
     default = {**{f"mesh.{axis}": 1 for axis in Mesh().sizes}, "microbatch_size": None}
     current = {
@@ -169,7 +169,7 @@ def _overrides(found: Found, experiment: Experiment) -> str:
     }
     overrides = [
         f"{path}={render(value).strip(chr(34))}"
-        for path, value in found.changes.items()
+        for path, value in placement.changes.items()
         if value != default.get(path, object()) or value != current.get(path, value)
     ]
     return " ".join(overrides)

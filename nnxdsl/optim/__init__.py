@@ -1,1 +1,1 @@
-"""Optimizers and what guards their steps, as optax transformations."""
+"""Optimizers, learning-rate schedules and step guards, on optax."""

@@ -1,4 +1,4 @@
-"""Adafactor's direction, for arrays in which many weights may be stacked; optax's takes a stack for one weight."""
+"""Adafactor for arrays that stack the weights of several layers or experts; optax's treats a stack as one weight."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import optax
 
 from nnxdsl.optim.param_roles import Role
 
-LEAST, LEAST_WEIGHT = 1e-30, 1e-3
-"""The paper's epsilons: added to squared gradients; the least root mean square that a weight counts with."""
-
+EPSILON_GRADIENT, EPSILON_WEIGHT = 1e-30, 1e-3
+"""The paper's epsilons: added to squared gradients; the smallest root mean square by which weights scale updates."""
 
 DROPPED = {"rows": -1, "columns": -2}
-"""The axis of a weight that an array of the state lacks, by field."""
+"""The axis of a weight that an array of the state lacks, by field of `FactoredState`."""
 
 
 class FactoredState(NamedTuple):
-    """What is kept between steps; each path stands in `rows` and `columns`, or in `elements`.
+    """Optimizer state; each path is in `rows` and `columns`, or in `elements`.
 
     Attributes:
-        steps: int32 scalar, steps done.
+        steps: int32 scalar, number of steps.
         rows: Mean of squared gradients over the outputs, `[..., in]`.
         columns: Mean of squared gradients over the inputs, `[..., out]`.
         elements: Mean of squared gradients of arrays that are not factored.
@@ -43,16 +42,16 @@ def scale_by_factored_rms(
     by_weights: bool,
     min_factored: int,
 ) -> optax.GradientTransformation:
-    """Gradients over the root of their mean squares, of each weight `[in, out]` by rows and columns.
+    """Gradients divided by the root of their mean squares, which are factored into rows and columns of `[in, out]`.
 
     Shazeer & Stern 2018, arXiv:1804.04235, algorithms 4 and 5, with the rising decay of section 7.2.
 
     Args:
-        roles: What each path is; tables and matrices are factored, the rest is not.
+        roles: By path; tables and matrices are factored, others are not.
         decay_exponent: The decay at step t, from 1, is `1 - t ** -decay_exponent`.
-        max_update_rms: Updates of one weight with a larger root mean square are scaled down to it; None: they are not.
-        by_weights: Whether updates are scaled by the root mean square of their weight.
-        min_factored: Length of the shorter axis from which on weights are factored.
+        max_update_rms: Root mean square to which larger updates of a weight are scaled down; None for no limit.
+        by_weights: Whether to scale updates by the root mean square of their weight.
+        min_factored: Smallest length of the shorter axis for which weights are factored.
     """
 
     def is_factored(path: str, leaf: Any) -> bool:
@@ -74,7 +73,7 @@ def scale_by_factored_rms(
         def mean(old: jax.Array, new: jax.Array) -> jax.Array:
             return decay * old + (1.0 - decay) * new
 
-        square = {path: jnp.square(gradient) + LEAST for path, gradient in updates.items()}
+        square = {path: jnp.square(gradient) + EPSILON_GRADIENT for path, gradient in updates.items()}
         rows = {path: mean(old, jnp.mean(square[path], axis=-1)) for path, old in state.rows.items()}
         columns = {path: mean(old, jnp.mean(square[path], axis=-2)) for path, old in state.columns.items()}
         elements = {path: mean(old, square[path]) for path, old in state.elements.items()}
@@ -89,17 +88,17 @@ def scale_by_factored_rms(
             if max_update_rms is not None:
                 scaled = scaled / jnp.maximum(1.0, _rms(scaled, own) / max_update_rms)
             if by_weights:
-                scaled = scaled * jnp.maximum(_rms(params[path], own), LEAST_WEIGHT)
+                scaled = scaled * jnp.maximum(_rms(params[path], own), EPSILON_WEIGHT)
             return scaled
 
-        found = {path: direction(path, gradient) for path, gradient in updates.items()}
-        return found, FactoredState(steps, rows, columns, elements)
+        directions = {path: direction(path, gradient) for path, gradient in updates.items()}
+        return directions, FactoredState(steps, rows, columns, elements)
 
     return optax.GradientTransformation(init, update)
 
 
 def _own_axes(role: Role, leaf: jax.Array) -> tuple[int, ...]:
-    """The axes of one weight, counted from the end: those before them number the weights of a stack."""
+    """The axes of one weight, counted from the end; those before them are of the stack."""
     own = {"matrix": 2, "table": 2, "vector": 1, "filter": min(3, leaf.ndim)}[role.kind]
     return tuple(range(-min(own, leaf.ndim), 0))
 

@@ -1,4 +1,4 @@
-"""Optimizers and learning rates, on optax."""
+"""Optimizers as optax transformations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nnxdsl.optim.param_roles import Role
 from nnxdsl.optim.schedules import Curve
 
 PATTERNS = ("undecayed", "by_adamw")
-"""Fields of optimizers that hold patterns for the paths of arrays."""
+"""Fields of optimizers that are patterns for paths of arrays."""
 
 
 @singledispatch
@@ -27,31 +27,32 @@ def build(optimizer: Optimizer, curve: Curve, roles: Mapping[str, Role]) -> opta
     """The optax transformation of an optimizer; register an `Optimizer` of your own here.
 
     Args:
-        optimizer: What was asked for.
+        optimizer: Its config.
         curve: Learning rate by step.
-        roles: What each trainable path is: a matrix with its true axes, a table, a filter or a vector.
+        roles: Of each trainable path.
     """
     name = type(optimizer).__name__
     raise NotRegisteredError(
         f"no update rule is registered for {type(optimizer).__qualname__}; write\n"
         f"  from nnxdsl.optim import optimizers\n"
-        f"  @optimizer.build.register({name})\n"
+        f"  @optimizers.build.register({name})\n"
         f"  def _(spec, curve, roles): return optax.GradientTransformation(...)"
     )
 
 
 def problems(optimizer: Optimizer, roles: Mapping[str, Role]) -> list[Problem]:
-    """Patterns of an optimizer that name none of the arrays that it updates, with paths from the experiment."""
-    found: list[Problem] = []
-    for field in PATTERNS:
-        found += unmatched_patterns(f"optimizer.{field}", getattr(optimizer, field, ()), roles)
-    return found
+    """Patterns of an optimizer that match none of the arrays that it updates."""
+    return [
+        problem
+        for field in PATTERNS
+        for problem in unmatched_patterns(f"optimizer.{field}", getattr(optimizer, field, ()), roles)
+    ]
 
 
 @build.register
 def _(optimizer: AdamW, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
     direction = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
-    direction = _stored(direction, mu=optimizer.mu_dtype, nu=optimizer.nu_dtype)
+    direction = _with_state_dtypes(direction, mu=optimizer.mu_dtype, nu=optimizer.nu_dtype)
     return _clipped(optimizer, _decayed(optimizer, direction, curve, roles))
 
 
@@ -62,7 +63,7 @@ def _(optimizer: SGD, curve: Curve, roles: Mapping[str, Role]) -> optax.Gradient
 
 @build.register
 def _(optimizer: Lion, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
-    direction = _stored(optax.scale_by_lion(b1=optimizer.b1, b2=optimizer.b2), mu=optimizer.mu_dtype)
+    direction = _with_state_dtypes(optax.scale_by_lion(b1=optimizer.b1, b2=optimizer.b2), mu=optimizer.mu_dtype)
     return _clipped(optimizer, _decayed(optimizer, direction, curve, roles))
 
 
@@ -84,7 +85,7 @@ def _(optimizer: Muon, curve: Curve, roles: Mapping[str, Role]) -> optax.Gradien
         return roles[path].kind == "matrix" and not matches(optimizer.by_adamw, path)
 
     def axes(updates: Any) -> dict[str, Any]:
-        """The axes of each matrix in optax's words; what AdamW updates is masked there, and is here."""
+        """The dimension numbers of each matrix; the arrays that AdamW updates stay masked."""
         return {
             path: leaf if isinstance(leaf, optax.MaskedNode) else contrib.MuonDimensionNumbers(*roles[path][1:])
             for path, leaf in updates.items()
@@ -94,9 +95,9 @@ def _(optimizer: Muon, curve: Curve, roles: Mapping[str, Role]) -> optax.Gradien
         ns_steps=optimizer.iterations, beta=optimizer.momentum, weight_dimension_numbers=axes
     )
     scaled = optax.stateless(lambda updates, _: _scaled(updates, roles, optimizer.update_rms))
-    muon = optax.chain(_stored(orthogonal, mu=optimizer.mu_dtype), scaled)
+    muon = optax.chain(_with_state_dtypes(orthogonal, mu=optimizer.mu_dtype), scaled)
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
-    adam = _stored(adam, mu=optimizer.mu_dtype)
+    adam = _with_state_dtypes(adam, mu=optimizer.mu_dtype)
     update = optax.partition(
         {
             "muon": _decayed(optimizer, muon, curve, roles),
@@ -108,7 +109,7 @@ def _(optimizer: Muon, curve: Curve, roles: Mapping[str, Role]) -> optax.Gradien
 
 
 def _scaled(updates: Any, roles: Mapping[str, Role], rms: float | None) -> dict[str, Any]:
-    """Orthogonal matrices, whose elements have a root mean square of `max(inputs, outputs) ** -0.5`, as updates."""
+    """Updates from orthogonal matrices, whose elements have a root mean square of `max(inputs, outputs) ** -0.5`."""
 
     def scale(path: str, update: Any) -> Any:
         if isinstance(update, optax.MaskedNode):
@@ -127,22 +128,21 @@ def _decayed(
     curve: Curve,
     roles: Mapping[str, Role],
 ) -> optax.GradientTransformation:
-    """Down a direction by the learning rate, which also scales the decay of weights."""
+    """A direction with decoupled weight decay, both scaled by the learning rate."""
     mask = {path: role.is_decayed and not matches(optimizer.undecayed, path) for path, role in roles.items()}
     return optax.chain(
         direction, optax.add_decayed_weights(optimizer.weight_decay, mask), optax.scale_by_learning_rate(curve)
     )
 
 
-def _stored(direction: optax.GradientTransformation, **dtypes: str) -> optax.GradientTransformation:
-    """The same with some fields of its state kept in other formats between steps; it computes in float32."""
+def _with_state_dtypes(direction: optax.GradientTransformation, **dtypes: str) -> optax.GradientTransformation:
+    """The same with fields of its state in other dtypes between steps; it computes in float32."""
     if all(dtype == "float32" for dtype in dtypes.values()):
         return direction
 
-    def cast_to(state: Any, formats: Mapping[str, str]) -> Any:
-        return state._replace(
-            **{name: optax.tree.cast(getattr(state, name), jnp.dtype(dtype)) for name, dtype in formats.items()}
-        )
+    def cast_to(state: Any, dtypes: Mapping[str, str]) -> Any:
+        casts = {name: optax.tree.cast(getattr(state, name), jnp.dtype(dtype)) for name, dtype in dtypes.items()}
+        return state._replace(**casts)
 
     def init(params: optax.Params) -> optax.OptState:
         return cast_to(direction.init(params), dtypes)

@@ -1,7 +1,4 @@
-"""What each trained array is to an optimizer: a matrix with its true axes, a table of tokens, a filter, or a vector.
-
-Knows names of axes and ends of paths; knows no optimizer.
-"""
+"""The role of each trained array for optimizers: a matrix with its axes, an embedding table, a filter or a vector."""
 
 from __future__ import annotations
 
@@ -11,17 +8,17 @@ from typing import Literal, NamedTuple
 from nnxdsl.models.params import ParamSpec
 
 STACKED = ("layers", "experts")
-"""Axes along which an array holds one weight after another: each is a matrix, or a vector, of its own."""
+"""Logical axes that stack weights: each entry along them is a matrix or vector of its own."""
 
 
 class Role(NamedTuple):
-    """What an array is.
+    """The role of an array.
 
     Attributes:
-        kind: "matrix" for weights of linear layers and the two of an adapter, "table" for embeddings and output heads,
-            "filter" for convolutions, "vector" for scales, biases and all else of one axis.
-        inputs: Of a matrix, the axis that a product sums over; counted from the end.
-        outputs: Of a matrix, the axis that it gives; counted from the end.
+        kind: "matrix" for weights of linear layers and of adapters, "table" for embeddings and output heads, "filter"
+            for convolutions, "vector" for scales, biases and everything else with one axis.
+        inputs: For a matrix, the axis that a product sums over, counted from the end.
+        outputs: For a matrix, the axis of the product's result, counted from the end.
     """
 
     kind: Literal["matrix", "table", "filter", "vector"]
@@ -30,12 +27,12 @@ class Role(NamedTuple):
 
     @property
     def is_decayed(self) -> bool:
-        """Whether weight decay is for it: not for norms, biases and other vectors."""
+        """Whether weight decay applies: to all but norms, biases and other vectors."""
         return self.kind != "vector"
 
 
 def role(path: str, leaf: ParamSpec) -> Role:
-    """The role of one array, however many layers and experts are stacked in it."""
+    """The role of one array, ignoring the axes that stack layers and experts."""
     own = [axis for axis in leaf.axes if axis not in STACKED]
     if len(own) < 2:
         return Role("vector")
@@ -43,7 +40,7 @@ def role(path: str, leaf: ParamSpec) -> Role:
         return Role("table")
     if len(own) > 2:
         return Role("filter")
-    # A router's weight has a row for each expert; those of linear layers, and of adapters, have one for each input.
+    # A router's weight is [experts, in]; those of linear layers and adapters are [in, out].
     return Role("matrix", -1, -2) if path.endswith("router.weight") else Role("matrix")
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as functions of the step; their values are those of transformers and optax."""
+"""Learning-rate schedules as functions of the step, with the values of transformers and optax."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def learning_rate(schedule: Schedule, steps: int) -> Curve:
     """The learning rate as a function of the zero-based optimizer step; register a `Schedule` of your own here.
 
     Args:
-        schedule: What was asked for.
+        schedule: Its config.
         steps: Optimizer steps of the whole run.
     """
     name = type(schedule).__name__
     raise NotRegisteredError(
         f"no learning rate is registered for {type(schedule).__qualname__}; write\n"
-        f"  from nnxdsl.optim import optimizers\n"
-        f"  @optimizer.learning_rate.register({name})\n"
+        f"  from nnxdsl.optim import schedules\n"
+        f"  @schedules.learning_rate.register({name})\n"
         f"  def _(schedule, steps): return lambda step: ..."
     )
 
@@ -61,7 +61,7 @@ def _(schedule: WSD, steps: int) -> Curve:
     decay = min(warmup_steps(schedule.decay_ratio, steps), steps - warmup)
     if decay == 0:
         return _after_warmup(peak, warmup, optax.constant_schedule(peak))
-    # Its own zero is where the warm-up ends.
+    # Steps of `down` begin where the warm-up ends.
     down = optax.linear_schedule(peak, peak * schedule.final_ratio, decay, transition_begin=steps - warmup - decay)
     return _after_warmup(peak, warmup, down)
 
@@ -71,18 +71,20 @@ def _(schedule: InverseSqrt, steps: int) -> Curve:
     warmup = schedule.warmup_steps
 
     def down(after: Any) -> Any:
-        return schedule.peak_lr * jnp.sqrt(warmup / (jnp.maximum(after, 0) + warmup))  # asked for the warm-up, too
+        return schedule.peak_lr * jnp.sqrt(
+            warmup / (jnp.maximum(after, 0) + warmup)
+        )  # evaluated during the warm-up, too
 
     return _after_warmup(schedule.peak_lr, warmup, down)
 
 
 def warmup_steps(ratio: float, steps: int) -> int:
-    """Steps of a part of the run, rounded up as in transformers, so that a ratio above zero always has some."""
+    """Steps of a share of the run, rounded up as in transformers, so that a ratio above zero gives at least one."""
     return math.ceil(round(ratio * steps, 6))
 
 
 def _after_warmup(peak: float, warmup: int, then: Curve) -> Curve:
-    """Zero at step 0, `peak` at step `warmup`, then down: the curve of transformers and optax."""
+    """Linear warm-up from zero at step 0 to `peak` at step `warmup`, followed by `then`."""
     if warmup == 0:
         return then
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), then], [warmup])

@@ -1,7 +1,7 @@
-"""Steps that would do harm are not taken: decided on the devices, in the same compiled step, so that nothing is lost.
+"""Guards against non-finite and spiking steps, decided on the devices as part of the compiled step.
 
-The host reads metrics a step late, when the next step has begun. So a step that is refused leaves weights and optimizer
-as they were, to the bit, on every mesh; what a guard remembers is a part of the optimizer's state, and saved with it.
+The host reads metrics when the next step has begun, which is too late to undo one. A step that a guard rejects leaves
+weights and optimizer bit for bit as they were; the guard's own state is part of the optimizer's, and saved with it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from nnxdsl.config.step_guard import Guard, Skip, SkipSpikes, Stop
 from nnxdsl.errors import NotRegisteredError
 
 MovingT = TypeVar("MovingT", bound=Any)
-"""What a step replaces: it has the fields `step` and `optimizer`, and any others."""
+"""The donated state of a step: it has the fields `step` and `optimizer`, among others."""
 
 SKIPPED, IN_A_ROW, TOTAL = "skipped", "consecutive_skipped_steps", "skipped_total"
-"""Metrics of a run that may skip steps: whether this one was, how many one after the other, how many in all."""
+"""Metrics of a run that may skip steps: whether this one was skipped, consecutive skips, all skips."""
 
 _NOT_YET = -1.0
-"""In the place of a figure that a window does not have yet; no norm is negative."""
+"""Fills the window before it has values; no norm is negative."""
 
 
 class Guarded(NamedTuple):
@@ -32,7 +32,7 @@ class Guarded(NamedTuple):
 
     Attributes:
         inner: The optax state.
-        watch: What the guard remembers: scalars, and the figures of the last steps.
+        watch: The guard's state: counters, and the norms and losses of the last steps.
     """
 
     inner: Any
@@ -40,52 +40,52 @@ class Guarded(NamedTuple):
 
 
 def inner(optimizer: Any) -> Any:
-    """An optimizer's state without what a guard remembers."""
+    """An optimizer's state without that of a guard."""
     return optimizer.inner if isinstance(optimizer, Guarded) else optimizer
 
 
 def with_inner(optimizer: Any, state: Any) -> Any:
-    """An optimizer's state with another one in the place of `inner`."""
+    """An optimizer's state with another `inner`."""
     return optimizer._replace(inner=state) if isinstance(optimizer, Guarded) else state
 
 
 class StopOnNonFinite:
-    """Stops at the first step that is not finite: that step and all after it change nothing.
+    """Stops at the first non-finite step: that step and all later ones change nothing.
 
-    From then on the step's number is negative, `-(number of steps done) - 1`, which no other step can make good again.
+    From then on the step's number is negative, `-(number of steps done) - 1`, and stays so.
     """
 
-    def wrapped(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The update rule with what the guard remembers: nothing."""
+    def wrap(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The update rule; this guard has no state."""
         return update
 
-    def done(self, before: Any) -> jax.Array:
-        """Optimizer steps that changed something."""
+    def applied_steps(self, before: Any) -> jax.Array:
+        """Number of optimizer steps that were applied."""
         return before.step
 
     def select(
         self, before: MovingT, moved: MovingT, loss: jax.Array, norm: jax.Array
     ) -> tuple[MovingT, dict[str, jax.Array]]:
-        """What a step replaces, moved or not, and the guard's metrics."""
+        """The state after the step, updated or unchanged, and the guard's metrics."""
         is_good = _is_finite(loss, norm) & (before.step >= 0)
         halted = jnp.where(before.step < 0, before.step, -before.step - 1)
-        return _either(is_good, moved, before)._replace(step=jnp.where(is_good, moved.step, halted)), {}
+        return _select(is_good, moved, before)._replace(step=jnp.where(is_good, moved.step, halted)), {}
 
 
 @attrs.frozen
 class SkipStep:
-    """Passes over steps that are not finite, or are spikes where it knows what is usual.
+    """Skips steps that are non-finite, or whose norm or loss is a multiple of the median over a window.
 
     Attributes:
-        window: Of how many steps the usual figures are the median; 0 for no spikes.
-        ratios: How many medians of each figure a step may have: of "norm", of "loss".
+        window: Number of steps of the median; 0 to skip non-finite steps only.
+        ratios: Largest multiple of the median, for "norm" and "loss".
     """
 
     window: int = 0
     ratios: tuple[tuple[str, float], ...] = ()
 
-    def wrapped(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The update rule with what the guard remembers."""
+    def wrap(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The update rule with the guard's state."""
 
         def init(params: optax.Params) -> Guarded:
             counts = {name: jnp.zeros((), jnp.int32) for name in (IN_A_ROW, TOTAL)}
@@ -98,26 +98,27 @@ class SkipStep:
 
         return optax.GradientTransformation(init, moved)  # pyright: ignore[reportArgumentType]
 
-    def done(self, before: Any) -> jax.Array:
-        """Optimizer steps that changed something."""
+    def applied_steps(self, before: Any) -> jax.Array:
+        """Number of optimizer steps that were applied."""
         return before.step - before.optimizer.watch[TOTAL]
 
     def select(
         self, before: MovingT, moved: MovingT, loss: jax.Array, norm: jax.Array
     ) -> tuple[MovingT, dict[str, jax.Array]]:
-        """What a step replaces, moved or not, and the guard's metrics."""
-        watch, found = before.optimizer.watch, {"norm": norm, "loss": loss}
+        """The state after the step, updated or unchanged, and the guard's metrics."""
+        watch, values = before.optimizer.watch, {"norm": norm, "loss": loss}
         is_finite = _is_finite(loss, norm)
         is_good = is_finite
         for name, ratio in self.ratios:
-            usual, is_full = jnp.median(watch[name]), watch[name][0] != _NOT_YET
-            is_good = is_good & ~(is_full & (usual > 0) & (found[name] > ratio * usual))
+            median, is_full = jnp.median(watch[name]), watch[name][0] != _NOT_YET
+            is_good = is_good & ~(is_full & (median > 0) & (values[name] > ratio * median))
         in_a_row = jnp.where(is_good, 0, watch[IN_A_ROW] + 1)
         total = watch[TOTAL] + jnp.where(is_good, 0, 1)
         figures = {
-            name: jnp.where(is_finite, jnp.append(watch[name][1:], found[name]), watch[name]) for name, _ in self.ratios
+            name: jnp.where(is_finite, jnp.append(watch[name][1:], values[name]), watch[name])
+            for name, _ in self.ratios
         }
-        after = _either(is_good, moved, before)
+        after = _select(is_good, moved, before)
         optimizer = Guarded(after.optimizer.inner, {IN_A_ROW: in_a_row, TOTAL: total, **figures})
         metrics = {SKIPPED: jnp.where(is_good, 0, 1), IN_A_ROW: in_a_row, TOTAL: total}
         return after._replace(step=moved.step, optimizer=optimizer), metrics
@@ -125,7 +126,7 @@ class SkipStep:
 
 @singledispatch
 def build(guard: Guard) -> StopOnNonFinite | SkipStep:
-    """What watches over the steps of a run."""
+    """The guard of a run's steps; register a `Guard` of your own here."""
     raise NotRegisteredError(
         f"no guard is registered for {type(guard).__qualname__}; register one with nnxdsl.optim.step_guard.build"
     )
@@ -153,5 +154,5 @@ def _is_finite(loss: jax.Array, norm: jax.Array) -> jax.Array:
     return jnp.isfinite(loss) & jnp.isfinite(norm)
 
 
-def _either(is_good: jax.Array, moved: MovingT, before: MovingT) -> MovingT:
+def _select(is_good: jax.Array, moved: MovingT, before: MovingT) -> MovingT:
     return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), moved, before)

@@ -1,7 +1,7 @@
-"""Compiles an experiment's step for devices that are not there, and says what it takes; run in a process of its own.
+"""Ahead-of-time compilation of an experiment's step, and a report of its memory and collectives.
 
-`python -m nnxdsl.planning.aot` reads a request as JSON from its input and writes a report as JSON to the file that the
-request names; compilers write to both outputs. `nnxdsl/planning/aot_process.py` starts it, in the environment it needs.
+`python -m nnxdsl.planning.aot` reads a request as JSON from stdin and writes a report as JSON to the file that the
+request names, since compilers write to both outputs. `nnxdsl/planning/aot_process.py` starts it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jax.experimental import topologies
 from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, PlanError, SpecError
+from nnxdsl.planning.aot_process import empty_report
 from nnxdsl.planning.collectives import collectives
 from nnxdsl.program import compile
 from nnxdsl.sharding import hardware
@@ -34,7 +35,7 @@ _TOO_LARGE = (
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+[KMGT]) \w+"),
 )
 _CUDNN = 91000
-"""A version of cuDNN that has all that is asked of it: 9.10."""
+"""cuDNN 9.10, which supports every attention that the program uses."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -42,84 +43,76 @@ def compile_ahead(experiment: Experiment, device: str, count: int, topology: str
     """Lower and compile one step.
 
     Args:
-        experiment: What is asked for.
-        device: A name of `nnxdsl.sharding.hardware`. GPUs and TPUs need their compilers to be importable; a CPU must
-            have been divided by `--xla_force_host_platform_device_count` before jax looked at it.
-        count: How many devices there are.
+        experiment: The experiment.
+        device: A name of `nnxdsl.sharding.hardware`. Compilers of GPUs and TPUs must be importable; for a CPU,
+            `--xla_force_host_platform_device_count` must have been set before jax is initialized.
+        count: Number of devices.
         topology: The shape of a slice of TPUs, if not the usual one.
 
     Returns:
         Plain JSON values:
-        device, count, topology: what was asked for, and what the compiler was told.
-        memory: bytes per device, None where unknown. arguments; outputs; aliased: outputs that take the place of
-            arguments; temporaries; allocated: arguments + outputs - aliased + temporaries, which the device must have;
-            host: what of all of these lies in the host's memory; peak: the most that is in use at one time. XLA:CPU
-            leaves temporaries out of its peak, so there it is what is allocated; it also computes bfloat16 in float32.
-        collectives: of one step, as `Traffic` has them; None if unknown.
-        flows: where the activations lie that the modules name: axes, shape and spec of each kind; empty on one device
-            and in a pipeline, None if unknown.
-        lower_seconds, compile_seconds: what it took.
+        device, count, topology: the request's, and the compiler's name of the topology.
+        memory: bytes per device, None where unknown. arguments; outputs; aliased: outputs in the buffers of arguments;
+            temporaries; allocated: arguments + outputs - aliased + temporaries; host: the same sum in host memory;
+            peak: the most that is in use at one time. XLA:CPU leaves temporaries out of its peak, so there it equals
+            allocated; it also computes bfloat16 in float32.
+        collectives: of one step, by the fields of `Traffic`; None if unknown.
+        flows: axes, shape and spec of each kind of activation with logical axes; empty on one device and in a pipeline,
+            None if unknown.
+        lower_seconds, compile_seconds: wall time.
         versions: of jax and jaxlib.
         problem: why it would not run; None if it would.
 
     Raises:
-        PlanError: what does not fit before the compiler is asked.
+        PlanError: The experiment is inconsistent with the devices, found before compilation.
     """
     kind = hardware.device(device)
     slices = experiment.mesh.slices
     shape = kind.topology(count, topology, slices=slices)
     devices = _devices(kind, count, shape, slices)
-    report: dict[str, Any] = {
-        "device": kind.name,
-        "count": count,
-        "topology": shape,
-        "memory": dict.fromkeys(hardware.FIGURES),
-        "collectives": None,
-        "flows": None,
-        "lower_seconds": None,
-        "compile_seconds": None,
-        "versions": {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")},
-        "problem": None,
-    }
+    versions = {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
+    report = {"device": kind.name, "count": count, "topology": shape, **empty_report(), "versions": versions}
     started = time.perf_counter()
-    seen: dict[tuple[Any, ...], list[Any]] = {}
+    specs: dict[tuple[Any, ...], list[Any]] = {}
 
-    def told(axes: Axes, shape: tuple[int, ...], found: Any) -> None:
-        entries = [*found.spec, *(None,) * (len(shape) - len(found.spec))]
-        seen[axes, shape] = [list(target) if isinstance(target, tuple) else target for target in entries]
+    def on_sharding(axes: Axes, shape: tuple[int, ...], sharding: Any) -> None:
+        entries = [*sharding.spec, *(None,) * (len(shape) - len(sharding.spec))]
+        specs[axes, shape] = [list(target) if isinstance(target, tuple) else target for target in entries]
 
-    program = compile.compile(experiment, devices, told)
+    program = compile.compile(experiment, devices, on_sharding)
     lowered = program.lower()
     report["lower_seconds"] = round(time.perf_counter() - started, 3)
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        # What is known without the compiler: every array that lives between steps.
+        # The layout still gives the arrays that live between steps.
         report["memory"]["arguments"] = sum(program.layout.device_bytes().values())
-        report["problem"], report["memory"]["peak"] = _refusal(str(error))
+        report["problem"], report["memory"]["peak"] = _compile_problem(str(error))
         return report
     finally:
         report["compile_seconds"] = round(time.perf_counter() - started, 3)
-    report["memory"] = found = memory(compiled.memory_analysis(), kind.platform)
-    report["flows"] = [{"axes": list(a), "shape": list(s), "spec": spec} for (a, s), spec in seen.items()]
-    report["collectives"] = [attrs.asdict(one) for one in collectives(compiled.as_text() or "")]
-    if kind.usable is not None and found["allocated"] > kind.usable:  # XLA:GPU compiles what no GPU could hold
-        report["problem"] = f"out of memory: {found['allocated'] / 2**30:.2f}G of {kind.usable / 2**30:.2f}G"
+    report["memory"] = figures = memory(compiled.memory_analysis(), kind.platform)
+    report["flows"] = [{"axes": list(a), "shape": list(s), "spec": spec} for (a, s), spec in specs.items()]
+    report["collectives"] = [attrs.asdict(traffic) for traffic in collectives(compiled.as_text() or "")]
+    if kind.usable is not None and figures["allocated"] > kind.usable:  # XLA:GPU does not check
+        report["problem"] = f"out of memory: {figures['allocated'] / 2**30:.2f}G of {kind.usable / 2**30:.2f}G"
     return report
 
 
 def memory(analysis: Any, platform: str) -> dict[str, int]:
-    """XLA's figures of a compiled program in the report's words, bytes per device."""
+    """XLA's memory figures of a compiled program under the report's names, bytes per device."""
     names = {"arguments": "argument", "outputs": "output", "aliased": "alias", "temporaries": "temp"}
-    found = {name: int(getattr(analysis, f"{word}_size_in_bytes")) for name, word in names.items()}
-    host = {name: int(getattr(analysis, f"host_{word}_size_in_bytes")) for name, word in names.items()}
-    allocated = _together(found)
+    on_device, on_host = (
+        {name: int(getattr(analysis, f"{prefix}{xla}_size_in_bytes")) for name, xla in names.items()}
+        for prefix in ("", "host_")
+    )
+    allocated = _allocated(on_device)
     peak = allocated if platform == "cpu" else int(analysis.peak_memory_in_bytes)
-    return {**found, "allocated": allocated, "host": _together(host), "peak": peak}
+    return {**on_device, "allocated": allocated, "host": _allocated(on_host), "peak": peak}
 
 
-def _together(sizes: Mapping[str, int]) -> int:
+def _allocated(sizes: Mapping[str, int]) -> int:
     return sizes["arguments"] + sizes["outputs"] - sizes["aliased"] + sizes["temporaries"]
 
 
@@ -127,30 +120,30 @@ def _devices(kind: hardware.Device, count: int, shape: str, slices: int) -> Sequ
     if kind.platform == "cpu":
         return jax.devices("cpu")[:count]
     if kind.platform == "gpu":
-        # What jax asks of cuDNN before it uses it, it asks of a GPU; the compiler asks again, of the target.
+        # jax checks the cuDNN of an attached GPU; the compiler checks that of the target.
         fused_attention_stablehlo.check_cudnn_version = lambda: _CUDNN
-        fused_attention_stablehlo.check_compute_capability = lambda least: True
-        described = topologies.get_topology_desc(platform="cuda", target_config=kind.target, topology=shape)
+        fused_attention_stablehlo.check_compute_capability = lambda minimum: True
+        topology = topologies.get_topology_desc(platform="cuda", target_config=kind.target, topology=shape)
     else:
         options: dict[str, Any] = dict(kind.options)
         if slices > 1:
             options["num_slices"] = slices
-        described = topologies.get_topology_desc(platform="tpu", topology_name=shape, **options)
-    return described.devices
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=shape, **options)
+    return topology.devices
 
 
-def _refusal(message: str) -> tuple[str, int | None]:
-    """A compiler's error as one line, and the bytes that it asked for if it says so."""
+def _compile_problem(message: str) -> tuple[str, int | None]:
+    """A compiler's error as one line, and the bytes that it needs if the error names them."""
     for pattern in _TOO_LARGE:
-        if found := pattern.search(message):
-            needed, unit, there = found.groups()
-            return f"out of memory: {needed}{unit} of {there}", int(float(needed) * _UNITS[unit])
+        if match := pattern.search(message):
+            needed, unit, available = match.groups()
+            return f"out of memory: {needed}{unit} of {available}", int(float(needed) * _UNITS[unit])
     first = message.strip().partition("\n")[0]
-    return f"the compiler refuses it: {first}", None
+    return f"the compiler failed: {first}", None
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The report of a request, or `{"error": ...}` with what nnxdsl says is wrong with it."""
+    """The report of a request, or `{"error": ...}` with an nnxdsl error."""
     try:
         experiment = from_dict(request["experiment"], Experiment)
         return compile_ahead(experiment, request["device"], request["count"], request.get("topology"))
@@ -162,10 +155,10 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Answers the request on stdin; `path` and `plugins` of it are places to import from, after all others."""
+    """Answers the request on stdin; its `path` and `plugins` are appended to `sys.path`."""
     request = json.load(sys.stdin)
-    places = (*request.get("path", ()), request.get("plugins"))
-    sys.path += [place for place in dict.fromkeys(places) if place and place not in sys.path]
+    directories = (*request.get("path", ()), request.get("plugins"))
+    sys.path += [directory for directory in dict.fromkeys(directories) if directory and directory not in sys.path]
     importlib.invalidate_caches()
     Path(request["report"]).write_text(json.dumps(answer(request)), encoding="utf-8")
     return 0

@@ -1,7 +1,7 @@
-"""Starts the compiler for devices that are not there, in a process of its own, and keeps its reports; imports no jax.
+"""Ahead-of-time compilation in a process of its own, with a cache of its reports. Loads no jax.
 
-In a process of its own because compilers take minutes and gigabytes, may abort, and need an environment that is set
-before jax is loaded. Compilers for devices that are not there come from wheels: see `find_compiler`.
+Compilers take minutes and gigabytes, may abort, and need environment variables that are set before jax is loaded. Those
+for GPUs and TPUs come from wheels: see `find_compiler`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from nnxdsl.sharding import hardware
 from nnxdsl.storage.jsonl import read_json, write_json
 
 PLUGINS = "NNXDSL_PLAN_PLUGINS"
-"""Names the environment variable that names a directory with compilers; for those who keep them out of Python's own."""
+"""Environment variable: a directory with compilers that are not among Python's own packages."""
 
 CACHE = ".plans"
-"""The directory of reports under the home of runs."""
+"""Directory of reports under the home of runs."""
 
 _ROOT = Path(__file__).parents[2]
-_NOT_COMPILED = ("name", "notes", "checkpoint", "evaluation")
+_IGNORED_FIELDS = ("name", "notes", "checkpoint", "evaluation")
 _READ_BY_COMPILERS = ("XLA_", "JAX_", "LIBTPU_")
 _LAST_LINES = 12
 
 
 @attrs.frozen
 class Compiler:
-    """A compiler for devices that need not be there.
+    """An ahead-of-time compiler.
 
     Attributes:
-        directory: Where its packages are; None if among Python's own.
-        versions: Of its packages, by name.
+        directory: Of its packages; None if they are among Python's own.
+        versions: Versions of its packages, by name.
     """
 
     directory: Path | None
@@ -55,48 +55,46 @@ class Compiler:
 
 
 def find_compiler(platform: hardware.Platform) -> Compiler:
-    """The compiler for a platform: XLA's for the CPU is always there, others come as wheels.
+    """The compiler for a platform; that of the CPU is part of jaxlib, others are wheels.
 
-    The directory that `NNXDSL_PLAN_PLUGINS` names is looked at first, then Python's own packages. In a directory of its
-    own, a compiler does not meet ordinary programs: on a machine without the device, jax would complain of it whenever
-    it starts (unless JAX_PLATFORMS=cpu is set).
+    Searches the directory of `NNXDSL_PLAN_PLUGINS`, then Python's own packages. In a directory of its own, a compiler
+    does not disturb other programs: among Python's packages on a machine without the device, jax warns at each start
+    unless JAX_PLATFORMS=cpu is set.
 
     Raises:
-        RunError: it is not installed, or of another version than jaxlib: says what to install.
+        RunError: It is not installed, or its version is not that of jaxlib; says what to install.
     """
     if platform == "cpu":
         return Compiler(None, {})
-    named = os.environ.get(PLUGINS, "")
-    directory = Path(named).expanduser() if named else None
+    plugins = os.environ.get(PLUGINS, "")
+    directory = Path(plugins).expanduser() if plugins else None
     if directory is not None and not directory.is_dir():
-        raise RunError(f"{PLUGINS}={named}: there is no such directory; {_install(platform)}")
-    for place in (directory, None) if directory else (None,):
-        versions = _versions_in(place)
+        raise RunError(f"{PLUGINS}={plugins}: there is no such directory; {_install(platform)}")
+    for packages in (directory, None) if directory else (None,):
+        versions = _versions_in(packages)
         if platform == "tpu" and "libtpu" in versions:
-            return Compiler(place, {"libtpu": versions["libtpu"]})
+            return Compiler(packages, {"libtpu": versions["libtpu"]})
         for plugin in ("jax-cuda12-plugin", "jax-cuda13-plugin") if platform == "gpu" else ():
             parts = (plugin, plugin.replace("plugin", "pjrt"))
             if all(part in versions for part in parts):
-                return _matching(Compiler(place, {part: versions[part] for part in parts}))
-    raise RunError(f"there is no compiler for {_WHAT[platform]} here; {_install(platform)}")
+                return _require_jaxlib_version(Compiler(packages, {part: versions[part] for part in parts}))
+    devices = {"gpu": "CUDA GPUs", "tpu": "TPUs"}[platform]
+    raise RunError(f"there is no compiler for {devices} here; {_install(platform)}")
 
 
-_WHAT = {"gpu": "CUDA GPUs", "tpu": "TPUs"}
-
-
-def _matching(compiler: Compiler) -> Compiler:
+def _require_jaxlib_version(compiler: Compiler) -> Compiler:
     jaxlib = importlib.metadata.version("jaxlib")
     other = {name: version for name, version in compiler.versions.items() if version != jaxlib}
     if other:
-        found = ", ".join(f"{name} is {version}" for name, version in other.items())
-        raise RunError(f"{found}, but jaxlib is {jaxlib}, and both must be of one version; {_install('gpu')}")
+        listed = ", ".join(f"{name} is {version}" for name, version in other.items())
+        raise RunError(f"{listed}, but jaxlib is {jaxlib}, and both must be of one version; {_install('gpu')}")
     return compiler
 
 
 def _versions_in(directory: Path | None) -> dict[str, str]:
     paths = sys.path if directory is None else [str(directory)]
-    found = importlib.metadata.distributions(path=paths)
-    return {(one.metadata["Name"] or "").lower().replace("_", "-"): one.version for one in found}
+    packages = importlib.metadata.distributions(path=paths)
+    return {(package.metadata["Name"] or "").lower().replace("_", "-"): package.version for package in packages}
 
 
 def _install(platform: hardware.Platform) -> str:
@@ -104,8 +102,8 @@ def _install(platform: hardware.Platform) -> str:
     if platform == "gpu":
         version = importlib.metadata.version("jaxlib")
         extra, wheels = "plan-cuda", f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
-    aside = f"pip install --no-deps --target DIR {wheels}"
-    return f"install it: pip install 'nnxdsl[{extra}]' (or aside: {aside}; {PLUGINS}=DIR)"
+    separately = f"pip install --no-deps --target DIR {wheels}"
+    return f"install it: pip install 'nnxdsl[{extra}]' (or in a directory of its own: {separately}; {PLUGINS}=DIR)"
 
 
 def compiled_report(
@@ -119,72 +117,71 @@ def compiled_report(
     refresh: bool = False,
     on_start: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """What a step takes on devices that are not there, by compiling it for them; from the cache if it was done before.
+    """The report of a step compiled ahead of time; from the cache if there is one.
 
     Args:
-        experiment: What is asked for.
+        experiment: The experiment.
         device_name: A name of `nnxdsl.sharding.hardware`.
-        count: How many devices there are.
-        home: The directory of all runs; reports are kept under it in `.plans`.
+        count: Number of devices.
+        home: The home of runs; reports are cached in its `.plans`.
         topology: The shape of a slice of TPUs, if not the usual one.
-        limit_seconds: After so many seconds the compiler is killed.
-        refresh: Whether to compile even if it was done before.
-        on_start: Called with the compiler's process id when it begins; not called for a report from the cache.
+        limit_seconds: Time after which the compiler is killed.
+        refresh: Whether to ignore the cache.
+        on_start: Called with the compiler's process id; not called for a report from the cache.
 
     Returns:
-        As `nnxdsl.planning.aot.compile_ahead`, and versions of all packages that matter, usable: bytes that a program
-        may take on each device (None if unknown), cached: whether it was read from the cache. A compiler that takes too
-        long is a `problem`, too.
+        That of `nnxdsl.planning.aot.compile_ahead`, with versions of all packages that the result depends on, usable:
+        bytes that a program may use on each device (None if unknown), and cached: whether it is from the cache. A
+        compiler that exceeds the limit is a `problem`, too.
 
     Raises:
-        RunError: the compiler is not installed, or it crashed.
-        PlanError: the experiment does not fit the devices.
+        RunError: The compiler is not installed, or it crashed.
+        PlanError: The experiment is inconsistent with the devices.
     """
     device = hardware.device(device_name)
     shape = device.topology(count, topology, slices=experiment.mesh.slices)
     compiler = find_compiler(device.platform)
     versions = {**code_versions(), **compiler.versions}
     cache_file = home / CACHE / f"{_key(experiment, [device.name, count, shape, versions])}.json"
-    repeatable = not any(_foreign(to_dict(experiment)))
-    if repeatable and not refresh and (cached := _read(cache_file)) is not None:
+    cacheable = not any(_third_party_types(to_dict(experiment)))
+    if cacheable and not refresh and (cached := _read(cache_file)) is not None:
         return {**cached, "cached": True}
     request = {
         "experiment": to_dict(experiment),
         "device": device.name,
         "count": count,
         "topology": topology,
-        "path": [place for place in sys.path if place],
+        "path": [directory for directory in sys.path if directory],
         "plugins": None if compiler.directory is None else str(compiler.directory),
     }
     answer = _compile_in_child(request, _environment(device, count), limit_seconds, on_start)
     target = {"device": device.name, "count": count, "topology": shape, "versions": versions, "usable": device.usable}
     if answer is None:
-        nothing = dict.fromkeys(("collectives", "flows", "lower_seconds", "compile_seconds"))
-        memory = dict.fromkeys(hardware.FIGURES)
-        return {
-            **target,
-            "memory": memory,
-            **nothing,
-            "problem": f"exceeded its time limit of {limit_seconds:g} s",
-            "cached": False,
-        }
+        problem = f"exceeded its time limit of {limit_seconds:g} s"
+        return {**target, **empty_report(), "problem": problem, "cached": False}
     if "error" in answer:
         raise _error(answer["error"])
     report = {**answer, **target}
-    if repeatable:
+    if cacheable:
         cache_file.parent.mkdir(parents=True, exist_ok=True)
         write_json(cache_file, report)
     return {**report, "cached": False}
 
 
+def empty_report() -> dict[str, Any]:
+    """A report of a program that was not compiled."""
+    names = ("collectives", "flows", "lower_seconds", "compile_seconds", "problem")
+    return {"memory": dict.fromkeys(hardware.FIGURES), **dict.fromkeys(names)}
+
+
 def _compile_in_child(
     request: dict[str, Any], environment: dict[str, str], limit_seconds: float, on_start: Callable[[int], None] | None
 ) -> dict[str, Any] | None:
-    """The child's answer; None if it took too long."""
-    with tempfile.TemporaryDirectory(prefix="nnxdsl-plan-") as place:
-        report = Path(place) / "report.json"
+    """The child's answer; None if it exceeded the limit."""
+    with tempfile.TemporaryDirectory(prefix="nnxdsl-plan-") as directory:
+        report = Path(directory) / "report.json"
         child = subprocess.Popen(
-            # -P: the working directory is no place to import from, as long as nobody says so.
+            # -P: modules in the working directory are not imported.
             [sys.executable, "-P", "-m", "nnxdsl.planning.aot"],
             env=environment,
             stdin=subprocess.PIPE,
@@ -207,7 +204,7 @@ def _compile_in_child(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kills what is left of the child and of all that it started."""
+    """Kills the child and all processes that it started."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -220,29 +217,32 @@ def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     memory = ", perhaps because this machine ran out of memory" if -code == signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-code).name}{memory}"
+    return f"was killed by {signal.Signals(-code).name}{memory}"
 
 
 def _environment(device: hardware.Device, count: int) -> dict[str, str]:
     environment = dict(os.environ)
     flags = {
         "cpu": f"--xla_force_host_platform_device_count={count}",
-        "gpu": "--xla_gpu_autotune_level=0",  # there is nothing to measure kernels on
+        "gpu": "--xla_gpu_autotune_level=0",  # no GPU to measure kernels on
         "tpu": "",
     }[device.platform]
     environment["JAX_PLATFORMS"] = "cpu"
     environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flags}".strip()
-    # XLA's own cache has no use for programs of devices that are not there; reports are kept instead.
+    # XLA's cache is of no use without the devices; reports are cached instead.
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     if device.platform == "tpu":
         environment |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    if str(_ROOT) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # run from its sources
+    if str(_ROOT) not in (
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+    ):  # imported from a source checkout
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH")]))
     return environment
 
 
 def _error(error: dict[str, Any]) -> NnxdslError:
-    """The child's error as it was raised there."""
+    """The error that the child raised."""
     kind = getattr(errors, error["type"], RunError)
     if issubclass(kind, PlanError | SpecError):
         return kind([Problem(path, message) for path, message in error["problems"]], error["where"])
@@ -250,15 +250,15 @@ def _error(error: dict[str, Any]) -> NnxdslError:
 
 
 def _key(experiment: Experiment, inputs: Iterable[object]) -> str:
-    """SHA-256 over all that the compiler's answer depends on, and some more."""
-    tree = {name: value for name, value in to_dict(experiment).items() if name not in _NOT_COMPILED}
+    """SHA-256 over everything that the report depends on."""
+    tree = {name: value for name, value in to_dict(experiment).items() if name not in _IGNORED_FIELDS}
     flags = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_COMPILERS)}
     text = json.dumps([tree, *inputs, flags, code_digest(), _config_digest(experiment)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _config_digest(experiment: Experiment) -> str | None:
-    """SHA-256 of the `config.json` beside the weights, which may give the network another vocabulary."""
+    """SHA-256 of the `config.json` of the weights, which may change the vocabulary."""
     directory = experiment.model.weights.path
     file = Path(directory).expanduser() / "config.json" if directory is not None else None
     try:
@@ -267,8 +267,8 @@ def _config_digest(experiment: Experiment) -> str | None:
         return None
 
 
-def _foreign(value: object) -> Iterator[str]:
-    """Types of third parties in a tree: their code may change without a change of version."""
+def _third_party_types(value: object) -> Iterator[str]:
+    """Third-party types in a tree: their code may change without a version."""
     if isinstance(value, dict):
         tag = value.get("type")
         if isinstance(tag, str) and ":" in tag:
@@ -276,11 +276,11 @@ def _foreign(value: object) -> Iterator[str]:
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            yield from _foreign(item)
+            yield from _third_party_types(item)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A report that was kept; None if there is none, or none that could have been written here."""
+    """A cached report; None if there is none or the file is not a report."""
     try:
         report = read_json(path)
     except RunError:

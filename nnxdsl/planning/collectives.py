@@ -1,4 +1,4 @@
-"""What devices send each other in one call of a compiled program, read from XLA's text of it; knows no jax."""
+"""Collectives of a compiled program, read from its HLO text. Loads no jax."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from collections.abc import Iterable, Iterator
 import attrs
 
 KINDS = (
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
 )
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.$-]+) = (.*)")
-_OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")  # the first one: a type has no lower-case word before a parenthesis
+_OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")  # the first match: types have no lower-case word before a parenthesis
 _CALLED = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.$-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _OPERANDS = re.compile(r"%([\w.$-]+)")
@@ -35,15 +30,15 @@ _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 
 @attrs.frozen
 class Traffic:
-    """Collectives of one kind.
+    """Collectives of one kind, group size and context.
 
     Attributes:
         kind: Such as "all-gather".
-        group: Devices that take part in each; 0 where the text does not say (all of them, or pairs).
-        in_loop: Whether they stand in a loop.
-        conditional: Whether they stand in a branch, so that they are done at most so often.
-        count: How often one is done.
-        bytes: Of all their results, on one device.
+        group: Devices of a replica group; 0 if the text does not name them (all of them, or pairs).
+        in_loop: Whether they are in a loop.
+        conditional: Whether they are in a branch, so that `count` is an upper bound.
+        count: Number of executions.
+        bytes: Of all results, on one device.
     """
 
     kind: str
@@ -59,8 +54,8 @@ _Sums = dict[_Key, tuple[int, int]]
 
 
 @attrs.frozen
-class _Done:
-    """A collective that an instruction does."""
+class _Collective:
+    """A collective instruction."""
 
     kind: str
     group: int
@@ -70,7 +65,7 @@ class _Done:
 
 @attrs.frozen
 class _Loop:
-    """A while instruction: the names of its computations and of its operand, and how often it turns if it says so."""
+    """A while instruction: the names of its computations and its operand, and its trip count if it is known."""
 
     body: str
     condition: str
@@ -80,20 +75,21 @@ class _Loop:
 
 @attrs.define
 class _Computation:
-    done: list[_Done] = attrs.field(factory=list)
+    collectives: list[_Collective] = attrs.field(factory=list)
     calls: list[str] = attrs.field(factory=list)
     fusions: list[str] = attrs.field(factory=list)
     loops: list[_Loop] = attrs.field(factory=list)
     branches: list[tuple[str, ...]] = attrs.field(factory=list)
-    scalars: dict[str, tuple[str, str]] = attrs.field(factory=dict)  # what a loop's length follows from: opcode, words
+    scalars: dict[str, tuple[str, str]] = attrs.field(
+        factory=dict
+    )  # opcode and operands, from which trip counts follow
     root: str = ""
 
 
 def collectives(text: str) -> list[Traffic]:
-    """Every collective of a compiled program, summed up by kind, most bytes first.
+    """The collectives of a compiled program, summed by kind, most bytes first.
 
-    A loop's are multiplied by how often it turns (once where that cannot be known); of the branches of a conditional
-    the one with more counts, as if it were taken each time.
+    Those of a loop are multiplied by its trip count (1 if unknown); of a conditional's branches the largest counts.
 
     Args:
         text: `compiled.as_text()`: the program of one device.
@@ -106,8 +102,8 @@ def collectives(text: str) -> list[Traffic]:
             totals[name] = {}
             computation = computations.get(name, _Computation())
             total: _Sums = {}
-            for done in [*computation.done, *_fused(computation, computations)]:
-                _add(total, {(done.kind, done.group, False, False): (1, done.bytes)})
+            for one in [*computation.collectives, *_fused(computation, computations)]:
+                _add(total, {(one.kind, one.group, False, False): (1, one.bytes)})
             for callee in computation.calls:
                 _add(total, sums(callee))
             for loop in computation.loops:
@@ -119,8 +115,8 @@ def collectives(text: str) -> list[Traffic]:
             totals[name] = total
         return totals[name]
 
-    found = [Traffic(*key, count, size) for key, (count, size) in sums(entry).items()]
-    return sorted(found, key=lambda one: (-one.bytes, one.kind, one.group))
+    traffic = [Traffic(*key, count, size) for key, (count, size) in sums(entry).items()]
+    return sorted(traffic, key=lambda one: (-one.bytes, one.kind, one.group))
 
 
 def _add(total: _Sums, more: _Sums, times: int = 1, *, is_loop: bool = False, conditional: bool = False) -> None:
@@ -139,28 +135,28 @@ def _larger(branches: Iterable[_Sums]) -> _Sums:
     return largest
 
 
-def _fused(caller: _Computation, computations: dict[str, _Computation]) -> list[_Done]:
+def _fused(caller: _Computation, computations: dict[str, _Computation]) -> list[_Collective]:
     """Collectives in the fusions of a computation.
 
-    XLA:TPU fuses the beginning, the waiting and the end of one collective with other work, each with an instruction of
-    the same channel; and it has a reduce-scatter as an all-reduce in a fusion of that name, which keeps its own part.
+    XLA:TPU fuses start, update and done of one collective with other work, each with an instruction of the same
+    channel; and a reduce-scatter is an all-reduce in a fusion named "all-reduce-scatter".
     """
-    found: list[_Done] = []
+    collectives: list[_Collective] = []
     for name in caller.fusions:
         fused = computations.get(name, _Computation())
-        for done in [*fused.done, *_fused(fused, computations)]:
-            if name.startswith("all-reduce-scatter") and done.kind == "all-reduce" and done.group:
-                done = attrs.evolve(done, kind="reduce-scatter", bytes=done.bytes // done.group)
-            if done.channel is None or (done.kind, done.channel) not in ((one.kind, one.channel) for one in found):
-                found.append(done)
-    return found
+        for one in [*fused.collectives, *_fused(fused, computations)]:
+            if name.startswith("all-reduce-scatter") and one.kind == "all-reduce" and one.group:
+                one = attrs.evolve(one, kind="reduce-scatter", bytes=one.bytes // one.group)
+            if one.channel is None or all((one.kind, one.channel) != (c.kind, c.channel) for c in collectives):
+                collectives.append(one)
+    return collectives
 
 
 def _trips(loop: _Loop, caller: _Computation, condition: _Computation) -> int:
-    """How often a loop turns that counts by ones up to a constant; 1 if it is another loop. XLA:TPU does not say it."""
-    opcode, words = condition.scalars.get(condition.root, ("", ""))
-    names = _OPERANDS.findall(words.partition(")")[0])
-    if opcode != "compare" or "direction=LT" not in words or len(names) != 2:
+    """The trip count of a loop that counts by ones to a constant, else 1; XLA:TPU does not annotate it."""
+    opcode, operands = condition.scalars.get(condition.root, ("", ""))
+    names = _OPERANDS.findall(operands.partition(")")[0])
+    if opcode != "compare" or "direction=LT" not in operands or len(names) != 2:
         return 1
     end = _constant(names[1], condition)
     _, counter = condition.scalars.get(names[0], ("", ""))
@@ -174,10 +170,10 @@ def _trips(loop: _Loop, caller: _Computation, condition: _Computation) -> int:
 
 def _constant(name: str, computation: _Computation) -> int | None:
     """The value of an integer, through copies."""
-    opcode, words = computation.scalars.get(name, ("", ""))
+    opcode, operands = computation.scalars.get(name, ("", ""))
     while opcode in ("copy", "bitcast"):
-        opcode, words = computation.scalars.get(_OPERANDS.findall(words)[0], ("", ""))
-    inside = words[1:].partition(")")[0]
+        opcode, operands = computation.scalars.get(_OPERANDS.findall(operands)[0], ("", ""))
+    inside = operands[1:].partition(")")[0]
     return int(inside) if opcode == "constant" and inside.lstrip("-").isdecimal() else None
 
 
@@ -191,15 +187,15 @@ def _read(text: str) -> tuple[dict[str, _Computation], str]:
         elif instruction := _INSTRUCTION.match(line):
             if instruction[1]:
                 current.root = instruction[2]
-            _note(current, instruction[2], instruction[3])
+            _add_instruction(current, instruction[2], instruction[3])
     return computations, entry
 
 
-def _note(computation: _Computation, name: str, words: str) -> None:
-    found = _OPCODE.search(words)
-    if found is None:
+def _add_instruction(computation: _Computation, name: str, definition: str) -> None:
+    match = _OPCODE.search(definition)
+    if match is None:
         return
-    opcode, result, rest = found[1], words[: found.start()], words[found.end() - 1 :]
+    opcode, result, rest = match[1], definition[: match.start()], definition[match.end() - 1 :]
     if opcode in ("constant", "copy", "bitcast", "get-tuple-element", "tuple", "compare"):
         computation.scalars[name] = (opcode, rest)
         return
@@ -209,15 +205,14 @@ def _note(computation: _Computation, name: str, words: str) -> None:
         parts = _elements(result) if opcode != kind and kind != "all-reduce" else []
         size = _bytes(parts[1] if len(parts) > 1 else result)
         channel = _CHANNEL.search(rest)
-        computation.done.append(_Done(kind, _group(rest), size, channel[1] if channel else None))
+        computation.collectives.append(_Collective(kind, _group(rest), size, channel[1] if channel else None))
     elif opcode in ("async-update", "async-done"):
-        return  # they name the same computation as their async-start
-    called = _CALLED.findall(rest)
-    roles = dict(called)
+        return  # they call the same computation as their async-start
+    roles = dict(_CALLED.findall(rest))
     if opcode == "while":
         trips, operand = _TRIPS.search(rest), _OPERANDS.search(rest)
-        turns = int(trips[1]) if trips else None
-        computation.loops.append(_Loop(roles["body"], roles["condition"], operand[1] if operand else "", turns))
+        count = int(trips[1]) if trips else None
+        computation.loops.append(_Loop(roles["body"], roles["condition"], operand[1] if operand else "", count))
     elif opcode == "conditional":
         listed = _BRANCHES.search(rest)
         branches = listed[1].split(",") if listed else [roles["true_computation"], roles["false_computation"]]
@@ -229,11 +224,11 @@ def _note(computation: _Computation, name: str, words: str) -> None:
 
 
 def _elements(result: str) -> list[str]:
-    """The outermost elements of a tuple type; none if it is no tuple."""
-    return list(_cut(result[1:-1])) if result.startswith("(") else []
+    """The outermost elements of a tuple type; none for other types."""
+    return list(_split_commas(result[1:-1])) if result.startswith("(") else []
 
 
-def _cut(inside: str) -> Iterator[str]:
+def _split_commas(inside: str) -> Iterator[str]:
     depth = start = 0
     for index, character in enumerate(inside):
         if character in "([{":
@@ -254,18 +249,18 @@ def _bytes(result: str) -> int:
 def _array_bytes(dtype: str, shape: str) -> int:
     if dtype == "token":
         return 0
-    width = re.search(r"\d+", dtype)  # "bf16", "s4", "f8e4m3fn": the first number is the bits; of "pred", a byte
+    width = re.search(r"\d+", dtype)  # "bf16", "s4", "f8e4m3fn": the first number is the bits; "pred" has a byte
     size = math.prod(int(axis.strip().removeprefix("<=")) for axis in shape.split(",") if axis.strip())
     return math.ceil(size * (int(width[0]) if width else 8) / 8)
 
 
-def _group(words: str) -> int:
-    """Devices of one replica group, in each of the three spellings."""
-    if listed := _LISTED.search(words):
+def _group(attributes: str) -> int:
+    """Devices of one replica group, in each of the three notations."""
+    if listed := _LISTED.search(attributes):
         return len(listed[1].split(","))
-    if iota := _IOTA.search(words):
+    if iota := _IOTA.search(attributes):
         return int(iota[1])
-    if mesh := _MESH.search(words):
+    if mesh := _MESH.search(attributes):
         sizes = {axis: int(size) for axis, size in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
         # A part of an axis is written 'axis':(before)size.
         axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])

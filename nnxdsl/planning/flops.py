@@ -1,16 +1,17 @@
-"""Floating-point operations of a step: model FLOPs, which its mathematics needs, and those that are executed.
+"""Floating-point operations of a step: model FLOPs and executed FLOPs.
 
 Model FLOPs are those of model FLOPs utilisation (MFU): no padding, each pair of tokens that attend to each other
-once, nothing twice. With N weights of the layers' products, V x D of the head, S tokens that go through the layers and
-C that need a log-probability, a forward pass takes F = 2 N S + 2 V D C and A for attention (Kaplan et al. 2020,
-arXiv:2001.08361, section 2.1). A backward pass takes F once more for the inputs, F once more where the weights are
-trained, and A twice, since attention has no weights.
+once, no recomputation. With N weights of the layers' products, V x D of the head, S tokens in the layers and C tokens
+with a log-probability, a forward pass has F = 2 N S + 2 V D C and A for attention (Kaplan et al. 2020,
+arXiv:2001.08361, section 2.1). A backward pass has F for the inputs, F for the weights if they are trained, and 2 A,
+since attention has no weights.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import attrs
 
@@ -33,8 +34,7 @@ _ORDER = (
     ("mlp.gate", "mlp.up"),
     ("mlp.down",),
 )
-"""The products of a layer in the order in which they are computed; those of one line read the same inputs. No layer
-has all of them."""
+"""The products of a layer in the order of computation; those of one line have the same input. No layer has all."""
 
 
 @attrs.frozen
@@ -42,8 +42,8 @@ class Flops:
     """FLOPs of one step over all devices.
 
     Attributes:
-        model_flops: What its mathematics needs.
-        executed: What is computed: with padding, and all that is computed again.
+        model_flops: Model FLOPs.
+        executed: Executed FLOPs, with padding and recomputation.
     """
 
     model_flops: float
@@ -52,14 +52,14 @@ class Flops:
 
 @attrs.frozen
 class Weights:
-    """How many weights take part in the products of one token: of experts, those that it goes through.
+    """Numbers of weights in the products of one token; of experts, those that it is routed to.
 
     Attributes:
-        trunk: Of the layers, adapters left out.
+        trunk: Of the layers, without adapters.
         head: Of the output head.
         adapter: Of the adapters.
-        idle: Of the layers, whose inputs need no gradient, since nothing below them is trained.
-        idle_layers: Layers whose attention lies below everything that is trained.
+        idle: Of the layers below everything that is trained, whose inputs need no gradient.
+        idle_layers: Layers whose attention is below everything that is trained.
     """
 
     trunk: int
@@ -69,9 +69,9 @@ class Weights:
     idle_layers: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=4)  # every step asks
+@functools.lru_cache(maxsize=4)  # called in every step
 def weights(blueprint: Blueprint) -> Weights:
-    """The weights of a program's products."""
+    """Numbers of weights of a program's products."""
     config = blueprint.config
     trunk = _trunk(blueprint)
     adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if lora.is_adapter(path))
@@ -80,16 +80,12 @@ def weights(blueprint: Blueprint) -> Weights:
 
 
 def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
-    """Model FLOPs of one step; the reference is not run for a batch that has its log-probabilities."""
-    of, config = weights(blueprint), blueprint.config
-    # What linear layers do with their memories is little beside their products, and left out.
-    windows = {"local": config.window, "global": None}
-    seen = {kind: lengths.attended_pairs(window) for kind, window in windows.items() if kind in config.layers}
-    kinds = config.layers + blueprint.mtp_layer_kinds
-    scores = [2.0 * config.num_heads * sum(config.head_widths) * seen.get(kind, 0) for kind in kinds]
+    """Model FLOPs of one step; the reference does not run for a batch with its log-probabilities."""
+    of, mtp_kinds = weights(blueprint), blueprint.mtp_layer_kinds
+    scores = _attention(blueprint.config, blueprint.config.layers + mtp_kinds, lengths)
     attention = sum(scores)
-    # The targets of a layer that predicts further ahead are taken as many: all but the first ones of sequences.
-    forward = 2 * of.trunk * lengths.tokens + 2 * of.head * lengths.targets * (1 + len(blueprint.mtp_layer_kinds))
+    # An MTP layer is taken to have as many targets as the head; it lacks the first ones of sequences.
+    forward = 2 * of.trunk * lengths.tokens + 2 * of.head * lengths.targets * (1 + len(mtp_kinds))
     passes = 3 if blueprint.experiment.adapter is None else 2
     step = passes * forward + 3 * attention + 3 * 2 * of.adapter * lengths.tokens
     step -= 2 * of.idle * lengths.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
@@ -101,77 +97,73 @@ def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
 def _teacher_flops(teacher: Teacher, lengths: BatchLengths) -> float:
     """FLOPs of a teacher's forward pass."""
     config = teacher.config
-    windows = {"local": config.window, "global": None}
-    seen = sum(lengths.attended_pairs(windows[kind]) for kind in config.layers if kind in windows)
-    attention = 2.0 * config.num_heads * sum(config.head_widths) * seen
     head = config.vocab_size * config.embed_dim
-    return 2 * _trunk(teacher) * lengths.tokens + 2 * head * lengths.targets + attention
+    products = 2 * _trunk(teacher) * lengths.tokens + 2 * head * lengths.targets
+    return products + sum(_attention(config, config.layers, lengths))
+
+
+def _attention(config: DecoderConfig, kinds: Sequence[str], lengths: BatchLengths) -> list[float]:
+    """FLOPs of attention scores and values by layer; those of recurrent states are negligible beside the products."""
+    windows = {"local": config.window, "global": None}
+    pairs = {kind: lengths.attended_pairs(windows[kind]) for kind in windows.keys() & set(config.layers)}
+    return [2.0 * config.num_heads * sum(config.head_widths) * pairs.get(kind, 0) for kind in kinds]
 
 
 @functools.lru_cache(maxsize=4)
 def _trunk(model: Blueprint | Teacher) -> int:
-    """Weights of the layers that take part in the products of one token."""
+    """Number of the layers' weights in the products of one token."""
     layers = (size for layer in range(model.config.num_layers) for size in _kernels(model, layer).values())
     if isinstance(model, Teacher) or not model.mtp_layer_kinds:
         return sum(layers)
-    further = (leaf for path, leaf in model.base.items() if is_mtp_param(path) and path.endswith(".kernel"))
-    return sum(layers) + sum(_used(model, leaf) for leaf in further)
+    mtp = (leaf for path, leaf in model.base.items() if is_mtp_param(path) and path.endswith(".kernel"))
+    return sum(layers) + sum(_used(model, leaf) for leaf in mtp)
 
 
-def executed(blueprint: Blueprint, rows: int, filled: Lengths, *, compared: bool) -> tuple[float, float]:
-    """The products of one step as the program computes them.
+def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference: bool) -> tuple[float, float]:
+    """FLOPs of one step as the program computes them: of the layers, and of the head.
 
     Args:
         blueprint: The program.
-        rows: Of the batch.
-        filled: Tokens of each row, padding among them.
-        compared: Whether the step runs the reference.
-
-    Returns:
-        Those of the layers, and those of the head.
+        rows: Rows of the batch.
+        padded: Tokens and targets of each row, padding included.
+        runs_reference: Whether the step runs the reference.
     """
     of, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
-    tokens, targets = rows * filled.trunk, rows * filled.head * (1 + len(blueprint.mtp_layer_kinds))
-    scores = 2 * config.num_heads * sum(config.head_widths) * filled.trunk * tokens
+    tokens, targets = rows * padded.trunk, rows * padded.head * (1 + len(blueprint.mtp_layer_kinds))
+    scores = 2 * config.num_heads * sum(config.head_widths) * padded.trunk * tokens
     scores *= sum(config.mixer(kind).is_attention for kind in config.layers + blueprint.mtp_layer_kinds)
-    # Forward; backward to the inputs, and to the weights where they are trained; forward once more; reference.
-    twice = blueprint.experiment.compares_parts  # each part forward, before the whole batch's loss is known
-    passes = 1 + 1 + (not adapted) + again + compared + twice
+    # Forward; backward to the inputs, and to the weights if they are trained; recomputation; reference.
+    twice = blueprint.experiment.compares_parts  # GradCache: each part has a forward pass of its own before the loss
+    passes = 1 + 1 + (not adapted) + again + runs_reference + twice
     # The reference is the base with its adapters off.
     layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again + twice)
-    layers += scores * (3 + mixed_again + compared + twice)
-    # A frozen head's gradient comes with its forward pass, see `softmax.said`; a trained one computes its logits once
-    # more in the backward pass, but where they are few enough to be kept.
+    layers += scores * (3 + mixed_again + runs_reference + twice)
+    # A frozen head's gradient is computed in its forward pass (`target_logprobs.py`); a trained one computes its logits
+    # once more in the backward pass, unless they are few enough to be kept.
     is_trained = blueprint.head_path in blueprint.trainable
     heads = 4 if is_trained else 2
     if blueprint.teacher is None:
-        return layers, 2 * of.head * targets * (heads + compared + twice)
+        return layers, 2 * of.head * targets * (heads + runs_reference + twice)
     objective, teacher = blueprint.experiment.objective, blueprint.teacher
     labels = heads if isinstance(objective, Distill) and objective.hard_weight else 1
-    if blueprint.teacher.is_precomputed:  # the student's logits, and once more in the backward pass: see `picked.py`
+    if blueprint.teacher.is_precomputed:  # the student's logits, computed again in the backward pass
         return layers, 2 * targets * of.head * (labels + 3 + is_trained)
-    # The distance computes both heads' logits twice, and once more in the backward pass: see `distill.py`.
+    # The divergence computes both heads' logits twice, and once more in the backward pass (`losses/distillation.py`).
     there = teacher.config
+    layers_with_scores = sum(there.mixer(kind).is_attention for kind in there.layers)
     layers += 2 * _trunk(teacher) * tokens
-    layers += (
-        2
-        * there.num_heads
-        * sum(there.head_widths)
-        * filled.trunk
-        * tokens
-        * (sum(there.mixer(kind).is_attention for kind in there.layers))
-    )
+    layers += 2 * there.num_heads * sum(there.head_widths) * padded.trunk * tokens * layers_with_scores
     teacher_head = 3 * there.vocab_size * there.embed_dim
     return layers, 2 * targets * (of.head * (labels + 4 + is_trained) + teacher_head)
 
 
 def work(blueprint: Blueprint, batch: Batch) -> Flops:
-    """The FLOPs of one step over a batch in numpy."""
+    """The FLOPs of one step over a batch of numpy arrays."""
     kind = kind_of(batch)
-    lengths, (rows, filled) = kind.lengths(batch), kind.padded(batch)
-    padded = executed(blueprint, rows, filled, compared=_runs_reference(blueprint, lengths))
-    return Flops(model_flops(blueprint, lengths), sum(padded))
+    lengths, (rows, padded) = kind.lengths(batch), kind.padded(batch)
+    computed = executed(blueprint, rows, padded, runs_reference=_runs_reference(blueprint, lengths))
+    return Flops(model_flops(blueprint, lengths), sum(computed))
 
 
 def _runs_reference(blueprint: Blueprint, lengths: BatchLengths) -> bool:
@@ -179,7 +171,7 @@ def _runs_reference(blueprint: Blueprint, lengths: BatchLengths) -> bool:
 
 
 def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
-    """How many weights each product of a layer has, by its name in the layer."""
+    """Number of weights of each product of a layer, by its name in the layer."""
     prefix, stacked = _block(blueprint.config, layer)
     return {
         path.removeprefix(prefix).removesuffix(".kernel"): _used(blueprint, leaf) // stacked
@@ -189,7 +181,7 @@ def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
 
 
 def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
-    """How many numbers of a leaf one token meets."""
+    """Number of weights of a leaf in the products of one token."""
     size, experts = math.prod(leaf.shape), blueprint.config.moe
     return (
         size
@@ -199,13 +191,13 @@ def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
 
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:
-    """Where a layer's leaves are, and how many layers each of them holds."""
+    """The path prefix of a layer's leaves, and the number of layers that each leaf stacks."""
     path, position = config.layer_path(layer)
     return f"{path}.", 1 if position is None else config.periods
 
 
 def _idle(blueprint: Blueprint) -> tuple[int, tuple[int, ...]]:
-    """Weights whose inputs need no gradient, up to the first with an adapter; and layers whose attention is idle."""
+    """Number of weights below the first adapter, whose inputs need no gradient; and layers with idle attention."""
     idle, layers = 0, []
     for layer in range(blueprint.config.num_layers):
         prefix, kernels = _block(blueprint.config, layer)[0], _kernels(blueprint, layer)

@@ -1,6 +1,6 @@
-"""What a run will do and what it takes on each device, before a device is touched, as plain JSON values.
+"""The plan of a run without devices: its steps, memory, layout and estimated speed, as JSON values.
 
-`docs/guides/plan.md` describes the form; the command line and the app read it.
+`docs/guides/plan.md` describes them; the command line and the app print them.
 """
 
 from __future__ import annotations
@@ -29,34 +29,39 @@ from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.program.memory import Part, activations, memory, rows_of, top_bytes
 from nnxdsl.sharding.hardware import Device
 from nnxdsl.sharding.layout import Layout, Placed, starred
+from nnxdsl.sharding.mesh_candidates import divisors
 from nnxdsl.sharding.rules import Target
 
 SCHEMA = 1
-"""Of the form; raised when a reader of an older one would misread it."""
+"""Version of the JSON values, raised with each incompatible change."""
+
+_DEVICE_FIELDS = ("name", "description", "memory", "usable")
 
 
 def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = None) -> dict[str, Any]:
     """The plan of an experiment.
 
     Args:
-        experiment: What is asked for.
-        platform: "cpu", "gpu" or "tpu": what `Precision.compute="auto"` goes by.
-        device: The device that it is meant for; None for no verdict.
+        experiment: The experiment.
+        platform: "cpu", "gpu" or "tpu", by which `Precision.compute="auto"` is resolved.
+        device: The target device; None for no verdict.
 
     Raises:
-        PlanError: with everything that does not fit.
+        PlanError: Names everything that is inconsistent.
     """
     blueprint, why = resolve_remat(build_blueprint(experiment, platform), None if device is None else device.usable)
     layout, longest = blueprint.layout, lengths(experiment.data)
     parts = memory(blueprint, longest)
-    here, away = _bytes(parts, "device"), _bytes(parts, "host")
+    device_bytes, rows = _bytes(parts, "device"), experiment.steps * experiment.batch_size
+    remats = REMAT_POLICIES if longest.trunk else ()
+    has_speed = device is not None and device.flops is not None and longest.trunk
     return {
         "schema": SCHEMA,
         "id": experiment.id,
         "steps": experiment.steps,
         "batch_size": experiment.batch_size,
-        "rows": experiment.steps * experiment.batch_size,
-        "tokens_at_most": experiment.steps * experiment.batch_size * longest.trunk,
+        "rows": rows,
+        "tokens_at_most": rows * longest.trunk,
         "microbatches": experiment.microbatches,
         "parameters": blueprint.parameters,
         "compute": blueprint.compute.name,
@@ -66,29 +71,31 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "outer": _outer(blueprint),
         "attention": _attention(blueprint, longest),
         "memory": [attrs.asdict(part) for part in parts],
-        "bytes_per_device": here,
-        "host_bytes_per_device": away,
+        "bytes_per_device": device_bytes,
+        "host_bytes_per_device": _bytes(parts, "host"),
         "remat": blueprint.remat,
         "remat_why": why,
-        "activations": _by_policy(blueprint, longest),
-        "device": None if device is None else _device(device),
-        "verdict": None if device is None or device.usable is None else _verdict(blueprint, here, device.usable),
-        "step_seconds": None if device is None or device.flops is None else _seconds(blueprint, longest, device),
-        "warnings": [attrs.asdict(found) for found in warnings(blueprint)],
-        "flows": [_flow(flow) for flow in flows(blueprint)],
+        "activations": {remat: activations(blueprint, rows_of(blueprint), remat).trunk for remat in remats},
+        "device": None if device is None else {name: getattr(device, name) for name in _DEVICE_FIELDS},
+        "verdict": None
+        if device is None or device.usable is None
+        else _verdict(blueprint, device_bytes, device.usable),
+        "step_seconds": attrs.asdict(cost(blueprint, longest, device)) if device and has_speed else None,
+        "warnings": [attrs.asdict(warning) for warning in warnings(blueprint)],
+        "flows": [{"axes": list(flow.axes), **_shape(flow)} for flow in flows(blueprint)],
         "compiled": None,
         **describe(layout),
     }
 
 
 def warnings(blueprint: Blueprint) -> list[layout_warnings.Warning]:
-    """Everything about a layout that works, and is probably not what was meant."""
+    """Parts of a layout that work and are probably not intended."""
     experiment, heads = blueprint.experiment, (blueprint.config.num_heads, blueprint.config.num_kv_heads)
     return layout_warnings.warnings(blueprint.layout, experiment.rows_at_once, lengths(experiment.data).trunk, heads)
 
 
 def describe(layout: Layout) -> dict[str, Any]:
-    """A layout: its mesh, its rules, and every array; what a run keeps as `layout.json`."""
+    """A layout: its mesh, its rules and every array; a run saves it as `layout.json`."""
     return {
         "mesh": layout.mesh.sizes,
         "slices": layout.mesh.slices,
@@ -100,16 +107,13 @@ def describe(layout: Layout) -> dict[str, Any]:
 
 
 def _array(placed: Placed) -> dict[str, Any]:
-    """One array and where it lives."""
     return {
         "path": placed.path,
         "group": starred(placed.path),
         "part": placed.part,
         "axes": [axis if isinstance(axis, str) else None for axis in placed.axes],
         "dtype": placed.dtype,
-        "shape": list(placed.shape),
-        "spec": [_plain(target) for target in placed.spec],
-        "device_shape": list(placed.device_shape),
+        **_shape(placed),
         "bytes": placed.bytes,
         "device_bytes": placed.device_bytes,
         "replicas": placed.replicas,
@@ -118,70 +122,40 @@ def _array(placed: Placed) -> dict[str, Any]:
     }
 
 
+def _shape(array: Placed | Flow) -> dict[str, Any]:
+    spec = [_plain(target) for target in array.spec]
+    return {"shape": list(array.shape), "spec": spec, "device_shape": list(array.device_shape)}
+
+
 def _plain(target: Target) -> str | list[str] | None:
     return list(target) if isinstance(target, tuple) else target
 
 
-def _flow(flow: Flow) -> dict[str, Any]:
-    return {
-        "axes": list(flow.axes),
-        "shape": list(flow.shape),
-        "spec": [_plain(target) for target in flow.spec],
-        "device_shape": list(flow.device_shape),
-    }
-
-
-def _by_policy(blueprint: Blueprint, longest: Lengths) -> dict[str, int]:
-    """Bytes that are kept for the backward pass, by rematerialisation policy."""
-    if not longest.trunk:
-        return {}
-    rows = rows_of(blueprint)
-    return {remat: activations(blueprint, rows, remat).trunk for remat in REMAT_POLICIES}
-
-
-def _device(device: Device) -> dict[str, Any]:
-    return {
-        "name": device.name,
-        "description": device.description,
-        "memory": device.memory,
-        "usable": device.usable,
-    }
-
-
-def _bytes(parts: list[Part], where: str) -> int:
-    return sum(part.bytes for part in parts if part.memory == where)
+def _bytes(parts: list[Part], memory: str) -> int:
+    return sum(part.bytes for part in parts if part.memory == memory)
 
 
 def _verdict(blueprint: Blueprint, needed: int, usable: int) -> dict[str, Any]:
-    fits, of = needed <= usable, f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB"
-    left = f"{abs(usable - needed) / 2**30:.1f} GiB"
-    if fits:
-        return {"fits": True, "share": needed / usable, "message": f"fits: {of}, {left} free"}
-    cure = _cure(blueprint, usable) or "--search may find a mesh on which it fits"
-    return {"fits": False, "share": needed / usable, "message": f"does not fit: {of}, {left} too much; {cure}"}
+    share = f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB, {abs(usable - needed) / 2**30:.1f} GiB"
+    if needed <= usable:
+        return {"fits": True, "share": needed / usable, "message": f"fits: {share} free"}
+    remedy = _remedy(blueprint, usable) or "--search may find a mesh on which it fits"
+    return {"fits": False, "share": needed / usable, "message": f"does not fit: {share} too much; {remedy}"}
 
 
-def _cure(blueprint: Blueprint, usable: int) -> str | None:
-    """On this mesh: the most rows at a time that fit, everything else computed again, in words to paste."""
+def _remedy(blueprint: Blueprint, usable: int) -> str | None:
+    """Overrides that fit on this mesh: full rematerialisation and the largest micro-batch for which it is enough."""
     experiment, longest = blueprint.experiment, lengths(blueprint.experiment.data)
-    for parts in range(experiment.microbatches, experiment.batch_size + 1):
-        if experiment.batch_size % parts:
+    for parts in divisors(experiment.batch_size):
+        if parts < experiment.microbatches:
             continue
-        with contextlib.suppress(SpecError):  # parts that the devices cannot be cut into
-            candidate = attrs.evolve(
-                experiment,
-                microbatch_size=experiment.batch_size // parts,
-                memory=attrs.evolve(experiment.memory, remat="full"),
-            )
+        with contextlib.suppress(SpecError):  # micro-batches that the mesh does not divide
+            rows, remat = experiment.batch_size // parts, attrs.evolve(experiment.memory, remat="full")
+            candidate = attrs.evolve(experiment, microbatch_size=rows, memory=remat)
             size = _bytes(memory(blueprint.with_placement(candidate), longest), "device")
             if size <= usable:
-                words = f"memory.remat=full microbatch_size={candidate.microbatch_size}"
-                return f"with {words} it would take {size / 2**30:.1f} GiB"
+                return f"with memory.remat=full microbatch_size={rows} it would take {size / 2**30:.1f} GiB"
     return None
-
-
-def _seconds(blueprint: Blueprint, longest: Lengths, device: Device) -> dict[str, float] | None:
-    return attrs.asdict(cost(blueprint, longest, device)) if longest.trunk else None
 
 
 def _attention(blueprint: Blueprint, longest: Lengths) -> str:
@@ -197,76 +171,75 @@ def _quantization(blueprint: Blueprint) -> str | None:
     kind, block = type(quantization).__name__, quantization.block_size
     scaled = "a scale for each output" if block is None else f"a scale for each {block} inputs"
     if not quantization.freezes:
-        linears = (path for path in blueprint.base if path.endswith(".kernel") and not is_mtp_param(path))
-        meant = [path for path in linears if lora.is_targeted(path, quantization)]
-        return f"{kind}: products of {len(meant)} arrays, {scaled}; the weights stay float32"
-    few = [placed for placed in blueprint.layout if placed.path.endswith((lora.QVALUE, lora.SCALE))]
-    whole = [leaf for path, leaf in blueprint.base.items() if path + lora.QVALUE in blueprint.frozen]
-    size, before = (sum(placed.bytes for placed in few), sum(math.prod(leaf.shape) * 4 for leaf in whole))
-    share = f"{size / 2**20:.4g} MiB with their scales, {size / before:.1%} of float32"
-    return f"{kind}: {len(whole)} arrays, {scaled}: {share}"
+        kernels = (path for path in blueprint.base if path.endswith(".kernel") and not is_mtp_param(path))
+        count = sum(lora.is_targeted(path, quantization) for path in kernels)
+        return f"{kind}: products of {count} arrays, {scaled}; the weights stay float32"
+    size = sum(placed.bytes for placed in blueprint.layout if placed.path.endswith((lora.QVALUE, lora.SCALE)))
+    leaves = [leaf for path, leaf in blueprint.base.items() if path + lora.QVALUE in blueprint.frozen]
+    share = size / sum(math.prod(leaf.shape) * 4 for leaf in leaves)
+    return f"{kind}: {len(leaves)} arrays, {scaled}: {size / 2**20:.4g} MiB with their scales, {share:.1%} of float32"
 
 
 def _precomputed_top_k(blueprint: Blueprint) -> str:
     experiment, size = blueprint.experiment, top_bytes(blueprint)
     rows, targets = experiment.steps * experiment.batch_size, lengths(experiment.data).head
-    stored_size = f"{size:,} bytes for each target"
-    if targets:
-        stored_size += f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows"
+    total = f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows" if targets else ""
     assert isinstance(experiment.objective, Distill)
     count = experiment.objective.top_k
-    return f"precomputed top {count:,} tokens of each target (before step 0; then its weights are freed): {stored_size}"
+    return (
+        f"precomputed top {count:,} tokens of each target (before step 0; then its weights are freed): {size:,} bytes "
+        f"for each target{total}"
+    )
 
 
 def _outer(blueprint: Blueprint) -> str | None:
-    """Workers that train apart, where they are, and what they take."""
+    """The workers of DiLoCo, their devices and their memory."""
     outer, layout = blueprint.experiment.outer, blueprint.layout
     if outer is None:
         return None
-    arrays = layout.arrays["optimizer"].values()
-    own = sum(placed.device_bytes for placed in arrays if placed.of_workers)
-    here, data = layout.workers_here, layout.mesh.data
-    where = (
-        f"{outer.workers} workers" if data == 1 else f"{outer.workers} workers, {here} of them on each of data={data}"
-    )
+    size = sum(placed.device_bytes for placed in layout.arrays["optimizer"].values() if placed.has_worker_axis)
+    data = layout.mesh.data
+    share = "" if data == 1 else f", {layout.workers_per_device} of them on each of data={data}"
     return (
-        f"{type(outer).__name__}: {where}; their weights and optimizers, {own / 2**20:.4g} MiB on a device, are in the "
-        f"optimizer's part; they meet after every {outer.every_steps:,} steps, and after the last"
+        f"{type(outer).__name__}: {outer.workers} workers{share}; their weights and optimizers, {size / 2**20:.4g} MiB "
+        f"per device, are in the optimizer's part; synchronized every {outer.every_steps:,} steps, and after the last"
     )
 
 
 def _reference(blueprint: Blueprint) -> str:
-    mode = blueprint.experiment.reference_mode
-    if mode == "none" and blueprint.experiment.objective.needs_reference:
-        return "none: all answers count as equally likely, since Reference.Uniform says so"
-    if blueprint.teacher is not None:
-        size, name = sum(math.prod(leaf.shape) for leaf in blueprint.teacher.base.values()), "a frozen teacher"
-        if blueprint.teacher.is_precomputed:
-            return f"none; {name} of {size:,} parameters, {_precomputed_top_k(blueprint)}"
-        return f"none; {name} of {size:,} parameters reads every batch"
+    experiment, teacher, mode = blueprint.experiment, blueprint.teacher, blueprint.experiment.reference_mode
+    if mode == "none" and experiment.objective.needs_reference:
+        return "none: all answers count as equally likely, by Reference.Uniform"
+    if teacher is not None:
+        size = sum(math.prod(leaf.shape) for leaf in teacher.base.values())
+        use = _precomputed_top_k(blueprint) if teacher.is_precomputed else "run on every batch"
+        return f"none; a frozen teacher of {size:,} parameters, {use}"
     if mode == "none":
-        return "none: the objective compares with nothing"
-    if isinstance(follows := blueprint.experiment.reference, Synced):
-        what = "the weights" if blueprint.experiment.adapter is None else "the adapter"
+        return "none: the objective has no reference"
+    reference, adapter = experiment.reference, experiment.adapter
+    if isinstance(reference, Synced):
         return (
-            f"online: a float32 copy of {what} that takes {follows.ref_model_mixup_alpha:g} of the policy after every "
-            f"{follows.every_steps:,} steps; part of the state and of its checkpoints"
+            f"online: a float32 copy of {'the weights' if adapter is None else 'the adapter'}, synced every "
+            f"{reference.every_steps:,} steps (ref_model_mixup_alpha={reference.ref_model_mixup_alpha:g}); part of the "
+            f"state and of its checkpoints"
         )
-    if isinstance(other := blueprint.experiment.reference, Checkpoint):
-        named = f"the weights of {type(other.weights).__qualname__}"
-        if mode == "cached":
-            return f"cached: {named} say it of each pair once, before the first step, and are gone by then"
-        return f"online: {named} beside the policy's, asked at every step"
+    model = _reference_model(blueprint)
     if mode == "cached":
-        return "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step"
-    adapter = blueprint.experiment.adapter
+        return f"cached: precomputed from {model} before step 0; no reference weights in a step, no per-step cost"
+    return f"online: {model}, run on every batch"
+
+
+def _reference_model(blueprint: Blueprint) -> str:
+    experiment = blueprint.experiment
+    if isinstance(experiment.reference, Checkpoint):
+        return f"the weights of {type(experiment.reference.weights).__qualname__}"
+    if experiment.reference_mode == "cached":
+        return "the initial policy"
+    adapter, quantization = experiment.adapter, experiment.quantization
     if blueprint.reference.arrays and adapter is None:
-        return "online: a frozen copy of the first weights, asked at every step"
+        return "a frozen copy of the initial weights"
     if blueprint.reference.arrays:
         whole = adapter is not None and adapter.start is not None
-        return (
-            f"online: the frozen base with a copy of the adapter{'' if whole else chr(39) + 's magnitudes'} as it began"
-        )
-    quantization = blueprint.experiment.quantization
+        return f"the frozen base with a copy of the initial adapter{'' if whole else chr(39) + 's magnitudes'}"
     base = "the frozen base" if quantization is None else f"the frozen base in {type(quantization).__name__}"
-    return f"online: {base} with the adapter off, asked at every step; no copy"
+    return f"{base} with the adapter off (no copy)"

@@ -1,4 +1,4 @@
-"""Which mesh, micro-batch and rematerialisation would be quickest on given devices, of those that fit."""
+"""The mesh, micro-batch and rematerialisation with the lowest estimated step time, of those that fit."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_unplaced
 from nnxdsl.program.memory import Share, memory, residual_bytes
 from nnxdsl.sharding.hardware import Device
-from nnxdsl.sharding.mesh_candidates import factorizations
+from nnxdsl.sharding.mesh_candidates import divisors, factorizations
 
 SEARCHED = ("data", "fsdp", "context", "tensor")
-"""The axes over which devices are spread; `expert`, `stage` and `slices` stay as they are asked for."""
+"""The mesh axes that are searched; `expert`, `stage` and `slices` stay as in the experiment."""
 
-
-ALIKE = 0.05
-"""Placements whose times differ by less, which is less than the estimate is good for, are ranked by memory."""
+TOLERANCE = 0.05
+"""Placements whose estimated times differ by less, which is within the estimate's error, are ranked by memory."""
 
 
 @attrs.frozen
-class Found:
-    """One way to place an experiment.
+class Placement:
+    """A mesh, a micro-batch size and a rematerialisation for an experiment.
 
     Attributes:
-        changes: What to set, as `path=value`.
-        bytes: On each device, estimated.
-        cost: Of one step, estimated.
+        changes: Values of the experiment by path.
+        bytes: Estimated memory per device.
+        cost: Estimated time of a step.
     """
 
     changes: dict[str, object]
@@ -43,70 +42,67 @@ class Found:
 
 
 def search(
-    experiment: Experiment, device: Device, count: int, *, told: Callable[[int, int], None] = lambda *_: None
-) -> tuple[list[Found], int]:
-    """The placements that fit, quickest first, and how many were tried.
+    experiment: Experiment, device: Device, count: int, *, on_progress: Callable[[int, int], None] = lambda *_: None
+) -> tuple[list[Placement], int]:
+    """The placements that fit, quickest first, and the number of those tried.
 
     Args:
-        experiment: What is to be placed; its mathematics stays as it is.
+        experiment: The experiment; its results do not depend on the placement.
         device: The kind of device.
-        count: How many of them.
-        told: Called with how many meshes are done, and of how many.
+        count: Number of devices.
+        on_progress: Called with the number of meshes done and of all meshes.
 
     Raises:
-        PlanError: the device has no published figures, or nothing is known of the data's lengths.
+        PlanError: The catalogue has no figures of the device, or the data's lengths are unknown.
     """
     longest = lengths(experiment.data)
     if device.usable is None or device.flops is None or not longest.trunk:
-        what = (
+        why = (
             f"'{device.name}' has no published memory and speed" if longest.trunk else "the data's lengths are unknown"
         )
-        raise PlanError([Problem("", f"{what}, so nothing can be compared")], f"Experiment '{experiment.name}'")
-    drawn, trace = build_unplaced(experiment, device.platform), _Rows()
-    found: list[Found] = []
+        raise PlanError([Problem("", f"{why}, so nothing can be compared")], f"Experiment '{experiment.name}'")
+    unplaced, residuals = build_unplaced(experiment, device.platform), _ResidualBytes()
+    fitting: list[Placement] = []
     tried = 0
     meshes = _meshes(experiment, device, count)
     for number, mesh in enumerate(meshes):
-        told(number, len(meshes))
-        here = drawn.with_placement(mesh)
-        if here.layout.problems():
+        on_progress(number, len(meshes))
+        on_mesh = unplaced.with_placement(mesh)
+        if on_mesh.layout.problems():
             continue
-        for placement in _placements(mesh):
-            if here.layout.batch_problems(placement.rows_at_once):
+        for candidate in _candidates(mesh):
+            if on_mesh.layout.batch_problems(candidate.rows_at_once):
                 continue
             tried += 1
-            placed = here.with_placement(placement)
-            size = sum(part.bytes for part in memory(placed, longest, trace) if part.memory == "device")
+            placed = on_mesh.with_placement(candidate)
+            size = sum(part.bytes for part in memory(placed, longest, residuals) if part.memory == "device")
             if size <= device.usable:
-                found.append(Found(_changes(placement), size, cost(placed, longest, device)))
-    told(len(meshes), len(meshes))
-    return sorted(found, key=lambda one: (int(math.log(one.cost.step, 1 + ALIKE)), one.bytes)), tried
+                fitting.append(Placement(_changes(candidate), size, cost(placed, longest, device)))
+    on_progress(len(meshes), len(meshes))
+    return sorted(fitting, key=lambda one: (int(math.log(one.cost.step, 1 + TOLERANCE)), one.bytes)), tried
 
 
 def _meshes(experiment: Experiment, device: Device, count: int) -> list[Experiment]:
-    """The experiment on every mesh of `count` devices that it may be on; `tensor` stays within a fast domain."""
+    """The experiment on every valid mesh of `count` devices; `tensor` and `context` stay within a fast domain."""
     fixed = experiment.mesh.expert * experiment.mesh.stage
     if count % fixed:
-        message = (
-            f"{count} devices cannot be divided by expert={experiment.mesh.expert} x stage={experiment.mesh.stage}"
-        )
+        axes = f"expert={experiment.mesh.expert} x stage={experiment.mesh.stage}"
+        message = f"{count} devices cannot be divided by {axes}"
         raise PlanError([Problem("mesh", message)], f"Experiment '{experiment.name}'")
-    found: list[Experiment] = []
+    experiments: list[Experiment] = []
     for split in factorizations(count // fixed, len(SEARCHED)):
         sizes = dict(zip(SEARCHED, split, strict=True))
         if sizes["tensor"] * sizes["context"] > device.domain:
             continue
-        with contextlib.suppress(SpecError):  # rows or slices that cannot be cut so
+        with contextlib.suppress(SpecError):  # rows or slices that the mesh does not divide
             mesh = attrs.evolve(experiment.mesh, **sizes)
-            found.append(attrs.evolve(experiment, mesh=mesh, microbatch_size=None))
-    return found
+            experiments.append(attrs.evolve(experiment, mesh=mesh, microbatch_size=None))
+    return experiments
 
 
-def _placements(experiment: Experiment) -> Iterator[Experiment]:
-    """Every number of rows at a time, and every rematerialisation."""
-    for parts in range(1, experiment.batch_size + 1):
-        if experiment.batch_size % parts:
-            continue
+def _candidates(experiment: Experiment) -> Iterator[Experiment]:
+    """Every micro-batch size and every rematerialisation."""
+    for parts in divisors(experiment.batch_size):
         for remat in REMAT_POLICIES:
             with contextlib.suppress(SpecError):
                 yield attrs.evolve(
@@ -124,8 +120,8 @@ def _changes(experiment: Experiment) -> dict[str, object]:
     }
 
 
-class _Rows:
-    """What a derivative holds on to, as a line over the rows of a device: traced for one and two rows of each share."""
+class _ResidualBytes:
+    """Bytes of residuals, linear in the rows of a device: traced for one and two rows of each share."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[Share, str], tuple[int, int]] = {}

@@ -278,7 +278,7 @@ def _update(experiment: Experiment, trainable: Mapping[str, ParamSpec]) -> optax
     update = optimizers.build(experiment.optimizer, curve, roles(trainable))
     if experiment.outer is not None:
         update = diloco.with_diloco(update, experiment.outer)
-    return step_guard.build(experiment.guard).wrapped(update)
+    return step_guard.build(experiment.guard).wrap(update)
 
 
 def _arrays(
@@ -312,7 +312,7 @@ def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[st
         front = diloco.is_of_workers(keys)
         axes = None if own is None else _state_axes(own, getattr(keys[-2], "name", ""), leaf.shape[front:])
         if axes is None:
-            found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape), of_workers=front)
+            found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape), has_worker_axis=front)
         else:
             found[path] = Array(leaf.shape, leaf.dtype, (None,) * front + axes, str(owner), front)
     return found

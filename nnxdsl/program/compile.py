@@ -356,7 +356,7 @@ def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | No
         remat=blueprint.remat,
         logprob_tokens=experiment.memory.logprob_tokens,
         constrain=constrain,
-        shard_weights=layout.arrive(mesh) if mesh.size > 1 or layout.offload else None,
+        shard_weights=layout.shard_weights(mesh) if mesh.size > 1 or layout.offload else None,
         length_multiple=layout.length_shards,
         stages=layout.stages,
         row_shards=layout.batch_shards(experiment.rows_at_once),
@@ -378,7 +378,7 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
     experiment = blueprint.experiment
 
     def other(layout: Layout, part: str) -> Forward:
-        shard_weights = None if forward.shard_weights is None else layout.arrive(mesh, (part,))
+        shard_weights = None if forward.shard_weights is None else layout.shard_weights(mesh, (part,))
         return attrs.evolve(forward, remat="none", shard_weights=shard_weights, uses_router_stats=False)
 
     reference, teacher = blueprint.reference, blueprint.teacher
@@ -399,7 +399,7 @@ def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
     train_step = TrainStep(
         loss,
         blueprint.update,
-        learning_rate=lambda state: schedule(guard.done(state)),
+        learning_rate=lambda state: schedule(guard.applied_steps(state)),
         microbatches=experiment.microbatches,
         uses_gradcache=experiment.compares_parts,
         dropout_seed=experiment.seed if experiment.adapter is not None and experiment.adapter.dropout else None,
@@ -413,14 +413,14 @@ def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
         state_shardings = step_guard.inner(optimizer_shardings(blueprint, mesh, fetched=True))
         shardings = (blueprint.layout.shardings("trainable", mesh), state_shardings) if mesh.size > 1 else None
         rule = diloco.build(outer)
-        update = diloco.OuterUpdate(outer.every_steps, experiment.steps, rule, guard.done, shardings)
+        update = diloco.OuterUpdate(outer.every_steps, experiment.steps, rule, guard.applied_steps, shardings)
         step = diloco.synchronized(guarded(workers, guard), update)
     return offloaded(step, experiment.memory.offload)
 
 
 def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int) -> PolicyLoss:
     """The loss of one of DiLoCo's workers, laid out within its own devices."""
-    own = blueprint.layout.of_worker
+    own = blueprint.layout.within_worker
 
     def within(forward: Forward, layout: Layout, *parts: str) -> Forward:
         limit = forward.logprob_tokens
@@ -428,12 +428,12 @@ def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int
             forward,
             logprob_tokens=None if limit is None else max(limit // workers, 1),
             constrain=own.constrain(mesh) if forward.constrain else None,
-            shard_weights=layout.arrive(mesh, parts) if forward.shard_weights else None,
+            shard_weights=layout.shard_weights(mesh, parts) if forward.shard_weights else None,
             cuts=own.cuts if forward.cuts else None,
             shard_map_call=own.shard_map_call(mesh) if forward.shard_map_call else None,
         )
 
-    reference_layout = loss.reference.placed_in(blueprint.layout).of_worker
+    reference_layout = loss.reference.placed_in(blueprint.layout).within_worker
     return attrs.evolve(
         loss,
         forward=within(loss.forward, own, "trainable", "frozen"),

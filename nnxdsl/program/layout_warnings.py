@@ -194,7 +194,7 @@ def _cut_heads(layout: Layout, heads: tuple[int, int]) -> Iterator[Warning]:
 
 def _mixed_workers(layout: Layout) -> Iterator[Warning]:
     data = layout.mesh.data
-    if layout.workers > 1 and data > 1 and layout.workers_here == layout.workers:
+    if layout.workers > 1 and data > 1 and layout.workers_per_device == layout.workers:
         message = f"{layout.workers} workers cannot be cut over data={data}, so gradients go over it at every step"
         yield Warning("workers", "outer.workers", f"{message}; a multiple of {data} would have devices of their own")
 

@@ -175,7 +175,7 @@ def rows_of(blueprint: Blueprint) -> int:
 def gradient_bytes(blueprint: Blueprint) -> tuple[int, int]:
     """Bytes of the gradients in float32, and of the copies of trainable weights in the dtype that is computed in."""
     # Workers that train apart have gradients of their own.
-    trainable = blueprint.layout.workers_here * blueprint.layout.device_bytes().get("trainable", 0)
+    trainable = blueprint.layout.workers_per_device * blueprint.layout.device_bytes().get("trainable", 0)
     # With a reference: the cast weights, the reference's in their place, and the one of both whose turn it is.
     copies = 3 if blueprint.reference.is_online else 1
     return trainable, copies * trainable * blueprint.compute.itemsize // 4
@@ -332,7 +332,7 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, residuals: GroupB
     logits, how = _logits(blueprint, longest, words, trained=trained)
     # The head's gradient, whole until it is added up over devices; on one device, in float32 with the embedding's.
     gradient = table * (wide if spread == 1 else size) + 2 * table * size // spread
-    workers = blueprint.layout.workers_here  # each with trained weights of its own
+    workers = blueprint.layout.workers_per_device  # each with trained weights of its own
     head = logits + (workers * (tables + gradient) if trained else 0)
     share = BACKWARD_SHARE["weights" if blueprint.experiment.adapter is None else "adapters"]
     layers = int(residuals.period * share)

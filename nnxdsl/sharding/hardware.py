@@ -1,13 +1,14 @@
-"""Devices by name: what their makers and compilers say of them, and how a compiler is told of them; knows no jax.
+"""Devices by name: published memory and speeds, and their descriptions for ahead-of-time compilers. Loads no jax.
 
-Figures of GPUs are of NVIDIA's data sheets, for the SXM boards in nodes of eight; "dense" excludes 2:4 sparsity.
-Figures of TPUs are of https://cloud.google.com/tpu/docs (v4, v5e, v5p, v6e, tpu7x).
+Figures of GPUs are from NVIDIA's data sheets, for the SXM boards in nodes of eight; "dense" excludes 2:4 sparsity.
+Figures of TPUs are from https://cloud.google.com/tpu/docs (v4, v5e, v5p, v6e, tpu7x).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import attrs
 
@@ -16,30 +17,30 @@ from nnxdsl.errors import PlanError, Problem, suggest
 Platform = Literal["cpu", "gpu", "tpu"]
 
 _GIB = 2**30
-_TAKEN = 2 * _GIB
-"""Of a GPU, by others than the program: 0.6 GiB CUDA context and kernels, 0.4 GiB handles and workspaces of cuBLAS and
-cuDNN, 1 GiB channels and buffers of NCCL. A reckoning, not a measurement."""
+_RESERVED = 2 * _GIB
+"""Memory of a GPU that the program cannot use: 0.6 GiB CUDA context and kernels, 0.4 GiB handles and workspaces of
+cuBLAS and cuDNN, 1 GiB channels and buffers of NCCL. An estimate, not a measurement."""
 
 FIGURES = ("arguments", "outputs", "aliased", "temporaries", "allocated", "host", "peak")
-"""What a compiler says of the memory that a program takes on a device; see `nnxdsl.planning.aot.compile_ahead`."""
+"""Memory figures of a compiled program; see `nnxdsl.planning.aot.compile_ahead`."""
 
-MOST_CPU_DEVICES = 64
-"""Virtual devices that a CPU is divided into at most: each of them takes threads and memory of this machine."""
+MAX_CPU_DEVICES = 64
+"""Maximal number of virtual devices of a CPU: each takes threads and memory of this machine."""
 
 
 @attrs.frozen(kw_only=True)
 class Cuda:
-    """What XLA's code generator asks of an NVIDIA GPU.
+    """Properties of an NVIDIA GPU that XLA's code generator reads.
 
     Attributes:
         capability: Compute capability, major and minor.
         cores: Streaming multiprocessors.
-        fpus: Float32 units of each.
-        threads: Resident on each at most.
-        shared_core: Bytes of shared memory of each.
-        shared_block: Bytes of it that a block may opt in to.
+        fpus: Float32 units per multiprocessor.
+        threads: Maximal resident threads per multiprocessor.
+        shared_core: Bytes of shared memory per multiprocessor.
+        shared_block: Bytes of shared memory that a block may opt in to.
         l2: Bytes of the L2 cache.
-        clock: GHz, boosted.
+        clock: Boost clock in GHz.
     """
 
     capability: tuple[int, int]
@@ -54,27 +55,28 @@ class Cuda:
 
 @attrs.frozen(kw_only=True)
 class Device:
-    """One device, as `jax.devices()` counts them. None stands for what nobody can say of it beforehand.
+    """One device, as `jax.devices()` counts them; None stands for an unknown figure.
 
     Attributes:
         name: In the catalogue and on the command line.
-        description: For people, and what CUDA calls it.
+        description: For people; for GPUs the name that CUDA gives it.
         platform: "gpu", "tpu" or "cpu".
-        memory: Bytes that it has.
-        usable: Bytes that a program may take. TPUs: what XLA:TPU says when a program does not fit. GPUs: the memory
-            less 2 GiB for the CUDA context, libraries and NCCL; that much only if XLA_PYTHON_CLIENT_MEM_FRACTION is
-            raised, since JAX takes no more than 75% by default.
-        flops: Peak FLOP/s of dense bfloat16 products that are summed in float32.
+        memory: Bytes in total.
+        usable: Bytes that a program may use. TPUs: what XLA:TPU reports when a program does not fit. GPUs: the memory
+            less 2 GiB for the CUDA context, libraries and NCCL; to get that much, raise XLA_PYTHON_CLIENT_MEM_FRACTION,
+            since JAX takes 75% by default.
+        flops: Peak FLOP/s of dense bfloat16 products with float32 accumulation.
         bandwidth: Bytes/s of its own memory.
-        link: Bytes/s that it can send to devices of its fast domain, all links together, in one direction. A
-            collective over one axis of a TPU's torus has 2 of its 4 or 6 links.
+        link: Bytes/s that it can send within its fast domain, all links together, in one direction. A collective over
+            one axis of a TPU's torus has 2 of its 4 or 6 links.
         slow_link: Bytes/s that it can send to other domains (nodes, slices), in one direction; for GPUs the usual
             network card, which is the buyer's choice.
         domain: Devices of one fast domain: a node of GPUs, a pod of TPUs.
-        cuda: What the compiler is told; of GPUs only.
-        cores: Devices of one chip; of TPUs only.
-        shapes: Names of the slices of this kind by number of chips; of TPUs only.
-        options: Further arguments of its topologies; of TPUs only.
+        cuda: Properties for XLA's code generator; GPUs only.
+        cores: Devices of one chip; TPUs only.
+        shapes: Names of slices, ascending by number of chips; TPUs only.
+        options: Further arguments of JAX topologies; TPUs only.
+        kinds: Names in `jax.Device.device_kind`; TPUs only, GPUs have `description` there.
     """
 
     name: str
@@ -91,25 +93,26 @@ class Device:
     cores: int = 1
     shapes: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
-        """The GPU as a text proto, `stream_executor.GpuTargetConfigProto`; empty for others."""
+        """The GPU as a text proto, `stream_executor.GpuTargetConfigProto`; empty for other devices."""
         return "" if self.cuda is None else _target(self, self.cuda)
 
     def topology(self, count: int, name: str | None = None, *, slices: int = 1) -> str:
-        """What a compiler calls so many of these devices.
+        """The compiler's name for `count` of these devices.
 
         Args:
-            count: Devices in all.
-            name: The shape of each slice of TPUs where it should not be the usual one: "4x2" or "v5e:4x2".
-            slices: Fast domains that they lie in; each has as many.
+            count: Number of devices.
+            name: The shape of each slice of TPUs, if not the usual one: "4x2" or "v5e:4x2".
+            slices: Number of fast domains, all of one size.
 
         Returns:
             GPUs: "<slices>x<hosts>x<GPUs of a host>". TPUs: the shape of one slice, such as "v5p:2x2x2". CPUs: "".
 
         Raises:
-            PlanError: there is no such number of them.
+            PlanError: There is no topology of that many devices.
         """
         if count < 1 or slices < 1 or count % slices:
             raise self._refused(f"{count} cannot be divided into {slices} slice(s)")
@@ -117,17 +120,17 @@ class Device:
             raise self._refused(f"only TPUs have topologies with names, not {self.name}; leave {name!r} out")
         each = count // slices
         if self.platform == "cpu":
-            if count > MOST_CPU_DEVICES:
-                raise self._refused(f"a CPU is divided into at most {MOST_CPU_DEVICES} devices, not {count}")
+            if count > MAX_CPU_DEVICES:
+                raise self._refused(f"a CPU is divided into at most {MAX_CPU_DEVICES} devices, not {count}")
             return ""
         if self.platform == "gpu":
             hosts = 1 if each <= self.domain else each // self.domain
             if each % hosts or each // hosts > self.domain:
                 raise self._refused(f"{each} {self.name} do not fill nodes of {self.domain}")
             return f"{slices}x{hosts}x{each // hosts}"
-        return self._shape(each, name)
+        return self._slice_shape(each, name)
 
-    def _shape(self, each: int, name: str | None) -> str:
+    def _slice_shape(self, each: int, name: str | None) -> str:
         if name is None:
             by_count = {self.cores * _chips(shape): shape for shape in self.shapes}
             if each not in by_count:
@@ -152,9 +155,9 @@ def _chips(shape: str) -> int:
 
 
 def _target(device: Device, cuda: Cuda) -> str:
-    """The fields that XLA reads of the message; the same numbers as in XLA's own `gpu/target_config/specs`."""
+    """The fields of the message that XLA reads; the numbers are those of XLA's own `gpu/target_config/specs`."""
     major, minor = cuda.capability
-    # From Hopper on, tensor cores have instructions that only code for this very architecture may use ("sm_90a").
+    # From Hopper on, some tensor core instructions need code for exactly this architecture ("sm_90a").
     extension = "feature_extension: ACCELERATED_FEATURES " if major >= 9 else ""
     return f"""gpu_device_info {{
   cuda_compute_capability {{ major: {major} minor: {minor} {extension}}}
@@ -190,33 +193,31 @@ _AMPERE = Cuda(
 _ADA = Cuda(
     capability=(8, 9), cores=142, threads=1536, shared_core=100 * _KIB, shared_block=99 * _KIB, l2=96 * _MIB, clock=2.52
 )
-_PLANE = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-_SPACE = (
+_TORUS_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_TORUS_3D = (
     *("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
     *("8x8x16", "8x16x16", "16x16x16"),
 )
 
 
-def _gpu(name: str, description: str, memory: int, cuda: Cuda, *rates: float) -> Device:
+def _device(name: str, description: str, memory: int, usable: int, rates: Sequence[float], **others: Any) -> Device:
     flops, bandwidth, link, slow_link = rates
-    return Device(
-        name=name,
-        description=description,
-        platform="gpu",
-        memory=memory,
-        usable=memory - _TAKEN,
-        flops=flops,
-        bandwidth=bandwidth,
-        link=link,
-        slow_link=slow_link,
-        domain=8,
-        cuda=cuda,
-    )
+    speeds = {"flops": flops, "bandwidth": bandwidth, "link": link, "slow_link": slow_link}
+    return Device(name=name, description=description, memory=memory, usable=usable, **speeds, **others)
+
+
+def _gpu(name: str, description: str, memory: int, cuda: Cuda, *rates: float) -> Device:
+    return _device(name, description, memory, memory - _RESERVED, rates, platform="gpu", domain=8, cuda=cuda)
+
+
+def _tpu(name: str, description: str, memory: int, usable: float, *rates: float, **others: Any) -> Device:
+    """A TPU; `memory` and `usable` are in GiB."""
+    return _device(name, description, memory * _GIB, int(usable * _GIB), rates, platform="tpu", **others)
 
 
 _DEVICES = (
-    # Memory is what CUDA counts (cuDeviceTotalMem), which is less than what the board bears: of H100, A100 and B200 as
-    # in XLA's target configurations, of the others to a tenth of a GiB.
+    # Memory is cuDeviceTotalMem, which is less than the nominal size of the board: for H100, A100 and B200 as in XLA's
+    # target configurations, for the others to a tenth of a GiB.
     # H200 data sheet: 989 TFLOP/s dense, 4.8 TB/s, NVLink 900 GB/s in both directions; DGX H200: a 400 Gb/s card each.
     _gpu("h200", "NVIDIA H200", int(139.8 * _GIB), _HOPPER, 989e12, 4.8e12, 450e9, 50e9),
     # H100 SXM5 data sheet: 989 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s; DGX H100: a 400 Gb/s card each.
@@ -244,79 +245,45 @@ _DEVICES = (
     ),
     # 32 GiB, 1200 GB/s, 275 TFLOP/s, 4096 chips; 6 links of 50 GB/s (Jouppi et al. 2023, arXiv:2304.01433, table 1).
     # Both cores of a chip are one device ("megacore"), as on a Cloud TPU VM; the data centre's network: 200 Gb/s for 8.
-    Device(
-        name="v4",
-        description="Google TPU v4",
-        platform="tpu",
-        memory=32 * _GIB,
-        usable=int(30.75 * _GIB),
-        flops=275e12,
-        bandwidth=1.2e12,
-        link=300e9,
-        slow_link=3.125e9,
+    _tpu(
+        *("v4", "Google TPU v4", 32, 30.75, 275e12, 1.2e12, 300e9, 3.125e9),
         domain=4096,
-        shapes=_SPACE,
+        shapes=_TORUS_3D,
         options=(("chip_config_name", "megacore"),),
+        kinds=("TPU v4",),
     ),
     # 16 GB, 819 GB/s, 197 TFLOP/s, 256 chips; ICI 400 GB/s in both directions; 6.4 Tb/s for a pod of 256.
-    Device(
-        name="v5e",
-        description="Google TPU v5e",
-        platform="tpu",
-        memory=16 * _GIB,
-        usable=int(15.75 * _GIB),
-        flops=197e12,
-        bandwidth=819e9,
-        link=200e9,
-        slow_link=3.125e9,
+    _tpu(
+        *("v5e", "Google TPU v5e", 16, 15.75, 197e12, 819e9, 200e9, 3.125e9),
         domain=256,
-        shapes=_PLANE,
+        shapes=_TORUS_2D,
+        kinds=("TPU v5 lite", "TPU v5e"),
     ),
     # "95 GiB" and 2765 GB/s, 459 TFLOP/s, 8960 chips; ICI 1200 GB/s in both directions; 50 Gb/s for a chip.
-    Device(
-        name="v5p",
-        description="Google TPU v5p",
-        platform="tpu",
-        memory=96 * _GIB,
-        usable=int(95.73 * _GIB),
-        flops=459e12,
-        bandwidth=2.765e12,
-        link=600e9,
-        slow_link=6.25e9,
+    _tpu(
+        *("v5p", "Google TPU v5p", 96, 95.73, 459e12, 2.765e12, 600e9, 6.25e9),
         domain=8960,
-        shapes=_SPACE,
+        shapes=_TORUS_3D,
+        kinds=("TPU v5", "TPU v5p"),
     ),
     # 32 GB, 1638 GB/s, 918 TFLOP/s, 256 chips; ICI 800 GB/s in both directions; 4 cards of 200 Gb/s for 8 chips.
-    Device(
-        name="v6e",
-        description="Google TPU v6e (Trillium)",
-        platform="tpu",
-        memory=32 * _GIB,
-        usable=int(31.24 * _GIB),
-        flops=918e12,
-        bandwidth=1.638e12,
-        link=400e9,
-        slow_link=12.5e9,
+    _tpu(
+        *("v6e", "Google TPU v6e (Trillium)", 32, 31.24, 918e12, 1.638e12, 400e9, 12.5e9),
         domain=256,
-        shapes=_PLANE,
+        shapes=_TORUS_2D,
+        kinds=("TPU v6 lite", "TPU v6e"),
     ),
     # Of a chip, which is two devices: 192 GiB, 7380 GB/s, 2307 TFLOP/s, ICI 1200 GB/s in both directions, 100 Gb/s;
     # 9216 chips.
-    Device(
-        name="tpu7x",
-        description="Google TPU7x (Ironwood), one of the two cores of a chip",
-        platform="tpu",
-        memory=96 * _GIB,
-        usable=int(94.74 * _GIB),
-        flops=2307e12 / 2,
-        bandwidth=7.38e12 / 2,
-        link=600e9 / 2,
-        slow_link=12.5e9 / 2,
+    _tpu(
+        *("tpu7x", "Google TPU7x (Ironwood), one of the two cores of a chip", 96, 94.74),
+        *(2307e12 / 2, 7.38e12 / 2, 600e9 / 2, 12.5e9 / 2),
         domain=2 * 9216,
         cores=2,
-        shapes=_SPACE,
+        shapes=_TORUS_3D,
+        kinds=("TPU7x",),
     ),
-    Device(name="cpu", description="the CPU of this machine, divided", platform="cpu", domain=MOST_CPU_DEVICES),
+    Device(name="cpu", description="the CPU of this machine, divided", platform="cpu", domain=MAX_CPU_DEVICES),
 )
 
 DEVICES: dict[str, Device] = {entry.name: entry for entry in _DEVICES}
@@ -324,40 +291,28 @@ DEVICES: dict[str, Device] = {entry.name: entry for entry in _DEVICES}
 
 
 def device(name: str) -> Device:
-    """The device of a name, in whatever case; `h100:48` is an h100 that has 48 GiB.
+    """The device of a name, case-insensitive; `h100:48` is an h100 with 48 GiB.
 
     Raises:
-        PlanError: there is none, with the nearest, or its memory is no number of GiB.
+        PlanError: There is no such device (names the nearest), or the memory is not a number of GiB.
     """
-    kind, colon, given = name.lower().partition(":")
-    found = DEVICES.get(kind)
-    if found is None:
+    kind, colon, gib = name.lower().partition(":")
+    entry = DEVICES.get(kind)
+    if entry is None:
         raise PlanError([Problem("device", f"there is no '{name}'{suggest(kind, DEVICES)}")])
     if not colon:
-        return found
+        return entry
     try:
-        memory = int(float(given) * _GIB)
+        memory = int(float(gib) * _GIB)
     except (ValueError, OverflowError):
         memory = 0
-    taken = (found.memory or 0) - (found.usable or 0)
-    if not taken < memory <= 2**50:
+    reserved = (entry.memory or 0) - (entry.usable or 0)
+    if not reserved < memory <= 2**50:
         raise PlanError([Problem("device", f"'{name}': expected GiB of memory after the colon, as in '{kind}:48'")])
-    description = f"{found.description} with {memory / _GIB:g} GiB"
-    return attrs.evolve(found, name=f"{kind}:{given}", description=description, memory=memory, usable=memory - taken)
+    description = f"{entry.description} with {memory / _GIB:g} GiB"
+    return attrs.evolve(entry, name=f"{kind}:{gib}", description=description, memory=memory, usable=memory - reserved)
 
 
 def of_kind(kind: str) -> Device | None:
-    """The device that jax calls so (`jax.Device.device_kind`); None for one that is not in the catalogue.
-
-    GPUs bear the name that CUDA gives them, TPUs the name of their core: "TPU v5 lite" is a v5e.
-    """
-    return next((entry for entry in _DEVICES if kind in (entry.description, *_KINDS.get(entry.name, ()))), None)
-
-
-_KINDS = {
-    "v4": ("TPU v4",),
-    "v5e": ("TPU v5 lite", "TPU v5e"),
-    "v5p": ("TPU v5", "TPU v5p"),
-    "v6e": ("TPU v6 lite", "TPU v6e"),
-    "tpu7x": ("TPU7x",),
-}
+    """The device of a `jax.Device.device_kind`, such as "TPU v5 lite" for a v5e; None if the catalogue lacks it."""
+    return next((entry for entry in _DEVICES if kind in (entry.description, *entry.kinds)), None)

@@ -1,4 +1,4 @@
-"""Where every array of a program lives, and in how many pieces, on a mesh that need not be there."""
+"""The sharding and memory of every array of a program; needs the sizes of a mesh, no devices."""
 
 from __future__ import annotations
 
@@ -20,52 +20,53 @@ from nnxdsl.models.logical_axes import ShardMapCall
 from nnxdsl.sharding.rules import DEFAULT_RULES as DEFAULT_RULES
 from nnxdsl.sharding.rules import Axes, Resolved, Rules, Tried, mesh_axes, pieces, sizes, with_user_rules
 from nnxdsl.sharding.rules import resolve as resolve
+from nnxdsl.terminal.plan_format import format_shape
 
 HOST = "pinned_host"
-"""The memory that offloaded arrays lie in."""
+"""Memory kind of offloaded arrays."""
 
 ACTIVATION_AXES = (
     "batch", "head_batch", "length", "activation_embed", "activation_heads", "activation_kv_heads", "activation_mlp",
     "activation_vocab",
 )  # fmt: skip
-"""Logical axes that only activations have."""
+"""Logical axes of activations only."""
 
 
 @attrs.frozen
 class Array:
-    """One array that has no place yet.
+    """One array before it is placed.
 
     Attributes:
         shape: Global shape.
         dtype: Its dtype.
-        axes: Logical names of its dimensions.
-        owner: The path of the parameter that an array of the optimizer belongs to, else empty.
-        of_workers: Whether its first dimension counts workers that train apart.
+        axes: Logical axes of its dimensions.
+        owner: For an array of the optimizer, the path of its parameter; else empty.
+        has_worker_axis: Whether its first dimension is that of DiLoCo workers.
     """
 
     shape: tuple[int, ...]
     dtype: DTypeLike
     axes: Axes
     owner: str = ""
-    of_workers: bool = False
+    has_worker_axis: bool = False
 
 
 @attrs.frozen
 class Placed:
-    """One array and where it lives.
+    """One array with its sharding.
 
     Attributes:
         path: Dotted path.
-        part: What it is for: "frozen", "trainable", "reference", "optimizer".
+        part: "frozen", "trainable", "reference", "optimizer" or "teacher".
         shape: Global shape.
-        dtype: Its dtype's name.
-        axes: Logical names of its dimensions.
-        rules: The rules that it was resolved by.
-        resolved: Where its dimensions lie.
-        shards: In how many pieces each dimension is cut.
-        replicas: How many devices hold the same piece.
-        memory: "device", or "host" where it is offloaded.
-        of_workers: Whether its first dimension counts workers that train apart.
+        dtype: Name of its dtype.
+        axes: Logical axes of its dimensions.
+        rules: The rules by which it was resolved.
+        resolved: Its partition.
+        shards: Number of shards of each dimension.
+        replicas: Number of devices that hold the same shard.
+        memory: "device", or "host" if offloaded.
+        has_worker_axis: Whether its first dimension is that of DiLoCo workers.
     """
 
     path: str
@@ -78,16 +79,16 @@ class Placed:
     shards: tuple[int, ...]
     replicas: int
     memory: str
-    of_workers: bool = False
+    has_worker_axis: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
-        """Its partition spec."""
+        """The partition spec."""
         return self.resolved.spec
 
     @property
     def device_shape(self) -> tuple[int, ...]:
-        """Shape of the piece on one device."""
+        """Shape of the shard on one device."""
         return tuple(-(-size // shards) for size, shards in zip(self.shape, self.shards, strict=True))
 
     @property
@@ -97,29 +98,30 @@ class Placed:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the piece of one device; four-bit values count as half a byte."""
+        """Bytes of the shard on one device; four-bit values count as half a byte."""
         return -(-math.prod(self.device_shape) * bits(self.dtype) // 8)
 
     @property
     def used_axes(self) -> frozenset[str]:
-        """The mesh axes that it is cut over."""
+        """The mesh axes that it is sharded over."""
         return frozenset(axis for target in self.spec for axis in mesh_axes(target))
 
     @property
     def line(self) -> str:
         """`part path shape dtype spec bytes/device`."""
         host = "" if self.memory == "device" else f" {self.memory}"
-        return f"{self.part} {self.path} {dims(self.shape)} {self.dtype} {tuple(self.spec)} {self.device_bytes}{host}"
+        shape = format_shape(self.shape)
+        return f"{self.part} {self.path} {shape} {self.dtype} {tuple(self.spec)} {self.device_bytes}{host}"
 
 
 class Layout:
-    """Every array of a program and where it lives on a mesh.
+    """Every array of a program with its sharding on a mesh.
 
     Args:
-        mesh: The mesh that was asked for, with the user's rules.
+        mesh: The mesh, with the user's rules.
         parts: The arrays of each part, by path.
-        offload: The parts that stay in the host's memory.
-        workers: How many workers train apart.
+        offload: Parts in host memory.
+        workers: Number of DiLoCo workers.
     """
 
     def __init__(
@@ -145,24 +147,24 @@ class Layout:
         return Layout(mesh, self._parts, self.offload, self.workers)
 
     def with_part(self, part: str, arrays: Mapping[str, Array]) -> Layout:
-        """The same with the arrays of one more part."""
+        """The same with one more part."""
         return Layout(self.mesh, {**self._parts, part: arrays}, self.offload, self.workers)
 
     @property
-    def of_worker(self) -> Layout:
-        """The same within one worker, whose devices are a part of the mesh where workers are cut over an axis of it."""
+    def within_worker(self) -> Layout:
+        """The layout within one DiLoCo worker, which has a part of the mesh if workers are sharded over an axis."""
         axis = over(self.workers, self.mesh)
         mesh = self.mesh if axis is None else attrs.evolve(self.mesh, **{axis: 1}, slices=1)
         return Layout(mesh, {part: arrays for part, arrays in self._parts.items() if part != "optimizer"}, self.offload)
 
     @property
-    def workers_here(self) -> int:
-        """How many workers a device has a part of."""
+    def workers_per_device(self) -> int:
+        """Number of workers of which a device holds a part."""
         axis = over(self.workers, self.mesh)
         return self.workers if axis is None else self.workers // self.mesh.sizes[axis]
 
     def resolve(self, axes: Axes, shape: Sequence[int] | None = None, path: str = "") -> Resolved:
-        """Where the dimensions of an array, or of an activation, lie on this mesh."""
+        """The partition of an array or an activation on this mesh."""
         return resolve(axes, self._rules_of(path), self.mesh.sizes, shape=shape)
 
     def _rules_of(self, path: str) -> Rules:
@@ -170,59 +172,57 @@ class Layout:
         return (*own, *self.rules) if own else self.rules
 
     def _place(self, part: str, path: str, array: Array) -> Placed:
-        # The optimizer's state of a parameter lies as the parameter does, so it follows the rules of its path.
+        # Optimizer state follows the rules of its parameter, so that both have the same sharding.
         rules, dtype = self._rules_of(array.owner or path), jnp.dtype(array.dtype).name
         shape = array.shape if self.mesh.indivisible == "replicate" else None
         resolved = resolve(array.axes, rules, self.mesh.sizes, shape=shape)
-        if array.of_workers and (axis := over(self.workers, self.mesh)):
+        if array.has_worker_axis and (axis := over(self.workers, self.mesh)):
             within = resolve(array.axes, rules, self.mesh.sizes | {axis: 1}, shape=shape)
-            tried = Tried(0, "workers", None, axis, "taken", "each worker has devices of its own")
-            spec, raw = (PartitionSpec(axis, *tuple(found)[1:]) for found in (within.spec, within.raw))
+            tried = Tried(0, "workers", None, axis, "taken", "each worker has its own devices")
+            spec, raw = (PartitionSpec(axis, *tuple(one)[1:]) for one in (within.spec, within.raw))
             resolved = Resolved(spec, raw, (*within.trace, tried))
         if part == "optimizer" and self.mesh.zero1:
             resolved = self._over_data(array, resolved)
         shards = tuple(self._shards(target) for target in resolved.spec)
         replicas = self.mesh.device_count // math.prod(shards)
         memory = "host" if part in self.offload else "device"
-        placed = (array.shape, dtype, array.axes, rules, resolved, shards, replicas, memory, array.of_workers)
+        placed = (array.shape, dtype, array.axes, rules, resolved, shards, replicas, memory, array.has_worker_axis)
         return Placed(path, part, *placed)
 
     def _over_data(self, array: Array, resolved: Resolved) -> Resolved:
-        """ZeRO stage 1: the largest dimension that `data` divides is cut over it, where nothing is yet."""
+        """ZeRO stage 1: shards the largest dimension that `data` divides over it, unless `data` is in use."""
         data = self.mesh.data
         if data == 1 or any("data" in mesh_axes(target) for target in resolved.raw):
             return resolved
-        left = [size // self._shards(target) for size, target in zip(array.shape, resolved.spec, strict=True)]
-        whole = [
-            size % (self._shards(target) * data) == 0 for size, target in zip(array.shape, resolved.spec, strict=True)
-        ]
-        found = [dimension for dimension in range(len(left)) if whole[dimension]]
-        if not found:
-            return resolved
-        best = max(found, key=lambda dimension: left[dimension])
         spec = list(resolved.spec)
-        # Within the piece that the device's parameter is, so that updates move between copies alone.
-        cut = (*mesh_axes(spec[best]), "data")
-        spec[best] = cut if len(cut) > 1 else "data"
-        why = "ZeRO stage 1: the optimizer's copies over data are cut"
+        shards = [self._shards(target) for target in spec]
+        local = [size // count for size, count in zip(array.shape, shards, strict=True)]
+        divisible = [d for d, size in enumerate(array.shape) if size % (shards[d] * data) == 0]
+        if not divisible:
+            return resolved
+        best = max(divisible, key=lambda dimension: local[dimension])
+        # `data` is last: it splits the parameter's own shard, so that updates move between replicas only.
+        axes = (*mesh_axes(spec[best]), "data")
+        spec[best] = axes if len(axes) > 1 else "data"
+        why = "ZeRO stage 1: optimizer state is sharded over data"
         tried = Tried(best, str(array.axes[best]), None, spec[best], "taken", why)
         return Resolved(PartitionSpec(*spec), resolved.raw, (*resolved.trace, tried))
 
     def problems(self) -> list[Problem]:
-        """Every dimension that does not divide over its mesh axes, and every rule that names what there is not.
+        """Dimensions that their mesh axes do not divide, and rules for axes or paths that do not exist.
 
         The blocks of a period are named once, with a star for their number.
         """
-        found: list[Problem] = []
-        # The optimizer's arrays lie as their parameters do, so they have no problems of their own.
+        problems: list[Problem] = []
+        # Arrays of the optimizer have the sharding of their parameters, hence no problems of their own.
         for placed in self.parameters():
             for dimension, (size, shards) in enumerate(zip(placed.shape, placed.shards, strict=True)):
                 if size % shards:
                     cut = sizes(placed.spec[dimension], self.mesh.sizes)
                     message = f"axis {dimension} has {size} rows, not divisible by {cut}"
-                    found.append(Problem(starred(placed.path), message))
-        found += self._rule_problems()
-        return list(dict.fromkeys(found))
+                    problems.append(Problem(starred(placed.path), message))
+        problems += self._rule_problems()
+        return list(dict.fromkeys(problems))
 
     def _rule_problems(self) -> Iterator[Problem]:
         present = {axis for placed in self for axis in placed.axes if isinstance(axis, str)}
@@ -244,13 +244,14 @@ class Layout:
                     yield Problem(f"mesh.array_rules.{index}.1.{number}", message)
 
     def batch_problems(self, rows: int, path: str = "microbatch_size") -> list[Problem]:
-        """Rows of a micro-batch, which `path` sets, that cannot be split as the rules ask."""
+        """The problem of micro-batches whose rows the mesh does not divide; `path` is the field that sets them."""
         if self.workers > 1:
             own, rest = divmod(rows, self.workers)
             if rest:
                 return [Problem(path, f"{rows} rows at a time cannot be split over {self.workers} workers")]
             return [
-                attrs.evolve(p, message=f"of each worker {p.message}") for p in self.of_worker.batch_problems(own, path)
+                attrs.evolve(p, message=f"of each worker {p.message}")
+                for p in self.within_worker.batch_problems(own, path)
             ]
         (target,) = self.resolve(("batch",)).spec
         if self.mesh.indivisible == "replicate" or rows % self._shards(target) == 0:
@@ -261,7 +262,7 @@ class Layout:
     def sharding(
         self, part: str, path: str, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, *, fetched: bool = False
     ) -> NamedSharding:
-        """The sharding of one array on real or abstract devices; `fetched`: where it is when it is used."""
+        """The sharding of one array; `fetched`: on the device even if it is offloaded."""
         placed = self.arrays[part][path]
         if placed.memory == "host" and not fetched:
             return NamedSharding(mesh, placed.spec, memory_kind=HOST)
@@ -274,38 +275,38 @@ class Layout:
         return {path: self.sharding(part, path, mesh, fetched=fetched) for path in self.arrays.get(part, {})}
 
     def batch_spec(self, rows: int | None = None) -> PartitionSpec:
-        """How the first dimension of every batch array is cut."""
+        """The partition of the first dimension of batch arrays."""
         shape = None if rows is None or self.mesh.indivisible == "error" else (rows,)
         return self.resolve(("batch",), shape).spec
 
     def batch_shards(self, rows: int | None = None) -> int:
-        """In how many parts the rows of a batch are cut."""
+        """Number of shards of the rows of a batch."""
         (target,) = self.batch_spec(rows)
         return self._shards(target)
 
     @property
     def gathered_from(self) -> int:
-        """From how many devices each weight is gathered where it is used; those of `tensor` keep their own part."""
+        """Number of devices from which a weight is gathered before its use; shards over `tensor` are not gathered."""
         return self.mesh.fsdp * self.mesh.context * self.mesh.expert
 
     @property
     def length_shards(self) -> int:
-        """In how many parts the tokens of a row are cut."""
+        """Number of shards of the tokens of a row."""
         return self._shards(self.resolve(("batch", "length")).spec[1])
 
     @property
     def stages(self) -> int:
-        """In how many stages the stack of layers works: as many as it is cut into along the axis of that name."""
+        """Number of pipeline stages: `mesh.stage` if all stacks of layers are sharded over it, else 1."""
         stacked = {placed.shards[0] for placed in self.parameters() if placed.axes[:1] == ("layers",)}
         (target,) = self.resolve(("layers",)).spec
         return self.mesh.stage if target == "stage" and stacked == {self.mesh.stage} else 1
 
     def cuts(self, axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
-        """In how many pieces each dimension of an activation is cut; what does not divide stays whole."""
+        """Number of shards of each dimension of an activation; an indivisible one is not sharded."""
         return tuple(self._shards(target) for target in self.resolve(axes, shape).spec)
 
     def constrain(self, mesh: jax.sharding.Mesh) -> Callable[[jax.Array, Axes], jax.Array]:
-        """The function that lays an activation out by its logical axes; what does not divide stays whole."""
+        """The function that constrains an activation to the sharding of its logical axes; see `cuts`."""
 
         def constrained(x: jax.Array, axes: Axes) -> jax.Array:
             spec = self.resolve(axes, x.shape).spec
@@ -313,57 +314,57 @@ class Layout:
 
         return constrained
 
-    def arrive(
-        self, mesh: jax.sharding.Mesh, of: Sequence[str] = ("trainable", "frozen")
+    def shard_weights(
+        self, mesh: jax.sharding.Mesh, parts: Sequence[str] = ("trainable", "frozen")
     ) -> Callable[[str, jax.Array], jax.Array]:
-        """The function that lays a parameter out, given its path, and with it its gradient.
+        """The function from a parameter's path and value to the value with its sharding, which its gradient gets, too.
 
-        It takes the whole array or a slice of a stacked one, and fetches it from the host's memory if it lies there.
+        It takes a whole array or a slice of a stacked one, and fetches it from host memory if it is offloaded.
 
         Args:
             mesh: The devices.
-            of: The parts of the model whose parameters they are.
+            parts: Where the parameter is looked up.
         """
-        parts = [self.arrays[part] for part in of if part in self.arrays]
+        arrays_of = [self.arrays[part] for part in parts if part in self.arrays]
 
-        def arrived(path: str, weight: jax.Array) -> jax.Array:
-            placed = next(arrays[path] for arrays in parts if path in arrays)
+        def sharded(path: str, weight: jax.Array) -> jax.Array:
+            placed = next(arrays[path] for arrays in arrays_of if path in arrays)
             spec = PartitionSpec(*placed.spec[len(placed.shape) - weight.ndim :])
             if placed.memory == "host":
                 weight = jax.device_put(weight, jax.memory.Space.Device)
             return jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, spec))
 
-        return arrived
+        return sharded
 
     def shard_map_call(self, mesh: jax.sharding.Mesh) -> ShardMapCall:
-        """The function that computes something on each device's part of activations, cut by their logical axes."""
+        """`jax.shard_map` of a function over activations by their logical axes."""
 
         def computed(
             function: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], axes: tuple[Axes, ...], out: Axes
         ) -> jax.Array:
             specs = tuple(self.resolve(names, x.shape).spec for names, x in zip(axes, arrays, strict=True))
             shape = jax.eval_shape(function, *arrays).shape
-            # Kernels do not say over which axes of the mesh what they give varies.
-            cut = jax.shard_map(
+            # check_vma: kernels do not declare over which mesh axes their outputs vary.
+            sharded = jax.shard_map(
                 function, mesh=mesh, in_specs=specs, out_specs=self.resolve(out, shape).spec, check_vma=False
             )
-            return cut(*arrays)
+            return sharded(*arrays)
 
         return computed
 
     def device_bytes(self, memory: str = "device") -> dict[str, int]:
-        """Bytes on one device, or in the host's memory for one device, by part."""
+        """Bytes per device by part, in device or in host memory."""
         return {
             part: sum(p.device_bytes for p in placed.values() if p.memory == memory)
             for part, placed in self.arrays.items()
         }
 
     def parameters(self) -> Iterator[Placed]:
-        """Every array but the optimizer's."""
+        """Every array but those of the optimizer."""
         return (placed for placed in self if placed.part != "optimizer")
 
     def dump(self) -> str:
-        """One line an array: `part path shape dtype spec bytes/device`; the text of goldens and of layout diffs."""
+        """One line per array: `part path shape dtype spec bytes/device`."""
         return "".join(f"{placed.line}\n" for placed in self)
 
     def __iter__(self) -> Iterator[Placed]:
@@ -374,15 +375,10 @@ class Layout:
 
 
 def bits(dtype: str) -> int:
-    """Bits of one element."""
+    """Bits per element."""
     return 4 if dtype in ("int4", "uint4") else jnp.dtype(dtype).itemsize * 8
 
 
-def dims(shape: Sequence[int]) -> str:
-    """A shape as `2x16x32`, or `scalar`."""
-    return "x".join(map(str, shape)) or "scalar"
-
-
 def starred(path: str) -> str:
-    """A path with a star for the number of its block: the blocks of a period are alike."""
+    """A path with a star for the number of its block."""
     return re.sub(r"\bblocks\.\d+\.", "blocks.*.", path)

@@ -1,4 +1,4 @@
-"""Meshes with as many devices as another one, nearest first."""
+"""Meshes with the same number of devices as another one, nearest first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MESHES_TRIED = 400
 
 
 def candidates(mesh: Mesh) -> Iterator[Mesh]:
-    """Meshes of as many devices over the axes that are asked for, and those that always make sense; nearest first."""
+    """Meshes of the same number of devices over the axes in use and data, fsdp and tensor; nearest first."""
     axes = [axis for axis, size in mesh.sizes.items() if size > 1 or axis in ("data", "fsdp", "tensor")]
     sizes = [mesh.sizes[axis] for axis in axes]
 
@@ -24,8 +24,13 @@ def candidates(mesh: Mesh) -> Iterator[Mesh]:
 
     others = [split for split in factorizations(mesh.device_count, len(axes)) if list(split) != sizes]
     for split in sorted(others, key=lambda split: (distance(split), split))[:_MESHES_TRIED]:
-        with contextlib.suppress(SpecError):  # the slices cannot be cut out of every mesh
+        with contextlib.suppress(SpecError):  # not every mesh can be divided into slices
             yield attrs.evolve(mesh, **dict(zip(axes, split, strict=True)))
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, ascending."""
+    return [factor for factor in range(1, number + 1) if number % factor == 0]
 
 
 def factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -33,6 +38,6 @@ def factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (number,)
         return
-    for factor in (factor for factor in range(1, number + 1) if number % factor == 0):
+    for factor in divisors(number):
         for rest in factorizations(number // factor, parts - 1):
             yield (factor, *rest)

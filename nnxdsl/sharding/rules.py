@@ -1,7 +1,7 @@
-"""Logical axes to mesh axes by rules, with the reason for each choice; knows names and sizes, no arrays.
+"""Logical axes to mesh axes by rules, with the reason for each choice.
 
-Resolution is that of Flax Linen's `logical_to_mesh_axes`: rules are walked in their order, a rule takes its dimension
-only if none of its mesh axes is taken already, and a rule of None claims its dimension as replicated.
+Resolution is that of Flax Linen's `logical_to_mesh_axes`: rules are tried in order, a rule applies to its dimension
+only if none of its mesh axes is in use, and a rule of None claims its dimension as replicated.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ DEFAULT_RULES: Rules = (
     ("activation_mlp", "tensor"),
     ("activation_embed", None),
 )
-"""Rows over all devices that hold different parameters, tokens over `context`, width over `tensor`, experts over
-`expert`, the stack of layers over `stage`; what is left of each matrix goes to all devices that would else hold copies.
-The second rule of `embed` serves the weights of experts, whose `expert` axis is used already. `head_batch` are the rows
-that the output head sees: it stands in no stage, so all of them share it where there are rows enough."""
+"""Rows over the axes that shard parameters, tokens over `context`, width over `tensor`, experts over `expert`, the
+stack of layers over `stage`; `embed` shards each matrix further over the devices that would otherwise hold copies. The
+second rule of `embed` is for the weights of experts, whose `expert` axis is in use already. `head_batch` are the rows
+of the output head, which belongs to no stage: all stages share them where there are enough rows."""
 
 Outcome = Literal["taken", "used", "indivisible", "shadowed", "not reached"]
 
 
 @attrs.frozen
 class Tried:
-    """One rule that was looked at for one dimension, and what came of it.
+    """The outcome of one rule for one dimension.
 
     Attributes:
-        dimension: Of the array.
-        logical: Its name.
-        rule: Position of the rule among all rules; None where no rule was asked (see `Layout`).
-        axes: The mesh axes that the rule names.
+        dimension: Index of the dimension.
+        logical: Its logical axis.
+        rule: Index of the rule; None for a choice that `Layout` made without a rule.
+        axes: The mesh axes of the rule.
         outcome: "taken"; "used": one of its axes serves another dimension; "indivisible": its axes do not divide the
-            dimension; "shadowed": a rule of None before it has claimed the dimension as replicated; "not reached": a
-            rule before it was taken.
-        why: The same in words, with names and sizes.
+            dimension; "shadowed": an earlier rule of None claims the dimension as replicated; "not reached": an earlier
+            rule was taken.
+        why: The outcome as a text with names and sizes.
     """
 
     dimension: int
@@ -75,12 +75,12 @@ class Tried:
 
 @attrs.frozen
 class Resolved:
-    """Where the dimensions of one array lie.
+    """The partition of one array.
 
     Attributes:
         spec: The partition spec, without mesh axes that are absent or of size 1.
-        raw: The same before those were dropped.
-        trace: Every rule that names one of the array's axes, in the rules' order, and what came of it.
+        raw: The partition spec with them.
+        trace: Every rule for one of the array's axes, in order, with its outcome.
     """
 
     spec: PartitionSpec
@@ -89,9 +89,9 @@ class Resolved:
 
 
 def with_user_rules(user: Rules, default: Rules = DEFAULT_RULES) -> Rules:
-    """The default rules, with those of each logical axis that a user names replaced in their place.
+    """The default rules, in which a user's rules for a logical axis replace the default ones at their position.
 
-    A logical axis without a default goes to the front, where nothing is before it.
+    Rules for a logical axis without a default come first.
     """
     named = {logical for logical, _ in user}
     logical_axes = {logical for logical, _ in default}
@@ -117,15 +117,12 @@ def resolve(
 
     Args:
         axes: A logical name, or None, for each dimension; `PartitionSpec.UNCONSTRAINED` is passed through.
-        rules: Pairs of a logical name and a mesh axis, several, or None; earlier ones go first.
-        mesh: Size of each mesh axis; an axis that is absent counts as one of size 1.
-        shape: Where given, a rule whose mesh axes do not divide its dimension is passed over, which Linen does not do.
-
-    Returns:
-        The spec, and how it came about.
+        rules: Pairs of a logical name and a mesh axis, several, or None; in order of precedence.
+        mesh: Size of each mesh axis; an absent axis counts as one of size 1.
+        shape: If given, a rule whose mesh axes do not divide its dimension is skipped, which Linen does not do.
 
     Raises:
-        ValueError: a logical name stands twice in `axes`.
+        ValueError: `axes` has a logical name twice.
     """
     names = [axis for axis in axes if isinstance(axis, str)]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -143,9 +140,9 @@ def resolve(
         busy = [axis for axis in wanted if axis in used]
         outcome: Outcome = "taken"
         if dimension in taken:
-            before, claimed = taken[dimension]
-            outcome = "not reached" if claimed else "shadowed"
-            why = f"rule {before} " + ("was taken" if claimed else "claims the dimension as replicated")
+            earlier, axes_taken = taken[dimension]
+            outcome = "not reached" if axes_taken else "shadowed"
+            why = f"rule {earlier} " + ("was taken" if axes_taken else "claims the dimension as replicated")
         elif busy:
             outcome = "used"
             why = ", ".join(f"{_with_size(axis, mesh)} is used by dimension {used[axis]}" for axis in busy)
@@ -165,19 +162,19 @@ def resolve(
 
 
 def mesh_axes(target: Any) -> tuple[str, ...]:
-    """The mesh axes that a rule, or one entry of a partition spec, names."""
+    """The mesh axes of a rule, or of one entry of a partition spec."""
     if isinstance(target, str):
         return (target,)
     return tuple(target) if isinstance(target, tuple) else ()
 
 
 def pieces(target: Any, mesh: Mapping[str, int]) -> int:
-    """In how many pieces a rule, or one entry of a partition spec, cuts a dimension."""
+    """Number of shards of a dimension under a rule, or under one entry of a partition spec."""
     return math.prod(mesh.get(axis, 1) for axis in mesh_axes(target))
 
 
 def sizes(target: Any, mesh: Mapping[str, int]) -> str:
-    """Mesh axes with their sizes, as `fsdp=4 x tensor=2`; those of size 1 are left out."""
+    """Mesh axes with their sizes, `fsdp=4 x tensor=2`, without those of size 1."""
     return " x ".join(f"{axis}={mesh[axis]}" for axis in mesh_axes(target) if mesh.get(axis, 1) > 1)
 
 

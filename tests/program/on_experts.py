@@ -64,7 +64,7 @@ def main() -> None:
             layout: Layout = layout,
             mesh: jax.sharding.Mesh = mesh,
         ) -> Any:
-            with sharding_hooks(layout.constrain(mesh), layout.arrive(mesh), layout.shard_map_call(mesh)):
+            with sharding_hooks(layout.constrain(mesh), layout.shard_weights(mesh), layout.shard_map_call(mesh)):
                 return gradient(values, layout.constrain(mesh)(x, ("batch", "length", "activation_embed")), real)
 
         run = jax.jit(constrained).lower(jax.device_put(values, placed), x, real).compile()

@@ -26,7 +26,8 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.program.compile import Program, TrainState
-from nnxdsl.sharding.layout import bits, dims
+from nnxdsl.sharding.layout import bits
+from nnxdsl.terminal.plan_format import format_shape
 
 QLORA = {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=8)}
 ODD = {"model": Small(layers=3, pattern=2, heads=4, mlp_dim=30)}
@@ -108,7 +109,7 @@ def dumped(program: Program, state: TrainState) -> str:
             (piece,) = {shard.data.shape for shard in leaf.addressable_shards}
             size = math.prod(piece) * bits(leaf.dtype.name) // 8
             host = " host" if sharding.memory_kind == "pinned_host" else ""
-            lines.append(f"{part} {path} {dims(leaf.shape)} {leaf.dtype.name} {where} {size}{host}\n")
+            lines.append(f"{part} {path} {format_shape(leaf.shape)} {leaf.dtype.name} {where} {size}{host}\n")
     return "".join(lines)
 
 

@@ -52,13 +52,13 @@ def test_the_peak_of_a_cpu_counts_temporaries() -> None:
         ),
         (
             "UNIMPLEMENTED: no such custom call\nmore",
-            "the compiler refuses it: UNIMPLEMENTED: no such custom call",
+            "the compiler failed: UNIMPLEMENTED: no such custom call",
             None,
         ),
     ],
 )
 def test_a_compilers_refusal_is_one_line(message: str, problem: str, peak: int | None) -> None:
-    assert aot._refusal(message) == (problem, peak)
+    assert aot._compile_problem(message) == (problem, peak)
 
 
 def test_one_cpu_in_this_process(experiment: Callable[..., Experiment]) -> None:

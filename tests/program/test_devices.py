@@ -137,9 +137,9 @@ def test_too_few_devices() -> None:
 def test_unequal_slices() -> None:
     asked = Mesh(data=2, fsdp=4, slices=2)
     assert refusal(asked, in_slices(6, 2)) == (
-        "1 problem in Experiment 'small'\n  mesh.slices: 2 slices of 4 devices are asked for, there are slices of 6, 2"
+        "1 problem in Experiment 'small'\n  mesh.slices: the mesh needs 2 slices of 4 devices, there are slices of 6, 2"
     )
     assert refusal(asked, in_processes(2, 2, 2, 2)) == (
         "1 problem in Experiment 'small'\n"
-        "  mesh.slices: 2 slices of 4 devices are asked for, there are slices of 2, 2, 2, 2"
+        "  mesh.slices: the mesh needs 2 slices of 4 devices, there are slices of 2, 2, 2, 2"
     )

@@ -89,7 +89,7 @@ def test_executed_counts_padding_and_all_pairs_of_slots(
     of = build_blueprint(asked(objective=Objective.SFT(loss_on="all")))
     batch = sequences(5, length=20, fill=1)
     done = work(of, batch)
-    assert done.executed == sum(executed(of, 5, Lengths(20, 19), compared=False))
+    assert done.executed == sum(executed(of, 5, Lengths(20, 19), runs_reference=False))
     assert done.model_flops < done.executed
     full = batch._replace(
         length=np.full(5, 20, np.int32), loss_mask=np.arange(20) > np.zeros((5, 1)), weight=np.ones(5)

@@ -18,7 +18,7 @@ from small_lab.model import Small
 from nnxdsl import Data, Experiment, Guard, Objective, Optimizer, Order, Schedule, Tokenizer, compile
 from nnxdsl.optim import step_guard
 from nnxdsl.program.compile import Program, TrainState
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import TrainingError
@@ -110,7 +110,7 @@ class Watched(NamedTuple):
 @pytest.mark.parametrize("loss_ratio", [None, 3.0])
 def test_spikes_are_told_by_the_median_of_a_window(loss_ratio: float | None) -> None:
     guard = step_guard.build(Guard.SkipSpikes(window=3, max_norm_ratio=4.0, max_loss_ratio=loss_ratio))
-    update = guard.wrapped(step_guard.optax.identity())
+    update = guard.wrap(step_guard.optax.identity())
     norms = [1.0, 50.0, 1.2, 4.7, 4.9, math.nan, 30.0, 30.0, 30.0, 30.0, 1.0, math.inf, 2.0]
     losses = [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 7.0, 2.0, -1.0]
     before = Watched(jnp.int32(0), update.init(jnp.zeros(())), jnp.zeros(()))
@@ -160,7 +160,7 @@ def test_a_run_that_diverges_ends_with_the_weights_that_it_had(tmp_path: Path) -
     assert text.startswith(f"step {bad}: loss is ")
     assert "; its rows begin with texts.jsonl:" in text.replace(str(REPLAY) + "/", "")
     assert f"; the state before it is saved as step {bad}; " in text
-    with Checkpoints.open(tmp_path / experiment.id / "checkpoints") as checkpoints:
+    with CheckpointReader(tmp_path / experiment.id / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [bad]
         program = compile(experiment)
         arrays = checkpoints.restore(bad, program.checkpoint_targets())

@@ -235,15 +235,15 @@ def test_where_workers_lie_and_what_they_take(experiment: Callable[..., Experime
     assert [placed.shape for placed in found] == [(4, 1, 16, 32)] * 3
     assert tuple(found[1].spec) == ("data", None, "fsdp", None)
     assert "data" not in tuple(found[2].spec)[:1]  # eight groups of devices cannot have four workers
-    assert [each.layout.workers_here for each in (alone, here, there)] == [4, 2, 4]
+    assert [each.layout.workers_per_device for each in (alone, here, there)] == [4, 2, 4]
     for each in (alone, here):
         sizes = {path: placed.device_bytes for path, placed in each.layout.arrays["optimizer"].items()}
         copies = sum(size for path, size in sizes.items() if path.startswith("workers.leaves."))
-        assert copies == each.layout.workers_here * each.layout.device_bytes()["trainable"]
+        assert copies == each.layout.workers_per_device * each.layout.device_bytes()["trainable"]
         parts = {part.name: part.bytes for part in memory(each, lengths(each.experiment.data))}
         assert parts["optimizer"] == sum(sizes.values())
         assert parts["gradients"] == copies
-    assert drawn(Mesh(), None).layout.workers_here == 1
+    assert drawn(Mesh(), None).layout.workers_per_device == 1
 
 
 def refused(**fields: Any) -> str:

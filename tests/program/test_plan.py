@@ -116,18 +116,18 @@ def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> No
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "online: a frozen copy of the first weights, asked at every step"),
+        ({}, "online: a frozen copy of the initial weights, run on every batch"),
         (
             {"memory": Memory(reference="cached")},
-            "cached: the first policy says it of each pair once, before the first step; no copy, no time in a step",
+            "cached: precomputed from the initial policy before step 0; no reference weights in a step, no per-step cost",
         ),
         (
             {"adapter": Adapter.LoRA(rank=2)},
-            "online: the frozen base with the adapter off, asked at every step; no copy",
+            "online: the frozen base with the adapter off (no copy), run on every batch",
         ),
         (
             {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.NF4(block_size=16)},
-            "online: the frozen base in NF4 with the adapter off, asked at every step; no copy",
+            "online: the frozen base in NF4 with the adapter off (no copy), run on every batch",
         ),
     ],
 )

@@ -208,16 +208,13 @@ def test_plans_say_which_and_why(experiment: Callable[..., Experiment]) -> None:
 
     synced = Reference.Synced(every_steps=1000, ref_model_mixup_alpha=0.5)
     assert said(reference=synced, **WAYS["lora"]) == (
-        "online: a float32 copy of the adapter that takes 0.5 of the policy after every 1,000 steps; part of the state "
+        "online: a float32 copy of the adapter, synced every 1,000 steps (ref_model_mixup_alpha=0.5); part of the state "
         "and of its checkpoints"
     )
     assert "a float32 copy of the weights" in said(reference=synced)
-    assert said(reference=OTHER) == "online: the weights of Weights.HF beside the policy's, asked at every step"
+    assert said(reference=OTHER) == "online: the weights of Weights.HF, run on every batch"
     once = said(reference=OTHER, memory=Memory(reference="cached"))
-    assert (
-        once
-        == "cached: the weights of Weights.HF say it of each pair once, before the first step, and are gone by then"
-    )
+    assert once.startswith("cached: precomputed from the weights of Weights.HF before step 0; no reference weights")
     assert "all answers count as equally likely" in said(reference=Reference.Uniform(), memory=Memory())
 
 

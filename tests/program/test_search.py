@@ -15,7 +15,7 @@ from nnxdsl import Adapter, Experiment, Mesh, Optimizer, Schedule, cli, evolve
 from nnxdsl.cli.plan import _overrides
 from nnxdsl.errors import PlanError, SpecError
 from nnxdsl.planning.plan import plan
-from nnxdsl.planning.search import ALIKE, search
+from nnxdsl.planning.search import TOLERANCE, search
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program.auto_remat import REMAT_POLICIES
 from nnxdsl.program.batches.abstract import lengths
@@ -86,7 +86,7 @@ def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) ->
     found, _ = search(base, H200, 4)
     assert len(found) > 20
     for earlier, later in itertools.pairwise(found):
-        assert earlier.cost.step <= later.cost.step * (1 + ALIKE)
+        assert earlier.cost.step <= later.cost.step * (1 + TOLERANCE)
         if earlier.cost.step > later.cost.step:
             assert earlier.bytes <= later.bytes
     for one in (found[0], found[-1]):

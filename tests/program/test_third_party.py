@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -11,15 +12,19 @@ import jax
 import numpy as np
 import pytest
 from small_lab.model import Small
+from small_lab.scored_data import Scored
 from small_lab.simpo import SimPO
 from small_lab.tiny_family import PICO, Pico
+from small_lab.weighted_sft import WeightedSFT
 
 from nnxdsl import (
+    Data,
     Experiment,
     Memory,
     Model,
     Objective,
     Optimizer,
+    Order,
     Schedule,
     Weights,
     compile,
@@ -27,11 +32,14 @@ from nnxdsl import (
     from_json,
     to_json,
 )
-from nnxdsl.data.batch import PairBatch
+from nnxdsl.data import BatchSampler, BytesTokenizer, load
+from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.errors import SpecError
 from nnxdsl.formats import hf
 from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.planning.plan import Lengths, memory, plan
 from nnxdsl.program.architecture import architecture
+from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import TrainState
 
@@ -46,7 +54,7 @@ def test_simpo_trains(
     state = trained(program)
     assert state.reference == {}
     assert program.reference(state) is None
-    assert plan(asked)["reference"] == "none: the objective compares with nothing"
+    assert plan(asked)["reference"] == "none: the objective has no reference"
     batch = pairs(4)
     found = []
     for _ in range(5):
@@ -64,6 +72,41 @@ def test_simpo_trains(
         rejected = float(one["logps/rejected"].total) / batch.rejected_length[row]
         losses.append(np.log1p(np.exp(-(1.5 * (chosen - rejected) - 0.5))))
     assert found[0]["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
+
+
+def test_an_objective_over_other_data_trains_from_three_files(
+    experiment: Callable[..., Experiment], trained: Callable[..., TrainState], tmp_path: Path
+) -> None:
+    """The data source, the kind of batch and the objective are files of their own; the core names none of them."""
+    rows = [("one two three", 0.5), ("four five", -1.0), ("six", 2.0), ("seven eight nine ten", 0.0)]
+    file = tmp_path / "scored.jsonl"
+    file.write_text("".join(json.dumps({"text": text, "score": score}) + "\n" for text, score in rows))
+    weighted = experiment(
+        objective=WeightedSFT(temperature=2.0), data=Scored(str(file)), model=Model.Llama3("tiny"), microbatch_size=2
+    )
+    assert from_json(to_json(weighted)) == weighted
+    with pytest.raises(SpecError, match="WeightedSFT reads scored, Data"):
+        experiment(objective=WeightedSFT(), data=Data.Text("none.jsonl"))
+    assert lengths(weighted.data) == Lengths(32, 31)
+    assert plan(weighted)["tokens_at_most"] == weighted.steps * 4 * 32
+
+    dataset = load(weighted.data, BytesTokenizer(), vocabulary=architecture(weighted.model).vocab_size)
+    batch = BatchSampler(dataset, batch_size=4, seed=0, order=Order.AsInFile()).at(0)
+    program = compile(weighted)
+    state = trained(program)
+    # By hand, from the mean log-probability of a target that SFT reports for each text alone.
+    sft = compile(experiment(objective=Objective.SFT(loss_on="all"), model=Model.Llama3("tiny")))
+    expected = []
+    for row, (_, score) in enumerate(rows):
+        alone = SequenceBatch(*(part[row : row + 1] for part in batch[:4]))
+        expected.append(np.exp(score / 2) * float(sft.evaluate(trained(sft), alone)["loss"].total))
+    found = []
+    for _ in range(3):
+        state, metrics = program.step(state, batch)
+        found.append(float(metrics["loss"]))
+    assert found[0] == pytest.approx(float(np.mean(expected)), rel=1e-5)
+    assert found[-1] < found[0]
+    assert float(metrics["score"]) == pytest.approx(0.375)
 
 
 def test_a_family_of_one_file_trains_is_exported_and_read_again(
@@ -137,14 +180,14 @@ FORGOTTEN = {
         {"optimizer": Odd(schedule=CONSTANT)},
         "no update rule is registered for Odd; write\n"
         "  from nnxdsl.optim import optimizers\n"
-        "  @optimizer.build.register(Odd)\n"
+        "  @optimizers.build.register(Odd)\n"
         "  def _(spec, curve, roles): return optax.GradientTransformation(...)",
     ),
     "schedule": (
         {"optimizer": Optimizer.SGD(schedule=Strange())},
         "no learning rate is registered for Strange; write\n"
-        "  from nnxdsl.optim import optimizers\n"
-        "  @optimizer.learning_rate.register(Strange)\n"
+        "  from nnxdsl.optim import schedules\n"
+        "  @schedules.learning_rate.register(Strange)\n"
         "  def _(schedule, steps): return lambda step: ...",
     ),
 }
@@ -189,6 +232,6 @@ def test_the_plan_needs_no_more_than_the_blueprint(experiment: Callable[..., Exp
     )
     parts = {part["name"]: part["bytes"] for part in found["memory"]}
     assert parts["trainable weights"] == parts["reference copy"] == 4 * found["parameters"]["total"]
-    assert found["reference"] == "online: a frozen copy of the first weights, asked at every step"
+    assert found["reference"] == "online: a frozen copy of the initial weights, run on every batch"
     assert found["tokens_at_most"] == 10 * 4 * (16 + 2 * 16)
     assert found["bytes_per_device"] == sum(parts.values())

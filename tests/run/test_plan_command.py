@@ -100,7 +100,7 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
     found = plan(load("dpo.py", HERE))
     assert lines[0] == found["id"]
     assert "computed in  float32, on cpu" in lines
-    assert any(line.startswith("reference    cached: the first policy says it of each pair once") for line in lines)
+    assert any(line.startswith("reference    cached: precomputed from the initial policy") for line in lines)
     assert "mesh         one device" in lines
     assert "memory on each device" in lines
     for part in found["memory"]:

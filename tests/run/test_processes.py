@@ -230,7 +230,7 @@ def test_what_one_refuses_all_refuse(lab: Any) -> None:
     children = start(lab, "sft.py", "run", "mesh.data=2", processes=2)  # two of four devices
     results = ended(children)
     assert [code for code, _ in results] == [2, 2]
-    assert "mesh: 2 devices leave 1 of 2 processes without any; there are 4" in results[0][1]
+    assert "mesh: a mesh of 2 devices has none of 1 of the 2 processes; use all 4 devices" in results[0][1]
     assert not (Path(lab.place) / "runs").exists() or not list((Path(lab.place) / "runs").glob("sft-*"))
 
 
