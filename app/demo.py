@@ -83,7 +83,7 @@ def offered(site: Site, do: str) -> Html:
     if job is not None and job.is_over and job.state != "done":
         wrong = tag("pre", f"{file} cannot be read: {job.error or job.state}", cls="error", role="alert")
     change = link("/new", preset=name) if name is not None else link("/new", demo=1)
-    words = f"nnxdsl run {shlex.quote(file)} --home {shlex.quote(str(site.settings.home))}"
+    words = f"python {shlex.quote(file)} --home {shlex.quote(str(site.settings.home))}"
     return join(
         tag("p", button, " ", tag("span", note, cls="muted")),
         wrong,
@@ -109,5 +109,5 @@ def start(site: Site, ask: Ask) -> Answer:
     made = written(site)[0] if name is None else site.presets.experiment(name)
     if made is None:
         return Answer(notice="The recipe is still being read; try again in a moment.", bad=True)
-    site.launcher.launch(made, ask.client)
+    site.launcher.launch(made, ask.client, name or "")
     return Answer(goto=link("/run", id=made.id))

@@ -60,7 +60,8 @@ class Dispatcher:
             return False
         first = waiting[0]
         try:
-            self._launcher.launch(from_tree(read_json(first.directory / "experiment.json")), "the queue")
+            experiment = from_tree(read_json(first.directory / "experiment.json"))
+            self._launcher.launch(experiment, "the queue", first.recipe)
         except NnxdslError as error:
             self._launcher.audit(f"not started: {error}", first.run, "the queue")
         shutil.rmtree(first.directory, ignore_errors=True)

@@ -23,19 +23,23 @@ import attrs
 from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import RunError
+from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.status import liveness_of, writer_of
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json, replace, write_json
 
+from .experiments import stored
 from .jobs import environment
+from .presets import Presets
 from .run_paths import run_path
 from .settings import Settings
 
 MAX_LAUNCHES = 500
 TAIL = 16_000
+READ_SECONDS = 30.0
+"""How long a start waits for the child process that reads its recipe."""
 
 
 @attrs.frozen
@@ -47,12 +51,14 @@ class Launch:
         run: Id of the run.
         process: Who it is.
         record: All that was written down.
+        recipe: Name of the recipe whose file was started; empty for none.
     """
 
     directory: Path
     run: str
     process: process_info.Process
     record: dict[str, Any]
+    recipe: str = ""
 
     @property
     def began(self) -> float:
@@ -81,58 +87,93 @@ class Launch:
 
 @attrs.frozen
 class Waiting:
-    """A run that waits for a slot."""
+    """A run that waits for a slot; `recipe` as in `Launch`."""
 
     directory: Path
     run: str
     since: str
+    recipe: str = ""
 
 
 class Launcher:
     """What a page may do to runs. Knows which processes are ours from their records alone."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, presets: Presets | None = None) -> None:
         """Starts nothing."""
         self._settings = settings
+        self._presets = presets or Presets(settings.project / "experiments", settings.project)
         self._home, self._own = settings.home, settings.own
         self._lock = threading.RLock()
 
     # starting
 
-    def launch(self, experiment: Experiment, who: str = "") -> Launch:
-        """Starts an experiment, or goes on with its run, as `nnxdsl run FILE` would.
+    def launch(self, experiment: Experiment, who: str = "", recipe: str = "", verb: str = "run") -> Launch:
+        """Starts an experiment, or resumes its run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
+
+        Args:
+            experiment: What is to run.
+            who: Who asked for it, for the audit.
+            recipe: The recipe whose file is started, with what differs as `path=value` arguments; empty for none.
+            verb: What the audit calls it.
 
         Raises:
-            RunError: its run is at work, or has finished.
+            RunError: its run is at work or has finished, or the recipe cannot become this experiment.
         """
         run = experiment.id
+        words = self._presets.command(recipe, experiment, READ_SECONDS) if recipe else ()
         with self._lock:  # a second click waits, and is refused
             self._require_free(run)
             directory = self._new_directory("launches", run)
             self._write(directory, experiment)
-            words = ("run", str(directory / "experiment.json"), "--home", str(self._home))
-            return self._start(directory, run, words, self._settings.project, who)
+            words = words or ("-m", "nnxdsl", "run", str(directory / "experiment.json"))
+            return self._start(directory, run, words, who, recipe, verb)
 
     def resume(self, run: str, who: str = "") -> Launch:
-        """Goes on with a run as `nnxdsl resume RUN` would.
+        """Resumes a run as `nnxdsl resume RUN` would, or by its recipe's file where it was started as that.
 
         Raises:
             RunError: it is at work, has finished, or is not there.
         """
+        found = RunDirectory(run_path(self._home, run))
+        recipe = self.recipe_of(run)
+        experiment = stored(found.path / "experiment.json") if recipe else None
+        if experiment is not None:
+            try:
+                self._presets.command(recipe, experiment, READ_SECONDS)
+            except NnxdslError:  # its file has changed or gone: what the run itself holds may be enough
+                experiment = None
+        if experiment is not None:
+            return self.launch(experiment, who, recipe, "resume")
         with self._lock:
             self._require_free(run)
-            found = RunDirectory(run_path(self._home, run))
             directory = self._new_directory("launches", run)
-            words = ("resume", str(found.path), "--home", str(self._home))
-            return self._start(directory, run, words, self._settings.project, who)
+            return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), who, recipe, "resume")
 
-    def _start(self, directory: Path, run: str, words: tuple[str, ...], cwd: Path, who: str) -> Launch:
-        argv = [sys.executable, "-m", "nnxdsl", *words]
+    def recipe_of(self, run: str) -> str:
+        """The recipe as whose file a run was started last, by the app or in a terminal; empty for none."""
+        newest = self.newest(run)
+        if newest is not None and newest.recipe:
+            return newest.recipe
+        try:
+            attempts = RunDirectory(run_path(self._home, run)).attempts()
+            last = attempts[-1] if attempts else {}
+            return self._presets.named_in(last.get("argv") or (), Path(str(last.get("cwd", "."))))
+        except RunError:
+            return ""
+
+    def _start(self, directory: Path, run: str, words: tuple[str, ...], who: str, recipe: str, verb: str) -> Launch:
+        argv, cwd, variables = (
+            [sys.executable, *words, "--home", str(self._home)],
+            self._settings.project,
+            environment(),
+        )
+        if recipe and (cwd / "nnxdsl").is_dir():  # a checkout: `-m` finds the package there, a file does not
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(cwd), variables.get("PYTHONPATH"))))
         with (directory / "output.txt").open("ab") as output:
             child = subprocess.Popen(
                 argv,
                 cwd=cwd,
-                env=environment(),
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -144,12 +185,13 @@ class Launcher:
             "run": run,
             "pid": child.pid,
             "pid_started": process_info.started(child.pid),
-            "variables": sorted(environment()),
+            "variables": sorted(variables),
             "asked_by": who,
+            "recipe": recipe,
         }
         write_json(directory / "launch.json", record)
         threading.Thread(target=_wait, args=(child, directory), name=f"wait {run}", daemon=True).start()
-        self.audit(words[0], run, who)
+        self.audit(verb, run, who)
         self._forget_oldest()
         return _opened(directory)
 
@@ -167,10 +209,6 @@ class Launcher:
             )
         if liveness_of(status) in ("running", "silent"):
             raise RunError(f"{run} is at work already (process {status.get('pid')}); open it")
-
-    def command(self, experiment_file: str) -> str:
-        """What a person would type for the same."""
-        return f"nnxdsl run {experiment_file} --home {self._home}"
 
     # what was started
 
@@ -264,8 +302,8 @@ class Launcher:
 
     # waiting
 
-    def enqueue(self, experiment: Experiment, who: str = "") -> None:
-        """Has an experiment wait for a slot.
+    def enqueue(self, experiment: Experiment, who: str = "", recipe: str = "") -> None:
+        """Has an experiment wait for a slot; arguments as in `launch`.
 
         Raises:
             RunError: it waits or runs already, or too many wait.
@@ -276,7 +314,9 @@ class Launcher:
         if len(waiting) >= self._settings.limits.queued:
             raise RunError(f"{len(waiting)} runs wait already; the app takes no more")
         self._require_free(experiment.id)
-        self._write(self._new_directory("queue", experiment.id), experiment)
+        if recipe:
+            self._presets.command(recipe, experiment, READ_SECONDS)
+        self._write(self._new_directory("queue", experiment.id), experiment, recipe)
         self.audit("queue", experiment.id, who)
 
     def waiting(self) -> list[Waiting]:
@@ -287,7 +327,8 @@ class Launcher:
         for name in names:
             stamp, _, run = name.partition("-")
             if stamp.isdigit() and (place / name / "experiment.json").is_file():
-                found.append(Waiting(place / name, run, _iso(int(stamp))))
+                recipe = (place / name / "recipe").read_text("utf-8") if (place / name / "recipe").is_file() else ""
+                found.append(Waiting(place / name, run, _iso(int(stamp)), recipe))
         return found
 
     def move(self, run: str, places: int, who: str = "") -> str:
@@ -354,7 +395,9 @@ class Launcher:
             raise RunError(f"{directory}: cannot be made: {error.strerror}") from error
         return directory
 
-    def _write(self, directory: Path, experiment: Experiment) -> None:
+    def _write(self, directory: Path, experiment: Experiment, recipe: str = "") -> None:
+        if recipe:
+            replace(directory / "recipe", recipe.encode())
         replace(directory / "experiment.py", to_python(experiment).encode())
         write_json(directory / "experiment.json", to_dict(experiment))
 
@@ -382,7 +425,7 @@ def _opened(directory: Path) -> Launch:
     record = read_json(directory / "launch.json")
     try:
         who = process_info.Process(int(record["pid"]), record["pid_started"], str(record["host"]))
-        return Launch(directory, str(record["run"]), who, record)
+        return Launch(directory, str(record["run"]), who, record, str(record.get("recipe", "")))
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{directory / 'launch.json'}: damaged") from error
 

@@ -6,7 +6,7 @@ import attrs
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import Problem, SpecError
+from nnxdsl.errors import NnxdslError, Problem, SpecError
 
 from . import demo, form, form_texts
 from .drafts import Draft
@@ -20,6 +20,13 @@ from .page import Action, Answer, Ask, Page
 from .parts import action
 from .state import Site
 
+COPIED = (
+    "Another tab has changed this draft since this page was opened. Your version is a draft of its own now, which this "
+    "page shows; the other tab keeps its version."
+)
+SHOWN = 20_000
+"""Characters of a damaged draft's file that are shown."""
+
 
 def opened(site: Site, ask: Ask) -> Answer:
     """The draft of the query; with `from`, `preset` or nothing, a new one or the choice of one."""
@@ -27,7 +34,10 @@ def opened(site: Site, ask: Ask) -> Answer:
         note = tag("p", "This app is read only: runs can be looked at, not started.", cls="empty")
         return _whole(tag("h1", "New run"), note, join())
     if ask.query.get("draft"):
-        return _draft(site, ask, site.drafts.load(ask.query["draft"]))
+        try:
+            return _draft(site, ask, site.drafts.load(ask.query["draft"]))
+        except Exception as error:  # whatever another version of the app left in its file: it can be discarded
+            return _damaged(site, ask.query["draft"], error)
     if ask.query.get("demo"):
         return _begin(site, ask, demo.written(site)[0], demo.NAME)
     begun = ask.query.get("from") or ask.query.get("preset") or ""
@@ -38,8 +48,28 @@ def opened(site: Site, ask: Ask) -> Answer:
         job = site.presets.job(begun)
         if experiment is None:
             return _whole(tag("h1", "New run"), _unread(begun, job), join())
-        return _begin(site, ask, experiment, f"experiments/{begun}.py")
-    return _begin(site, ask, _of_run(site, begun), begun)
+        return _begin(site, ask, experiment, f"experiments/{begun}.py", begun)
+    return _begin(site, ask, _of_run(site, begun), begun, site.launcher.recipe_of(begun))
+
+
+def _damaged(site: Site, name: str, error: Exception) -> Answer:
+    """A draft that cannot be opened: its problem, what its file holds, and a button that deletes it."""
+    message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
+    text = site.drafts.text(name)
+    stored = tag("details", tag("summary", "What its file holds"), tag("pre", text[:SHOWN], tabindex=0), cls="panel")
+    body = join(
+        tag("p", f"This draft cannot be opened: {message}", cls="notice bad", role="alert"),
+        tag("div", action("Discard the draft", "new.discard", "danger") if text else None, cls="row"),
+        stored if text else None,
+        tag("p", tag("a", "Begin another one", href="/new", cls="button")),
+    )
+    return _whole(tag("h1", "New run"), body, join())
+
+
+def discard(site: Site, ask: Ask) -> Answer:
+    """Deletes a draft."""
+    site.drafts.discard(ask.query.get("draft", ""))
+    return Answer(goto="/new", notice="The draft was discarded.")
 
 
 def _unread(name: str, job: Job | None) -> Html:
@@ -67,51 +97,57 @@ def ticked(site: Site, ask: Ask) -> Answer:
 
 
 def change(site: Site, ask: Ask) -> Answer:
-    """A field was changed: the draft is kept, and the panel follows; another class brings other fields."""
-    draft = site.drafts.load(ask.query.get("draft", ""))
-    texts = ask.fields
+    """A field was changed: the draft is saved, and the panel follows; another class brings other fields."""
     shapes = ask.text("changed").endswith(".type")
-    draft = attrs.evolve(draft, texts=form_texts.completed(texts) if shapes else texts)
-    site.drafts.save(draft)
-    regions = {"panel": panel(site, ask, draft), "head": _head(site, draft)}
-    if shapes:
-        regions["form"] = _form(draft)
-    return Answer(regions)
+    return _edited(site, ask, form_texts.completed(ask.fields) if shapes else ask.fields, with_form=shapes)
 
 
 def edit_items(site: Site, ask: Ask) -> Answer:
     """Adds a member to a tuple of specs, or removes one."""
-    draft, texts, path = site.drafts.load(ask.query.get("draft", "")), ask.fields, ask.text("path")
+    texts, path, index = ask.fields, ask.text("path"), ask.text("remove")
     spec = form_texts.items_at(texts, path)
-    index = ask.text("remove")
     if spec is None:
         return Answer(notice=f"{path} has no members to edit; reload the page.", bad=True)
     if index:
         texts = form_texts.without_item(texts, path, int(index) if index.isascii() and index.isdecimal() else -1)
     else:
         texts = form_texts.with_item(texts, path, spec)
-    draft = attrs.evolve(draft, texts=form_texts.completed(texts))
-    site.drafts.save(draft)
-    return Answer({"panel": panel(site, ask, draft), "head": _head(site, draft), "form": _form(draft)})
+    return _edited(site, ask, form_texts.completed(texts), with_form=True)
+
+
+def _edited(site: Site, ask: Ask, texts: dict[str, str], *, with_form: bool) -> Answer:
+    draft = _saved(site, ask, texts)
+    is_copy = draft.id != ask.query.get("draft")
+    ask = attrs.evolve(ask, query={**ask.query, "draft": draft.id})
+    regions = {"panel": panel(site, ask, draft), "head": _head(site, draft)}
+    if with_form:
+        regions["form"] = _form(draft)
+    if not is_copy:
+        return Answer(regions)
+    return Answer(regions, notice=COPIED, query=link("", **ask.query).lstrip("?"))
+
+
+def _saved(site: Site, ask: Ask, texts: dict[str, str]) -> Draft:
+    return site.drafts.change(ask.query.get("draft", ""), texts, ask.text("tab"), ask.text("revision"))
 
 
 def launch(site: Site, ask: Ask) -> Answer:
-    """Starts what the draft says."""
-    experiment = _require(site, ask)
-    site.launcher.launch(experiment, ask.client)
+    """Starts the draft's run, by the recipe's file if the draft began as a recipe."""
+    draft, experiment = _require(site, ask)
+    site.launcher.launch(experiment, ask.client, draft.recipe)
     return Answer(goto=link("/run", id=experiment.id))
 
 
 def queue(site: Site, ask: Ask) -> Answer:
-    """Has what the draft says wait for a slot."""
-    experiment = _require(site, ask)
-    site.launcher.enqueue(experiment, ask.client)
+    """Queues the draft's run for a slot."""
+    draft, experiment = _require(site, ask)
+    site.launcher.enqueue(experiment, ask.client, draft.recipe)
     return Answer(goto=link("/run", id=experiment.id))
 
 
 def plan(site: Site, ask: Ask) -> Answer:
     """Works out the plan, in a child process."""
-    planned(site, _require(site, ask), ask, start=True)
+    planned(site, _require(site, ask)[1], ask, start=True)
     return Answer(goto=link("/new", **{**ask.query, "tab": "plan", "planned": "1"}))
 
 
@@ -125,26 +161,22 @@ def take_in(site: Site, ask: Ask) -> Answer:
     draft_name = ask.query.get("draft")
     if not draft_name:
         return _begin(site, ask, experiment, "what was pasted")
-    draft = attrs.evolve(site.drafts.load(draft_name), texts=form_texts.texts_of(experiment))
-    site.drafts.save(draft)
-    answer = _draft(site, Ask({**ask.query, "tab": ""}), draft)
+    draft = _saved(site, ask, form_texts.texts_of(experiment))
+    answer = _draft(site, Ask({**ask.query, "draft": draft.id, "tab": ""}), draft)
     return Answer(answer.regions, notice="Taken in.", query=link("", draft=draft.id).lstrip("?"))
 
 
-def _require(site: Site, ask: Ask) -> Experiment:
-    """The draft's experiment.
+def _require(site: Site, ask: Ask) -> tuple[Draft, Experiment]:
+    """The draft and its experiment.
 
     Raises:
         SpecError: what is wrong with it.
     """
-    draft = site.drafts.load(ask.query.get("draft", ""))
-    if ask.fields and ask.fields != draft.texts:
-        draft = attrs.evolve(draft, texts=ask.fields)
-        site.drafts.save(draft)
+    draft = _saved(site, ask, ask.fields) if ask.fields else site.drafts.load(ask.query.get("draft", ""))
     experiment, problems = form_texts.read(draft.texts)
     if experiment is None:
         raise SpecError(problems, "this draft")
-    return experiment
+    return draft, experiment
 
 
 def _of_run(site: Site, run: str) -> Experiment:
@@ -160,9 +192,9 @@ def _of_run(site: Site, run: str) -> Experiment:
     return found
 
 
-def _begin(site: Site, ask: Ask, experiment: Experiment, name: str) -> Answer:
+def _begin(site: Site, ask: Ask, experiment: Experiment, name: str, recipe: str = "") -> Answer:
     texts = form_texts.texts_of(experiment)
-    draft = site.drafts.new(texts, to_dict(experiment), name)
+    draft = site.drafts.new(texts, to_dict(experiment), name, recipe)
     query = link("", draft=draft.id).lstrip("?")
     answer = _draft(site, Ask({"draft": draft.id}), draft)
     return Answer(answer.regions, query=query)
@@ -237,6 +269,7 @@ def _head(site: Site, draft: Draft) -> Html:
         "div",
         tag("div", tag("h1", "New run"), tag("div", buttons, cls="row"), cls="row between"),
         tag("p", "Copied from ", tag("span", draft.base_name, cls="mono"), "; ", note, cls="muted"),
+        data_revision=draft.revision,
     )
 
 
@@ -248,7 +281,7 @@ def _form(draft: Draft) -> Html:
 
 def verify(site: Site, ask: Ask) -> Answer:
     """A dry run: XLA compiles the step, and none is taken."""
-    experiment, device = _require(site, ask), device_of(ask) or NO_DEVICE
+    experiment, device = _require(site, ask)[1], device_of(ask) or NO_DEVICE
     why = why_not_compiled(experiment, device)
     if why is not None:
         return Answer(notice=why, bad=True)
@@ -258,7 +291,7 @@ def verify(site: Site, ask: Ask) -> Answer:
 
 def cancel(site: Site, ask: Ask) -> Answer:
     """Ends the compiler."""
-    job = plan_job(site, _require(site, ask), device_of(ask) or NO_DEVICE, start=False, compiled=True)
+    job = plan_job(site, _require(site, ask)[1], device_of(ask) or NO_DEVICE, start=False, compiled=True)
     if job is not None:
         site.compiles.cancel(job.key)
     return attrs.evolve(ticked(site, ask), notice="Ended.")
@@ -274,6 +307,7 @@ PAGE = Page(
         "tick": ticked,
         "reread": reread,
         "change": Action(change, writes=True),
+        "discard": Action(discard, writes=True),
         "edit_items": Action(edit_items, writes=True),
         "launch": Action(launch, writes=True),
         "queue": Action(queue, writes=True),

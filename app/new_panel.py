@@ -8,7 +8,7 @@ from urllib.parse import quote
 from nnxdsl.config.core.codegen import render, to_python
 from nnxdsl.config.core.serialization import diff, get, to_json
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import Problem
+from nnxdsl.errors import NnxdslError, Problem
 
 from . import form_texts
 from .drafts import Draft
@@ -39,7 +39,7 @@ def panel(site: Site, ask: Ask, draft: Draft) -> Html:
     elif tab == "plan":
         body = plan_tab(site, ask, experiment)
     else:
-        body = _python(site, experiment)
+        body = _python(site, draft, experiment)
     query = {name: value for name, value in ask.query.items() if name in ("draft", "device")}
     names = {
         name: f"{text} ({_count(draft, experiment)})" if name == "diff" and experiment else text
@@ -83,15 +83,30 @@ def _code(text: str, name: str) -> Html:
     return tag("pre", tag("code", text, id=name), tabindex=0, cls="code")
 
 
-def _python(site: Site, experiment: Experiment) -> Html:
+def _python(site: Site, draft: Draft, experiment: Experiment) -> Html:
     text = to_python(experiment)
-    words = f"nnxdsl run {shlex.quote(f'{experiment.name}.py')} --home {shlex.quote(str(site.settings.home))}"
     name = f"{experiment.name}.py"
     save = tag("a", "Download", href=_data(text, "text/x-python"), download=name, cls="button small")
     return join(
         tag("div", copy_button("new-python"), save, cls="row end"),
         _code(text, "new-python"),
-        tag("p", "In a terminal: ", tag("code", words, id="new-command"), " ", copy_button("new-command"), cls="small"),
+        _command(site, draft, experiment, name),
+    )
+
+
+def _command(site: Site, draft: Draft, experiment: Experiment, name: str) -> Html:
+    """The command that Launch starts, for a terminal; or why the recipe's file cannot be started with these fields."""
+    words: tuple[str, ...] = ("nnxdsl", "run", name)
+    if draft.recipe:
+        try:
+            words = ("python", *site.presets.command(draft.recipe, experiment))
+        except NnxdslError as error:
+            job = site.presets.job(draft.recipe)
+            is_reading = job is not None and not job.is_over
+            return tag("p", str(error), cls="small", role="status", data_tick="1" if is_reading else None)
+    text = shlex.join((*words, "--home", str(site.settings.home)))
+    return tag(
+        "p", "In a terminal: ", tag("code", text, id="new-command"), " ", copy_button("new-command"), cls="small"
     )
 
 

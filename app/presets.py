@@ -1,11 +1,19 @@
-"""The project's experiments: code that the app does not run itself; a child process says what each of them is."""
+"""The project's experiments: code that the app does not run itself; a child process reads each of them.
+
+A run that begins as a recipe is started as the recipe's own file, `python experiments/NAME.py path=value ...`, so that
+what the file defines beside its experiment (rewards, classes) is there.
+"""
 
 from __future__ import annotations
 
-import threading
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from nnxdsl.config.core.codegen import parse_value, render
+from nnxdsl.config.core.serialization import diff, evolve
 from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import RunError, SpecError
 
 from .experiments import from_tree
 from .jobs import Job, Jobs, files_of
@@ -20,8 +28,8 @@ class Presets:
     def __init__(self, place: Path, project: Path) -> None:
         """Reads nothing yet."""
         self.place = place
+        self._project = project
         self._jobs = Jobs(project, LIMIT_SECONDS, width=2)
-        self._lock = threading.Lock()
 
     def names(self) -> list[str]:
         """The files that look like experiments, without their `.py`."""
@@ -58,6 +66,43 @@ class Presets:
         """
         job = self.job(name)
         return from_tree(job.result) if job is not None and job.state == "done" else None
+
+    def command(self, name: str, experiment: Experiment, wait_seconds: float = 0.0) -> tuple[str, ...]:
+        """What comes after `python` to run an experiment as a recipe's file: the file, and `path=value` arguments.
+
+        Args:
+            name: The recipe's file, without `.py`.
+            experiment: What is to run: the recipe with some fields changed.
+            wait_seconds: How long to wait for the child process that reads the recipe.
+
+        Raises:
+            RunError: The recipe is gone or cannot be read, or arguments cannot make this experiment of it.
+        """
+        job, until = self.job(name), time.monotonic() + wait_seconds
+        if job is None:
+            raise RunError(f"{self.file(name)} is gone; put it back, or import the draft's JSON as a draft of its own")
+        while not job.is_over and time.monotonic() < until:
+            time.sleep(0.05)
+        file = self.file(name).relative_to(self._project)
+        if not job.is_over:
+            raise RunError(f"{file} is still being read; try again in a moment")
+        if job.state != "done":
+            raise RunError(f"{file} cannot be read: {job.error or job.state}")
+        recipe = from_tree(job.result)
+        changes = {path: render(value) for path, value in diff(recipe, experiment).items()}
+        try:
+            is_reached = evolve(recipe, {path: parse_value(text) for path, text in changes.items()}) == experiment
+        except SpecError:
+            is_reached = False
+        if not is_reached:
+            raise RunError(f"path=value arguments cannot change {', '.join(changes)} of {file}; edit the file itself")
+        return str(file), *(f"{path}={text}" for path, text in changes.items())
+
+    def named_in(self, argv: Iterable[object], cwd: Path) -> str:
+        """The recipe whose file a command names; empty if it names none."""
+        files = {self.file(name).resolve(): name for name in self.names()}
+        words = [word for word in argv if isinstance(word, str) and word.endswith(".py")]
+        return next((files[path] for word in words if (path := (cwd / word).resolve()) in files), "")
 
     def close(self) -> None:
         """Ends what is being read."""

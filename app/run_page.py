@@ -64,9 +64,9 @@ def again(site: Site, ask: Ask) -> Answer:
     """Starts once more what was refused before it had a directory."""
     newest = site.launcher.newest(ask.query.get("id", ""))
     experiment = None if newest is None else stored(newest.directory / "experiment.json")
-    if experiment is None:
-        return Answer(notice="What was to be started is not known any more; begin with a new run.", bad=True)
-    site.launcher.launch(experiment, ask.client)
+    if newest is None or experiment is None:
+        return Answer(notice="The record of this start is gone; begin with a new run.", bad=True)
+    site.launcher.launch(experiment, ask.client, newest.recipe)
     return _done(site, ask, "Started again.")
 
 

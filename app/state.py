@@ -56,7 +56,8 @@ class Site:
     @classmethod
     def of(cls, settings: Settings) -> Site:
         """The world of an app that is about to start."""
-        index, launcher = Index(settings.home), Launcher(settings)
+        index, presets = Index(settings.home), Presets(settings.project / "experiments", settings.project)
+        launcher = Launcher(settings, presets)
         return cls(
             settings=settings,
             jobs=Jobs(settings.project, settings.limits.job_seconds, width=2),
@@ -68,7 +69,7 @@ class Site:
             series=Series(),
             launcher=launcher,
             drafts=Drafts(settings.own / "drafts"),
-            presets=Presets(settings.project / "experiments", settings.project),
+            presets=presets,
             dispatcher=None if settings.read_only else Dispatcher(settings, launcher, index),
         )
 

@@ -3,7 +3,8 @@
   const pages = /*PAGES*/{}, base = /*ROOT*/"";
   const below = (path) => (path.startsWith(base + "/") ? path.slice(base.length) : ""); // a URL's path as the app's own
   const questions = {};
-  let serial = 0, timer = null, asked = 0, lastTick = 0, inFlight = {};
+  const tab = Math.random().toString(36).slice(2); // of this tab, until it is loaded again
+  let timer = null, lastTick = 0, inFlight = {};
   const nnx = (window.nnx = {});
   const current = () => pages[below(location.pathname)] || pages["/"];
   const root = () => document.getElementById("page-" + current().name);
@@ -21,7 +22,7 @@
   nnx.send = (name, payload) => {
     const target = button(name);
     if (!target) return false;
-    (questions[name] ??= []).push(JSON.stringify({ ...payload, name: name, digests: digests(name.split(".")[0]) }));
+    (questions[name] ??= []).push(JSON.stringify({ ...payload, tab, revision: root()?.querySelector("[data-revision]")?.dataset.revision, name: name, digests: digests(name.split(".")[0]) }));
     inFlight[name] = Date.now();
     target.click();
     return true;

@@ -1,0 +1,126 @@
+"""Every recipe of the project starts from the app as its own file, with what the form changed as arguments."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app import new_page
+from app.page import Answer, Ask
+from app.settings import Settings
+from app.state import Site
+from nnxdsl.errors import RunError
+from nnxdsl.storage.jsonl import read_json
+from tests.app.conftest import ROOT
+
+RECIPES = sorted(path.stem for path in (ROOT / "experiments").glob("*.py") if "Experiment(" in path.read_text())
+READ_SECONDS, RUN_SECONDS = 120, 500
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[Site]:
+    """An app's state over a copy of the project's recipes; runs share their home and what XLA compiled."""
+    project = tmp_path_factory.mktemp("project")
+    shutil.copytree(ROOT / "experiments", project / "experiments")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        site = Site.of(Settings(home=project / "runs", project=project))
+        yield site
+        site.close()
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, f"not so after {seconds} s"
+        time.sleep(0.2)
+
+
+def opened(site: Site, name: str) -> str:
+    """The query of a new draft of a recipe."""
+
+    def read() -> Answer:
+        return new_page.opened(site, Ask({"preset": name}))
+
+    wait_for(lambda: read().query is not None or "cannot be read" in str(read().regions["form"]), READ_SECONDS)
+    answer = read()
+    assert answer.query is not None, answer.regions["form"]
+    return answer.query.partition("draft=")[2]
+
+
+def launched(site: Site, draft: str, changes: dict[str, str]) -> Path:
+    """Changes fields of a draft as the form does, and launches it; returns the run's directory."""
+    query, texts = {"draft": draft}, {**site.drafts.load(draft).texts, **changes}
+    new_page.change(site, Ask(query, {"fields": texts, "changed": "evaluation.type"}))
+    texts = site.drafts.load(draft).texts
+    answer = new_page.launch(site, Ask(query, {"fields": texts}))
+    assert answer.goto is not None
+    return site.settings.home / answer.goto.partition("id=")[2]
+
+
+def brief(texts: dict[str, str]) -> dict[str, str]:
+    """Changes that make an experiment, and the ones that it starts from, as short as they can be."""
+    steps = {path: "2" for path in texts if path == "steps" or path.endswith(".experiment.steps")}
+    rows = {path: "16" for path in texts if path == "batch_size" or path.endswith(".experiment.batch_size")}
+    parts = {path: "" for path in texts if path == "evaluation.type" or path.endswith(".experiment.evaluation.type")}
+    return steps | rows | parts | {"seed": "1"}  # no run that is the earlier stage of another
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(READ_SECONDS + RUN_SECONDS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_to_its_end(site: Site, name: str) -> None:
+    draft = opened(site, name)
+    path = launched(site, draft, brief(site.drafts.load(draft).texts))
+    launch = site.launcher.newest(path.name)
+    assert launch is not None
+    wait_for(lambda: not launch.is_alive, RUN_SECONDS)
+    assert (path / "status.json").is_file(), launch.output()
+    status = read_json(path / "status.json")
+    assert (status["state"], status["step"]) == ("finished", 2), launch.output()
+    argv = launch.record["argv"]
+    assert argv[1] == f"experiments/{name}.py"
+    assert "steps=2" in argv
+
+
+def test_the_rewards_of_a_recipe_are_there_and_can_be_edited(site: Site) -> None:
+    draft = opened(site, "grpo_gemma")
+    texts = site.drafts.load(draft).texts
+    assert texts["objective.rewards.0.name"] == "kind"
+    query = {"draft": draft}
+    new_page.edit_items(site, Ask(query, {"fields": texts, "path": "objective.rewards", "remove": "1"}))
+    new_page.edit_items(site, Ask(query, {"fields": site.drafts.load(draft).texts, "path": "objective.rewards"}))
+    texts = {**site.drafts.load(draft).texts, "objective.rewards.1.name": "exact_answer"}
+    answer = new_page.change(site, Ask(query, {"fields": texts, "changed": "objective.rewards.1.name"}))
+    assert "python experiments/grpo_gemma.py objective.rewards.1.name=" in str(answer.regions["panel"]).replace(
+        "&#x27;", ""
+    )
+    assert " disabled" not in str(answer.regions["head"])
+
+
+def test_a_queued_recipe_and_a_resumed_one_start_as_its_file(site: Site) -> None:
+    draft = site.drafts.load(opened(site, "grpo_gemma"))
+    new_page.queue(site, Ask({"draft": draft.id}, {"fields": {**draft.texts, "seed": "5"}}))
+    waiting = site.launcher.waiting()
+    assert [one.recipe for one in waiting] == ["grpo_gemma"] or not waiting  # the queue may have started it by now
+    run = new_page.form_texts.read(site.drafts.load(draft.id).texts)[0]
+    assert run is not None
+    wait_for(lambda: site.launcher.newest(run.id) is not None, 60)
+    launch = site.launcher.newest(run.id)
+    assert launch is not None
+    site.launcher.kill(run.id)
+    assert launch.record["argv"][1:3] == ["experiments/grpo_gemma.py", "seed=5"]
+    assert site.launcher.recipe_of(run.id) == "grpo_gemma"
+
+
+def test_a_recipe_that_is_gone_is_refused_with_what_to_do(site: Site) -> None:
+    (site.presets.place / "soon_gone.py").write_text((ROOT / "experiments" / "quickstart.py").read_text())
+    draft = opened(site, "soon_gone")
+    (site.presets.place / "soon_gone.py").unlink()
+    with pytest.raises(RunError, match=r"soon_gone\.py is gone"):
+        launched(site, draft, {"steps": "2"})
