@@ -61,7 +61,7 @@ WITHOUT_JAX = (
 )
 ONLY_IN = {
     "qwix": {"adapters/lora.py", "adapters/qat.py"},
-    "orbax": {"runs/checkpointer.py", "weights/orbax.py"},
+    "orbax": {"runs/checkpointer.py", "runs/checkpoint_reader.py", "weights/orbax.py"},
     "huggingface_hub": {"formats/hf_download.py"},
     "cattrs": {"config/core/serialization.py"},
     "tokenizers": {"data/tokenizers/huggingface.py"},

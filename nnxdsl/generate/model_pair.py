@@ -33,7 +33,7 @@ from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.program.forward import ForwardOutput, Leaves
 from nnxdsl.program.reference import OwnWeights
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.weights import sources
 
 REFERENCE = "reference"
@@ -120,7 +120,7 @@ class ModelPair:
             DataError: the held-out rows or the tokenizer cannot be read.
         """
         experiment = sources.saved_experiment(directory)
-        with Checkpoints.open(directory / "checkpoints") as checkpoints:
+        with CheckpointReader(directory / "checkpoints") as checkpoints:
             steps = checkpoints.steps()
             if not steps:
                 raise WeightsError(f"{directory} has no checkpoint yet")
@@ -256,14 +256,19 @@ class _Saved:
 
     directory: Path
     program: Program
-    checkpoints: Checkpoints
+    checkpoints: CheckpointReader
     trainable: Leaves
     frozen: Leaves
     tell: Callable[[str], object]
 
     @classmethod
     def read(
-        cls, directory: Path, program: Program, checkpoints: Checkpoints, source: Any, tell: Callable[[str], object]
+        cls,
+        directory: Path,
+        program: Program,
+        checkpoints: CheckpointReader,
+        source: Any,
+        tell: Callable[[str], object],
     ) -> _Saved:
         """With the first weights, before any step."""
         trainable, frozen, _ = init.init_arrays(program.blueprint, source, program.mesh)
@@ -307,7 +312,7 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
     if program.blueprint.config != mine.blueprint.config or ids[0] != ids[1]:
         raise RunError(f"{run} is of another network or tokenizer, so that their tokens cannot be compared one by one")
     tell(f"reading weights of {run}")
-    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+    with CheckpointReader(directory / "checkpoints") as checkpoints:
         source = sources.open_source(program.blueprint, home)
         state = _Saved.read(directory, program, checkpoints, source, tell).at_step(int(step))
     template, leaves = program.policy(state)

@@ -10,7 +10,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.weights import From, parts
 from nnxdsl.data.loaders.files import file_digest
 from nnxdsl.errors import RunError
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 
 
@@ -54,7 +54,7 @@ def require_same_data(experiment: Experiment, home: Path) -> None:
     path = Path(data.path)
     if not isinstance(data, of_one_file) or not path.is_file() or not is_finished(experiment, home):
         return
-    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+    with CheckpointReader(directory / "checkpoints") as checkpoints:
         steps = checkpoints.steps()
         before = checkpoints.meta(steps[-1])["batches"]["digest"] if steps else None
     now = file_digest(data.path)

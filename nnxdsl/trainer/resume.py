@@ -9,11 +9,13 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 from nnxdsl.program.compile import TrainState
 from nnxdsl.runs.array_digest import digest
-from nnxdsl.runs.checkpointer import Checkpoints, Targets
-from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.checkpoint_reader import Targets
+from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.run_dir import Row, RunDirectory
 from nnxdsl.runtime import distributed
 from nnxdsl.storage.records import is_number
 from nnxdsl.trainer.attempt import Attempt
+from nnxdsl.trainer.evaluation import Sample
 from nnxdsl.trainer.precompute import precompute_reference, precompute_teacher
 from nnxdsl.trainer.precompute_cache import PrecomputeCache
 from nnxdsl.trainer.prepare import Prepared
@@ -139,11 +141,25 @@ def evaluations_by_step(
     Raises:
         RunError: A line cannot be read, and `warn` is None.
     """
+    rows = _readable(directory.evaluations, warn)
+    return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/") and is_number(v)} for row in rows}
+
+
+def samples_by_step(directory: RunDirectory, warn: Callable[[str], object] | None = None) -> dict[int, list[Sample]]:
+    """Completions of the prompts of all evaluations; see `evaluations_by_step`."""
+    found: dict[int, list[Sample]] = {}
+    for row in _readable(directory.samples, warn):
+        if {"prompt", "policy"} <= row.keys():
+            found.setdefault(row["step"], []).append(Sample(row["prompt"], row["policy"], row.get("reference")))
+    return found
+
+
+def _readable(read: Callable[[], list[Row]], warn: Callable[[str], object] | None) -> list[Row]:
+    """Rows of a run; none where a line cannot be read and `warn` takes the message."""
     try:
-        rows = directory.evaluations()
+        return read()
     except RunError as error:
         if warn is None:
             raise
         warn(f"warning: {error}")
-        rows = []
-    return {row["step"]: {k: v for k, v in row.items() if k.startswith("eval/") and is_number(v)} for row in rows}
+        return []

@@ -19,7 +19,9 @@ from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.params import is_mtp_param
-from nnxdsl.runs.checkpointer import Checkpoints, find
+from nnxdsl.runs.checkpoint_format import find
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
+from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights import tokenizer_files
@@ -180,7 +182,7 @@ def _stripped(source: Path, target: Path, dtype: str | None) -> Converted:
         raise RunError("dtype has no effect to 'checkpoint' from a run, whose arrays stay float32")
     saved = RunWeights.open(source)
     directory, _ = find(source)
-    with Checkpoints.open(directory) as checkpoints:
+    with CheckpointReader(directory) as checkpoints:
         infos = checkpoints.contents(saved.step)[GROUP]
         targets = {
             name: jax.ShapeDtypeStruct(info.shape, np.dtype(info.dtype), sharding=host())

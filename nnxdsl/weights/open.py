@@ -20,7 +20,8 @@ from nnxdsl.formats.hf import HubReader
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, abstract
-from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints, find
+from nnxdsl.runs.checkpoint_format import CheckpointError, find
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.weights import orbax
 from nnxdsl.weights.run_weights import RunWeights, host
 from nnxdsl.weights.sources import PARAMS
@@ -148,7 +149,7 @@ def _checkpoint(path: Path) -> Weights:
     directory, step = find(path)
     if (directory.parent / "experiment.json").is_file():
         return _run(path)
-    checkpoints = Checkpoints.open(directory)
+    checkpoints = CheckpointReader(directory)
     step = checkpoints.latest_good().step if step is None else step
     if step is None:
         raise WeightsError(f"{path} has no checkpoint yet")

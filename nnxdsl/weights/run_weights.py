@@ -22,7 +22,8 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.program.blueprint import build_blueprint, template
 from nnxdsl.program.init import ArrayLike, Source
-from nnxdsl.runs.checkpointer import Checkpoints, Good, find
+from nnxdsl.runs.checkpoint_format import find
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
 from nnxdsl.weights import sources
 
 GROUP = "trainable"
@@ -61,7 +62,7 @@ class RunWeights:
     adapter: LowRank | None
     passed_over: tuple[str, ...]
     _trained: Mapping[str, ParamSpec]
-    _checkpoints: Checkpoints
+    _checkpoints: CheckpointReader
     _source: Source | None
     _ahead: dict[str, jax.Array] = attrs.field(factory=dict, init=False)
 
@@ -78,7 +79,7 @@ class RunWeights:
         """
         directory, step = find(path)
         experiment = sources.saved_experiment(path)
-        checkpoints = Checkpoints.open(directory)
+        checkpoints = CheckpointReader(directory)
         good = checkpoints.latest_good() if step is None else Good(step)
         step = good.step
         if step is None:

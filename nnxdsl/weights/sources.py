@@ -27,7 +27,8 @@ from nnxdsl.program import init
 from nnxdsl.program.blueprint import Blueprint, build_blueprint, build_unplaced
 from nnxdsl.program.init import ArrayLike, Source, TeacherSource
 from nnxdsl.program.teacher import teacher_of
-from nnxdsl.runs.checkpointer import Checkpoints, find
+from nnxdsl.runs.checkpoint_format import find
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.storage.jsonl import read_json
 
 PARAMS = "params"
@@ -197,7 +198,7 @@ class _Trained:
         path = _path_of(place, home)
         experiment = saved_experiment(path)
         directory, step = find(path)
-        with Checkpoints.open(directory) as checkpoints:
+        with CheckpointReader(directory) as checkpoints:
             step = checkpoints.latest_good().step if step is None else step
             if step is None:
                 raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
@@ -322,7 +323,7 @@ class WeightsAlone:
     def __init__(self, blueprint: Blueprint, path: Path, *, allow_non_finite: bool = False) -> None:
         directory, step = find(path)
         self._path, self._allow_non_finite = path, allow_non_finite
-        self._checkpoints = Checkpoints.open(directory)
+        self._checkpoints = CheckpointReader(directory)
         step = self._checkpoints.latest_good().step if step is None else step
         if step is None:
             raise WeightsError(f"{path} has no checkpoint yet")

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import jax
 
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
@@ -239,7 +240,7 @@ class Whole:
     @classmethod
     def of(cls, run: Path) -> Whole:
         directory = RunDirectory(run)
-        with Checkpoints.open(run / "checkpoints") as checkpoints:
+        with CheckpointReader(run / "checkpoints") as checkpoints:
             steps = checkpoints.steps()
             arrays = {step: digests(checkpoints, step) for step in steps}
             metas = {step: checkpoints.meta(step) for step in steps}
@@ -255,7 +256,7 @@ class Whole:
         if not (run / "checkpoints").is_dir():
             assert at_least == 0
             return 0
-        with Checkpoints.open(run / "checkpoints") as checkpoints:
+        with CheckpointReader(run / "checkpoints") as checkpoints:
             good, steps = checkpoints.latest_good(), checkpoints.steps()
             assert good.damaged == ()
             newest = good.step or 0

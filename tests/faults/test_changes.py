@@ -20,7 +20,8 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.data.tokenizers.base import open_tokenizer
-from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints
+from nnxdsl.runs.checkpoint_format import CheckpointError
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 
 pytestmark = pytest.mark.faults
 
@@ -33,7 +34,7 @@ def test_on_another_mesh_it_begins_bit_exact_and_stays_near(killed: Lab, whole: 
     child = killed.finish(f"mesh={mesh}", "checkpoint.keep=100", environment=EIGHT)
     assert f"resuming runs/{killed.run.name} at step 9\n" in child.said()
     assert len(killed.directory.attempts()[-1]["devices"]) == (8 if "8" in mesh else 4)
-    with Checkpoints.open(killed.checkpoints) as checkpoints:
+    with CheckpointReader(killed.checkpoints) as checkpoints:
         assert checkpoints.steps() == [6, 9, 12]
         assert digests(checkpoints, 9) == whole.arrays[9]
     found, wanted = (
@@ -45,7 +46,7 @@ def test_on_another_mesh_it_begins_bit_exact_and_stays_near(killed: Lab, whole: 
         assert row["num_tokens"] == other["num_tokens"]
     # The step that the other mesh saved comes back on one device.
     program = compile(tiny(killed))
-    with Checkpoints.open(killed.checkpoints) as checkpoints:
+    with CheckpointReader(killed.checkpoints) as checkpoints:
         state = program.with_restored(program.init(), 12, checkpoints.restore(12, program.checkpoint_targets()))
     assert all(np.isfinite(leaf).all() for leaf in state.trainable.values())
 
@@ -54,12 +55,12 @@ def test_from_another_mesh_the_same_arrays_come_back(lab: Lab, killed: Lab, whol
     """Saved on four devices, restored on one: the arrays that the program gets are those of the files, to the bit."""
     child = lab.start("mesh=Mesh(fsdp=4)", at="save-begun@3", environment=EIGHT)
     assert child.wait() == -9, child.said()
-    with Checkpoints.open(lab.checkpoints) as checkpoints:
+    with CheckpointReader(lab.checkpoints) as checkpoints:
         before = digests(checkpoints, 6)
     again = lab.start("checkpoint.keep=100", at="save-begun")  # on one device, to its first save
     assert again.wait() == -9, again.said()
     assert f"resuming runs/{lab.run.name} at step 6\n" in again.said()
-    with Checkpoints.open(lab.checkpoints) as checkpoints:
+    with CheckpointReader(lab.checkpoints) as checkpoints:
         assert digests(checkpoints, 6) == before
     assert rows(lab.directory)[6]["loss"] == pytest.approx(whole.rows[6]["loss"], rel=1e-4)
 
@@ -80,7 +81,7 @@ def test_another_shape_is_refused_in_few_words(killed: Lab, model: dict[str, int
     """Row 15: an experiment of another shape has another id; whoever forces it is told which array does not fit."""
     fields = {"layers": 1, "pattern": 1, "vocab_size": 512, "tokenizer": Tokenizer.Bytes(), **model}
     program = compile(attrs.evolve(tiny(killed), model=Small(**fields)))
-    with Checkpoints.open(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
+    with CheckpointReader(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
         checkpoints.restore(9, program.checkpoint_targets())
     said = str(raised.value)
     assert said.startswith(f"checkpoint step 9 in {killed.checkpoints} does not fit: ")
@@ -116,7 +117,7 @@ def test_another_dtype_is_refused_and_never_cast(killed: Lab) -> None:
         group: {name: jax.ShapeDtypeStruct(one.shape, jnp.bfloat16) for name, one in asked.items()}
         for group, asked in program.checkpoint_targets().items()
     }
-    with Checkpoints.open(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
+    with CheckpointReader(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
         checkpoints.restore(9, {"trainable": targets["trainable"]})
     assert "trainable.embed.embedding: saved as float32[512, 16], expected bfloat16[512, 16]" in str(raised.value)
 
@@ -129,7 +130,7 @@ def test_data_that_have_changed_are_refused_by_name(killed: Lab) -> None:
     path.write_bytes(path.read_bytes().replace(b"row 3", b"row 4", 1))
     said = killed.refused()
     assert said.startswith(
-        f"DataError: {file}: cannot go on where the checkpoint stopped: the data file has changed (sha256): "
+        f"DataError: {file}: cannot resume from the checkpoint: the data file has changed (sha256): "
     )
     assert {path: path.read_bytes() for path in killed.checkpoints.rglob("*") if path.is_file()} == before
 

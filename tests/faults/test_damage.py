@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from fault_lab import Lab, Whole, digests, rows, without_times
 
-from nnxdsl.runs.checkpointer import CheckpointError, Checkpoints
+from nnxdsl.runs.checkpoint_format import CheckpointError
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import list_runs
 
 pytestmark = pytest.mark.faults
@@ -58,7 +59,7 @@ def test_any_damage_to_any_file_of_a_step_is_seen(killed: Lab, whole: Whole) -> 
                 continue  # there is nothing to damage
             damage(path)
             assert not path.exists() or path.read_bytes() != data, (path, name)
-            with Checkpoints.open(killed.checkpoints) as checkpoints:
+            with CheckpointReader(killed.checkpoints) as checkpoints:
                 good = checkpoints.latest_good()
                 assert (good.step, [one.step for one in good.damaged]) == (6, [9]), (path, name)
                 assert path.name in good.damaged[0].reason
@@ -104,7 +105,7 @@ def test_if_all_steps_are_damaged_it_stops_and_touches_nothing(killed: Lab) -> N
         f"CheckpointError: no checkpoint in {killed.checkpoints} can be used:",
         "  step 9: manifest.json is missing",
         "  step 6: manifest.json is missing",
-        "put the files back, or move the directory away to begin again from step 0",
+        "restore the files, or move the directory away to start again from step 0",
     ]
     assert contents(killed) == before
 

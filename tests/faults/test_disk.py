@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fault_lab import Lab, Nursery, Whole, make
 
-from nnxdsl.runs.checkpointer import Checkpoints, Good
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
 
 pytestmark = pytest.mark.faults
 
@@ -54,14 +54,14 @@ def test_a_save_that_has_no_room_is_refused_before_it_is_written(lab: Lab, whole
         assert code == 1, said
         assert "TrainingError: " in said
         assert "could not be saved" in said
-        assert "step 6 is still there; make room or name another directory, and run again" in said
+        assert "step 6 is still there; free some space or name another directory, and run again" in said
         assert whole.check_saved(run, at_least=6) == 6
         assert not (run / "checkpoints" / ".writing").exists()
         # Before anything is written, where it begins or goes on:
         refused = lab.refused("--home", "small/runs")
         found = re.fullmatch(
             r"CheckpointError: checkpoint step 9 could not be saved in .*/small/runs/tiny-\w+/checkpoints: it takes "
-            r"(\d+\.\d) KiB, and (\d+\.\d) KiB are free; step 6 is still there; make room or name another directory, "
+            r"(\d+\.\d) KiB, and (\d+\.\d) KiB are free; step 6 is still there; free some space or name another directory, "
             r"and run again",
             refused,
         )
@@ -92,7 +92,7 @@ def test_a_write_that_fails_is_said_and_the_last_step_stays(killed: Lab, whole: 
     code, said = child.wait(), child.said()
     assert code == 1, said
     assert re.search(r"TrainingError: checkpoint step 12 could not be saved in .*File too large", said), said
-    assert "step 9 is still there; make room or name another directory, and run again" in said
+    assert "step 9 is still there; free some space or name another directory, and run again" in said
     assert killed.directory.status().get("state") == "failed"
     assert "could not be saved" in (killed.directory.status().get("error") or "")
     assert whole.check_saved(killed.run) == 9
@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_save(lab: Lab, whole: Whole) -> 
         child.send(signal.SIGCONT)
         assert child.wait() == 1, child.said()
         assert child.said().splitlines()[-1].startswith("TrainingError: ")
-        with Checkpoints.open(run / "checkpoints") as checkpoints:
+        with CheckpointReader(run / "checkpoints") as checkpoints:
             assert checkpoints.latest_good() == Good(3)
         taken.unlink()
         lab.finish("--home", "small/runs")

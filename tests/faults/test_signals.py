@@ -8,7 +8,7 @@ import time
 import pytest
 from fault_lab import EVERY, STEPS, Lab, Whole, steps_done
 
-from nnxdsl.runs.checkpointer import Checkpoints, Good
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
 
 pytestmark = pytest.mark.faults
 
@@ -66,6 +66,6 @@ def test_a_second_signal_does_not_wait_for_the_save_that_the_first_asked_for(lab
     child.until(lambda: steps_done(lab.run) >= 2 and lab.directory.attempts()[-1]["attempt"] == 2)
     child.send(signal.SIGTERM)
     assert child.wait() == 143, child.said()
-    with Checkpoints.open(lab.checkpoints) as checkpoints:
+    with CheckpointReader(lab.checkpoints) as checkpoints:
         step = lab.directory.status().get("checkpoint")
         assert (checkpoints.latest_good(), step) == (Good(step), lab.directory.status().get("step"))

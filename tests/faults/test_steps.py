@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fault_lab import Child, Lab, Whole, digests, rows
 
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.status import liveness_of
 
@@ -140,7 +140,7 @@ def test_skipped_steps_are_counted_capped_and_change_nothing(lab: Lab) -> None:
     for step, count, total in ((4, 1, 1), (5, 2, 2), (8, 1, 3)):
         assert f"step {step}: loss is nan, grad_norm nan; its rows begin with texts.jsonl:" in child.said()
         assert f"; skipped, {count} in a row, {total} in all" in child.said()
-    with Checkpoints.open(lab.checkpoints) as checkpoints:
+    with CheckpointReader(lab.checkpoints) as checkpoints:
         found = {step: digests(checkpoints, step) for step in checkpoints.steps()}
     for before, after in ((4, 5), (5, 6), (8, 9)):
         kept = [name for name in found[before] if name.startswith("trainable.") or ".inner" in name or "inner/" in name]

@@ -123,7 +123,7 @@ GUARDS = [
         f"{DAMAGE}test_any_damage_to_any_file_of_a_step_is_seen",
     ),
     Guard(
-        "11", "a step without its manifest is no step", "runs/checkpointer.py",
+        "11", "a step without its manifest is no step", "runs/checkpoint_reader.py",
         "self._manifest(step)\n                found.append(step)", "found.append(step)",
         "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
     ),
@@ -133,7 +133,7 @@ GUARDS = [
         f"{DAMAGE}test_any_damage_to_any_file_of_a_step_is_seen",
     ),
     Guard(
-        "13", "damaged steps alone are no reason to begin at 0", "runs/checkpointer.py",
+        "13", "damaged steps alone are no reason to begin at 0", "runs/checkpoint_reader.py",
         "        if damaged:\n            lines", "        if not damaged:\n            lines",
         f"{DAMAGE}test_if_all_steps_are_damaged_it_stops_and_touches_nothing",
     ),
@@ -143,12 +143,12 @@ GUARDS = [
         f"{DAMAGE}test_if_all_steps_are_gone_it_stops_and_touches_nothing",
     ),
     Guard(
-        "14", "arrays are restored onto the mesh that is asked for", "runs/checkpointer.py",
+        "14", "arrays are restored onto the mesh that is asked for", "runs/checkpoint_reader.py",
         "    if target.sharding is not None:\n        return target\n", "",
         f"{CHANGES}test_on_another_mesh_it_begins_bit_exact_and_stays_near",
     ),
     Guard(
-        "15", "shapes and dtypes are compared before anything is read", "runs/checkpointer.py",
+        "15", "shapes and dtypes are compared before anything is read", "runs/checkpoint_reader.py",
         "        self._check_targets(step, targets)\n", "",
         f"{CHANGES}test_another_dtype_is_refused_and_never_cast",
     ),
@@ -173,9 +173,9 @@ GUARDS = [
         "tests/faults/test_two.py::test_of_two_that_start_together_one_is_refused",
     ),
     Guard(
-        "20", "the newest step is that of the largest number", "runs/checkpointer.py",
+        "20", "the newest step is that of the largest number", "runs/checkpoint_reader.py",
         "        for step in reversed(self._on_disk()):\n",
-        "        for step in sorted(self._on_disk(), key=lambda step: -self._place(step).stat().st_mtime):\n",
+        "        for step in sorted(self._on_disk(), key=lambda step: -self._path(step).stat().st_mtime):\n",
         f"{STEPS}test_steps_are_ordered_by_number_and_never_by_time",
     ),
     Guard(

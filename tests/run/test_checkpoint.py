@@ -21,7 +21,9 @@ import numpy as np
 import pytest
 
 from nnxdsl.errors import RunError
-from nnxdsl.runs.checkpointer import ArrayInfo, CheckpointError, Checkpoints, Good, find
+from nnxdsl.runs.checkpoint_format import ArrayInfo, CheckpointError, find
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
+from nnxdsl.runs.checkpointer import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 
@@ -317,7 +319,7 @@ def test_a_changed_meta_is_never_believed(tmp_path: Path) -> None:
         checkpoints.meta(1)
     assert str(raised.value) == (
         f"checkpoint step 1 in {tmp_path} is damaged: manifest.json is not as it was written (sha256 differs); "
-        f"put the file back from a copy"
+        f"restore the file from a copy"
     )
 
 
@@ -338,7 +340,7 @@ def test_if_all_are_damaged_it_stops(tmp_path: Path) -> None:
         f"no checkpoint in {tmp_path} can be used:\n"
         f"  step 2: manifest.json is missing\n"
         f"  step 1: manifest.json is missing\n"
-        f"put the files back, or move the directory away to begin again from step 0"
+        f"restore the files, or move the directory away to start again from step 0"
     )
 
 
@@ -364,16 +366,13 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
         (tmp_path / name / "x").write_text("x")
     flip(tmp_path / "00000002" / "arrays" / "trainable" / "manifest.ocdbt")
     before = snapshot(tmp_path)
-    reader = Checkpoints.open(tmp_path)
+    reader = CheckpointReader(tmp_path)
     assert reader.latest_good().step == 1
     check_step(reader, 1)
-    with pytest.raises(CheckpointError) as raised:
-        reader.save(3, groups(3), {})
-    assert str(raised.value) == f"{tmp_path} was opened for reading; open it with Checkpoints(...) to save"
     reader.close()
     assert snapshot(tmp_path) == before
     with pytest.raises(CheckpointError, match="there is no such directory of checkpoints"):
-        Checkpoints.open(tmp_path / "none")
+        CheckpointReader(tmp_path / "none")
     Checkpoints(tmp_path)  # a writer sweeps
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001", "00000002"]
 
@@ -395,6 +394,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 import jax.numpy as jnp
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -425,7 +425,7 @@ def test_a_full_disk_is_said_and_the_last_step_stays(tmp_path: Path) -> None:
     lines = said.splitlines()
     assert re.fullmatch(
         re.escape(f"checkpoint step 2 could not be saved in {tmp_path}: ")
-        + r".*File too large.*; step 1 is still there; make room or name another directory, and run again",
+        + r".*File too large.*; step 1 is still there; free some space or name another directory, and run again",
         lines[0],
     )
     assert lines[1:] == [
@@ -439,6 +439,7 @@ SAVER = """
 import sys
 from pathlib import Path
 import jax.numpy as jnp
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 sys.path.insert(0, sys.argv[3])
 from test_checkpoint import groups
@@ -464,7 +465,7 @@ def test_a_kill_at_any_moment_loses_no_committed_step(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         said += [int(line) for line in process.communicate()[0].split("\n")[:-1]]
         left_overs += (tmp_path / ".writing").exists() or (tmp_path / ".trash").exists()
-        reader = Checkpoints.open(tmp_path)
+        reader = CheckpointReader(tmp_path)
         good = reader.latest_good()
         assert good.damaged == ()
         assert good.step in (said[-1], said[-1] + 1)  # what was said is there; one more may have been committed unsaid
@@ -479,6 +480,7 @@ def test_a_kill_at_any_moment_loses_no_committed_step(tmp_path: Path) -> None:
 KILL_AT = """
 import os, signal, sys
 from pathlib import Path
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 sys.path.insert(0, sys.argv[3])
 from test_checkpoint import groups
@@ -505,7 +507,7 @@ def test_a_kill_before_each_rename_of_ours_leaves_a_whole_step(tmp_path: Path) -
         directory = tmp_path / str(calls)
         saved(directory, 1, keep=1)
         said = child(KILL_AT, str(directory), str(calls), str(Path(__file__).parent)).communicate()[0]
-        reader = Checkpoints.open(directory)
+        reader = CheckpointReader(directory)
         good = reader.latest_good()
         assert good.damaged == ()
         assert good.step is not None
@@ -526,6 +528,7 @@ import sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 def mesh(*shape):
     return jax.sharding.Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), ("fsdp", "tensor"))
@@ -552,7 +555,7 @@ for shape in ((4, 2), (2, 4), (8, 1), (1, 2), (1, 1)):
 def test_a_checkpoint_comes_back_bit_for_bit_on_another_mesh(tmp_path: Path) -> None:
     said = output(child(MESHES, str(tmp_path), devices=8))
     assert said == "(4, 2) 8\n(2, 4) 8\n(8, 1) 8\n(1, 2) 2\n(1, 1) 1\n"
-    reader = Checkpoints.open(tmp_path)  # and on one device of another process
+    reader = CheckpointReader(tmp_path)  # and on one device of another process
     assert reader.contents(1)["trainable"]["k"] == ArrayInfo((), "key<fry>")
     target = {"trainable": {"w": jax.ShapeDtypeStruct((16, 8), jnp.float32)}}
     found = reader.restore(1, target)["trainable"]["w"]
@@ -564,6 +567,7 @@ import sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
@@ -588,7 +592,7 @@ def test_two_processes_save_one_checkpoint(tmp_path: Path) -> None:
     ranks = [child(RANK, str(rank), port, str(tmp_path), devices=2) for rank in range(2)]
     said = [output(rank).splitlines() for rank in ranks]  # gloo speaks on stdout too
     assert [lines[-1] for lines in said] == [f"rank {rank} [2, 3] [True, True]" for rank in range(2)]
-    reader = Checkpoints.open(tmp_path)
+    reader = CheckpointReader(tmp_path)
     target = {"trainable": {"x": jax.ShapeDtypeStruct((8, 4), jnp.float32)}}
     wanted = np.arange(32, dtype=np.float32).reshape(8, 4) / 3 * 3
     assert np.array_equal(np.asarray(reader.restore(3, target)["trainable"]["x"]), wanted)

@@ -17,7 +17,7 @@ from nnxdsl import NnxdslError, Weights, cli, evolve
 from nnxdsl.formats import linen, safetensors
 from nnxdsl.formats.hf import INDEX, HubReader
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.weights import sources
 from nnxdsl.weights.compare import compare
 from nnxdsl.weights.convert import convert
@@ -79,7 +79,7 @@ def test_trees_that_others_saved(tmp_path: Path) -> None:
 
 def test_to_a_checkpoint_and_back(tmp_path: Path) -> None:
     convert(LLAMA, tmp_path / "saved", "checkpoint", dtype="bfloat16")
-    with Checkpoints.open(tmp_path / "saved" / "checkpoints") as checkpoints:
+    with CheckpointReader(tmp_path / "saved" / "checkpoints") as checkpoints:
         assert checkpoints.latest_good().step == 0
         assert {info.dtype for info in checkpoints.contents(0)["params"].values()} == {"bfloat16"}
     convert(tmp_path / "saved", tmp_path / "hub", "hub")
@@ -92,7 +92,7 @@ def test_to_a_checkpoint_and_back(tmp_path: Path) -> None:
 def test_a_run_without_its_optimizer_starts_another(finished: Any, tmp_path: Path) -> None:
     run = finished.run("sft")
     done = convert(run, tmp_path / "sft-alone", "checkpoint")
-    with Checkpoints.open(done.directory / "checkpoints") as checkpoints:
+    with CheckpointReader(done.directory / "checkpoints") as checkpoints:
         assert list(checkpoints.contents(60)) == ["trainable"]
     assert differing(run, done.directory) == []
     asked = evolve(sources.saved_experiment(run), {"model.weights": Weights.Checkpoint(str(done.directory))})

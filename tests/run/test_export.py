@@ -24,7 +24,7 @@ from nnxdsl.formats import peft
 from nnxdsl.formats.hf import INDEX, SINGLE, HubReader
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.compile import compile as compile_experiment
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.storage.atomic_dir import appearing
 from nnxdsl.weights import sources
 from nnxdsl.weights.export import Exported, export
@@ -37,7 +37,7 @@ def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
     """Of the model that a run ended with, an adapter beside its base, as training has it."""
     program = compile_experiment(sources.saved_experiment(run))
     state = program.init(sources.open_source(program.blueprint, run.parent))
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         step = checkpoints.steps()[-1]
         state = program.with_restored(state, step, checkpoints.restore(step, program.checkpoint_targets()))
     template, leaves = program.policy(state)
@@ -51,7 +51,7 @@ def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
 
 
 def saved_arrays(run: Path, step: int | None = None) -> dict[str, np.ndarray]:
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         step = checkpoints.steps()[-1] if step is None else step
         infos = checkpoints.contents(step)["trainable"]
         targets = {name: jax.ShapeDtypeStruct(info.shape, jnp.dtype(info.dtype)) for name, info in infos.items()}

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from nnxdsl import Experiment, Mesh, from_json, to_dict
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 
 
@@ -126,7 +126,7 @@ def test_samples_have_policy_and_reference(finished: Any) -> None:
 
 
 def test_the_last_checkpoints_are_kept(finished: Any) -> None:
-    with Checkpoints.open(finished.run("dpo") / "checkpoints") as checkpoints:
+    with CheckpointReader(finished.run("dpo") / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [36, 40]
         assert set(checkpoints.contents(40)) == {"trainable", "optimizer"}
         assert checkpoints.meta(40)["batches"]["position"] == 40

@@ -25,6 +25,7 @@ from nnxdsl.program import init
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import Program
 from nnxdsl.program.compile import compile as compile_experiment
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.weights import sources
@@ -52,7 +53,7 @@ def adapted_logits(experiment: Experiment, home: Path, run: Path, step: int) -> 
     """Of the model that a run ended with, its adapter beside its base."""
     program = compile_experiment(experiment)
     state = program.init(sources.open_source(program.blueprint, home))
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         groups = checkpoints.restore(step, program.checkpoint_targets())
     return logits(program, program.with_restored(state, step, groups))
 
@@ -123,7 +124,7 @@ def test_a_run_that_saved_infinity_is_refused_unless_asked(finished: Any, tmp_pa
     run.mkdir()
     shutil.copyfile(finished.run("sft") / "experiment.json", run / "experiment.json")
     targets = {"trainable": compile_experiment(saved).checkpoint_targets()["trainable"]}
-    with Checkpoints.open(finished.run("sft") / "checkpoints") as checkpoints:
+    with CheckpointReader(finished.run("sft") / "checkpoints") as checkpoints:
         leaves, meta = checkpoints.restore(60, targets)["trainable"], checkpoints.meta(60)
     leaves["norm.scale"] = leaves["norm.scale"].at[0].set(np.inf)
     with Checkpoints(run / "checkpoints") as checkpoints:
@@ -143,7 +144,7 @@ def test_a_run_that_saved_infinity_is_refused_unless_asked(finished: Any, tmp_pa
 def hub_directory(finished: Any, tmp_path: Path) -> Path:
     """What the first stage learnt, as a directory of the Hub's format with a tokenizer of its own."""
     program = compile_experiment(saved_experiment(finished.run("sft")))
-    with Checkpoints.open(finished.run("sft") / "checkpoints") as checkpoints:
+    with CheckpointReader(finished.run("sft") / "checkpoints") as checkpoints:
         leaves = checkpoints.restore(60, {"trainable": program.checkpoint_targets()["trainable"]})["trainable"]
     directory = tmp_path / "hub"
     hf.write(directory, program.blueprint.config, {path: np.asarray(leaf) for path, leaf in leaves.items()})
@@ -175,7 +176,7 @@ def test_a_hub_directory_with_its_tokenizer(lab: Any, hub_directory: Path) -> No
     assert code == 0, err
     assert "tokens: " in err
     (run,) = (lab.place / "runs").glob("sft-*")
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         fingerprint = checkpoints.meta(2)["identity"]["tokenizer"]
     assert fingerprint == open_tokenizer(Tokenizer.Auto(), hub_directory).fingerprint
     assert json.loads(out)["evaluations"]["0"]["eval/loss"] > 0

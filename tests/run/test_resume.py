@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 
 TIMES = {"attempt", "tokens/s", "samples/s", "pairs/s", "model_tflops/s", "peak_memory_gib"}
@@ -27,7 +27,7 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def arrays(run: Path) -> dict[str, np.ndarray]:
     """Every array of the newest checkpoint."""
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         step = checkpoints.latest_good().step
         assert step is not None
         contents = checkpoints.contents(step)
@@ -113,7 +113,7 @@ def test_stopped_by_signals_and_by_a_file_it_ends_bit_equal(
         assert f"stopped at step {step}, everything saved; run it again to resume" in err
         assert ("stopping after this step" in err) == (expected != 0)
         assert json.loads(out)["state"] == "stopped"
-        with Checkpoints.open(run / "checkpoints") as checkpoints:
+        with CheckpointReader(run / "checkpoints") as checkpoints:
             assert checkpoints.latest_good().step == step
     assert lab.python("sft.py")[0] == 0
     assert_bit_equal(run, finished.run("sft"))
@@ -161,7 +161,7 @@ def test_a_diverging_run_fails_and_keeps_its_checkpoint(lab: Any) -> None:
     assert (status.get("state"), status.get("exit_code")) == ("failed", 1)
     assert status.get("error") == error.replace("TrainingError", "RunError")
     assert "Traceback" in directory.log.read_text(encoding="utf-8")
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         assert checkpoints.latest_good().step == step
 
 
@@ -190,10 +190,10 @@ def test_changed_data_are_refused(stopped: tuple[Any, Path]) -> None:
     assert code == 2
     error = err.splitlines()[-1]
     assert error.startswith(
-        "DataError: pairs.jsonl: cannot go on where the checkpoint stopped: the data file has changed (sha256): "
+        "DataError: pairs.jsonl: cannot resume from the checkpoint: the data file has changed (sha256): "
         "the checkpoint has "
     )
-    assert error.endswith("; the number of kept rows has changed: the checkpoint has 40, this run 41")
+    assert error.endswith("; the number of accepted rows has changed: the checkpoint has 40, this run 41")
     assert contents(run) == before
     assert (run / "status.json").read_text() == status
 
@@ -219,7 +219,7 @@ def test_changed_frozen_weights_are_refused(stopped: tuple[Any, Path]) -> None:
 
 def test_a_changed_tokenizer_is_refused(stopped: tuple[Any, Path]) -> None:
     lab, run = stopped
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         fingerprint = checkpoints.meta(36)["identity"]["tokenizer"]
     code = "import nnxdsl.data.tokenizers.base as t; t.TURNS += ' '; import sft, dpo; dpo.experiment.main()"
     status, _, err = lab.python("-c", code)

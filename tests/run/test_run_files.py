@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from nnxdsl import cli
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 
 STEPS, SAVED = 4, 2
@@ -257,7 +257,7 @@ def test_a_run_whose_files_were_changed_goes_on_or_says_why_not(
         assert f"{step} None None" in figures or "there are no figures of step" in err, (name, err)
     samples = _stepped(run / "samples.jsonl")
     assert len(samples) == len(set(samples))
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         assert checkpoints.latest_good().step == STEPS
 
 
@@ -302,7 +302,7 @@ def test_a_changed_run_goes_on_and_each_step_is_there_once(
     for words in said:
         assert words in err
     assert {name: _stepped(run / name) for name in bases.rows} == bases.rows
-    with Checkpoints.open(run / "checkpoints") as checkpoints:
+    with CheckpointReader(run / "checkpoints") as checkpoints:
         assert checkpoints.latest_good().step == STEPS
     told = [str(event.get("event")) for event in RunDirectory(run).events()]
     assert all(any(words.removesuffix("; resuming from there") in event for event in told) for words in said)

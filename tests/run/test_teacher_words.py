@@ -16,14 +16,14 @@ from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Sc
 from nnxdsl.config.batching import Packed, Padded
 from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.serialization import evolve
-from nnxdsl.data.collate import maker
+from nnxdsl.data.collate import make_collator
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.errors import RunError
 from nnxdsl.program.batches import kind_of
 from nnxdsl.program.compile import Program
-from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer import precompute_cache
@@ -130,22 +130,22 @@ def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher
     np.testing.assert_allclose(np.exp(found.logp).sum(-1)[mask], 1.0, rtol=1e-6)
     # Packed rows carry the same, target by target.
     rows = np.array([1, 4, 7, 9])
-    packed: Any = maker(Packed(), dataset, 4, 1, lambda: [rows]).batch(rows)
+    packed: Any = make_collator(Packed(), dataset, 4, 1, lambda: [rows]).batch(rows)
     padded = dataset.batch(rows, 4)
     here, there = packed.loss_mask, padded.loss_mask
-    pairs = sorted(zip(packed.target[here].tolist(), packed.teacher_logp[here].tolist(), strict=True))
-    assert pairs == sorted(zip(padded.tokens[there].tolist(), padded.teacher_logp[there].tolist(), strict=True))
+    pairs = sorted(zip(packed.target[here].tolist(), packed.teacher_top_logps[here].tolist(), strict=True))
+    assert pairs == sorted(zip(padded.tokens[there].tolist(), padded.teacher_top_logps[there].tolist(), strict=True))
 
 
 def test_it_is_asked_once_for_all_that_ask_the_same(ask: Ask, experiment: Experiment, tmp_path: Path) -> None:
     known = ask([1, 2, 3])
-    assert np.isfinite(known.batch([1, 2, 3], 3).teacher_logp).all()
-    assert np.isnan(known.batch([4], 1).teacher_logp).any()  # what nobody asked for is no number
+    assert np.isfinite(known.batch([1, 2, 3], 3).teacher_top_logps).all()
+    assert np.isnan(known.batch([4], 1).teacher_top_logps).any()  # what nobody asked for is no number
     ask([2, 3], program=silent(compile(experiment)))
     ask()
     changes = {"steps": 9, "optimizer.b2": 0.95, "objective.hard_weight": 0.5, "batch_size": 2}
     again = ask(program=silent(compile(evolve(experiment, changes))))
-    np.testing.assert_array_equal(again.batch([1, 2, 3], 3).teacher_logp, known.batch([1, 2, 3], 3).teacher_logp)
+    np.testing.assert_array_equal(again.batch([1, 2, 3], 3).teacher_top_logps, known.batch([1, 2, 3], 3).teacher_top_logps)
     assert len(files(tmp_path)) == 1
     # Another teacher, temperature, number of words, or other ids: other questions.
     for changes in ({"objective.temperature": 2.0}, {"objective.top_k": 2}, {"data.max_length": 20}):
@@ -167,8 +167,8 @@ def test_what_is_cut_short_or_damaged_is_asked_again_and_no_more(
         path.write_bytes(damage(path.read_bytes()))
         again = ask(program=counting(program, counts)).batch(range(ROWS), ROWS)
         assert len(counts) == 1
-        np.testing.assert_array_equal(again.teacher_words, whole.teacher_words)
-        np.testing.assert_array_equal(again.teacher_logp, whole.teacher_logp)
+        np.testing.assert_array_equal(again.teacher_top_ids, whole.teacher_top_ids)
+        np.testing.assert_array_equal(again.teacher_top_logps, whole.teacher_top_logps)
 
 
 @attrs.frozen
@@ -185,7 +185,7 @@ class StopAt(Hook):
 
 def state_of(directory: Path) -> dict[str, np.ndarray]:
     """Every array of a finished run's last checkpoint."""
-    with Checkpoints.open(directory / "checkpoints") as checkpoints:
+    with CheckpointReader(directory / "checkpoints") as checkpoints:
         step = checkpoints.steps()[-1]
         targets = {
             group: {name: jax.ShapeDtypeStruct(info.shape, info.dtype) for name, info in infos.items()}
