@@ -19,7 +19,7 @@ import numpy as np
 
 from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Order, Schedule, compile
 from nnxdsl.data import BatchSampler, BytesTokenizer, Dataset, Pairs, load
-from nnxdsl.data.batch import Batch, PackedPairs, PairBatch, real_share
+from nnxdsl.data.batch import Batch, PackedPairs, PairBatch, non_padding_fraction
 from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.ragged import RaggedBuilder
@@ -65,7 +65,7 @@ def shares(dataset: Dataset, size: int, blocks: int) -> dict[str, dict[str, floa
         made = [batches.at(step) for step in range(STEPS)]
         seconds = (time.perf_counter() - began) / STEPS
         found[type(way).__name__] = {
-            "tokens": statistics.mean(map(real_share, made)),
+            "tokens": statistics.mean(map(non_padding_fraction, made)),
             "targets": statistics.mean(map(target_share, made)),
             "shapes": len({tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)) for batch in made}),
             "ms": 1e3 * seconds,

@@ -95,7 +95,7 @@ def flops(prompt: int, response: int, *, is_shared: bool) -> float:
     return 2 * 2 * matrices * tokens + 2 * 2 * head + 3 * attention + 3 * 2 * adapters * tokens
 
 
-def batch_of(prompt: int, response: int) -> PairBatch:
+def rollout_batch(prompt: int, response: int) -> PairBatch:
     """Full rows of random tokens, with a reference that says 0 of each."""
     draw = np.random.default_rng(0)
 
@@ -116,7 +116,7 @@ def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     state = program.init()
     shared = program.policy_loss
     twice = attrs.evolve(shared, forward=Twice(**attrs.asdict(shared.forward, recurse=False)))
-    batch = program.shard_batch(batch_of(prompt, response))
+    batch = program.shard_batch(rollout_batch(prompt, response))
     # With B = 0 nothing would be learnt about A.
     trainable = {path: 0.02 * jnp.cos(jnp.arange(x.size)).reshape(x.shape) for path, x in state.trainable.items()}
     gradients = [jax.jit(one.grads)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]

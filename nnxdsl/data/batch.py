@@ -1,30 +1,30 @@
-"""The kinds of batch that a training step reads. Knows shapes and meanings, nothing of files or tokenizers."""
+"""The kinds of batch of a training step."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 Array = Any
-"""numpy arrays as they leave this floor; jax arrays or tracers once a program has them."""
+"""A numpy array; in a program a jax array or tracer."""
 
 
 class PairBatch(NamedTuple):
-    """B preference pairs, each prompt once. Padding is 0 and means nothing: masks go by length, never by id.
+    """B preference pairs, each prompt once. Padding is 0; masks are made from lengths, not from ids.
 
-    Of feedback, `chosen` is a row's own completion, whatever its label, and `rejected` that of a row with another
-    prompt: a mismatched one, of which the loss reads how likely it is, and learns nothing.
+    In KTO, `chosen` is a row's own completion, whatever its label, and `rejected` a mismatched one from a row with
+    another prompt: the loss reads its log-probability without a gradient.
 
     Attributes:
-        prompt: [B, P] int32, left-padded: the last prompt token always stands at P - 1.
-        chosen: [B, R] int32, right-padded; ends with its end token unless it was cut.
+        prompt: [B, P] int32, left-padded: the last prompt token is at P - 1.
+        chosen: [B, R] int32, right-padded; ends with its end token unless it was truncated.
         rejected: [B, R] int32, as `chosen`.
-        prompt_length: [B] int32, tokens in the prompt, at least 1.
+        prompt_length: [B] int32, at least 1.
         chosen_length: [B] int32, at least 1.
         rejected_length: [B] int32, at least 1.
-        weight: [B] float32, 1 for a pair, 0 for a row that only fills the batch.
-        reference_chosen: [B] float32, the reference's log-probability of the whole completion, or None: not known.
+        weight: [B] float32, 1 for a pair, 0 for a row that fills up the batch.
+        reference_chosen: [B] float32, cached reference log-probability of the whole completion, or None.
         reference_rejected: [B] float32, as `reference_chosen`.
-        desirable: [B] float32, of feedback: 1 where a row's own completion is desirable, else 0. None for pairs.
+        desirable: [B] float32, in KTO 1 for a desirable completion, else 0. None for pairs.
     """
 
     prompt: Array
@@ -40,47 +40,46 @@ class PairBatch(NamedTuple):
 
 
 class SequenceBatch(NamedTuple):
-    """B token sequences with their targets marked. Padding is 0 and means nothing: masks go by length, never by id.
+    """B token sequences with loss masks. Padding is 0; masks are made from lengths, not from ids.
 
     Attributes:
         tokens: [B, T] int32, right-padded.
         length: [B] int32, at least 2.
-        loss_mask: [B, T] bool, True where the token is a target (predicted from the one before); never at position 0.
-        weight: [B] float32, 1 for a sequence, 0 for a row that only fills the batch.
-        teacher_words: [B, T, k] int32, the words that a teacher finds likeliest in each target's place, or None: not
-            known. Zeros where there is no target.
-        teacher_logp: [B, T, k + 1] float32, their log-probabilities, and last that of all other words together.
+        loss_mask: [B, T] bool, True for targets (predicted from the token before); never at position 0.
+        weight: [B] float32, 1 for a sequence, 0 for a row that fills up the batch.
+        teacher_top_ids: [B, T, k] int32, the teacher's most likely tokens at each target, or None; elsewhere 0.
+        teacher_top_logps: [B, T, k + 1] float32, their log-probabilities, and last that of all other tokens together.
     """
 
     tokens: Array
     length: Array
     loss_mask: Array
     weight: Array
-    teacher_words: Array = None
-    teacher_logp: Array = None
+    teacher_top_ids: Array = None
+    teacher_top_logps: Array = None
 
 
 class PackedPairs(NamedTuple):
-    """Pairs side by side in rows of T slots, each `[prompt | chosen | rejected]`; padding is at a row's end.
+    """Pairs packed in rows of T slots, each `[prompt | chosen | rejected]`; padding is at the end of a row.
 
-    Rows stand in G blocks of r; what belongs to a block's pairs, K at most, is listed for the block.
+    There are G blocks of r rows; arrays per target and per pair (at most K) are by block.
 
     Attributes:
         tokens: [G, r, T] int32.
-        position: [G, r, T] int32, from the pair's first token; both completions start after its prompt.
+        position: [G, r, T] int32, from the pair's first token; both completions follow its prompt.
         segment: [G, r, T] int32, 1 and up for the pairs of a row, 0 for padding.
         branch: [G, r, T] int32, 0 in prompts, 1 in chosen, 2 in rejected completions.
         source: [G, C] int32, the slot that predicts a target: row * T + slot in its block.
         target: [G, C] int32, tokens of completions.
-        owner: [G, C] int32, whose the target is: k for the chosen completion of pair k, K + k for the rejected one, 2K
+        owner: [G, C] int32, the completion of a target: k for the chosen one of pair k, K + k for the rejected one, 2K
             for padding.
-        prompt_length: [G, K] int32; 1 where there is no pair, as are the two others.
+        prompt_length: [G, K] int32; 1 where there is no pair, as in the two others.
         chosen_length: [G, K] int32.
         rejected_length: [G, K] int32.
         weight: [G, K] float32, 1 for a pair, 0 where there is none.
-        reference_chosen: [G, K] float32, the reference's log-probability of the whole completion, or None: not known.
-        reference_rejected: [G, K] float32, as `reference_chosen`.
-        desirable: [G, K] float32, as of `PairBatch`.
+        reference_chosen: [G, K] float32, as in `PairBatch`.
+        reference_rejected: [G, K] float32, as in `PairBatch`.
+        desirable: [G, K] float32, as in `PairBatch`.
     """
 
     tokens: Array
@@ -100,7 +99,7 @@ class PackedPairs(NamedTuple):
 
 
 class PackedSequences(NamedTuple):
-    """Sequences side by side in rows of T slots; padding is at a row's end. Rows stand in G blocks of r.
+    """Sequences packed in G blocks of r rows of T slots; padding is at the end of a row.
 
     Attributes:
         tokens: [G, r, T] int32.
@@ -110,8 +109,8 @@ class PackedSequences(NamedTuple):
         target: [G, C] int32.
         loss_mask: [G, C] bool, False for padding.
         weight: [G] float32, 1 for a block with sequences, 0 for one without.
-        teacher_words: [G, C, k] int32, as of `SequenceBatch`, by target.
-        teacher_logp: [G, C, k + 1] float32, likewise.
+        teacher_top_ids: [G, C, k] int32, as in `SequenceBatch`, by target.
+        teacher_top_logps: [G, C, k + 1] float32, likewise.
     """
 
     tokens: Array
@@ -121,23 +120,22 @@ class PackedSequences(NamedTuple):
     target: Array
     loss_mask: Array
     weight: Array
-    teacher_words: Array = None
-    teacher_logp: Array = None
+    teacher_top_ids: Array = None
+    teacher_top_logps: Array = None
 
 
 class RolloutBatch(NamedTuple):
-    """B prompts, each with an answer that a policy gave to it. Padding is 0 and means nothing, as everywhere.
+    """B prompts, each with a completion sampled from the policy. Padding is 0.
 
     Attributes:
-        tokens: [B, T] int32, prompt and answer, right-padded.
+        tokens: [B, T] int32, prompt and completion, right-padded.
         length: [B] int32, of both together.
-        answer: [B, R] int32, the answer alone, right-padded.
-        loss_mask: [B, R] bool, True on the answer's tokens.
-        weight: [B] float32, 1 for an answer, 0 for a row that only fills the batch.
-        advantage: [B] float32, by how much the answer is better than others.
-        limit: [B] float32, the most tokens that the answer could have had.
-        old: [B, R] float32, the log-probability of each of its tokens when it was drawn, or None: that of the policy
-            as it is.
+        answer: [B, R] int32, the completion, right-padded.
+        loss_mask: [B, R] bool, True on tokens of the completion.
+        weight: [B] float32, 1 for a completion, 0 for a row that fills up the batch.
+        advantage: [B] float32.
+        limit: [B] float32, the maximal completion length in sampling.
+        old: [B, R] float32, log-probability of each token when it was sampled, or None for the policy's own.
     """
 
     tokens: Array
@@ -154,7 +152,7 @@ Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch
 
 
 def token_count(batch: Batch) -> Array:
-    """Real tokens of a batch, int32 on devices; the prompt of a pair counts once, mismatched completions do not."""
+    """Tokens of a batch without padding; the prompt of a pair counts once, mismatched completions do not."""
     if isinstance(batch, PackedPairs) and batch.desirable is not None:
         return ((batch.segment > 0) & (batch.branch < 2)).sum()
     if isinstance(batch, PackedPairs | PackedSequences):
@@ -166,7 +164,7 @@ def token_count(batch: Batch) -> Array:
     return (batch.length * weight).sum()
 
 
-def real_share(batch: Batch) -> float:
-    """Share of the slots that go through the layers whose token is real, and no padding."""
+def non_padding_fraction(batch: Batch) -> float:
+    """Fraction of the slots in the layers that are not padding."""
     parts = [batch.prompt, batch.chosen, batch.rejected] if isinstance(batch, PairBatch) else [batch.tokens]
     return float(token_count(batch)) / sum(part.size for part in parts)

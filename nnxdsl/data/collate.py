@@ -1,10 +1,10 @@
-"""How the rows of a step become one batch: padded, cut to a bucket, or packed. Pure functions of dataset and rows."""
+"""How the rows of a step become a batch: padded, in buckets of length, or packed."""
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import attrs
 import numpy as np
@@ -18,71 +18,67 @@ from nnxdsl.errors import DataError
 
 Rows = npt.NDArray[np.int64]
 Sample = Callable[[], Sequence[Rows]]
-"""Gives the rows of steps such as will come."""
-
-
-class Collator(Protocol):
-    """Makes batches of one dataset."""
-
-    def batch(self, rows: Rows) -> Batch:
-        """The batch of a step's rows."""
-        ...
-
-    def places(self, rows: Rows) -> Rows:
-        """Which of the rows stands where in that batch; -1 where none does."""
-        ...
-
-    def over(self, dataset: Dataset) -> Collator:
-        """The same over another form of the same rows."""
-        ...
-
-
-@functools.singledispatch
-def maker(batching: Batching, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
-    """What makes the batches of a dataset; ways of other packages register here: `@maker.register(MyBatching)`.
-
-    Args:
-        batching: The way.
-        dataset: The rows.
-        batch_size: Rows of a step.
-        blocks: Equal parts in which a packed batch is computed.
-        sample: Rows of some steps.
-
-    Raises:
-        DataError: The dataset cannot be batched so.
-    """
-    name = type(batching).__name__
-    raise DataError(f"batching: nothing is registered for {name}; add @nnxdsl.data.collate.maker.register({name})")
+"""Returns the rows of several steps of an epoch."""
 
 
 @attrs.frozen
-class _Padded:
-    """Every batch as long as the longest row."""
+class Collator(abc.ABC):
+    """Makes batches of one dataset."""
 
     dataset: Dataset
+
+    @abc.abstractmethod
+    def batch(self, rows: Rows) -> Batch:
+        """The batch of a step's rows."""
+
+    def places(self, rows: Rows) -> Rows:
+        """The row at each position of that batch; -1 where there is none."""
+        return rows
+
+    def over(self, dataset: Dataset) -> Collator:
+        """The same for a dataset with the same rows."""
+        return attrs.evolve(self, dataset=dataset)
+
+
+@functools.singledispatch
+def make_collator(batching: Batching, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
+    """The collator of a dataset; other packages register theirs with `@make_collator.register(MyBatching)`.
+
+    Args:
+        batching: How rows become a batch.
+        dataset: The rows.
+        batch_size: Rows of a step.
+        blocks: Number of blocks of a packed batch.
+        sample: Returns the rows of several steps.
+
+    Raises:
+        DataError: The dataset does not support this batching.
+    """
+    name = type(batching).__name__
+    raise DataError(
+        f"batching: nothing is registered for {name}; add @nnxdsl.data.collate.make_collator.register({name})"
+    )
+
+
+@attrs.frozen
+class _Padded(Collator):
+    """Every batch has the length of the longest row."""
+
     batch_size: int
 
     def batch(self, rows: Rows) -> Batch:
         return self.dataset.batch(rows, self.batch_size)
 
-    def places(self, rows: Rows) -> Rows:
-        return rows
 
-    def over(self, dataset: Dataset) -> Collator:
-        return attrs.evolve(self, dataset=dataset)
-
-
-@maker.register
+@make_collator.register
 def _(batching: Padded, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     return _Padded(dataset, batch_size)
 
 
 @attrs.frozen
-class _Bucketed:
-    """Every batch as long as the least of a few lengths that its rows fit in."""
+class _Bucketed(_Padded):
+    """Every batch has the smallest of a few lengths that fits its rows."""
 
-    dataset: Dataset
-    batch_size: int
     needed: Mapping[str, npt.NDArray[np.int32]]
     buckets: Mapping[str, npt.NDArray[np.int64]]
 
@@ -91,29 +87,23 @@ class _Bucketed:
             axis: int(lengths[np.searchsorted(lengths, self.needed[axis][rows].max())])
             for axis, lengths in self.buckets.items()
         }
-        return self.dataset.cut_to(shapes).batch(rows, self.batch_size)
-
-    def places(self, rows: Rows) -> Rows:
-        return rows
-
-    def over(self, dataset: Dataset) -> Collator:
-        return attrs.evolve(self, dataset=dataset)
+        return self.dataset.with_shapes(shapes).batch(rows, self.batch_size)
 
 
-@maker.register
+@make_collator.register
 def _(batching: Bucketed, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     needed = dataset.axis_lengths()
-    found = {axis: buckets(own, dataset.shapes[axis], batching.buckets, batch_size) for axis, own in needed.items()}
-    return _Bucketed(dataset, batch_size, needed, found)
+    lengths = {axis: buckets(own, dataset.shapes[axis], batching.buckets, batch_size) for axis, own in needed.items()}
+    return _Bucketed(dataset, batch_size, needed, lengths)
 
 
 def buckets(needed: npt.NDArray[np.integer], longest: int, count: int, batch_size: int) -> npt.NDArray[np.int64]:
-    """At most `count` lengths, ascending, of which about as many batches take each.
+    """At most `count` lengths, ascending, each of which is that of about the same number of batches.
 
-    A share p of all batches is not longer than the quantile p ** (1 / batch_size) of all rows.
+    The p-quantile of batch lengths is the quantile p ** (1 / batch_size) of row lengths.
 
     Args:
-        needed: By each row.
+        needed: Length of each row.
         longest: The last of the lengths.
         count: At least 1.
         batch_size: Rows of a batch.
@@ -124,10 +114,9 @@ def buckets(needed: npt.NDArray[np.integer], longest: int, count: int, batch_siz
 
 
 @attrs.frozen
-class _Packed:
-    """Rows side by side."""
+class _Packed(Collator):
+    """Several rows of the dataset share a row of the batch."""
 
-    dataset: Dataset
     packer: Packer
 
     def batch(self, rows: Rows) -> Batch:
@@ -136,13 +125,10 @@ class _Packed:
     def places(self, rows: Rows) -> Rows:
         return places(rows, *self.packer.pack(rows))
 
-    def over(self, dataset: Dataset) -> Collator:
-        return attrs.evolve(self, dataset=dataset)
 
-
-@maker.register
+@make_collator.register
 def _(batching: Packed, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
-    tokens, targets = dataset.loads()
+    tokens, targets = dataset.packing_lengths()
     longest = int(np.argmax(tokens))
     if batching.length is not None and tokens[longest] > batching.length:
         raise DataError(

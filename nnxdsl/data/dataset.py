@@ -1,4 +1,4 @@
-"""Rows as token arrays in memory, and batches of static shape that are cut from them."""
+"""Tokenized rows in memory, and batches of static shape."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from nnxdsl.errors import DataError
 Int32 = npt.NDArray[np.int32]
 
 ROUND_TO = 8
-"""Batch lengths are rounded up to a multiple of this, as accelerators like it."""
+"""Batch lengths are multiples of this, which suits accelerators and keeps the number of compiled shapes small."""
 
 
 class TokenizedRows(NamedTuple):
-    """All kept rows of a file."""
+    """The accepted rows of a file."""
 
     parts: dict[str, Ragged]
     row_ids: list[str]
@@ -35,14 +35,14 @@ class TokenizedRows(NamedTuple):
 
 
 class Dataset(abc.ABC):
-    """Tokenised rows of one file.
+    """Tokenized rows of one file.
 
     Attributes:
-        report: What became of the file's rows.
-        digest: sha256 hex over the file's bytes.
-        row_ids: `file:line` of each kept row.
-        is_chat: Whether the rows are chats, so that prompts for samples belong in the template as well.
-        shapes: Lengths of every batch, by axis: longest kept row, rounded up to a multiple of 8.
+        report: Counts of accepted, truncated, dropped and unusual rows.
+        digest: sha256 hex of the file.
+        row_ids: `file:line` of each accepted row.
+        is_chat: Whether most rows are chats, so that prompts for samples get the chat template, too.
+        shapes: Lengths of every batch, by axis: the longest row, rounded up to a multiple of 8.
     """
 
     def __init__(self, rows: TokenizedRows) -> None:
@@ -57,7 +57,7 @@ class Dataset(abc.ABC):
         return len(self.row_ids)
 
     def ids_digest(self) -> str:
-        """sha256 hex over the ids of all rows by part: the same whatever file and template they came from."""
+        """sha256 hex over the ids of all rows by part, independent of file and template."""
         digest = hashlib.sha256()
         for name, part in sorted(self._parts.items()):
             digest.update(f"{name} {len(part)} ".encode())
@@ -73,35 +73,35 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> PairBatch | SequenceBatch:
-        """The rows at `indices`, filled up to `size` with copies of the first whose weight is 0.
+        """The rows at `indices`, filled up to `size` with copies of the first one of weight 0.
 
-        Copies rather than zeros: a row of no tokens would turn a mean over its tokens into NaN, and 0 x NaN is NaN.
+        Copies rather than zeros: the mean over the tokens of an empty row is NaN, and 0 x NaN is NaN.
 
         Raises:
             ValueError: There is no index, or there are more than `size`.
         """
 
     def axis_lengths(self) -> dict[str, Int32]:
-        """What each row needs of each axis of `shapes`, `[rows]` each.
+        """Length of each row by axis of `shapes`, `[rows]` each.
 
         Raises:
-            DataError: This kind of dataset does not say.
+            DataError: This kind of dataset does not implement it.
         """
-        raise self._unknown("long its rows are")
+        raise self._not_implemented("axis_lengths")
 
-    def cut_to(self, shapes: Mapping[str, int]) -> Dataset:
-        """The same rows, whose batches have other `shapes`; no row of theirs may be longer."""
+    def with_shapes(self, shapes: Mapping[str, int]) -> Dataset:
+        """The same rows with batches of other `shapes`; rows in a batch must not be longer."""
         same = copy.copy(self)
         same.shapes = dict(shapes)
         return same
 
-    def loads(self) -> tuple[Int32, Int32]:
-        """What each row needs in a packed batch: tokens `[rows]`, and of these the targets `[rows]`.
+    def packing_lengths(self) -> tuple[Int32, Int32]:
+        """Slots of each row in a packed batch, `[rows]`, and its targets, `[rows]`.
 
         Raises:
             DataError: This kind of dataset cannot be packed.
         """
-        raise self._unknown("it is packed")
+        raise self._not_implemented("packing_lengths")
 
     def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> Batch:
         """A packed batch.
@@ -109,26 +109,27 @@ class Dataset(abc.ABC):
         Args:
             rows: Of this dataset.
             size: Of the batch.
-            layout: Where each of `rows` lies.
+            layout: The position of each of `rows`.
 
         Raises:
             DataError: This kind of dataset cannot be packed.
         """
-        raise self._unknown("it is packed")
+        raise self._not_implemented("packed")
 
-    def _unknown(self, what: str) -> DataError:
+    def _not_implemented(self, method: str) -> DataError:
         return DataError(
-            f"batching: {type(self).__name__} of {self.report.source} does not say how {what}; use Batching.Padded()"
+            f"batching: {type(self).__name__} of {self.report.source} does not implement {method}(); use "
+            f"Batching.Padded()"
         )
 
 
 def round_length(length: int) -> int:
-    """The next multiple of `ROUND_TO` tokens, so that few shapes are compiled."""
+    """The length rounded up to a multiple of `ROUND_TO`."""
     return -(-length // ROUND_TO) * ROUND_TO
 
 
 def fill_rows(indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> tuple[list[int], npt.NDArray[np.float32]]:
-    """Row indices `[size]`, filled up with the first one, and their weights: 0 for those that fill up.
+    """Row indices `[size]`, filled up with the first one, and their weights: 0 for the added ones.
 
     Raises:
         ValueError: There are no indices, or more than `size`.

@@ -1,4 +1,4 @@
-"""Tokenized preference pairs, and pairs of single completions."""
+"""Tokenized preference pairs, and KTO completions paired with mismatched ones."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Pairs(Dataset):
     """Preference pairs; `shapes` has "prompt" and "response"."""
 
     reference: npt.NDArray[np.float32] | None = None
-    """[rows, 2] the reference's log-probabilities of chosen and rejected, once they are known: NaN where not."""
+    """[rows, 2] cached reference log-probabilities of chosen and rejected; NaN where missing."""
     desirable: npt.NDArray[np.float32] | None = None
-    """[rows] of feedback, which is laid out as pairs: 1 where the answer is desirable, else 0."""
+    """[rows] in KTO, 1 where `chosen` is a desirable completion, else 0."""
 
     def with_reference_logps(self, logps: npt.NDArray[np.float32]) -> Pairs:
-        """The same pairs, whose batches also hold what the reference says of them.
+        """The same pairs, whose batches have cached reference log-probabilities.
 
         Args:
-            logps: [rows, 2] float32 log-probabilities of chosen and rejected, by row of this dataset.
+            logps: [rows, 2] float32, of chosen and rejected.
 
         Raises:
-            ValueError: There are more or fewer rows.
+            ValueError: `logps` has another shape.
         """
         if logps.shape != (len(self), 2):
             raise ValueError(f"expected log-probabilities of shape {(len(self), 2)}, got {logps.shape}")
@@ -58,23 +58,23 @@ class Pairs(Dataset):
         )
 
     def axis_lengths(self) -> dict[str, Int32]:
-        """As of every dataset; a pair needs the longer of its completions."""
+        """See `Dataset.axis_lengths`; the length of "response" is that of the longer completion."""
         chosen, rejected = self._parts["chosen"].lengths, self._parts["rejected"].lengths
         return {"prompt": self._parts["prompt"].lengths, "response": np.maximum(chosen, rejected)}
 
-    def loads(self) -> tuple[Int32, Int32]:
-        """As of every dataset: all tokens of a pair, its prompt once, and those of its completions."""
+    def packing_lengths(self) -> tuple[Int32, Int32]:
+        """See `Dataset.packing_lengths`; the prompt counts once, the targets are those of both completions."""
         targets = self._parts["chosen"].lengths + self._parts["rejected"].lengths
         return self._parts["prompt"].lengths + targets, targets
 
     def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> PackedPairs:
-        """As of every dataset."""
+        """See `Dataset.packed`."""
         tokens, position, segment, branch = np.zeros((4, size.blocks, size.rows, size.length), np.int32)
         source, target = np.zeros((2, size.blocks, size.targets), np.int32)
         owner = np.full((size.blocks, size.targets), 2 * size.items, np.int32)
         lengths = np.ones((3, size.blocks, size.items), np.int32)
         for block, lines in enumerate(layout):
-            begin, number = 0, 0  # in the block: the next target, the next pair
+            begin, number = 0, 0  # next target and next pair of the block
             for line, items in enumerate(lines):
                 slot = 0
                 for ordinal, item in enumerate(items, start=1):
@@ -87,17 +87,16 @@ class Pairs(Dataset):
                     segment[here] = ordinal
                     branch[here] = np.repeat([0, 1, 2], [prompt, chosen, rejected])
                     completions = block, slice(begin, begin + chosen + rejected)
-                    # A token is predicted from the slot before it, the first of both completions from the prompt's end.
+                    # The slot before a token predicts it; the prompt's last one predicts the first of both completions.
                     source[completions] = line * size.length + slot + prompt - 1 + np.arange(chosen + rejected)
                     source[block, begin + chosen] = source[block, begin]
                     target[completions] = np.concatenate(parts[1:])
                     owner[completions] = np.repeat([number, size.items + number], [chosen, rejected])
                     lengths[:, block, number] = prompt, chosen, rejected
                     slot, begin, number = here[2].stop, completions[1].stop, number + 1
-        where = places(rows, size, layout)
-        reference_logps = (
-            None if self.reference is None else np.where(where >= 0, np.moveaxis(self.reference[where], -1, 0), 0)
-        )
+        row_of = places(rows, size, layout)
+        is_pair = row_of >= 0
+        logps = None if self.reference is None else np.where(is_pair, np.moveaxis(self.reference[row_of], -1, 0), 0)
         return PackedPairs(
             tokens=tokens,
             position=position,
@@ -109,8 +108,8 @@ class Pairs(Dataset):
             prompt_length=lengths[0],
             chosen_length=lengths[1],
             rejected_length=lengths[2],
-            weight=(where >= 0).astype(np.float32),
-            reference_chosen=None if reference_logps is None else reference_logps[0],
-            reference_rejected=None if reference_logps is None else reference_logps[1],
-            desirable=None if self.desirable is None else np.where(where >= 0, self.desirable[where], np.float32(0)),
+            weight=is_pair.astype(np.float32),
+            reference_chosen=None if logps is None else logps[0],
+            reference_rejected=None if logps is None else logps[1],
+            desirable=None if self.desirable is None else np.where(is_pair, self.desirable[row_of], np.float32(0)),
         )

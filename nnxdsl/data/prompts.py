@@ -1,4 +1,4 @@
-"""Tokenized prompts, which a policy completes."""
+"""Tokenized prompts for online RL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nnxdsl.errors import DataError
 
 
 class Prompts(Dataset):
-    """Prompts that a policy answers itself; `shapes` has "prompt" and "response".
+    """Prompts whose completions are sampled from the policy; `shapes` has "prompt" and "response".
 
     Attributes:
-        columns: Each row as it stands in the file.
-        max_completion_length: Longest answer that is drawn, in tokens, its end token included.
+        columns: The columns of each row in the file.
+        max_completion_length: Maximal tokens of a completion, end token included.
     """
 
     def __init__(self, rows: TokenizedRows, max_completion_length: int) -> None:
@@ -29,43 +29,40 @@ class Prompts(Dataset):
         return {"prompt": round_length(self._parts["prompt"].longest), "response": self.max_completion_length}
 
     def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> SequenceBatch:
-        """There is none before the policy has answered.
+        """Not available: prompts have no completions.
 
         Raises:
             DataError: Always.
         """
         raise DataError(f"{self.report.source}: prompts alone are no batch; nnxdsl.trainer.rollouts makes batches")
 
-    def batch_of(
+    def rollout_batch(
         self,
         rows: Sequence[int],
         answers: Sequence[Sequence[int]],
         advantage: npt.NDArray[np.floating],
         size: int | None = None,
     ) -> RolloutBatch:
-        """A batch of answers, each after its prompt.
+        """A batch of sampled completions, each after its prompt.
 
         Args:
-            rows: Of this dataset, one for each answer.
-            answers: Ids, at most `max_completion_length`, the end token included where there is one.
-            advantage: [answers] of each of them.
-            size: Rows of the batch, as of `batch`; None for as many as there are answers.
+            rows: The row of each completion.
+            answers: Ids of the completions, at most `max_completion_length` each, end tokens included.
+            advantage: [answers].
+            size: Rows of the batch; None for the number of completions.
         """
         size = len(rows) if size is None else size
         width = round_length(self.shapes["prompt"] + self.max_completion_length)
-        tokens, completion_mask = (
-            np.zeros((size, width), np.int32),
-            np.zeros((size, self.max_completion_length), np.int32),
-        )
-        mask = np.zeros(completion_mask.shape, bool)
+        tokens, completions = (np.zeros((size, n), np.int32) for n in (width, self.max_completion_length))
+        mask = np.zeros(completions.shape, bool)
         length, advantages = np.zeros(size, np.int32), np.zeros(size, np.float32)
         for place in range(size):
             index = place if place < len(rows) else 0
             prompt, answer = self._parts["prompt"][rows[index]], np.asarray(answers[index], np.int32)
             length[place] = len(prompt) + len(answer)
             tokens[place, : length[place]] = np.concatenate([prompt, answer])
-            completion_mask[place, : len(answer)], mask[place, : len(answer)] = answer, True
+            completions[place, : len(answer)], mask[place, : len(answer)] = answer, True
             advantages[place] = advantage[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
         limit = np.full(size, self.max_completion_length, np.float32)
-        return RolloutBatch(tokens, length, completion_mask, mask, weight, advantages, limit)
+        return RolloutBatch(tokens, length, completions, mask, weight, advantages, limit)

@@ -1,4 +1,4 @@
-"""Many integer rows of unequal length in two flat buffers, and rectangles cut from them."""
+"""Integer rows of unequal length in flat buffers, and padded arrays made from them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Int32 = npt.NDArray[np.int32]
 
 
 class Ragged:
-    """Rows of int32 in one buffer: 4 bytes a token and 8 bytes a row, however many rows there are.
+    """Rows of int32 in one buffer: 4 bytes per token and 12 per row.
 
     Args:
-        values: [N] all rows, one after another.
-        ends: [rows] where each row ends in `values`.
+        values: [N] all rows, concatenated.
+        ends: [rows] end of each row in `values`.
     """
 
     def __init__(self, values: Int32, ends: npt.NDArray[np.int64]) -> None:
@@ -35,12 +35,12 @@ class Ragged:
 
     @property
     def total(self) -> int:
-        """Number of values in all rows."""
+        """Number of values."""
         return len(self._values)
 
     @property
     def longest(self) -> int:
-        """Length of the longest row, 0 if there is none."""
+        """Length of the longest row, 0 without rows."""
         return int(self.lengths.max(initial=0))
 
     def sums(self) -> Int32:
@@ -54,14 +54,14 @@ class Ragged:
         digest.update(self._values.astype("<i4").tobytes())
 
     def right_padded(self, rows: Sequence[int], width: int) -> Int32:
-        """[len(rows), width]: each row from the left edge on, zeros behind it."""
+        """[len(rows), width]: rows at the left edge, then zeros."""
         out = np.zeros((len(rows), width), np.int32)
         for line, row in zip(out, rows, strict=True):
             line[: self.lengths[row]] = self[row]
         return out
 
     def left_padded(self, rows: Sequence[int], width: int) -> Int32:
-        """[len(rows), width]: each row up to the right edge, zeros in front of it."""
+        """[len(rows), width]: zeros, then rows at the right edge."""
         out = np.zeros((len(rows), width), np.int32)
         for line, row in zip(out, rows, strict=True):
             line[width - self.lengths[row] :] = self[row]
@@ -69,7 +69,7 @@ class Ragged:
 
 
 class RaggedBuilder:
-    """Rows added one at a time, held as compactly as they are afterwards."""
+    """Collects rows one at a time in the compact form of `Ragged`."""
 
     def __init__(self) -> None:
         self._values = array("i")

@@ -1,4 +1,4 @@
-"""Which rows make up which step: a pure function of seed and step, so that a run resumes anywhere without replaying."""
+"""The rows of each step: a pure function of seed and step, so that a run resumes without reading earlier batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nnxdsl.config.batching import Batching
 from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch
-from nnxdsl.data.collate import Collator, maker
+from nnxdsl.data.collate import Collator, make_collator
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.errors import DataError
 
@@ -23,12 +23,12 @@ Rows = npt.NDArray[np.int64]
 PADDED = Batching.Padded()
 
 SAMPLED = 64
-"""Steps of an epoch that the sizes of packed batches are chosen by."""
+"""Number of steps of an epoch by which the sizes of packed batches are chosen."""
 
 
 @functools.singledispatch
 def permutation(order: Order, rows: int, seed: int, epoch: int) -> Rows:
-    """[rows] the order of one epoch. Orders of other packages register here: `@permutation.register(MyOrder)`."""
+    """[rows] the order of one epoch; other packages register theirs with `@permutation.register(MyOrder)`."""
     raise DataError(
         f"{type(order).__name__}: no order is registered for it; register a function with "
         f"@nnxdsl.data.sampler.permutation.register({type(order).__name__})"
@@ -42,30 +42,29 @@ def _as_in_file(order: Order, rows: int, seed: int, epoch: int) -> Rows:
 
 @permutation.register(Order.Shuffled)
 def _shuffled(order: Order, rows: int, seed: int, epoch: int) -> Rows:
-    # Ranks of raw Philox words: numpy promises that a bit generator's raw stream never changes, which it does not
-    # promise of Generator.permutation, and a resumed run may meet another numpy. Equal words keep their places.
+    # Ranks of raw Philox values: numpy guarantees that the raw stream of a bit generator never changes, but not that of
+    # Generator.permutation, and a run may be resumed with another numpy. The sort is stable for equal values.
     key = hashlib.sha256(f"nnxdsl order 1: seed {seed}, epoch {epoch}".encode()).digest()[:16]
-    words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows)
-    return np.argsort(words, kind="stable")
+    values = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows)
+    return np.argsort(values, kind="stable")
 
 
 def ordered(order: Order, rows: int, seed: int, epoch: int) -> Rows:
-    """[rows] as `permutation`, which it must be.
+    """[rows] the checked `permutation`.
 
     Raises:
-        DataError: it leaves rows out, or has some twice.
+        DataError: It is not a permutation of the rows.
     """
-    found = np.asarray(permutation(order, rows, seed, epoch))
-    if not np.array_equal(np.sort(found, axis=None), np.arange(rows)):
+    indices = np.asarray(permutation(order, rows, seed, epoch))
+    if not np.array_equal(np.sort(indices, axis=None), np.arange(rows)):
         raise DataError(f"{type(order).__name__}: expected each of {rows:,} rows once in epoch {epoch}")
-    return found
+    return indices
 
 
 class BatchSampler:
-    """Endless batches over a dataset, any of them reachable at once. Holds no position: `at(step)` is pure.
+    """Endless batches over a dataset with random access: it has no position, `at(step)` is pure.
 
-    Epoch follows epoch without a gap, so a batch may hold the end of one and the beginning of the next, and no row is
-    passed over.
+    Epochs follow each other without a gap: a batch may span two of them, and no row is skipped.
 
     Args:
         dataset: The rows.
@@ -73,11 +72,10 @@ class BatchSampler:
         seed: The experiment's seed.
         order: Order of the rows.
         batching: How the rows of a step become a batch.
-        blocks: Equal parts of a packed batch, each of whole rows: as many as there are shares that one device computes
-            at one time.
+        blocks: Number of blocks of a packed batch: micro-batches times data shards.
 
     Raises:
-        DataError: The dataset cannot be batched so.
+        DataError: The dataset does not support this batching.
     """
 
     def __init__(
@@ -94,40 +92,40 @@ class BatchSampler:
         self.batch_size = batch_size
         self.seed = seed
         self.order = order
-        # A cache for speed alone: two epochs, since a batch may span a border.
+        # Caches two epochs, since a batch may span them.
         self._permutation = functools.lru_cache(maxsize=2)(lambda epoch: ordered(order, len(dataset), seed, epoch))
-        self._maker: Collator = maker(batching, dataset, batch_size, blocks, self._sample)
+        self._collator: Collator = make_collator(batching, dataset, batch_size, blocks, self._sample)
 
     def over(self, dataset: Dataset) -> BatchSampler:
-        """The same order over another form of the same rows."""
+        """The same batches of another dataset with the same rows."""
         same = copy.copy(self)
-        same.dataset, same._maker = dataset, self._maker.over(dataset)
+        same.dataset, same._collator = dataset, self._collator.over(dataset)
         return same
 
     def indices(self, step: int) -> Rows:
-        """[batch_size] rows of the dataset that step `step` (from 0) learns from."""
+        """[batch_size] rows of the dataset in step `step` (from 0)."""
         places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epochs, within = np.divmod(places, len(self.dataset))
         return np.concatenate([self._permutation(int(e))[within[epochs == e]] for e in np.unique(epochs)])
 
     def at(self, step: int) -> Batch:
         """The batch of step `step` (from 0)."""
-        return self._maker.batch(self.indices(step))
+        return self._collator.batch(self.indices(step))
 
     def places(self, step: int) -> Rows:
-        """Which row of the dataset each pair of that batch is, or -1, in the shape of its `weight`; or each sequence.
+        """The row of the dataset of each pair or sequence of that batch, or -1, in the shape of the batch's `weight`.
 
-        Packed sequences stand by block: [blocks, sequences].
+        For packed sequences [blocks, sequences].
         """
-        return self._maker.places(self.indices(step))
+        return self._collator.places(self.indices(step))
 
     def _sample(self) -> list[Rows]:
-        """The rows of some steps, spread over an epoch: such as will come."""
+        """The rows of some steps, evenly spaced over an epoch."""
         steps = -(-len(self.dataset) // self.batch_size)
         return [self.indices(int(step)) for step in np.unique(np.linspace(0, steps - 1, SAMPLED).astype(int))]
 
     def state(self, position: int = 0) -> dict[str, Any]:
-        """What a checkpoint keeps: the number of steps consumed, and everything that decides what comes next."""
+        """The state for a checkpoint: the number of consumed steps, and all that determines the following batches."""
         return {
             "position": position,
             "digest": self.dataset.digest,
@@ -138,28 +136,26 @@ class BatchSampler:
         }
 
     def check(self, state: Mapping[str, Any]) -> int:
-        """The position in a state that this order can go on from.
+        """The position in a checkpoint's state.
 
         Raises:
-            DataError: The file, the rows kept, the seed, the batch size or the order is another; says which and how.
+            DataError: File, rows, seed, batch size or order differ from the checkpoint's; names both values.
         """
-        now = self.state()
-        words = {
+        own = self.state()
+        names = {
             "digest": "the data file has changed (sha256)",
-            "rows": "the number of kept rows has changed",
+            "rows": "the number of accepted rows has changed",
             "seed": "the seed has changed",
             "batch_size": "the batch size has changed",
             "order": "the order has changed",
         }
         changed = [
-            f"{what}: the checkpoint has {_short(state.get(name))}, this run {_short(now[name])}"
-            for name, what in words.items()
-            if state.get(name) != now[name]
+            f"{what}: the checkpoint has {_short(state.get(name))}, this run {_short(own[name])}"
+            for name, what in names.items()
+            if state.get(name) != own[name]
         ]
         if changed:
-            raise DataError(
-                f"{self.dataset.report.source}: cannot go on where the checkpoint stopped: {'; '.join(changed)}"
-            )
+            raise DataError(f"{self.dataset.report.source}: cannot resume from the checkpoint: {'; '.join(changed)}")
         return int(state["position"])
 
 

@@ -19,45 +19,45 @@ class Sequences(Dataset):
     """Conversations or texts; `shapes` has "length"."""
 
     teacher: tuple[Int32, npt.NDArray[np.float32]] | None = None
-    """What a teacher says of all targets, row after row, once it is known: its likeliest words [targets, k], and their
-    log-probabilities with that of all others behind them [targets, k + 1], NaN where not."""
+    """Cached teacher top-k of all targets, row after row: token ids [targets, k]; log-probabilities of these and of all
+    other tokens [targets, k + 1], NaN where missing."""
 
     @functools.cached_property
     def target_ends(self) -> npt.NDArray[np.int64]:
-        """[rows + 1] how many targets there are before each row, and in all."""
+        """[rows + 1] number of targets before each row, and in all."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._parts["target"].sums(), dtype=np.int64)])
 
-    def with_teacher_top_k(self, words: Int32, logp: npt.NDArray[np.float32]) -> Sequences:
-        """The same sequences, whose batches also hold what a teacher says of their targets.
+    def with_teacher_top_k(self, ids: Int32, logps: npt.NDArray[np.float32]) -> Sequences:
+        """The same sequences, whose batches have a teacher's top-k tokens of each target.
 
         Args:
-            words: [targets, k] its likeliest words for each target of each row, in the order of the rows.
-            logp: [targets, k + 1] their log-probabilities, and that of all other words.
+            ids: [targets, k] the most likely tokens of each target, in the order of the rows.
+            logps: [targets, k + 1] their log-probabilities, and that of all other tokens.
 
         Raises:
-            ValueError: There are more or fewer targets.
+            ValueError: The shapes do not match the targets.
         """
-        targets, count = int(self.target_ends[-1]), words.shape[-1]
-        if words.shape != (targets, count) or logp.shape != (targets, count + 1):
-            raise ValueError(f"expected what is said of {targets:,} targets, got {words.shape} and {logp.shape}")
+        targets, count = int(self.target_ends[-1]), ids.shape[-1]
+        if ids.shape != (targets, count) or logps.shape != (targets, count + 1):
+            raise ValueError(f"expected top-k tokens of {targets:,} targets, got {ids.shape} and {logps.shape}")
         copied = copy.copy(self)
-        copied.teacher = words, logp
+        copied.teacher = ids, logps
         return copied
 
     def target_places(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Where the targets of rows are among those of all rows, row after row."""
+        """Indices of the targets of some rows among those of all rows."""
         ends = self.target_ends
         return np.concatenate([np.arange(int(ends[row]), int(ends[row + 1])) for row in rows])
 
-    def _teacher_top_k(self, rows: Sequence[int], where: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
-        """What a teacher says of rows, laid out by where their targets are in a batch, in the order of both."""
+    def _teacher_top_k(self, rows: Sequence[int], is_target: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+        """The teacher's arrays of a batch; `is_target` marks the targets of `rows` in their order."""
         if self.teacher is None:
             return {}
-        places, found = self.target_places(rows), {}
-        for name, flat in zip(("teacher_words", "teacher_logp"), self.teacher, strict=True):
-            found[name] = np.zeros((*where.shape, flat.shape[-1]), flat.dtype)
-            found[name][where] = flat[places]
-        return found
+        places, arrays = self.target_places(rows), {}
+        for name, flat in zip(("teacher_top_ids", "teacher_top_logps"), self.teacher, strict=True):
+            arrays[name] = np.zeros((*is_target.shape, flat.shape[-1]), flat.dtype)
+            arrays[name][is_target] = flat[places]
+        return arrays
 
     def _shapes(self) -> dict[str, int]:
         return {"length": round_length(self._parts["tokens"].longest)}
@@ -76,19 +76,19 @@ class Sequences(Dataset):
         )
 
     def axis_lengths(self) -> dict[str, Int32]:
-        """As of every dataset."""
+        """See `Dataset.axis_lengths`."""
         return {"length": self._parts["tokens"].lengths}
 
-    def loads(self) -> tuple[Int32, Int32]:
-        """As of every dataset: all tokens of a sequence, and those that the loss reads."""
+    def packing_lengths(self) -> tuple[Int32, Int32]:
+        """See `Dataset.packing_lengths`."""
         return self._parts["tokens"].lengths, self._parts["target"].sums()
 
     def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> PackedSequences:
-        """As of every dataset."""
+        """See `Dataset.packed`."""
         tokens, position, segment = np.zeros((3, size.blocks, size.rows, size.length), np.int32)
         source, target = np.zeros((2, size.blocks, size.targets), np.int32)
         ends = np.zeros((size.blocks, 1), np.int32)  # targets of each block
-        order: list[int] = []  # rows as they lie, block after block
+        order: list[int] = []  # rows in the order of their positions
         for block, lines in enumerate(layout):
             for line, items in enumerate(lines):
                 slot = 0
@@ -97,10 +97,10 @@ class Sequences(Dataset):
                     order.append(int(rows[item]))
                     here = block, line, slice(slot, slot + len(ids))
                     tokens[here], position[here], segment[here] = ids, np.arange(len(ids)), ordinal
-                    wanted = np.flatnonzero(self._parts["target"][rows[item]])
-                    scored = block, slice(int(ends[block, 0]), int(ends[block, 0]) + len(wanted))
-                    source[scored] = line * size.length + slot + wanted - 1  # predicted from the slot before
-                    target[scored] = ids[wanted]
+                    targets = np.flatnonzero(self._parts["target"][rows[item]])
+                    scored = block, slice(int(ends[block, 0]), int(ends[block, 0]) + len(targets))
+                    source[scored] = line * size.length + slot + targets - 1  # predicted from the slot before
+                    target[scored] = ids[targets]
                     slot, ends[block, 0] = here[2].stop, scored[1].stop
         mask = np.arange(size.targets) < ends
         return PackedSequences(

@@ -179,7 +179,7 @@ class Rollouts:
         answers = self._answers(state, self.prompts, rows, _seed(self.program.experiment.seed, f"step {step}"))
         values = np.asarray(self._values(self.prompts, rows, answers))  # [B, rewards]
         totals = (values @ np.asarray(self.rewards.weights)).reshape(-1, group)
-        batch = self.prompts.batch_of(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
+        batch = self.prompts.rollout_batch(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
         if self.objective.num_iterations > 1:
             stats = self.program.score(state, batch).token_stats
             batch = batch._replace(old=np.asarray(stats.logp))

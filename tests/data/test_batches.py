@@ -125,7 +125,7 @@ def test_a_state_of_another_order_is_refused_with_everything_that_changed(pairs:
     with pytest.raises(DataError) as error:
         other.check(state)
     assert str(error.value) == (
-        "rows.jsonl: cannot go on where the checkpoint stopped: the seed has changed: the checkpoint has 0, this run "
+        "rows.jsonl: cannot resume from the checkpoint: the seed has changed: the checkpoint has 0, this run "
         "1; the batch size has changed: the checkpoint has 4, this run 2; the order has changed: the checkpoint has "
         "Shuffled, this run AsInFile"
     )

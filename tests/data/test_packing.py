@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nnxdsl import Batching, Data, DataError, Order
 from nnxdsl.data import BatchSampler, BytesTokenizer, Dataset, Pairs, Sequences, load
-from nnxdsl.data.batch import PackedPairs, PackedSequences, PairBatch, SequenceBatch, real_share, token_count
-from nnxdsl.data.collate import buckets, maker
+from nnxdsl.data.batch import PackedPairs, PackedSequences, PairBatch, SequenceBatch, non_padding_fraction, token_count
+from nnxdsl.data.collate import buckets, make_collator
 from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Packer, Size, fit, levels, quantum, rounded
@@ -216,7 +216,7 @@ def test_a_bucketed_batch_is_as_long_as_its_rows_need() -> None:
         assert batch.prompt_length.max() <= batch.prompt.shape[1] <= padded.prompt.shape[1] == 96
         assert np.array_equal(padded.prompt[:, 96 - batch.prompt.shape[1] :], batch.prompt)
         assert np.array_equal(padded.rejected[:, : batch.rejected.shape[1]], batch.rejected)
-        assert real_share(batch) >= real_share(padded)
+        assert non_padding_fraction(batch) >= non_padding_fraction(padded)
     assert (8, 8) in shapes
     assert (96, 64) in shapes
 
@@ -260,10 +260,10 @@ class Halved(Batching):
 def test_what_does_not_say_how_it_is_packed_is_refused() -> None:
     dataset = Own(kept({"tokens": [[1, 2]]}))
     assert batches(dataset, Batching.Padded(), 1).at(0).weight.tolist() == [1]
-    for batching, what in ((Batching.Packed(), "it is packed"), (Batching.Bucketed(), "long its rows are")):
+    for batching, method in ((Batching.Packed(), "packing_lengths"), (Batching.Bucketed(), "axis_lengths")):
         with pytest.raises(DataError) as error:
             batches(dataset, batching, 1)
-        assert str(error.value) == (f"batching: Own of rows.jsonl does not say how {what}; use Batching.Padded()")
+        assert str(error.value) == f"batching: Own of rows.jsonl does not implement {method}(); use Batching.Padded()"
 
 
 def test_a_way_of_another_package() -> None:
@@ -271,9 +271,9 @@ def test_a_way_of_another_package() -> None:
     with pytest.raises(DataError) as error:
         batches(dataset, Halved(), 2)
     assert str(error.value) == (
-        "batching: nothing is registered for Halved; add @nnxdsl.data.collate.maker.register(Halved)"
+        "batching: nothing is registered for Halved; add @nnxdsl.data.collate.make_collator.register(Halved)"
     )
-    maker.register(Halved, cast("Any", maker.dispatch(Batching.Padded)))
+    make_collator.register(Halved, cast("Any", make_collator.dispatch(Batching.Padded)))
     assert batches(dataset, Halved(), 2).at(0).weight.tolist() == [1, 1]
 
 
@@ -281,5 +281,5 @@ def test_the_demo_data_pack(monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     monkeypatch.chdir(request.config.rootpath)
     dataset = load(Data.Preferences("experiments/data/preferences.jsonl"), BytesTokenizer())
     packed, padded = (batches(dataset, batching, 32) for batching in (Batching.Packed(), Batching.Padded()))
-    assert np.mean([real_share(packed.at(step)) for step in range(5)]) > 0.93
-    assert np.mean([real_share(padded.at(step)) for step in range(5)]) < 0.85
+    assert np.mean([non_padding_fraction(packed.at(step)) for step in range(5)]) > 0.93
+    assert np.mean([non_padding_fraction(padded.at(step)) for step in range(5)]) < 0.85

@@ -48,7 +48,7 @@ def test_answers_need_room(write, tokens: BytesTokenizer) -> None:
 def test_a_batch_of_answers(write, tokens: BytesTokenizer) -> None:
     dataset = load(Data.Prompts(write({"prompt": "ab"}, {"prompt": "c"}), max_completion_length=4), tokens)
     assert isinstance(dataset, Prompts)
-    batch = dataset.batch_of([1, 0], [[7, 8], [9, 10, 11, 12]], np.array([0.5, -0.5]), size=3)
+    batch = dataset.rollout_batch([1, 0], [[7, 8], [9, 10, 11, 12]], np.array([0.5, -0.5]), size=3)
     bos, (a, b, c) = tokens.bos_id, tokens.encode("abc")
     assert batch.tokens.shape == (3, 16)
     assert batch.tokens[:2, :7].tolist() == [[bos, c, 7, 8, 0, 0, 0], [bos, a, b, 9, 10, 11, 12]]

@@ -37,7 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
 MESHES = {"one": Mesh(), "eight": Mesh(data=2, fsdp=2, tensor=2)}
 
 
-def batch_of(rows: int, desirable: bool) -> PairBatch:
+def rollout_batch(rows: int, desirable: bool) -> PairBatch:
     """Pairs, or answers, of unequal lengths."""
     draw = np.random.default_rng(3)
     lengths = {name: draw.integers(1, 9, rows).astype(np.int32) for name in ("prompt", "chosen", "rejected")}
@@ -71,7 +71,7 @@ def steps(fields: dict[str, Any], mesh: Mesh) -> list[dict[str, float]]:
     state = program.init(init.ReferenceSource(samples.Trained(program, 0), samples.Trained(program, 1)))
     found = []
     for _ in range(3):
-        state, metrics = program.step(state, batch_of(8, desirable=kind is Data.Feedback))
+        state, metrics = program.step(state, rollout_batch(8, desirable=kind is Data.Feedback))
         found.append({name: float(value) for name, value in metrics.items()})
     return found
 

@@ -171,7 +171,7 @@ def test_answers_side_by_side_are_answers_alone(
     program, rows = program_of(experiment), np.arange(4)
     state = with_b(trained(program))
     size = Size(blocks=2, rows=2, length=48, targets=96, items=4)
-    layout = fit(*dataset.loads(), size)
+    layout = fit(*dataset.packing_lengths(), size)
     assert layout is not None
     packed = dataset.packed(rows, size, layout)
     assert isinstance(packed, PackedPairs)

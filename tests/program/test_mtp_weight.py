@@ -56,10 +56,10 @@ def expected() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def batch(expected: dict[str, np.ndarray]) -> SequenceBatch:
-    return batch_of(expected)
+    return rollout_batch(expected)
 
 
-def batch_of(expected: dict[str, np.ndarray]) -> SequenceBatch:
+def rollout_batch(expected: dict[str, np.ndarray]) -> SequenceBatch:
     targets = expected["targets"].copy()
     targets[:, 0] = False  # nothing predicts a first token
     return SequenceBatch(expected["tokens"], expected["lengths"], targets, np.ones(len(targets), np.float32))
@@ -71,7 +71,7 @@ def test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches(
 ) -> None:
     figures = FIGURES.with_name(name)
     expected = dict(np.load(figures / "expected.npz"))
-    batch, model = batch_of(expected), Model.HF(str(figures), weights=Weights.HF(str(figures)), mtp_layers=1)
+    batch, model = rollout_batch(expected), Model.HF(str(figures), weights=Weights.HF(str(figures)), mtp_layers=1)
     program = compile(experiment(model=model, objective=LEARNT, microbatch_size=2))
     state = program.init()
     learnt = jax.jit(partial(mean_grads, program.policy_loss, program.experiment.microbatches))

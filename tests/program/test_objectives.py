@@ -101,7 +101,7 @@ def test_pairs_side_by_side_are_pairs_alone(
     program = program_of(ALL[name], experiment)
     state, pairs, rows = with_b(trained(program)), dataset(), np.arange(len(LENGTHS))
     size = Size(blocks=2, rows=2, length=48, targets=96, items=4)
-    layout = fit(*pairs.loads(), size)
+    layout = fit(*pairs.packing_lengths(), size)
     assert layout is not None
     gradients = jax.jit(program.policy_loss.grads)
     arrays = state.trainable, state.frozen, state.reference

@@ -123,7 +123,7 @@ def test_pairs_side_by_side_have_the_gradients_of_pairs_alone(
     @given(lengths=st.lists(PAIR, min_size=1, max_size=4), seed=st.integers(0, 99))
     def law(lengths: list[tuple[int, int, int]], seed: int) -> None:
         dataset, rows = pairs_of([*lengths, (16, 16, 16)], seed), np.arange(len(lengths))
-        tokens, targets = dataset.loads()
+        tokens, targets = dataset.packing_lengths()
         layout = fit(tokens[rows], targets[rows], SIZE)
         assert layout is not None
         packed = dataset.packed(rows, SIZE, layout)
@@ -146,7 +146,7 @@ def test_sequences_side_by_side_have_the_gradients_of_sequences_alone(
     @given(lengths=st.lists(st.integers(2, 24), min_size=1, max_size=4), seed=st.integers(0, 99))
     def law(lengths: list[int], seed: int) -> None:
         dataset, rows = sequences_of([*lengths, 24], seed), np.arange(len(lengths))
-        tokens, targets = dataset.loads()
+        tokens, targets = dataset.packing_lengths()
         layout = fit(tokens[rows], targets[rows], SIZE)
         assert layout is not None
         packed = dataset.packed(rows, SIZE, layout)

@@ -85,7 +85,7 @@ def lengths_of(rows: list[list[int]]) -> np.ndarray:
     return np.array([len(ids) for ids in rows], np.int32)
 
 
-def batch_of(rows: list[dict[str, list[int]]]) -> PairBatch:
+def rollout_batch(rows: list[dict[str, list[int]]]) -> PairBatch:
     """A batch of recorded pairs."""
     columns = {name: [row[f"{name}_ids"] for row in rows] for name in ("prompt", "chosen", "rejected")}
     return PairBatch(
@@ -117,7 +117,7 @@ def by_pair() -> list[PairStats]:
     program, state = compiled(2)
 
     def stats_of(row: dict[str, list[int]]) -> PairStats:
-        read = program.score(state, batch_of([row]))
+        read = program.score(state, rollout_batch([row]))
         tokens = read.token_stats
         chosen = tokens.mask[:, :LENGTH]
         prompt = program.score(state, one_prompt(row["prompt_ids"])).router_stats
@@ -185,7 +185,7 @@ def test_a_step_logs_the_statistics_of_its_whole_batch(microbatch: int) -> None:
     """The same figures for any micro-batch size, with each prompt counted once."""
     program, state = compiled(microbatch)
     for step in STEPS:
-        state, metrics = program.step(state, batch_of(PAIRS[step * BATCH : (step + 1) * BATCH]))
+        state, metrics = program.step(state, rollout_batch(PAIRS[step * BATCH : (step + 1) * BATCH]))
         (whole,) = summed(step, BATCH)
         for name, of in OURS.items():
             assert float(metrics[name]) == pytest.approx(of(whole), rel=2e-6), name

@@ -35,15 +35,15 @@ class AnySequences(BatchKind[BatchT]):
 
     def teacher_top_k(self, batch: BatchT) -> TeacherTopK | None:
         """The teacher's top-k of each target that the batch carries; None if it carries none."""
-        return None if batch.teacher_words is None else TeacherTopK(batch.teacher_words, batch.teacher_logp)
+        return None if batch.teacher_top_ids is None else TeacherTopK(batch.teacher_top_ids, batch.teacher_top_logps)
 
     def with_teacher_top_k(self, batch: BatchT, top_k: TeacherTopK) -> BatchT:
         """The batch with the teacher's top-k, as `teacher_top_k` gives it."""
-        return batch._replace(teacher_words=top_k.words, teacher_logp=top_k.logp)
+        return batch._replace(teacher_top_ids=top_k.words, teacher_top_logps=top_k.logp)
 
     def without_cached(self, batch: BatchT) -> BatchT:
         """The batch without the teacher's top-k."""
-        return batch._replace(teacher_words=None, teacher_logp=None)
+        return batch._replace(teacher_top_ids=None, teacher_top_logps=None)
 
 
 class SequenceKind(AnySequences[SequenceBatch]):
