@@ -17,6 +17,7 @@ from nnxdsl.runtime.compile_cache import compile_cache
 from nnxdsl.runtime.distributed import DistributedArgs
 from nnxdsl.runtime.limits import exhausted
 from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.evaluation import Sample
 from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import Outcome, TrainingError
 
@@ -82,12 +83,8 @@ def _run(experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_j
 
 
 def show_outcome(outcome: Outcome, display: Display) -> None:
-    """The table at the end, and the answers side by side."""
-    for sample in outcome.samples:
-        if sample.reference is None:
-            display.say(f"{sample.prompt}\n    {sample.policy}")
-        else:
-            display.side_by_side(sample.prompt, sample.policy, sample.reference)
+    """The completions and the held-out metrics of the first and the last evaluation."""
+    _show_samples(outcome.samples, display)
     if outcome.evaluations:
         first, last = min(outcome.evaluations), max(outcome.evaluations)
         names = [f"eval/{name}" for name in FIRST_ROWS if f"eval/{name}" in outcome.evaluations[last]]
@@ -103,11 +100,34 @@ def show_outcome(outcome: Outcome, display: Display) -> None:
     display.say(f"{outcome.state} at step {outcome.step}: {outcome.directory}")
 
 
+def _show_samples(samples: dict[int, list[Sample]], display: Display) -> None:
+    """Policy beside reference after the last step; without a reference, the policy before and after training."""
+    if not samples:
+        return
+    first, last = min(samples), max(samples)
+    for sample in samples[last]:
+        if sample.reference is not None:
+            display.side_by_side(sample.prompt, sample.policy, sample.reference)
+    before = {sample.prompt: sample.policy for sample in samples[first]}
+    rows = [
+        {"prompt": prompt, f"step {first}": _visible(before.get(prompt, "")), f"step {last}": _visible(policy)}
+        for prompt, policy, reference in samples[last]
+        if reference is None
+    ]
+    display.final_table(rows)
+
+
+def _visible(completion: str) -> str:
+    """A completion without the space around it; an untrained model's may be nothing else, and is spelt out."""
+    return completion.strip() or repr(completion)[1:-1]
+
+
 def _plain(outcome: Outcome) -> dict[str, Any]:
+    last = outcome.samples[max(outcome.samples)] if outcome.samples else []
     return {
         "directory": str(outcome.directory),
         "state": outcome.state,
         "step": outcome.step,
         "evaluations": {str(step): metrics for step, metrics in outcome.evaluations.items()},
-        "samples": [sample._asdict() for sample in outcome.samples],
+        "samples": [sample._asdict() for sample in last],
     }

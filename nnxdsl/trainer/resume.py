@@ -11,8 +11,9 @@ from nnxdsl.program.compile import TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.runs.checkpoint_reader import Targets
 from nnxdsl.runs.checkpointer import Checkpoints
-from nnxdsl.runs.run_dir import Row, RunDirectory
+from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime import distributed
+from nnxdsl.storage.jsonl import Row
 from nnxdsl.storage.records import is_number
 from nnxdsl.trainer.attempt import Attempt
 from nnxdsl.trainer.evaluation import Sample

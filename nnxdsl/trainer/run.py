@@ -23,7 +23,6 @@ from nnxdsl.runtime import distributed
 from nnxdsl.runtime.signals import StopRequest
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.attempt import Attempt
-from nnxdsl.trainer.evaluation import Sample
 from nnxdsl.trainer.finished import earlier_experiments, is_finished, require_same_data, unfinished_reason
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.hooks.checkpointing import Checkpointing
@@ -35,7 +34,7 @@ from nnxdsl.trainer.hooks.reference_check import ReferenceCheck
 from nnxdsl.trainer.hooks.run_log import RunLog
 from nnxdsl.trainer.hooks.stopping import StopOnRequest
 from nnxdsl.trainer.prepare import Prepared, prepare
-from nnxdsl.trainer.resume import Start, evaluations_by_step, resume_or_init
+from nnxdsl.trainer.resume import Start, evaluations_by_step, resume_or_init, samples_by_step
 from nnxdsl.trainer.throughput import Speed
 from nnxdsl.trainer.trainer import Outcome, Trainer, TrainingError
 from nnxdsl.weights import sources
@@ -101,7 +100,6 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
     speed, stopping = Speed.of(program), StopOnRequest(attempt)
     metrics = MetricsWriter(attempt, speed, start.tokens)
     checkpointing = Checkpointing(attempt, experiment.checkpoint.every_steps, start.provenance.digests, metrics)
-    evaluation = None if evaluator is None else PeriodicEvaluation(attempt, evaluator)
     is_cached = experiment.reference_mode == "cached"
     datasets = {"data": prepared.dataset, "held-out data": None if evaluator is None else evaluator.dataset}
     own: Sequence[Hook | None] = [
@@ -110,7 +108,7 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
         NonFiniteSteps(attempt, experiment.guard, checkpointing),
         ReferenceCheck(attempt, sampler) if is_cached and isinstance(sampler, BatchSampler) else None,
         checkpointing,  # a step is saved before it is evaluated, and evaluated before the run stops there
-        evaluation,
+        None if evaluator is None else PeriodicEvaluation(attempt, evaluator),
         stopping,
         Progress(attempt, speed),
     ]
@@ -122,7 +120,7 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
         step=trainer.step,
         signal=attempt.stop_request.signal,
         evaluations=evaluations_by_step(attempt.directory, attempt.reporter.info),
-        samples=[] if evaluation is None else evaluation.samples,
+        samples=samples_by_step(attempt.directory, attempt.reporter.info),
     )
 
 
@@ -191,6 +189,5 @@ def _move_away(path: Path, display: Display) -> None:
 
 def _earlier_outcome(directory: RunDirectory) -> Outcome:
     step = directory.status().get("step") or 0
-    rows = [row for row in directory.samples() if row["step"] == step and {"prompt", "policy"} <= row.keys()]
-    samples = [Sample(row["prompt"], row["policy"], row.get("reference")) for row in rows]
-    return Outcome(directory.path, "finished", step, None, evaluations_by_step(directory), samples)
+    evaluations, samples = evaluations_by_step(directory), samples_by_step(directory)
+    return Outcome(directory.path, "finished", step, None, evaluations, samples)

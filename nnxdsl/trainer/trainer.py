@@ -32,7 +32,7 @@ class Outcome:
         step: Optimizer steps done.
         signal: The signal that stopped it, or None.
         evaluations: Held-out metrics by step.
-        samples: Completions after the last step.
+        samples: Completions of the evaluation's prompts by step.
     """
 
     directory: Path
@@ -40,7 +40,7 @@ class Outcome:
     step: int
     signal: int | None
     evaluations: dict[int, dict[str, float]]
-    samples: list[Sample]
+    samples: dict[int, list[Sample]]
 
 
 @attrs.frozen

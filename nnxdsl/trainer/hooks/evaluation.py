@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from nnxdsl.trainer.attempt import Attempt
-from nnxdsl.trainer.evaluation import Evaluator, Sample
+from nnxdsl.trainer.evaluation import Evaluator
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.trainer import Trainer
 
@@ -17,12 +17,10 @@ class PeriodicEvaluation(Hook):
     Attributes:
         attempt: The run.
         evaluator: Evaluates a state.
-        samples: Of the last evaluation.
     """
 
     attempt: Attempt
     evaluator: Evaluator
-    samples: list[Sample] = attrs.field(factory=list, init=False)
 
     def on_step_begin(self, trainer: Trainer) -> None:
         """Evaluates the state if it is due; stops the loop if it is interrupted, so that a resume evaluates again."""
@@ -37,9 +35,9 @@ class PeriodicEvaluation(Hook):
         if metrics is None:
             trainer.stop()
             return
-        self.samples = self.evaluator.samples(trainer.state)
+        samples = self.evaluator.samples(trainer.state)
         if metrics:
             directory.append_evaluation({"step": step, "attempt": number, **metrics})
             self.attempt.reporter.evaluation(step, metrics)
-        for sample in self.samples:
+        for sample in samples:
             directory.append_sample({"step": step, "attempt": number, **sample._asdict()})
