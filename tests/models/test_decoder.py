@@ -55,7 +55,7 @@ def test_paths_shapes_and_axes(template: params.AbstractModel) -> None:
 
 
 def test_flatten_and_merge_are_inverse(config: DecoderConfig, template: params.AbstractModel) -> None:
-    leaves = params.flatten(Decoder(config, rngs=nnx.Rngs(3)))
+    leaves = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(3))))()
     again = params.flatten(template.merge(leaves))
     assert list(again) == list(template.variables)
     assert all(again[path] is leaf or bool((again[path] == leaf).all()) for path, leaf in leaves.items())
