@@ -218,6 +218,19 @@
   document.addEventListener("input", changed);
   document.addEventListener("change", (event) => { if (event.target.matches?.("select, input[type=checkbox], input[type=radio]")) changed(event); });
 
+  /* An answer holds the text that a field had when it was asked for: what was typed since then stays, with the cursor. */
+  let typed = null;
+  document.addEventListener("input", (event) => {
+    const one = event.target;
+    if (one.matches?.("form[data-query] input, form[data-live] input")) typed = { one, name: one.name, text: one.value, at: one.selectionStart };
+  }, true);
+  document.addEventListener("selectionchange", () => { if (typed && typed.one.value === typed.text) typed.at = typed.one.selectionStart; });
+  new MutationObserver(() => {
+    if (!typed || typed.one !== document.activeElement || typed.one.name !== typed.name || typed.one.value === typed.text) return;
+    typed.one.value = typed.text;
+    typed.one.setSelectionRange(typed.at, typed.at);
+  }).observe(document.documentElement, { attributes: true, attributeFilter: ["value"], subtree: true });
+
   window.addEventListener("popstate", () => show(true));
 
   const start = () => {
