@@ -8,6 +8,7 @@ from .compare_config import ABSENT, NAMES, brief, differing, paths
 from .compare_runs import Compared
 from .html import Html, join, link, tag
 from .page import Ask
+from .parts import field_path
 
 
 def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
@@ -21,7 +22,7 @@ def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
     body = [
         tag(
             "tr",
-            tag("th", "≠ " if whole and path in different else None, tag("span", path, cls="mono"), scope="row"),
+            tag("th", "≠ " if whole and path in different else None, field_path(path), scope="row"),
             [_setting(run, base, path) for run in runs],
             cls="differs" if whole and path in different else None,
         )

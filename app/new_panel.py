@@ -16,7 +16,7 @@ from .experiments import from_tree
 from .html import Html, join, tag
 from .new_plan import plan_tab
 from .page import Ask
-from .parts import copy_button, table, tabs
+from .parts import copy_button, field_path, table, tabs
 from .state import Site
 
 TABS = {"": "Python", "diff": "Changes", "plan": "Plan", "json": "JSON", "import": "Import"}
@@ -121,7 +121,7 @@ def _changes(base: Experiment, name: str, experiment: Experiment) -> Html:
     if not changes:
         return tag("p", f"Nothing differs from {name}.", cls="muted")
     rows = [
-        (tag("a", path, href=f"#f-{path}", data_field=path, cls="mono"), render(get(base, path)), render(value))
+        (tag("a", field_path(path), href=f"#f-{path}", data_field=path), render(get(base, path)), render(value))
         for path, value in changes.items()
     ]
     return join(

@@ -71,6 +71,12 @@ def copy_button(target: str, text: str = "Copy") -> Html:
     return tag("button", text, cls="button small", type="button", data_copy=target)
 
 
+def field_path(path: str) -> Html:
+    """A dotted path that breaks after its dots alone."""
+    *parents, last = path.split(".")
+    return tag("span", [(f"{part}.", tag("wbr")) for part in parents], last, cls="mono path")
+
+
 def action(text: str, do: str, look: str = "", **data: object) -> Html:
     """A button that asks an action of a page; `data_...` go along as its payload."""
     return tag("button", text, cls=f"button {look}".strip(), type="button", data_do=do, **data)

@@ -13,7 +13,7 @@ from .experiments import stored
 from .html import Html, join, link, tag
 from .index import Row
 from .page import Ask
-from .parts import copy_button, table
+from .parts import copy_button, field_path, table
 from .state import Site
 
 
@@ -65,5 +65,5 @@ def _differences(site: Site, compared: str, experiment: Any) -> Html | None:
         return tag("p", str(error), cls="notice bad")
     if not changes:
         return tag("p", f"No differences to {name}.", cls="notice")
-    rows = [(tag("code", path), render(get(other, path)), render(value)) for path, value in changes.items()]
+    rows = [(field_path(path), render(get(other, path)), render(value)) for path, value in changes.items()]
     return table(("Field", name, "this run"), rows, f"{len(rows)} differences to {name}")
