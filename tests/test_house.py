@@ -42,6 +42,8 @@ WITHOUT_JAX = (
     "formats/hf_download.py",
     "formats/files.py",
     "runs/run_dir.py",
+    "runs/run_list.py",
+    "runs/rows.py",
     "runs/lock.py",
     "runtime/xla_flags.py",
     "runtime/allocator.py",

@@ -14,7 +14,7 @@ from nnxdsl.config.core.imports import allow_imports, allow_names_in, names_in
 from nnxdsl.config.core.serialization import evolve, from_json
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, Problem, RunError, SpecError, nearest
-from nnxdsl.runs.run_dir import list_runs
+from nnxdsl.runs.run_list import list_runs
 
 
 def override(experiment: Experiment, overrides: Sequence[str]) -> Experiment:

@@ -1,4 +1,4 @@
-"""What arrays hold, as one short text: to see that frozen weights are the same after a resume."""
+"""A digest of arrays, computed on their devices: checks that frozen weights are the same after a resume."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 _PRIMES = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def digest(leaves: Mapping[str, jax.Array]) -> str:
-    """64 hex digits over names, shapes, dtypes and bits of arrays; the same on every mesh.
+    """SHA-256 (64 hex digits) over names, shapes, dtypes and bits of arrays; the same on every mesh.
 
-    Each array is summed up on its devices, in one pass and with nothing gathered: billions of weights cost no more than
-    reading them once. A change of one value is always seen; of many at once, nearly always (32 bits for each array).
+    Each array is reduced to 32 bits on its devices, in one pass and without gathering it. A change of one value always
+    changes the digest; a change of many at once, nearly always.
     """
     hashed = hashlib.sha256()
     sums = jax.device_get(_bit_sums(dict(leaves)))
@@ -31,17 +31,17 @@ def _bit_sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _bit_sum(leaf: jax.Array) -> jax.Array:
-    """The sum modulo 2**32 over all values of their bits, each mixed with its place.
+    """The sum modulo 2**32 of the bits of all values, each hashed with its index.
 
-    The mixing is murmur3's last step (Appleby 2011), which takes no two words to one: that a value changes shows, and
-    that many change alike, by a factor of two say, does not cancel.
+    The hash is the finalizer of murmur3 (Appleby 2011), a bijection: any change of one value changes the sum, and equal
+    changes of many values, such as a factor of two, do not cancel.
     """
     if jnp.issubdtype(leaf.dtype, jnp.floating):
-        leaf = jax.lax.bitcast_convert_type(leaf, _WORDS[leaf.dtype.itemsize])
-    # By axis, so that each device can number its own part.
-    numbers = [jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) for axis in range(leaf.ndim)]
-    places = (number * jnp.uint32(prime) for number, prime in zip(numbers, _PRIMES, strict=False))
-    word = leaf.astype(jnp.uint32) + sum(places, jnp.zeros(leaf.shape, jnp.uint32))
+        leaf = jax.lax.bitcast_convert_type(leaf, _UINTS[leaf.dtype.itemsize])
+    # By axis, so that each device can compute the indices of its shard.
+    indices = [jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) for axis in range(leaf.ndim)]
+    offsets = (index * jnp.uint32(prime) for index, prime in zip(indices, _PRIMES, strict=False))
+    bits = leaf.astype(jnp.uint32) + sum(offsets, jnp.zeros(leaf.shape, jnp.uint32))
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        word = (word ^ (word >> shift)) * jnp.uint32(factor)
-    return jnp.sum(word ^ (word >> 16), dtype=jnp.uint32)
+        bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+    return jnp.sum(bits ^ (bits >> 16), dtype=jnp.uint32)

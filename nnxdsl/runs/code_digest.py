@@ -1,30 +1,30 @@
-"""What code computes: part of the name of every result that is kept for later; imports none of what it names.
+"""A digest of the code and the versions of its dependencies: part of the key of every cached result.
 
-The rule: every Python file of nnxdsl, and the version of every package that computes or compiles. A process that
-computes may import any of those files, so a name that left some out would answer for code that has changed; that a
-change of a help text asks for a result again costs little. The web app alone is left out, which never computes.
+It covers every Python file of nnxdsl except the web app, and every package that computes or compiles. A key that left
+files out could return a stale result; recomputing one after a change of a help text costs little.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from functools import cache
 from pathlib import Path
+
+from nnxdsl.storage.process_info import installed_versions
 
 PACKAGES = (
     "nnxdsl", "jax", "jaxlib", "flax", "optax", "qwix", "numpy", "ml-dtypes", "safetensors",
     "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu",
 )  # fmt: skip
-"""Those that compute, where they are installed."""
+"""Packages whose version may change a result."""
 
 _PACKAGE = Path(__file__).parents[1]
-_APP = "_app"  # where the app's files are in an installed package
+_APP = "_app"  # the app's directory in an installed package
 
 
 @cache
 def code_digest(package: Path = _PACKAGE) -> str:
-    """SHA-256 over the names and bytes of all Python files below a directory, nnxdsl's own if none is given."""
+    """SHA-256 over the names and bytes of all Python files below a directory; by default nnxdsl's own."""
     hashed = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package)
@@ -36,11 +36,5 @@ def code_digest(package: Path = _PACKAGE) -> str:
 
 @cache
 def code_versions() -> dict[str, str]:
-    """The versions of `PACKAGES`, by name."""
-    found: dict[str, str] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    """The versions of those `PACKAGES` that are installed, by name."""
+    return installed_versions(PACKAGES)

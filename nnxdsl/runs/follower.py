@@ -1,4 +1,4 @@
-"""The run directory as all but the first of several processes have it: they read it, and write nothing but a log."""
+"""The run directory in processes other than process 0: they read it, and write nothing but their log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nnxdsl.storage.jsonl import Row
 
 
 class Follower(RunDirectory):
-    """A run that another process writes.
+    """A run that process 0 writes; methods that write do nothing.
 
     Args:
-        path: Of the run.
-        process: Which process this is; its log is `log.<process>.txt`.
+        path: The run directory.
+        process: The index of this process; its log is `log.<process>.txt`.
     """
 
     def __init__(self, path: Path, process: int) -> None:
@@ -25,37 +25,37 @@ class Follower(RunDirectory):
 
     @property
     def log(self) -> Path:
-        """Where what this process says is kept."""
+        """The log file of this process."""
         return self.path / f"log.{self._process}.txt"
 
     def write_layout(self, layout: Any) -> None:
-        """Nothing: the first process does."""
+        """Does nothing: process 0 writes it."""
 
     def write_status(self, **fields: Unpack[Status]) -> None:
-        """Nothing: the first process does."""
+        """Does nothing: process 0 writes it."""
 
     def put_back(self, status: Status) -> None:
-        """Nothing: the first process does."""
+        """Does nothing: process 0 writes it."""
 
     def append_attempt(self, record: Row) -> int:
-        """Nothing; the number is not written by this process either."""
+        """Does nothing; the number 0 is never written."""
         return 0
 
     def append_metrics(self, row: Row) -> None:
-        """Nothing: the figures are those of all processes, and the first one has them as well."""
+        """Does nothing: process 0 has the same metrics and writes them."""
 
     def append_evaluation(self, row: Row) -> None:
-        """Nothing: as `append_metrics`."""
+        """Does nothing: see `append_metrics`."""
 
     def append_sample(self, row: Row) -> None:
-        """Nothing: as `append_metrics`."""
+        """Does nothing: see `append_metrics`."""
 
     def append_event(self, row: Row) -> None:
-        """Nothing: the first process does."""
+        """Does nothing: process 0 writes it."""
 
     def repair_rows(self, start: int, prompts: Sequence[str] = ()) -> list[str]:
-        """Nothing: the first process does."""
+        """Does nothing: process 0 writes it."""
         return []
 
     def clear_requests(self) -> None:
-        """Nothing: the first process does."""
+        """Does nothing: process 0 writes it."""

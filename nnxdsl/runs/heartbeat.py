@@ -1,4 +1,4 @@
-"""A sign of life while the main thread is busy: compiling, evaluating, reading weights."""
+"""Renews the heartbeat of a run while its main thread is busy: compiling, evaluating, reading weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ EVERY_SECONDS = 10.0
 
 @contextlib.contextmanager
 def beating(directory: RunDirectory, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """Renews the heartbeat in `status.json` every so often, from a thread that ends with the process or the block."""
+    """Renews the heartbeat in `status.json` every `every_seconds` from a daemon thread, until the block ends."""
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.wait(every_seconds):
-            with contextlib.suppress(RunError):  # a full disk: the main thread will meet it where it matters
+            with contextlib.suppress(RunError):  # a full disk: the main thread raises it when it writes
                 directory.beat(every_seconds=every_seconds / 2)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)

@@ -1,4 +1,4 @@
-"""One writer for each run directory: an flock, and a record of who holds it; knows nothing of runs."""
+"""The lock of a run directory, which admits one writer: an flock, and a record of the process that holds it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import attrs
@@ -22,7 +21,7 @@ NAME = "lock"
 
 @attrs.frozen
 class Holder:
-    """Who took a lock, and when (ISO 8601, UTC)."""
+    """The process that took a lock, and when (ISO 8601, UTC)."""
 
     process: process_info.Process
     since: str
@@ -31,15 +30,15 @@ class Holder:
 class RunLock:
     """Holds `<run>/lock` while a process writes the run; a context manager.
 
-    The kernel drops an flock when its process ends, however it ends: the lock decides, the record in the file
-    only says who. `recovered` is the record of a holder that died without letting go, else None.
+    The kernel releases an flock when its process ends, however it ends. The flock alone decides; the record in the
+    file is for messages. `recovered` is the record of a holder that died without releasing the lock, else None.
 
     Raises:
-        RunError: Another process holds it, who and what to do; or the file cannot be opened.
+        RunError: Another process holds it: names the process; or the file cannot be opened.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Takes the lock at once."""
+        """Acquires the lock without waiting."""
         self.path = directory / NAME
         self.recovered: Holder | None = None
         self._descriptor: int | None = None
@@ -72,7 +71,7 @@ class RunLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Empties the record and lets go; a second call does nothing."""
+        """Empties the record and releases the lock; a second call does nothing."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
@@ -81,14 +80,12 @@ class RunLock:
     def __enter__(self) -> RunLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
 def _read(descriptor: int) -> Holder | None:
-    """The record in the file; None if there is none, or it is just being written."""
+    """The record in the file; None if there is none, or another process is writing it."""
     try:
         record = json.loads(os.pread(descriptor, 4096, 0))
     except (ValueError, RecursionError):

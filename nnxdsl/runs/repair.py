@@ -1,7 +1,6 @@
-"""Rows of a run that is resumed: those of later, repeated or unreadable lines go, and missing steps are named.
+"""Repairs JSON-lines files before a resume: drops later, repeated and unreadable rows, and reports missing steps.
 
-A run that trains a step again must not have it twice, and a file that was edited, merged or damaged must not be
-believed: what can be told from the rows themselves is mended, the rest is said.
+A step that is trained again must have one row, and files may have been edited, merged or damaged in the meantime.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import attrs
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import JsonLines, Row
 
-_SHOWN = 8  # ranges or lines spelt out in one message
+_MAX_LISTED = 8  # ranges or lines in one message
 
 
 @attrs.frozen
 class Key:
-    """What a row is about; two rows with equal keys are one too many.
+    """Identifies a row; two rows with equal keys are duplicates.
 
     Attributes:
-        step: Its step.
-        order: Place among the rows of one step.
-        name: What tells it from other rows of its step.
-        times: How many such rows there may be.
+        step: The step of the row.
+        order: Position among the rows of one step.
+        name: Distinguishes it from other rows of its step.
+        times: How many rows with this key are allowed.
     """
 
     step: int
@@ -37,7 +36,7 @@ class Key:
 
 @attrs.frozen
 class _Place:
-    """Where a row stands in its file, and what says whether it is the right one of several."""
+    """The position of a row in its file, and what decides between duplicates."""
 
     key: Key
     number: int
@@ -49,12 +48,12 @@ class _Place:
 
 @attrs.frozen
 class Repaired:
-    """What became of a file.
+    """The result of `repair`.
 
     Attributes:
-        dropped: How many rows went because they are of the step at which the run is resumed, or of later ones.
-        problems: What else was wrong, in words.
-        rows: Of all rows that stayed, in their order: step, and place among the rows of that step.
+        dropped: Number of rows of the resumed step and later ones, which were dropped.
+        problems: A message for each other problem.
+        rows: Step and order of all remaining rows, sorted.
     """
 
     dropped: int
@@ -63,36 +62,36 @@ class Repaired:
 
 
 def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequence[int]) -> Repaired:
-    """Rewrites a file atomically, if it must be, so that its rows are those of the steps before `start`, each once.
+    """Rewrites a file atomically, if needed, so that it has one row per key of the steps before `start`, sorted.
 
-    Of several rows of one key, the one stays that the attempt wrote which trained its step; then the one that follows
-    the row of the step before; then the first.
+    Of duplicates it prefers the row of the attempt that trained the step, then a row that directly follows the row of
+    the previous step, then the first.
 
     Args:
         lines: The file, which has been checked (`JsonLines.require_plain`).
-        key: What a row is about.
+        key: Gives the key of a row.
         start: The step at which the run is resumed.
-        starts: The steps at which its attempts began, the first one first.
+        starts: The steps at which its attempts started, in order.
 
     Raises:
         RunError: The file cannot be read or written.
     """
     places: list[_Place] = []
     unreadable: list[int] = []
-    dropped, before = 0, -1
+    dropped, previous_step = 0, -1
     for number, offset, line in lines.lines():
         try:
             row = lines.decode(line, number)
         except RunError:
             unreadable.append(number)
             continue
-        found = key(row)
-        if found.step >= start:
+        row_key = key(row)
+        if row_key.step >= start:
             dropped += 1
             continue
-        is_in_order = found.step in (before, before + 1)
-        places.append(_Place(found, number, offset, len(line), row.get("attempt", 0), is_in_order))
-        before = found.step
+        is_in_order = row_key.step in (previous_step, previous_step + 1)
+        places.append(_Place(row_key, number, offset, len(line), row.get("attempt", 0), is_in_order))
+        previous_step = row_key.step
     rows = sorted(_chosen(places, starts), key=lambda place: (place.key.step, place.key.order, place.number))
     repeated = sorted({place.number for place in places} - {place.number for place in rows})
     is_moved = any(one.number > two.number for one, two in itertools.pairwise(rows))
@@ -100,11 +99,11 @@ def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequ
         lines.rewrite((place.offset, place.length) for place in rows)
     name, problems = lines.path.name, list[str]()
     if unreadable:
-        problems.append(f"{name}: {_lines(unreadable)} could not be read and {_went(unreadable)}")
+        problems.append(f"{name}: {_lines(unreadable)} could not be read and {_were_dropped(unreadable)}")
     if repeated:
-        problems.append(f"{name}: {_lines(repeated)} repeated rows of other lines and {_went(repeated)}")
+        problems.append(f"{name}: {_lines(repeated)} repeated rows of other lines and {_were_dropped(repeated)}")
     if is_moved:
-        problems.append(f"{name}: rows did not stand in the order of their steps; they do now")
+        problems.append(f"{name}: rows were not sorted by step; they are now")
     return Repaired(dropped, problems, [(place.key.step, place.key.order) for place in rows])
 
 
@@ -126,7 +125,7 @@ def _chosen(places: Iterable[_Place], starts: Sequence[int]) -> list[_Place]:
 
 
 def missing(steps: Iterable[int], start: int) -> str:
-    """The steps below `start` that are not among `steps`, as "steps 3, 5-7"; empty where there are none."""
+    """Names the steps below `start` that are not in `steps`, as "steps 3, 5-7"; empty if there are none."""
     gaps: list[tuple[int, int]] = []
     expected = 0
     for step in [*sorted(set(steps)), start]:
@@ -135,17 +134,17 @@ def missing(steps: Iterable[int], start: int) -> str:
         expected = step + 1
     if not gaps:
         return ""
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in gaps[:_SHOWN]]
-    more = f" and {len(gaps) - _SHOWN} more gaps" if len(gaps) > _SHOWN else ""
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in gaps[:_MAX_LISTED]]
+    more = f" and {len(gaps) - _MAX_LISTED} more gaps" if len(gaps) > _MAX_LISTED else ""
     is_one = len(gaps) == 1 and gaps[0][0] == gaps[0][1]
     return f"step{'' if is_one else 's'} {', '.join(shown)}{more}"
 
 
 def _lines(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN]))
-    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    shown = ", ".join(map(str, numbers[:_MAX_LISTED]))
+    more = f" and {len(numbers) - _MAX_LISTED} more" if len(numbers) > _MAX_LISTED else ""
     return f"line{'' if len(numbers) == 1 else 's'} {shown}{more}"
 
 
-def _went(numbers: Sequence[int]) -> str:
+def _were_dropped(numbers: Sequence[int]) -> str:
     return "was dropped" if len(numbers) == 1 else "were dropped"

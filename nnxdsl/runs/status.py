@@ -1,4 +1,4 @@
-"""What a run's status says, and whether the process that wrote it is still alive."""
+"""The fields of `status.json`, and the check whether the process that wrote it is still alive."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from typing import Any, Literal, TypedDict, cast
 from nnxdsl.storage import process_info
 
 State = Literal["queued", "starting", "compiling", "running", "stopping", "stopped", "finished", "failed"]
-
-
 Liveness = Literal["queued", "running", "silent", "lost", "stopped", "finished", "failed"]
 
-
-SILENT_SECONDS = 120.0  # without a heartbeat for so long, a run is "silent" ("lost" on another machine)
-
+SILENT_SECONDS = 120.0
+"""A run whose heartbeat is older is "silent" ("lost" on another machine)."""
 
 ENDED = ("stopped", "finished", "failed")
 
 
 class Status(TypedDict, total=False):
-    """What `status.json` says; times in seconds, `heartbeat` as `process.clock` gives it."""
+    """The fields of `status.json`; times in seconds, `heartbeat` from `process_info.clock`."""
 
     state: State
-    stage: str | None  # what the loop is doing, in words
+    stage: str | None  # what the process is doing, for display
     attempt: int | None
     step: int | None
     total: int | None
@@ -37,17 +34,18 @@ class Status(TypedDict, total=False):
     heartbeat: dict[str, Any] | None
 
 
-_heard: dict[tuple[process_info.Process, Any], tuple[Any, float, bool]] = {}  # of other machines; see `_is_heard`
+# The last heartbeat of each process on another machine, when it changed, and whether it ever did; see `_is_heard`.
+_heard: dict[tuple[process_info.Process, Any], tuple[Any, float, bool]] = {}
 
 
 def writer_of(status: Status) -> process_info.Process | None:
-    """The process that writes the run, or wrote it last; None where the status names none."""
+    """The process that writes the run, or wrote it last; None if the status names none."""
     pid, host = status.get("pid"), status.get("host")
     return None if pid is None or host is None else process_info.Process(pid, status.get("pid_started"), host)
 
 
 def liveness_of(status: Status) -> Liveness:
-    """What is true of a run whose writer last said `status`; see `RunDirectory.liveness`."""
+    """The actual state of a run with this status; see `RunDirectory.liveness`."""
     state = status.get("state", "queued")
     if state in ("queued", *ENDED):
         return cast(Liveness, state)
@@ -64,10 +62,10 @@ def liveness_of(status: Status) -> Liveness:
 
 
 def _is_heard(writer: process_info.Process, heartbeat: dict[str, Any], fresh: bool) -> bool:
-    """Whether a writer on another machine has been heard of, whatever the clocks of both machines say.
+    """Whether a writer on another machine still renews its heartbeat, even if the clocks of the machines differ.
 
-    A heartbeat that this process has seen to change is timed by this process's own clock, which does not jump; one that
-    it sees for the first time can but be compared with the wall clock (`fresh`).
+    Once this process has seen the heartbeat change, it measures its age with its own monotonic clock; before that, it
+    can only compare wall clocks (`fresh`).
     """
     now, machine = time.monotonic(), (writer, heartbeat.get("boot"))
     beat = heartbeat.get("monotonic")

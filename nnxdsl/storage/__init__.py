@@ -1,1 +1,1 @@
-"""Files that survive a kill: atomic JSON and directories, JSON lines, manifests, mutexes, free space. Knows no runs."""
+"""Crash-safe files: atomic JSON and directories, JSON lines, manifests, mutexes, free disk space."""

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, and never over something else; knows no formats."""
+"""Directories that are written atomically: complete or not there, and never over existing files."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import sync_directory
 
-_HALF = re.compile(r"\.writing-(?P<pid>\d+)-(?P<started>\d+)-(?P<name>.+)")
+_TEMPORARY = re.compile(r"\.writing-(?P<pid>\d+)-(?P<started>\d+)-(?P<name>.+)")
 
 
 def require_vacant(target: Path) -> None:
-    """Refuses a place where something is; an empty directory is nothing.
+    """Refuses a path that exists, unless it is an empty directory.
 
     Raises:
-        RunError: names it.
+        RunError: Names the path.
     """
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise RunError(f"{target}: is there already; nothing is written over: name a new directory")
+        raise RunError(f"{target}: exists already and is not overwritten; name a new directory")
     if target.is_dir() and any(target.iterdir()):
-        raise RunError(f"{target}: holds files already; nothing is written over: name a new directory")
+        raise RunError(f"{target}: is not empty and is not overwritten; name a new directory")
 
 
 @contextlib.contextmanager
 def appearing(target: Path) -> Iterator[Path]:
-    """A directory beside `target` to write in, which gets its name when the block ends well, and else goes.
+    """A temporary directory beside `target`, renamed to it when the block ends without an error, else deleted.
 
-    A kill leaves it under a hidden name, which the next to write there sweeps away.
+    A kill leaves it under a hidden name; the next writer of the same target deletes it.
 
     Args:
-        target: where the directory will be; its parents are made.
+        target: The final path; missing parents are created.
 
     Raises:
-        RunError: something is there already, or the disk will not take it; nothing is there afterwards.
+        RunError: The path exists already, or a write failed; nothing is left there.
     """
     require_vacant(target)
     me = process_info.current()
@@ -50,7 +50,7 @@ def appearing(target: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         require_vacant(target)
-        os.rename(temporary, target)  # onto nothing or an empty directory; anything else refuses
+        os.rename(temporary, target)  # fails unless the target is missing or an empty directory
         sync_directory(target.parent)
     except OSError as error:
         raise RunError(f"{target}: cannot be written, and nothing was left there: {error}") from error
@@ -59,9 +59,9 @@ def appearing(target: Path) -> Iterator[Path]:
 
 
 def _sweep(target: Path) -> None:
-    """Removes what killed writers of the same place left behind."""
+    """Deletes temporary directories of killed writers of the same target."""
     for path in target.parent.glob(".writing-*"):
-        match = _HALF.fullmatch(path.name)
+        match = _TEMPORARY.fullmatch(path.name)
         if match is None or match["name"] != target.name:
             continue
         if not process_info.is_alive(int(match["pid"]), int(match["started"]) or None):
@@ -69,7 +69,7 @@ def _sweep(target: Path) -> None:
 
 
 def _sync(place: Path) -> None:
-    """Brings every file below `place`, and every name, to the disk."""
+    """Syncs every file and directory below `place` to disk."""
     for directory, _, names in os.walk(place):
         for name in names:
             with (Path(directory) / name).open("rb") as file:

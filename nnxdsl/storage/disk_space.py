@@ -1,4 +1,4 @@
-"""Whether a disk has room for what is about to be written, asked beforehand; knows bytes, not what they mean."""
+"""Checks before a write whether the disk has enough free space."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 
 def free_bytes(place: Path) -> int | None:
-    """Bytes that this user may still write where `place` is; None where the file system does not say."""
+    """Free bytes for this user on the file system of `place`; None where it does not report them."""
     try:
-        found = os.statvfs(place)
+        stats = os.statvfs(place)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+    return stats.f_bavail * stats.f_frsize if stats.f_blocks else None
 
 
 def shortage(place: Path, needed: int) -> str | None:
-    """Why so many bytes will not fit where `place` is, in words; None if they will, or nobody knows.
+    """A message if `needed` bytes do not fit on the file system of `place`; None if they fit or it is unknown.
 
-    Quotas are not seen: a write beyond one fails when it comes to it.
+    Quotas are not checked: a write beyond one fails.
     """
     free = free_bytes(place)
     if free is None or needed <= free:
@@ -27,7 +27,7 @@ def shortage(place: Path, needed: int) -> str | None:
 
 
 def size(count: int) -> str:
-    """Bytes in words: "640 bytes", "3.2 GiB"."""
+    """Formats bytes for people: "640 bytes", "3.2 GiB"."""
     for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

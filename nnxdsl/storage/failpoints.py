@@ -1,7 +1,7 @@
-"""Named points of a run at which tests end its process, to see what a kill leaves behind; elsewhere they cost nothing.
+"""Named failpoints at which tests kill a process, to check what a crash leaves on disk; inactive otherwise.
 
-`NNXDSL_FAILPOINT=commit-renamed` ends the process, as `kill -9` does, when it comes to that point; `commit-renamed@3`
-when it comes there for the third time; `commit-renamed@3:pause` has it stop there (SIGSTOP) until it is sent SIGCONT.
+`NNXDSL_FAILPOINT=commit-renamed` kills the process with SIGKILL when it reaches that point; `commit-renamed@3` when it
+reaches it for the third time; `commit-renamed@3:pause` stops it there (SIGSTOP) until it is sent SIGCONT.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from nnxdsl.errors import RunError, suggest
 VARIABLE = "NNXDSL_FAILPOINT"
 
 POINTS = {
-    "processes-joined": "several processes have found each other, and none has looked for its devices",
-    "run-made": "a new run is whole, under its hidden name",
-    "run-renamed": "a new run has its name",
-    "lock-taken": "the lock is held, and does not say by whom",
-    "lock-recorded": "the lock says who holds it",
-    "file-written": "a file that replaces another is on the disk, under its hidden name",
-    "file-renamed": "it has the other's name, and the directory is not on the disk",
-    "attempt-appended": "a start of the run is written down",
-    "event-appended": "an event is written down",
-    "metrics-appended": "a step's figures are written",
-    "evaluation-appended": "held-out figures are written",
-    "sample-appended": "an answer is written",
-    "rows-copied": "rows beyond the step of a resume are dropped from a copy",
-    "rows-dropped": "the copy has the file's name",
-    "status-unwritten": "the status is about to be replaced",
-    "status-written": "the status is replaced",
-    "save-begun": "the directory of a new step is there, and empty",
-    "save-started": "orbax has the arrays, and writes them",
-    "save-written": "orbax says that the arrays are written",
-    "manifest-digested": "all files are on the disk and digested, and the manifest is not there",
-    "manifest-written": "the manifest is there, and the directories are not on the disk",
-    "commit-unnamed": "all of the step is on the disk, under its hidden name",
-    "commit-replaced": "a damaged step of the same number is out of the way",
-    "commit-renamed": "the step has its name, and the directory is not on the disk",
-    "commit-durable": "the step is committed, and none is retired yet",
-    "trash-unnamed": "a step is about to be retired",
-    "trash-renamed": "a retired step has lost its name",
-    "trash-durable": "its loss is on the disk, and its files are still there",
-    "trash-swept": "its files are gone",
-    "save-cleared": "a save has cleared its directory away, and nobody was told of the commit",
+    "processes-joined": "the processes have joined `jax.distributed`; none has initialized its devices",
+    "run-made": "a new run directory is complete, under its temporary name",
+    "run-renamed": "a new run directory has been renamed to its final name",
+    "lock-taken": "the lock is acquired; the record of its holder is not written",
+    "lock-recorded": "the record of the lock's holder is written",
+    "file-written": "the new version of a file is synced, under its temporary name",
+    "file-renamed": "the new version is renamed to the file; the directory is not synced",
+    "attempt-appended": "the row of an attempt is appended",
+    "event-appended": "an event is appended",
+    "metrics-appended": "the metrics of a step are appended",
+    "evaluation-appended": "the metrics of an evaluation are appended",
+    "sample-appended": "a generated sample is appended",
+    "rows-copied": "a copy of a file without rows after the resumed step is written",
+    "rows-dropped": "the copy has replaced the file",
+    "status-unwritten": "status.json is about to be replaced",
+    "status-written": "status.json is replaced",
+    "save-begun": "the temporary directory of a new step exists and is empty",
+    "save-started": "orbax has started to write the arrays",
+    "save-written": "orbax has written the arrays",
+    "manifest-digested": "all files are synced and their digests computed; there is no manifest",
+    "manifest-written": "the manifest is written; the directories are not synced",
+    "commit-unnamed": "the whole step is synced, under its temporary name",
+    "commit-replaced": "a damaged step of the same number is deleted",
+    "commit-renamed": "the step is renamed to its final name; the directory is not synced",
+    "commit-durable": "the step is committed; no older step is deleted yet",
+    "trash-unnamed": "an older step is about to be deleted",
+    "trash-renamed": "the older step is renamed into the trash",
+    "trash-durable": "the rename is synced; its files still exist",
+    "trash-swept": "its files are deleted",
+    "save-cleared": "the temporary directory of a save is deleted; `wait` and `poll` do not return its step yet",
 }
-"""Each point, and what has been done when a process comes to it."""
+"""Each failpoint, and the state of the disk when a process reaches it."""
 
-_TOLD = re.compile(r"(?P<point>[a-z-]+)(@(?P<visit>[1-9]\d*))?(?P<pause>:pause)?")
+_SETTING = re.compile(r"(?P<point>[a-z-]+)(@(?P<visit>[1-9]\d*))?(?P<pause>:pause)?")
 
 
 @attrs.frozen
@@ -60,14 +60,14 @@ class _Failpoint:
     point: str
     visit: int
     signal: int
-    visits: itertools.count[int] = attrs.Factory(lambda: itertools.count(1))  # its `next` is whole between threads
+    visits: itertools.count[int] = attrs.Factory(lambda: itertools.count(1))  # its `next` is atomic between threads
 
 
 def reached(point: str) -> None:
-    """Says that the process has come to a point.
+    """Marks a failpoint: kills or pauses the process here if the environment variable selects it.
 
     Raises:
-        RunError: The variable names no point of ours.
+        RunError: The variable does not name a failpoint.
     """
     failpoint = _from_environment()
     if failpoint is not None and failpoint.point == point and next(failpoint.visits) == failpoint.visit:
@@ -76,12 +76,12 @@ def reached(point: str) -> None:
 
 @functools.cache
 def _from_environment() -> _Failpoint | None:
-    told = os.environ.get(VARIABLE)
-    if not told:
+    setting = os.environ.get(VARIABLE)
+    if not setting:
         return None
-    match = _TOLD.fullmatch(told)
+    match = _SETTING.fullmatch(setting)
     if match is None:
-        raise RunError(f"{VARIABLE}: expected a point, and perhaps '@3' or ':pause' behind it, got '{told}'")
+        raise RunError(f"{VARIABLE}: expected a failpoint, optionally followed by '@3' or ':pause', got '{setting}'")
     if match["point"] not in POINTS:
-        raise RunError(f"{VARIABLE}: there is no point '{match['point']}'{suggest(match['point'], POINTS)}")
+        raise RunError(f"{VARIABLE}: there is no failpoint '{match['point']}'{suggest(match['point'], POINTS)}")
     return _Failpoint(match["point"], int(match["visit"] or 1), signal.SIGSTOP if match["pause"] else signal.SIGKILL)

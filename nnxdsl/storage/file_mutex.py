@@ -1,4 +1,4 @@
-"""Taking turns at a piece of work that several runs of one home want: one does it, the others wait and find it done."""
+"""A mutex between processes of one home: one of several runs does a piece of work, the others wait for its result."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ POLL_SECONDS = 0.2
 
 @contextlib.contextmanager
 def turn(path: Path, wait: Callable[[], object], is_to_end: Callable[[], bool]) -> Iterator[bool]:
-    """Holds the lock `path` while it is entered; the kernel lets go of it for a process that was killed.
+    """Holds an flock on `path` within the block; the kernel releases it if the process is killed.
 
     Args:
-        path: The lock, a file that stays.
-        wait: Called once if somebody else has the turn.
-        is_to_end: Asked while waiting.
+        path: The lock file, which is never deleted.
+        wait: Called once if another process holds the lock.
+        is_to_end: Polled while waiting; True ends the wait.
 
     Yields:
-        Whether it is our turn; False if `is_to_end` said so first.
+        Whether the lock was acquired; False if `is_to_end` returned True first.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

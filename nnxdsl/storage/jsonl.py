@@ -1,9 +1,10 @@
-"""Files that survive a kill: JSON replaced atomically, and JSON lines whose torn tail is cut off."""
+"""Crash-safe JSON: files that are replaced atomically, and JSON lines whose incomplete last line is cut off."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import stat
@@ -17,35 +18,35 @@ from nnxdsl.storage.failpoints import reached
 Row = dict[str, Any]
 
 _BLOCK = 65536
-"""Bytes that are read at a time where a file is read from its end."""
+"""Bytes per read where a file is read from its end."""
 
 
 class JsonLines:
-    """One JSON object a line; one writer, any number of readers.
+    """A file with one JSON object per line; one writer, any number of readers.
 
-    A row is written by one `write`, so a killed writer leaves at most one torn line, the last:
-    readers pass over it and the next writer cuts it off. Rows reach the kernel at once (they survive a kill);
-    `durable=True` or `sync` brings them to the disk (they survive a power cut). NaN is written as Python does.
+    A row is written by one `write`, so a killed writer leaves at most one incomplete line, the last: readers skip it
+    and the next writer truncates it. Rows reach the kernel at once (they survive a kill of the process);
+    `durable=True` or `sync` syncs them to disk (they survive a power cut). NaN is written as `NaN`.
     """
 
     def __init__(self, path: Path, problem: Callable[[Row], str | None] = lambda row: None) -> None:
         """Names the file; opens nothing.
 
         Args:
-            path: Of the file.
-            problem: Says what is wrong with a row, None where nothing is; readers refuse what it names.
+            path: The file.
+            problem: Returns a message for an invalid row, else None; readers raise it.
         """
         self.path = path
         self._problem = problem
         self._descriptor: int | None = None
 
     def append(self, row: Row, *, durable: bool = False) -> None:
-        """Adds one row.
+        """Appends one row.
 
         Raises:
-            RunError: The row could not be written whole (a full disk); the file is as it was before.
+            RunError: The row could not be written completely (a full disk); the file is unchanged.
         """
-        line = _encode(row)
+        line = (json.dumps(row, default=_to_json_value) + "\n").encode()
         try:
             descriptor = self._open()
             before = os.fstat(descriptor).st_size
@@ -54,7 +55,7 @@ class JsonLines:
         try:
             written = os.write(descriptor, line)
             if written < len(line):
-                raise OSError(f"only {written} of {len(line)} bytes fitted")
+                raise OSError(f"only {written} of {len(line)} bytes were written")
             if durable:
                 os.fsync(descriptor)
         except OSError as error:
@@ -64,98 +65,94 @@ class JsonLines:
             raise RunError(message) from error
 
     def sync(self) -> None:
-        """Brings all rows to the disk; nothing to do if nothing was appended."""
+        """Syncs all rows to disk; does nothing if nothing was appended."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Lets go of the file; a later `append` opens it again."""
+        """Closes the file; a later `append` opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def read(self) -> list[Row]:
-        """All rows but a torn last one; a missing file has none.
+        """All rows except an incomplete last one; a missing file has none.
 
         Raises:
-            RunError: The file cannot be read, or a line before the last is no such row; names file and line.
+            RunError: The file cannot be read, or a line before the last is invalid; names file and line.
         """
         return list(self.rows())
 
     def rows(self, wanted: bytes = b"") -> Iterator[Row]:
-        """The same, one at a time.
+        """Like `read`, one row at a time.
 
         Args:
-            wanted: Rows whose line does not hold this are passed over and not looked at: soon done in a long file.
+            wanted: Lines without these bytes are skipped without parsing them, which is fast in a long file.
         """
         for number, _, line in self.lines():
             if wanted in line:
                 yield self.decode(line, number)
 
     def lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Whole lines as they stand there: number from 1, where it begins, and its bytes with the newline."""
+        """Complete lines: the number from 1, the offset, and the bytes with the newline."""
         with self._reader() as file:
             offset = 0
             for number, line in enumerate(file or (), start=1):
-                if not line.endswith(b"\n"):  # torn
+                if not line.endswith(b"\n"):  # incomplete
                     return
                 yield number, offset, line
                 offset += len(line)
 
     def require_plain(self) -> None:
-        """Looks whether the file can be read.
+        """Checks that the file can be read, if it exists.
 
         Raises:
-            RunError: It is there and cannot be, or is no regular file.
+            RunError: It cannot be read, or is no regular file.
         """
         with self._reader():
             pass
 
     def last(self, count: int) -> list[Row]:
-        """The last rows, in their order, at most so many; what stands before them is not read."""
-        found: list[Row] = []
-        for start, line in self._backwards():
-            if len(found) == count:
-                break
-            found.append(self._decode_at(start, line))
-        return found[::-1]
+        """The last `count` rows, in order; the file is read from its end."""
+        last = [self._decode_at(start, line) for start, line in itertools.islice(self._backwards(), count)]
+        return last[::-1]
 
     def rewrite(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Replaces the file atomically by parts of it: pairs of where one begins, and its length."""
+        """Replaces the file atomically by parts of it, given as pairs of offset and length."""
         self.close()
         with self._reader() as old, _replacing(self.path) as new:
             for start, length in parts:
-                assert old is not None  # or it had no parts
+                assert old is not None  # a missing file has no parts
                 old.seek(start)
                 new.write(old.read(length))
             reached("rows-copied")
         reached("rows-dropped")
 
     def _backwards(self) -> Iterator[tuple[int, bytes]]:
-        """Whole lines from the last to the first, each with where it begins; what follows the last newline is torn."""
+        """Complete lines from the last to the first, each with its offset; bytes after the last newline are skipped."""
         with self._reader() as file:
             if file is None:
                 return
             place = file.seek(0, os.SEEK_END)
-            rest, is_torn = b"", True
+            rest, is_incomplete = b"", True
             while place > 0:
                 begin = max(0, place - _BLOCK)
                 data = os.pread(file.fileno(), place - begin, begin) + rest
                 place, end = begin, begin + len(data)
-                rest, *lines = data.split(b"\n")  # the first one may begin further back
-                if lines and is_torn:
+                rest, *lines = data.split(b"\n")  # the first one may start in an earlier block
+                if lines and is_incomplete:
                     end -= len(lines.pop()) + 1
-                    is_torn = False
+                    is_incomplete = False
                 for line in reversed(lines):
                     end -= len(line)
                     yield end, line
                     end -= 1
-            if not is_torn:
+            if not is_incomplete:
                 yield 0, rest
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[io.BufferedReader | None]:
-        """The file, open for reading; None where there is none."""
+        """The file, open for reading; None if it is missing."""
         try:
             descriptor = open_plain(self.path)
         except FileNotFoundError:
@@ -173,10 +170,10 @@ class JsonLines:
             return self.decode(line, before + 1)
 
     def decode(self, line: bytes, number: int) -> Row:
-        """The row of a line.
+        """Parses and checks a line.
 
         Raises:
-            RunError: It is none; names the file, the line and what is wrong.
+            RunError: It is invalid; names the file, the line and the problem.
         """
         try:
             row = json.loads(line)
@@ -186,14 +183,14 @@ class JsonLines:
             got = type(row).__name__
             raise RunError(f"{self.path}:{number}: expected a JSON object, got {got}; remove the line")
         if (problem := self._problem(cast(Row, row))) is not None:
-            raise RunError(f"{self.path}:{number}: {problem}; put the line right, or remove it")
+            raise RunError(f"{self.path}:{number}: {problem}; correct or remove the line")
         return cast(Row, row)
 
     def _open(self) -> int:
         if self._descriptor is None:
             is_new = not self.path.exists()
             descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            _cut_torn_tail(descriptor)
+            _truncate_incomplete_line(descriptor)
             self._descriptor = descriptor
             if is_new:
                 sync_directory(self.path.parent)
@@ -201,51 +198,56 @@ class JsonLines:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Opens a regular file, and nothing else: a pipe would be waited for, and a link may lead to other people's files.
+    """Opens a regular file, and nothing else: a pipe would block, and a link may lead to other users' files.
 
     Raises:
-        FileNotFoundError: There is none, and `flags` make none.
-        RunError: It is something else, or cannot be opened.
+        FileNotFoundError: It is missing, and `flags` do not create it.
+        RunError: It is no regular file, or cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:
         raise
     except OSError as error:
-        what = _what_stands_at(path)
-        raise RunError(f"{path}: {what or f'cannot be read: {error.strerror}'}") from error
+        raise RunError(f"{path}: {_irregular(path) or f'cannot be read: {error.strerror}'}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise RunError(f"{path}: {_what_stands_at(path) or 'is no regular file'}")
+        raise RunError(f"{path}: {_irregular(path) or 'is no regular file'}")
     return descriptor
 
 
-def _what_stands_at(path: Path) -> str:
-    """What is there instead of a regular file, and what to do; empty for a file."""
-    kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+def _irregular(path: Path) -> str:
+    """A message if the path is no regular file; empty for one, and if the path cannot be read."""
     try:
-        kind = stat.S_IFMT(path.lstat().st_mode)
+        kind = file_kind(path.lstat().st_mode)
     except OSError:
         return ""
-    if kind == stat.S_IFREG:
-        return ""
-    return f"is {kinds.get(kind, 'a device')} and no regular file; put the file itself there, or remove it"
+    return f"is {kind} and no regular file; put the file itself there, or remove it" if kind else ""
+
+
+def file_kind(mode: int) -> str:
+    """The kind of a file from `st_mode`, for messages: "a directory", "a pipe"; empty for a regular file."""
+    kinds = {
+        stat.S_IFREG: "", stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+    }  # fmt: skip
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a JSON file atomically: after a kill or a power cut it is the old one or the new one, whole.
+    """Replaces a JSON file atomically: after a kill or a power cut it is either the old version or the new one.
 
     Raises:
-        RunError: It could not be written; the old one is untouched.
+        RunError: It could not be written; the old version is unchanged.
     """
-    replace(path, (json.dumps(value, indent=2, default=_plain) + "\n").encode())
+    replace(path, (json.dumps(value, indent=2, default=_to_json_value) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
     """The value of a JSON file.
 
     Raises:
-        RunError: The file is missing, unreadable or no JSON; names it.
+        RunError: The file is missing, unreadable or no JSON.
     """
     try:
         with open(open_plain(path), "rb") as file:
@@ -260,7 +262,7 @@ def replace(path: Path, data: bytes) -> None:
     """Writes a temporary file beside `path`, syncs it, renames it over `path` and syncs the directory.
 
     Raises:
-        RunError: It could not be written; the old one is untouched.
+        RunError: It could not be written; the old version is unchanged.
     """
     with _replacing(path) as file:
         file.write(data)
@@ -268,7 +270,7 @@ def replace(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
-    """A file to write what `path` becomes when the block ends; see `replace`."""
+    """A temporary file that replaces `path` when the block ends; see `replace`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -286,7 +288,7 @@ def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
+    """Syncs the entries of a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -294,12 +296,8 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _encode(row: Row) -> bytes:
-    return (json.dumps(row, default=_plain) + "\n").encode()
-
-
-def _plain(value: Any) -> Any:
-    """Numpy and jax scalars as Python's own, without importing either; paths as text."""
+def _to_json_value(value: Any) -> Any:
+    """Converts numpy and jax scalars to Python's, without importing either, and paths to strings."""
     if isinstance(value, Path):
         return str(value)
     item = getattr(value, "item", None)
@@ -308,8 +306,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"cannot be written as JSON: {type(value).__name__}")
 
 
-def _cut_torn_tail(descriptor: int) -> None:
-    """Truncates the file after its last newline, reading backwards so that a long file costs nothing."""
+def _truncate_incomplete_line(descriptor: int) -> None:
+    """Truncates the file after its last newline; reads from the end, which is fast in a long file."""
     size = os.fstat(descriptor).st_size
     end = size
     while end > 0:

@@ -1,4 +1,4 @@
-"""A directory's files with their sizes and digests, so that damage is seen; knows bytes, never what they mean."""
+"""Manifests: sizes and SHA-256 digests of the files in a directory, to detect damage."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MANIFEST = {
 
 
 class DamageError(Exception):
-    """Why a directory is not as it was written; one line."""
+    """A directory does not match its manifest; the message is one line."""
 
 
 def write(place: Path, fields: dict[str, Any]) -> None:
-    """Brings every file below `place` to the disk, then writes the manifest: `fields` and the digests of the files."""
+    """Syncs every file below `place` to disk, then writes the manifest: `fields` and the digests of the files."""
     paths = sorted(path for path in place.rglob("*") if path.is_file())
     with _workers() as pool:
         digests = list(pool.map(_synced_sha256, paths))
@@ -51,7 +51,7 @@ def write(place: Path, fields: dict[str, Any]) -> None:
 
 
 def read(place: Path) -> dict[str, Any]:
-    """The fields and "files" of the manifest, its own digest checked.
+    """The fields and "files" of the manifest, after a check of its own digest.
 
     Raises:
         DamageError: It is missing, damaged, or of another format.
@@ -65,7 +65,7 @@ def read(place: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError, RunError) as error:
         raise DamageError(f"{NAME} cannot be read") from error
     if not isinstance(body, dict) or digest != _digest_of(body):
-        raise DamageError(f"{NAME} is not as it was written (sha256 differs)")
+        raise DamageError(f"{NAME} has changed since it was written (sha256 differs)")
     fields = cast(dict[str, Any], body)
     if fields.get("format") != FORMAT:
         raise DamageError(f"{NAME} has format {fields.get('format')!r}, this nnxdsl reads format {FORMAT}")
@@ -75,24 +75,24 @@ def read(place: Path) -> dict[str, Any]:
 
 
 class Verifier:
-    """Compares files with a manifest; a file that has not changed since it was last compared is not read again."""
+    """Compares files with a manifest; a file that has not changed since its last check is not read again."""
 
     def __init__(self) -> None:
-        """Knows no file yet."""
-        self._seen: dict[Path, tuple[int, ...]] = {}
+        """Starts without checked files."""
+        self._checked: dict[Path, tuple[int, ...]] = {}
 
     def check(self, place: Path, body: dict[str, Any], wanted: Callable[[str], bool]) -> None:
-        """Compares those files of the manifest whose path below `place` is wanted.
+        """Checks the files of the manifest for whose path below `place` the function `wanted` is true.
 
         Raises:
-            DamageError: The first file that differs, and how many more do.
+            DamageError: Names the first file that differs, and the number of others.
         """
         items = [(place / name, entry) for name, entry in body["files"].items() if wanted(name)]
         with _workers() as pool:
-            found = pool.map(lambda item: self._problem(*item), items)
+            results = pool.map(lambda item: self._problem(*item), items)
             problems = [
                 f"{path.relative_to(place).as_posix()} {problem}"
-                for (path, _), problem in zip(items, found, strict=True)
+                for (path, _), problem in zip(items, results, strict=True)
                 if problem
             ]
         if problems:
@@ -103,19 +103,19 @@ class Verifier:
         try:
             stat = path.stat()
             mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-            if self._seen.get(path) == mark:
+            if self._checked.get(path) == mark:
                 return None
             if not path.is_file():
                 return "is no regular file"
             if stat.st_size != entry["size"]:
                 return f"has {stat.st_size} bytes, {entry['size']} were written"
             if _sha256(path) != entry["sha256"]:
-                return "is not as it was written (sha256 differs)"
+                return "has changed since it was written (sha256 differs)"
         except FileNotFoundError:
             return "is missing"
         except OSError as error:
             return f"cannot be read: {error}"
-        self._seen[path] = mark
+        self._checked[path] = mark
         return None
 
 

@@ -1,7 +1,8 @@
-"""Who a process is and whether it still lives; knows /proc and the clock, nothing of runs."""
+"""Identity and liveness of processes, clocks, and the environment of an attempt: versions, git state, arguments."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _GIT_SECONDS = 5.0
 
 @attrs.frozen
 class Process:
-    """A process that cannot be mistaken for a later one of the same pid.
+    """A process, distinct from a later one with the same pid.
 
     `started` is field 22 of /proc/<pid>/stat (clock ticks since boot); None where there is no /proc.
     """
@@ -62,14 +63,14 @@ def started(pid: int) -> int | None:
 
 
 def is_alive(pid: int, start: int | None) -> bool:
-    """Whether `pid` is the process that began at `start` (None: whichever has the pid) and is no zombie.
+    """Whether `pid` is the process that started at `start` (None: any process with the pid) and is no zombie.
 
-    `os.kill(pid, 0)` alone will not do: an unreaped child is a zombie, and pids are used again.
+    `os.kill(pid, 0)` is not enough: it also succeeds for zombies and for later processes with the same pid.
     """
     if pid <= 0:
         return False
     if not Path("/proc/self/stat").exists():
-        return _answers(pid)
+        return _accepts_signals(pid)
     fields = _stat(pid)
     if not fields or fields[0] in ("Z", "X", "x"):
         return False
@@ -77,7 +78,7 @@ def is_alive(pid: int, start: int | None) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from the third on; the second is the command, any characters."""
+    """The fields of /proc/<pid>/stat from the third on; the second, the command, may contain spaces."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -85,7 +86,7 @@ def _stat(pid: int) -> list[str]:
     return text[text.rindex(")") + 1 :].split()
 
 
-def _answers(pid: int) -> bool:
+def _accepts_signals(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -96,12 +97,12 @@ def _answers(pid: int) -> bool:
 
 
 def clock() -> dict[str, Any]:
-    """Now, twice: the wall clock, and a clock that never jumps but is only good until the next boot."""
+    """The current time twice: the wall clock, and the monotonic clock, which is valid until the next boot."""
     return {"wall": time.time(), "monotonic": time.monotonic(), "boot": _boot()}
 
 
 def seconds_since(then: dict[str, Any]) -> float:
-    """Seconds since `then` (from `clock`), at least 0; by the clock that does not jump if of this boot."""
+    """Seconds since `then` (from `clock`), at least 0; by the monotonic clock if `then` is from this boot."""
     now = clock()
     same_boot = now["boot"] is not None and now["boot"] == then.get("boot")
     name = "monotonic" if same_boot else "wall"
@@ -117,41 +118,41 @@ def _boot() -> str | None:
 
 
 def utc() -> str:
-    """Now as ISO 8601 in UTC, to the second."""
+    """The current time as ISO 8601 in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def environment(argv: Sequence[str] | None = None, cwd: Path | None = None) -> dict[str, Any]:
-    """What an attempt should remember of where it ran; never fails and imports none of the packages it names.
+    """The environment of an attempt, for its record; never fails and imports none of the packages it names.
 
     Args:
-        argv: The command; this process's own if None. Values that look like secrets are replaced by `***`.
-        cwd: The directory whose git state is recorded; the working directory if None.
+        argv: The command; None for that of this process. Values that look like secrets are replaced by `***`.
+        cwd: The directory whose git state is recorded; None for the working directory.
 
     Returns:
         time, argv, cwd, host, pid, platform, python, versions, git (None outside a repository).
     """
-    where = Path.cwd() if cwd is None else cwd
+    directory = Path.cwd() if cwd is None else cwd
     return {
         "time": utc(),
-        "argv": [redact(word) for word in (sys.argv if argv is None else argv)],
-        "cwd": str(where),
+        "argv": [redact(argument) for argument in (sys.argv if argv is None else argv)],
+        "cwd": str(directory),
         "host": hostname(),
         "pid": os.getpid(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": _versions(),
-        "git": git_state(where),
+        "versions": installed_versions(PACKAGES),
+        "git": git_state(directory),
     }
 
 
 def redact(text: str) -> str:
-    """The text with `***` for what follows `token=`, `secret=`, `password=`, `api_key=`; and for hub tokens."""
+    """Replaces values after `token=`, `secret=`, `password=` or `api_key=`, and Hub tokens, by `***`."""
     return _SECRET.sub(lambda match: f"{match[1] or ''}***", text)
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """The commit and whether files differ from it; None where git or a repository is missing or slow."""
+    """The commit and whether files differ from it; None where git or a repository is missing or times out."""
     git = shutil.which("git")
     if git is None:
         return None
@@ -162,10 +163,10 @@ def git_state(directory: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
-def _git(git: str, directory: Path, *words: str) -> str | None:
+def _git(git: str, directory: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            [git, "--no-optional-locks", *words],
+            [git, "--no-optional-locks", *arguments],
             cwd=directory,
             capture_output=True,
             text=True,
@@ -178,11 +179,10 @@ def _git(git: str, directory: Path, *words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed, by name; imports none of them."""
+    versions: dict[str, str] = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions

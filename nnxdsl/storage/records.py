@@ -1,4 +1,4 @@
-"""What the fields of a run's files may be: each record is checked where it is read; knows JSON and no file."""
+"""Schemas of the JSON records in a run's files, checked wherever a record is read."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 import attrs
 
 LARGEST = 2**63
-"""Integers in records are below it, so that they fit an int64 and a float."""
+"""Integers in records are smaller, so that they fit an int64."""
 
 
 @attrs.frozen
 class Kind:
-    """What a field may hold.
+    """The type of a field.
 
     Attributes:
-        words: For people: "an integer >= 0".
-        accepts: Whether a value is one.
+        description: For messages: "an integer >= 0".
+        accepts: Whether a value has the type.
     """
 
-    words: str
+    description: str
     accepts: Callable[[Any], bool]
 
     def or_null(self) -> Kind:
-        """The same, or null."""
-        return Kind(f"{self.words} or null", lambda value: value is None or self.accepts(value))
+        """This type, or null."""
+        return Kind(f"{self.description} or null", lambda value: value is None or self.accepts(value))
 
 
 def is_integer(value: object) -> bool:
-    """Whether a JSON value is an integer that fits 64 bits; a boolean is none."""
+    """Whether a JSON value is an integer that fits 64 bits; a boolean is not."""
     return isinstance(value, int) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
@@ -40,13 +40,17 @@ def is_number(value: object) -> bool:
 
 
 def is_line(value: object) -> bool:
-    """Whether a JSON value is text that can be printed on one line."""
+    """Whether a JSON value is a string that can be printed on one line."""
     return isinstance(value, str) and value.isprintable()
 
 
 def _is_text(value: object) -> bool:
-    """Whether it can be written to a terminal or named to the operating system: no NUL, no lone surrogates."""
-    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+    """Whether a value is a string that terminals and the operating system accept: no NUL, no lone surrogates."""
+    return (
+        isinstance(value, str)
+        and "\0" not in value
+        and not any("\ud800" <= char <= "\udfff" for char in value)
+    )
 
 
 def _is_finite(value: object) -> bool:
@@ -66,12 +70,12 @@ CLOCK: Mapping[str, Kind] = {"wall": FINITE, "monotonic": FINITE, "boot": TEXT.o
 
 
 def one_of(values: tuple[str, ...]) -> Kind:
-    """One of some words."""
+    """One of some strings."""
     return Kind(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
 
 
 def record(fields: Mapping[str, Kind]) -> Kind:
-    """An object whose fields, those that are there, are of these kinds."""
+    """An object whose fields, as far as present, are of these kinds."""
     return Kind("an object", lambda value: isinstance(value, dict) and problem_in(value, fields) is None)
 
 
@@ -89,13 +93,13 @@ STATUS: Mapping[str, Kind] = {
     "exit_code": INTEGER.or_null(),
     "heartbeat": Kind("an object of wall, monotonic and boot", record(CLOCK).accepts).or_null(),
 }
-"""Of `status.json`, beside its state."""
+"""Fields of `status.json` other than its state."""
 
 HOLDER: Mapping[str, Kind] = {"pid": ORDINAL, "pid_started": COUNT.or_null(), "host": TEXT, "since": TEXT}
-"""Of `lock`, while a process writes the run."""
+"""Fields of `lock`, while a process writes the run."""
 
 METRICS: Mapping[str, Kind] = {"step": COUNT, "attempt": COUNT, "kind": STRING}
-"""Of a row of `metrics.jsonl`."""
+"""Fields of a row of `metrics.jsonl`; metrics themselves may have any name."""
 
 SAMPLE: Mapping[str, Kind] = {
     "step": COUNT,
@@ -104,10 +108,10 @@ SAMPLE: Mapping[str, Kind] = {
     "policy": STRING,
     "reference": STRING.or_null(),
 }
-"""Of a row of `samples.jsonl`."""
+"""Fields of a row of `samples.jsonl`."""
 
 EVENT: Mapping[str, Kind] = {"time": STRING, "event": STRING}
-"""Of a row of `events.jsonl`."""
+"""Fields of a row of `events.jsonl`."""
 
 ATTEMPT: Mapping[str, Kind] = {
     "attempt": ORDINAL,
@@ -118,20 +122,20 @@ ATTEMPT: Mapping[str, Kind] = {
     "host": STRING,
     "experiment": OBJECT,
 }
-"""Of a row of `attempts.jsonl`."""
+"""Fields of a row of `attempts.jsonl`."""
 
 
 def problem_in(fields: Mapping[str, Any], kinds: Mapping[str, Kind], *, required: tuple[str, ...] = ()) -> str | None:
-    """The first field that is missing or of another kind: "step: expected an integer >= 0, got 'x'"; None if all fit.
+    """A message for the first missing or invalid field: "step: expected an integer >= 0, got 'x'"; else None.
 
-    Fields that `kinds` does not name may be anything.
+    Fields that `kinds` does not name may have any value.
     """
     for name in required:
         if name not in fields:
-            return f"{name}: missing, expected {kinds[name].words}"
+            return f"{name}: missing, expected {kinds[name].description}"
     for name, kind in kinds.items():
         if name in fields and not kind.accepts(fields[name]):
-            return f"{name}: expected {kind.words}, got {_shown(fields[name])}"
+            return f"{name}: expected {kind.description}, got {_shown(fields[name])}"
     return None
 
 

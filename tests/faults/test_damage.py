@@ -12,7 +12,7 @@ from fault_lab import Lab, Whole, digests, rows, without_times
 
 from nnxdsl.runs.checkpoint_format import CheckpointError
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
-from nnxdsl.runs.run_dir import list_runs
+from nnxdsl.runs.run_list import list_runs
 
 pytestmark = pytest.mark.faults
 
@@ -194,7 +194,7 @@ def test_a_damaged_row_in_the_middle_is_dropped_by_line_and_the_run_goes_on(
     said = killed.finish().said()
     assert f"warning: metrics.jsonl: line {number + 1} could not be read and was dropped\n" in said
     step = whole.rows[number]["step"]
-    assert (f"warning: metrics.jsonl: there are no figures of step {step}\n" in said) == (kind == "a step")
+    assert (f"warning: metrics.jsonl: there are no metrics of step {step}\n" in said) == (kind == "a step")
     assert killed.directory.status().get("state") == "finished"
     whole.check_saved(killed.run, at_least=12)
     assert without_times(rows(killed.directory)) == [row for place, row in enumerate(whole.rows) if place != number]
@@ -206,8 +206,8 @@ def test_rows_that_are_gone_are_said(killed: Lab, whole: Whole) -> None:
     kept = [line for line in lines if json.loads(line)["step"] < 5]
     path.write_bytes(b"".join(kept))
     said = killed.finish().said()
-    assert "warning: metrics.jsonl: there are no figures of steps 5-8\n" in said
-    assert any("no figures of steps 5-8" in event["event"] for event in killed.directory.events())
+    assert "warning: metrics.jsonl: there are no metrics of steps 5-8\n" in said
+    assert any("no metrics of steps 5-8" in event["event"] for event in killed.directory.events())
     assert [row["step"] for row in rows(killed.directory) if "kind" not in row] == [0, 1, 2, 3, 4, 9, 10, 11]
     assert whole.check_saved(killed.run) == 12
 

@@ -52,8 +52,8 @@ def test_rows_that_stand_between_those_of_later_steps_stay(tmp_path: Path) -> No
     for step in (4, 5):
         run.append_evaluation({"step": step})
     assert run.repair_rows(5) == [
-        "metrics.jsonl: rows did not stand in the order of their steps; they do now",
-        "metrics.jsonl: there are no figures of step 0",
+        "metrics.jsonl: rows were not sorted by step; they are now",
+        "metrics.jsonl: there are no metrics of step 0",
     ]
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
     assert [row["step"] for row in run.evaluations()] == [4]
@@ -92,7 +92,7 @@ def test_half_written_files_of_killed_writers_are_swept(tmp_path: Path) -> None:
 def test_a_log_has_an_end(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     for attempt in range(3):
-        with Log(path, most_bytes=2_000) as log:
+        with Log(path, max_bytes=2_000) as log:
             for number in range(50):
                 log.write(f"attempt {attempt}, line {number}")
     older = tmp_path / "log.1.txt"
@@ -113,9 +113,9 @@ def test_points_are_those_that_the_code_comes_to() -> None:
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ("commit-rename", "there is no point 'commit-rename'; did you mean 'commit-renamed'?"),
-        ("commit-renamed@0", "expected a point, and perhaps '@3' or ':pause' behind it, got 'commit-renamed@0'"),
-        ("commit-renamed:stop", "expected a point, and perhaps '@3' or ':pause' behind it, got 'commit-renamed:stop'"),
+        ("commit-rename", "there is no failpoint 'commit-rename'; did you mean 'commit-renamed'?"),
+        ("commit-renamed@0", "expected a failpoint, optionally followed by '@3' or ':pause', got 'commit-renamed@0'"),
+        ("commit-renamed:stop", "expected a failpoint, optionally followed by '@3' or ':pause', got 'commit-renamed:stop'"),
     ],
 )
 def test_a_point_that_is_none_is_refused(

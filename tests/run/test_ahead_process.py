@@ -19,7 +19,7 @@ from nnxdsl.errors import PlanError, RunError
 from nnxdsl.planning import aot_process
 from nnxdsl.planning.aot_process import PLUGINS, compiled_report, find_compiler
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.runs.run_dir import list_runs
+from nnxdsl.runs.run_list import list_runs
 from nnxdsl.sharding import hardware
 from nnxdsl.storage import process_info
 

@@ -300,11 +300,11 @@ def test_each_damage_has_its_words(tmp_path: Path) -> None:
             (place / "manifest.json").write_text(text)
     reasons.append(checkpoints.latest_good().damaged[0].reason)
     assert reasons[:3] == [
-        f"{name} is not as it was written (sha256 differs)",
+        f"{name} has changed since it was written (sha256 differs)",
         f"{name} has {size - 1} bytes, {size} were written",
         f"{name} is missing",
     ]
-    assert reasons[3] in ("manifest.json cannot be read", "manifest.json is not as it was written (sha256 differs)")
+    assert reasons[3] in ("manifest.json cannot be read", "manifest.json has changed since it was written (sha256 differs)")
     assert reasons[4:] == ["manifest.json cannot be read", "manifest.json is missing", "manifest.json is missing"]
     assert checkpoints.steps() == [1]
 
@@ -318,7 +318,7 @@ def test_a_changed_meta_is_never_believed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as raised:
         checkpoints.meta(1)
     assert str(raised.value) == (
-        f"checkpoint step 1 in {tmp_path} is damaged: manifest.json is not as it was written (sha256 differs); "
+        f"checkpoint step 1 in {tmp_path} is damaged: manifest.json has changed since it was written (sha256 differs); "
         f"restore the file from a copy"
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from nnxdsl.runs.run_dir import list_runs
+from nnxdsl.runs.run_list import list_runs
 from nnxdsl.runtime.compile_cache import compile_cache
 
 ROOT = Path(__file__).parents[2]

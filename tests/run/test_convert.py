@@ -225,4 +225,4 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         f"{out}: linen, from hub {LLAMA}: 12 arrays, 67,488 bytes\n"
     )
     again = said(capsys, 2, "convert", LLAMA, out, "--to", "linen")
-    assert again.endswith(f"RunError: {out}: holds files already; nothing is written over: name a new directory")
+    assert again.endswith(f"RunError: {out}: is not empty and is not overwritten; name a new directory")

@@ -148,10 +148,10 @@ def test_nothing_is_written_over(finished: Any, tmp_path: Path) -> None:
     (tmp_path / "held" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name, what in (("held", "holds files already"), ("file", "is there already"), ("link", "is there already")):
+    for name, what in (("held", "is not empty"), ("file", "exists already"), ("link", "exists already")):
         with pytest.raises(RunError) as caught:
             export(finished.run("sft"), tmp_path / name)
-        assert str(caught.value) == f"{tmp_path / name}: {what}; nothing is written over: name a new directory"
+        assert str(caught.value) == f"{tmp_path / name}: {what} and is not overwritten; name a new directory"
     assert entries(tmp_path) == {"held", "file", "link"}
     assert entries(tmp_path / "held") == {"notes.txt"}
 

@@ -79,14 +79,14 @@ def test_whatever_was_done_to_rows_each_step_stands_once_or_is_named(tmp_path: P
     assert len(keys) == len(set(keys))
     assert keys == [key for key in ((row.get("kind"), row["step"]) for row in expected) if key in set(keys)]
     gone = sorted({row["step"] for row in expected if "kind" not in row} - {s for k, s in keys if k is None})
-    assert [line for line in said if "no figures" in line] == (
-        [f"metrics.jsonl: there are no figures of {missing(set(range(RESUMED)) - set(gone), RESUMED)}"] if gone else []
+    assert [line for line in said if "no metrics" in line] == (
+        [f"metrics.jsonl: there are no metrics of {missing(set(range(RESUMED)) - set(gone), RESUMED)}"] if gone else []
     )
     samples = [(row["step"], row["prompt"]) for row in rows(run.path / "samples.jsonl")]
     for key in samples:
         assert samples.count(key) <= PROMPTS.count(key[1])
     assert max(step for step, _ in samples) < RESUMED
-    assert run.repair_rows(RESUMED, PROMPTS) == [line for line in said if "no figures" in line]  # it is done once
+    assert run.repair_rows(RESUMED, PROMPTS) == [line for line in said if "no metrics" in line]  # it is done once
 
 
 def test_of_several_rows_the_one_of_the_right_attempt_stays(tmp_path: Path) -> None:

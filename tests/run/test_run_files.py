@@ -254,7 +254,7 @@ def test_a_run_whose_files_were_changed_goes_on_or_says_why_not(
     whole = bases.rows["metrics.jsonl"]
     assert figures == [row for row in whole if row in figures], (name, err)
     for step in range(STEPS):
-        assert f"{step} None None" in figures or "there are no figures of step" in err, (name, err)
+        assert f"{step} None None" in figures or "there are no metrics of step" in err, (name, err)
     samples = _stepped(run / "samples.jsonl")
     assert len(samples) == len(set(samples))
     with CheckpointReader(run / "checkpoints") as checkpoints:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from nnxdsl.errors import RunError
-from nnxdsl.runs.run_dir import RunDirectory, list_runs
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.run_list import list_runs
 from nnxdsl.runs.status import SILENT_SECONDS
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json, write_json
@@ -342,7 +343,7 @@ def test_a_resume_doubles_no_step(tmp_path: Path) -> None:
     run.append_event({"step": 5, "kind": "saved"})
     first = (run.path / "metrics.jsonl").read_bytes().splitlines()[:3]
     for _ in range(2):
-        assert run.repair_rows(4) == ["metrics.jsonl: there are no figures of step 0"]
+        assert run.repair_rows(4) == ["metrics.jsonl: there are no metrics of step 0"]
     assert (run.path / "metrics.jsonl").read_bytes().splitlines() == first
     run.append_metrics({"step": 4, "loss": 0.4})
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
@@ -381,7 +382,7 @@ def test_a_full_disk_tears_nothing(tmp_path: Path) -> None:
     run.write_status(step=1)
     said = python(FULL, str(run.path)).communicate()[0].splitlines()
     assert said[0] == (
-        f"{run.path / 'metrics.jsonl'}: the row could not be written: only 8 of 124 bytes fitted; "
+        f"{run.path / 'metrics.jsonl'}: the row could not be written: only 8 of 124 bytes were written; "
         f"free some space and run again"
     )
     assert said[1] == f"{run.path / 'status.json'}: cannot be written: [Errno 27] File too large"

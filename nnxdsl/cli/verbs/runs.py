@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from nnxdsl.cli.arguments import add_home, add_json
-from nnxdsl.runs.run_dir import list_runs
+from nnxdsl.runs.run_list import list_runs
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -1,0 +1,171 @@
+"""The JSON-lines files of a run: metrics, samples, events and attempts; appended, read, and repaired for a resume."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from nnxdsl.runs.repair import Key, missing, repair
+from nnxdsl.storage import process_info, records
+from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.jsonl import JsonLines, Row
+from nnxdsl.storage.records import problem_in
+
+_EVALUATION = "evaluation"  # the kind of those rows of metrics.jsonl
+
+
+class RunRows:
+    """`metrics.jsonl`, `samples.jsonl`, `events.jsonl` and `attempts.jsonl` in a run directory."""
+
+    def __init__(self, path: Path) -> None:
+        """Names the files in the directory `path`; opens none."""
+        self._metrics = _checked_lines(path / "metrics.jsonl", records.METRICS, "step")
+        self._events = _checked_lines(path / "events.jsonl", records.EVENT)
+        self._samples = _checked_lines(path / "samples.jsonl", records.SAMPLE, "step")
+        self._attempts = _checked_lines(path / "attempts.jsonl", records.ATTEMPT)
+        self._all_lines = (self._metrics, self._samples, self._events, self._attempts)
+
+    def append_attempt(self, record: Row) -> int:
+        """Appends one start of the run, synced to disk, and returns its number, from 1."""
+        number = len(self._attempts.read()) + 1
+        self._attempts.append({"attempt": number, **record}, durable=True)
+        reached("attempt-appended")
+        return number
+
+    def append_metrics(self, row: Row) -> None:
+        """Appends the metrics of one training step; `row` has a "step"."""
+        self._metrics.append(_with_step(row))
+        reached("metrics-appended")
+
+    def append_evaluation(self, row: Row) -> None:
+        """Appends the metrics of one evaluation to `metrics.jsonl`, as a row with "kind": "evaluation"."""
+        self._metrics.append({"kind": _EVALUATION, **_with_step(row)})
+        reached("evaluation-appended")
+
+    def append_sample(self, row: Row) -> None:
+        """Appends one prompt with its completions; `row` has a "step"."""
+        self._samples.append(_with_step(row))
+        reached("sample-appended")
+
+    def append_event(self, row: Row) -> None:
+        """Appends an event with the time, synced to disk."""
+        self._events.append({"time": process_info.utc(), **row}, durable=True)
+        reached("event-appended")
+
+    def attempts(self) -> list[Row]:
+        """All starts of the run."""
+        return self._attempts.read()
+
+    def started_in(self) -> Path | None:
+        """The working directory of the newest attempt, for relative paths in the experiment; None if it is gone.
+
+        Raises:
+            RunError: `attempts.jsonl` is damaged.
+        """
+        attempts = self.attempts()
+        cwd = attempts[-1].get("cwd") if attempts else None
+        if cwd is None:
+            return None
+        try:
+            return Path(cwd) if Path(cwd).is_dir() and os.access(cwd, os.X_OK) else None
+        except (OSError, ValueError):  # an invalid name: too long, or with a NUL
+            return None
+
+    def metrics(self) -> list[Row]:
+        """The metrics of all training steps."""
+        return [row for row in self._metrics.rows() if row.get("kind") != _EVALUATION]
+
+    def last_metrics(self, count: int) -> list[Row]:
+        """The last `count` rows of metrics, evaluations included; a long file is read from its end."""
+        return self._metrics.last(count)
+
+    def evaluations(self) -> list[Row]:
+        """The metrics of all evaluations."""
+        marker = f'"{_EVALUATION}"'.encode()  # rows without it, most of the file, are not parsed
+        return [row for row in self._metrics.rows(marker) if row.get("kind") == _EVALUATION]
+
+    def samples(self) -> list[Row]:
+        """All prompts with their completions."""
+        return self._samples.read()
+
+    def events(self) -> list[Row]:
+        """All events."""
+        return self._events.read()
+
+    def require_readable(self) -> None:
+        """Checks all four files before anything is changed.
+
+        Raises:
+            RunError: One of them is no regular file, or an attempt cannot be read.
+        """
+        for lines in self._all_lines:
+            lines.require_plain()
+        self.attempts()
+
+    def repair_rows(self, start: int, prompts: Sequence[str] = ()) -> list[str]:
+        """Leaves exactly one row per step before `start` in metrics, evaluations and samples.
+
+        Events and attempts stay: they happened.
+
+        Args:
+            start: The step at which the run is resumed.
+            prompts: Those of its evaluations; one that is listed twice, now or earlier, may have two samples.
+
+        Returns:
+            A message for each problem; rows of later steps are none, since they are written again.
+
+        Raises:
+            RunError: A file cannot be read or written.
+        """
+        attempts = self.attempts()
+        prompt_counts = Counter(prompts)
+        for attempt in attempts:
+            prompt_counts |= _prompts_of(attempt)
+        starts = [row.get("start", 0) for row in attempts]
+        metrics = repair(self._metrics, _key_of_metrics, start, starts)
+        samples = repair(self._samples, lambda row: _key_of_sample(row, prompt_counts), start, starts)
+        gaps = missing((step for step, is_training in metrics.rows if is_training), start)
+        problems = [*metrics.problems, *samples.problems]
+        return [*problems, f"metrics.jsonl: there are no metrics of {gaps}"] if gaps else problems
+
+    def sync(self) -> None:
+        """Syncs all rows to disk; call it before the checkpoint of the same step is committed."""
+        for lines in self._all_lines:
+            lines.sync()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for lines in self._all_lines:
+            lines.close()
+
+
+def _checked_lines(path: Path, kinds: Mapping[str, records.Kind], *required: str) -> JsonLines:
+    return JsonLines(path, lambda row: problem_in(row, kinds, required=required))
+
+
+def _with_step(row: Row) -> Row:
+    if not isinstance(row.get("step"), int):
+        raise TypeError(f"the row needs an int 'step', got {row.get('step')!r}")
+    return row
+
+
+def _key_of_metrics(row: Row) -> Key:
+    """An evaluation comes before the training step of the same number."""
+    is_training = row.get("kind") != _EVALUATION
+    return Key(row["step"], int(is_training))
+
+
+def _key_of_sample(row: Row, prompt_counts: Mapping[str, int]) -> Key:
+    prompt = row.get("prompt", "")
+    return Key(row["step"], 0, prompt, max(1, prompt_counts[prompt]))
+
+
+def _prompts_of(attempt: Row) -> Counter[str]:
+    """How often each prompt is listed in an attempt's experiment, whose JSON may have been edited."""
+    evaluation: Any = attempt.get("experiment", {}).get("evaluation")
+    prompts: Any = cast("dict[str, Any]", evaluation).get("prompts") if isinstance(evaluation, dict) else None
+    listed = cast("list[Any]", prompts) if isinstance(prompts, list) else []
+    return Counter(prompt for prompt in listed if isinstance(prompt, str))
