@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import jax
@@ -51,17 +51,18 @@ CONFIG = attrs.evolve(LLAMA3["tiny"], vocab_size=32, feed_forward=SquaredReLUCon
 
 
 def test_it_runs_in_the_stack_behind_a_dense_layer() -> None:
-    decoder = nnx.jit(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))()
+    template = params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
+    leaves = jax.jit(lambda: params.flatten(Decoder(CONFIG, rngs=nnx.Rngs(0))))()
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 6)))
 
     @jax.jit
-    def loss(weights: nnx.State, tokens: jax.Array) -> jax.Array:
-        model = nnx.merge(nnx.graphdef(decoder), weights)
+    def loss(leaves: dict[str, jax.Array]) -> jax.Array:
+        model: Any = template.merge(leaves)
         output = model(tokens, positions_right_padded(jnp.full((2,), 6), 6), dtype=jnp.float32)
         assert output.router_stats is None
         return jnp.mean(jnp.square(model.logits(output.hidden)))
 
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 6)))
-    gradients = params.flatten(nnx.merge(nnx.graphdef(decoder), jax.grad(loss)(nnx.state(decoder), tokens)))
+    gradients = jax.grad(loss)(leaves)
     assert all(np.all(np.isfinite(each)) and np.any(each != 0) for each in gradients.values())
 
 
