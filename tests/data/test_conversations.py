@@ -140,7 +140,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_row(write) -> None
     # Some templates drop the reasoning of all answers but the last: what was learnt would not be what is generated.
     source = "{% for m in messages %}{{ m['content'] }}{% if loop.last %}(last){% endif %}<end_of_turn>{% endfor %}"
     with pytest.raises(
-        DataError, match=r"rows.jsonl:1: the chat template writes the chat differently once message 2 is"
+        DataError, match=r"rows.jsonl:1: the chat template renders earlier text differently once message 2 is"
     ):
         load(Data.Conversations(write({"messages": CHAT[1:]})), BytesTokenizer(source))
 

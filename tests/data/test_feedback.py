@@ -78,7 +78,7 @@ def test_the_other_answer_is_to_another_prompt(write: Any) -> None:
     # Of the same label, the nearest before it; the one answer that is not desirable has only the others.
     assert others == ["3", "3", "2", "2", "3"]
     same = refused(write, *({"prompt": "a", "completion": c, "label": True} for c in "12"))
-    assert same == "rows.jsonl: all rows have the same prompt, so none can be compared with a mismatched answer"
+    assert same == "rows.jsonl: all rows have the same prompt, so no completion can be paired with a mismatched one"
 
 
 def test_batches_bear_labels_padded_or_packed(write: Any) -> None:
@@ -120,7 +120,7 @@ def test_what_is_too_long_is_cut(write: Any) -> None:
         ({"prompt": "", "completion": "a", "label": True}, "the prompt is empty"),
         ({"prompt_ids": [1], "completion_ids": [], "label": True}, "the completion is empty"),
         ({"prompt": [USER], "completion": [USER], "label": True}, "expected one assistant message after the prompt"),
-        ({"prompt": "a", "completion": "b<eos>c", "label": True}, "contains '<eos>', which is a marker"),
+        ({"prompt": "a", "completion": "b<eos>c", "label": True}, "contains '<eos>', which is a special token"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
     ],
 )

@@ -28,7 +28,7 @@ def problem(data: Data, tokenizer: Any, **options: Any) -> str:
 
 
 def said(place: str, marker: str, cure: str = "take it out") -> str:
-    return f"rows.jsonl:1: {place}: contains '{marker}', which is a marker of the tokenizer; {cure}"
+    return f"rows.jsonl:1: {place}: contains '{marker}', which is a special token of the tokenizer; {cure}"
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])

@@ -119,17 +119,17 @@ CURE = "give one that does with Tokenizer.File(path, chat_template=...), or take
     ("source", "row", "what"),
     [
         (None, {"messages": [USER, calling(CALL, content="a"), TOOL, GOOD]},
-         "message 2 of the chat (assistant), 'tool_calls': the chat template does not write it; " + CURE),
+         "message 2 of the chat (assistant), 'tool_calls': the chat template does not render it; " + CURE),
         (None, {"messages": [USER, GOOD], "tools": TOOLS},
-         "field 'tools': the chat template does not write it; " + CURE),
+         "field 'tools': the chat template does not render it; " + CURE),
         (CALLING.replace("{{ f.name }}", "f"), {"messages": [USER, calling(CALL), TOOL, GOOD]},
-         "message 2 of the chat (assistant), 'tool_calls': the chat template does not write it; " + CURE),
+         "message 2 of the chat (assistant), 'tool_calls': the chat template does not render it; " + CURE),
         (CALLING.replace("f.arguments", "{}"), {"messages": [USER, calling(CALL), TOOL, GOOD]},
-         "message 2 of the chat (assistant), 'tool_calls': the chat template does not write it; " + CURE),
+         "message 2 of the chat (assistant), 'tool_calls': the chat template does not render it; " + CURE),
         # A system message that is left out, though its text stands in another message.
         (CALLING.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"),
          {"messages": [{"role": "system", "content": "Hi"}, USER, GOOD]},
-         "message 1 of the chat (system), 'content': the chat template does not write it; " + CURE),
+         "message 1 of the chat (system), 'content': the chat template does not render it; " + CURE),
     ],
 )  # fmt: skip
 def test_what_a_template_leaves_out_is_a_bad_row(write, source: str | None, row: dict[str, Any], what: str) -> None:

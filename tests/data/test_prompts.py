@@ -34,14 +34,14 @@ def test_rows_that_nothing_can_answer(write, tokens: BytesTokenizer) -> None:
         ({"answer": "a"}, "field 'prompt' is missing; this row has: answer; Data.Prompts reads prompt"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": 3}, "field 'prompt': expected text or a list of messages"),
-        ({"prompt": "a<eos>b"}, "which is a marker of the tokenizer"),
+        ({"prompt": "a<eos>b"}, "which is a special token of the tokenizer"),
     ):
         with pytest.raises(DataError, match=message):
             load(Data.Prompts(write(row)), tokens)
 
 
 def test_answers_need_room(write, tokens: BytesTokenizer) -> None:
-    with pytest.raises(DataError, match="may take 24 tokens, more than the model's 20 positions"):
+    with pytest.raises(DataError, match="may have 24 tokens, more than the model's 20 positions"):
         load(Data.Prompts(write({"prompt": "abc"}), max_completion_length=20), tokens, max_position=20)
 
 

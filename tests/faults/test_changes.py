@@ -202,7 +202,7 @@ def test_bad_rows_of_each_kind_are_named_or_counted(lab: Lab, whole: Whole) -> N
     )  # fmt: skip
     assert found == wanted
     fewer = lab.refused("data.bad_rows=BadRows.Skip(at_most=5)")
-    assert fewer.startswith("DataError: texts.jsonl: more than 5 bad rows, which is all that ")
+    assert fewer.startswith("DataError: texts.jsonl: more than 5 bad rows, the limit of ")
 
 
 def test_hostile_files_are_refused(lab: Lab, tmp_path: Path) -> None:

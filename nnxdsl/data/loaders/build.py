@@ -1,4 +1,4 @@
-"""A file's rows read, turned into examples and counted: those that are kept, and what became of the rest."""
+"""From a file to a dataset: rows are read, converted to ids and counted; bad ones follow a policy."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nnxdsl.config.data import BadRows, Data
 from nnxdsl.data.dataset import Dataset, TokenizedRows
 from nnxdsl.data.loaders.files import RowError, file_digest, read_rows
 from nnxdsl.data.loaders.report import Length, Report
-from nnxdsl.data.ragged import RaggedBuilder
+from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.messages import texts
 from nnxdsl.errors import DataError
 
 SHOWN = 5
-"""Bad rows that an error names one by one."""
+"""Bad rows that an error lists."""
 COLUMNS = 50
-"""Unread columns that a report names; a file may have any number of them."""
+"""Unread columns that a report lists."""
 
 
 class Example(NamedTuple):
@@ -31,10 +31,10 @@ class Example(NamedTuple):
 
     Attributes:
         parts: Ids by part; every example of a dataset has the same parts.
-        cut: Parts that were cut to their longest length.
-        odd: What deserves a look, such as "merged border".
+        cut: Parts that were truncated.
+        odd: Warnings for the report, such as "merged border".
         chat: Whether the row was a chat.
-        columns: The row as it stands in the file, where rewards are to read it; else None.
+        columns: The row's fields if rewards read them, else None.
     """
 
     parts: dict[str, list[int]]
@@ -53,22 +53,22 @@ def load(
     loss_on: str = "assistant",
     vocabulary: int | None = None,
 ) -> Dataset:
-    """Reads, tokenises and checks the whole file of `data`.
+    """Reads, tokenizes and checks the file of `data`.
 
-    Sources of other packages register here: `@nnxdsl.data.load.register(MyData)`.
+    Other packages register their data with `@nnxdsl.data.load.register(MyData)`.
 
     Args:
-        data: What to read.
-        tokenizer: What turns text into ids.
-        max_position: Longest sequence that the model can take; None does not check.
-        loss_on: Targets of conversations: "assistant" for the assistant's turns, "completion" for all that follows the
+        data: Its config.
+        tokenizer: The tokenizer.
+        max_position: The model's maximal sequence length; None does not check.
+        loss_on: Targets of conversations: "assistant" for the assistant's turns, "completion" for everything after the
             prompt, "all" for every token but the first.
-        vocabulary: Ids that the model has rows for; a row with one beyond is bad. A tokenizer may have more than its
-            model. None does not check.
+        vocabulary: The model's vocabulary size, which may be smaller than the tokenizer's; rows with larger ids are
+            bad. None does not check.
 
     Raises:
-        DataError: The file cannot be read, rows are bad and `bad_rows` does not let them pass, no row is left, or a row
-            is longer than the model's positions.
+        DataError: The file cannot be read, there are more bad rows than `bad_rows` allows, no row is left, or a row is
+            longer than `max_position`.
     """
     name = type(data).__name__
     raise DataError(f"{name}: nothing is registered to load it; add @nnxdsl.data.load.register({name})")
@@ -83,31 +83,25 @@ def build_dataset(
     vocabulary: int | None = None,
     reads: Collection[str] | None = None,
 ) -> TokenizedRows:
-    """All rows of the file of `data` that `convert` turns into examples; bad ones go by `data.bad_rows`.
+    """The rows of the file of `data`, converted by `convert`; bad rows follow `data.bad_rows`.
 
     Args:
-        data: The file and its policy.
-        convert: One row's fields to an example; raises RowError for what cannot be learnt from.
-        parts: Names of the parts of every example; all are ids, but for "target".
-        tokenizer: Gives the text of an id in messages; None leaves it out.
-        vocabulary: Ids that the model has rows for; a row with one beyond is bad. None does not check.
-        reads: Columns that `convert` reads; the report counts the others. None says that it reads all.
+        data: The file and the policy.
+        convert: From a row's fields to an example; raises RowError for a bad row.
+        parts: Names of the parts of every example; all are ids, except "target".
+        tokenizer: Decodes ids in messages; None leaves them out.
+        vocabulary: As of `load`.
+        reads: Columns that `convert` reads; the report counts the others. None for all columns.
 
     Raises:
-        DataError: Rows are bad and the policy does not let them pass, or no row is left; or `convert` raises one, to
-            which the row's place is added.
+        DataError: There are more bad rows than the policy allows, or no row is left; or `convert` raised it, with the
+            row's position added.
     """
     digest = file_digest(data.path)
     builders = {name: RaggedBuilder() for name in parts}
-    seen: set[bytes] = set()
-    rows, chats, row_ids, bad = 0, 0, [], _Bad(data)
-    cut: Counter[str] = Counter()
-    odd: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    columns: list[dict[str, Any]] = []
-    unread: Counter[str] = Counter()
-    for where, value in read_rows(data.path):
-        rows += 1
+    counts = _Counts(data, reads)
+    for place, value in read_rows(data.path):
+        counts.rows += 1
         try:
             if isinstance(value, RowError):
                 raise value
@@ -115,38 +109,17 @@ def build_dataset(
             if vocabulary is not None:
                 _require_in_vocabulary(example, tokenizer, vocabulary)
         except RowError as error:
-            bad.add(where, error)
+            counts.reject(place, error)
             continue
         except DataError as error:
-            raise DataError(f"{where}: {error}") from error
-        same = hashlib.blake2b(repr(example.parts).encode(), digest_size=16).digest()
-        for kind in dict.fromkeys(_odd(example, value, is_duplicate=same in seen)):
-            odd[kind] += 1
-            first.setdefault(kind, where)
-        seen.add(same)
-        if reads is not None:
-            unread.update(name for name in value if name not in reads and (name in unread or len(unread) < COLUMNS))
-        cut.update(example.cut)
-        chats += example.chat
-        row_ids.append(where)
-        if example.columns is not None:
-            columns.append(example.columns)
+            raise DataError(f"{place}: {error}") from error
+        counts.accept(place, value, example)
         for name, builder in builders.items():
             builder.add(example.parts[name])
-    bad.finish(rows, len(row_ids))
+    counts.require_rows()
     ragged = {name: builder.build() for name, builder in builders.items()}
-    report = Report(
-        source=data.path,
-        rows=rows,
-        accepted=len(row_ids),
-        cut=dict(cut),
-        dropped=dict(bad.kinds),
-        odd=dict(odd),
-        first={**bad.first, **first},
-        lengths={n: Length(total=r.total, longest=r.longest) for n, r in ragged.items() if n != "target"},
-        unread=dict(unread),
-    )
-    return TokenizedRows(ragged, row_ids, report, digest, is_chat=2 * chats > len(row_ids), columns=columns)
+    is_chat = 2 * counts.chats > len(counts.row_ids)
+    return TokenizedRows(ragged, counts.row_ids, counts.report(ragged), digest, is_chat, counts.columns)
 
 
 def _odd(example: Example, row: Mapping[str, Any], *, is_duplicate: bool) -> Iterator[str]:
@@ -165,53 +138,86 @@ def _require_in_vocabulary(example: Example, tokenizer: TokenizerBase | None, vo
         raise RowError("unknown id", f"token {token}{named} is beyond the model's vocabulary of {vocabulary:,}")
 
 
-class _Bad:
-    """Bad rows met so far, and the policy for them."""
+class _Counts:
+    """The rows of a file so far, counted for its report, and the policy for bad ones."""
 
-    def __init__(self, data: Data) -> None:
-        self._data = data
-        self._most = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
-        self._shown: list[str] = []
-        self.kinds: Counter[str] = Counter()
-        self.first: dict[str, str] = {}
+    def __init__(self, data: Data, reads: Collection[str] | None) -> None:
+        self._path, self._reads = data.path, reads
+        self._limit = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
+        self._messages: list[str] = []
+        self._seen: set[bytes] = set()
+        self._first: dict[str, str] = {}
+        self._cut, self._dropped, self._odd, self._unread = (
+            Counter[str](),
+            Counter[str](),
+            Counter[str](),
+            Counter[str](),
+        )
+        self.rows = self.chats = 0
+        self.row_ids: list[str] = []
+        self.columns: list[dict[str, Any]] = []
 
-    def add(self, where: str, error: RowError) -> None:
-        self.kinds[error.kind] += 1
-        self.first.setdefault(error.kind, where)
-        if len(self._shown) < SHOWN:
-            self._shown.append(f"  {where}: {error.what}")
-        if self._most is not None and self.kinds.total() > self._most:
+    def accept(self, place: str, row: Mapping[str, Any], example: Example) -> None:
+        key = hashlib.blake2b(repr(example.parts).encode(), digest_size=16).digest()
+        for kind in dict.fromkeys(_odd(example, row, is_duplicate=key in self._seen)):
+            self._odd[kind] += 1
+            self._first.setdefault(kind, place)
+        self._seen.add(key)
+        if self._reads is not None:
+            unread = (name for name in row if name not in self._reads)
+            self._unread.update(name for name in unread if name in self._unread or len(self._unread) < COLUMNS)
+        self._cut.update(example.cut)
+        self.chats += example.chat
+        self.row_ids.append(place)
+        if example.columns is not None:
+            self.columns.append(example.columns)
+
+    def reject(self, place: str, error: RowError) -> None:
+        self._dropped[error.kind] += 1
+        self._first.setdefault(error.kind, place)
+        if len(self._messages) < SHOWN:
+            self._messages.append(f"  {place}: {error.what}")
+        if self._limit is not None and self._dropped.total() > self._limit:
             raise DataError(
-                f"{self._data.path}: more than {self._most:,} bad rows, which is all that "
-                f"bad_rows=BadRows.Skip(at_most={self._most}) lets pass{self._list()}"
+                f"{self._path}: more than {self._limit:,} bad rows, the limit of "
+                f"bad_rows=BadRows.Skip(at_most={self._limit}){self._listed()}"
             )
 
-    def finish(self, rows: int, rows_left: int) -> None:
-        count = self.kinds.total()
-        if count and self._most is None:
+    def require_rows(self) -> None:
+        count = self._dropped.total()
+        if count and self._limit is None:
             raise DataError(
-                f"{self._data.path}: {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
-                f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._list()}"
+                f"{self._path}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
+                f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._listed()}"
             )
-        if not rows_left:
-            raise DataError(f"{self._data.path}: no row is left to learn from, of {rows:,} read{self._list()}")
+        if not self.row_ids:
+            raise DataError(f"{self._path}: no row is left to learn from, of {self.rows:,} read{self._listed()}")
 
-    def _list(self) -> str:
-        more = self.kinds.total() - len(self._shown)
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.most_common())
+    def report(self, parts: Mapping[str, Ragged]) -> Report:
+        return Report(
+            source=self._path,
+            rows=self.rows,
+            accepted=len(self.row_ids),
+            cut=dict(self._cut),
+            dropped=dict(self._dropped),
+            odd=dict(self._odd),
+            first=self._first,
+            lengths={n: Length(total=r.total, longest=r.longest) for n, r in parts.items() if n != "target"},
+            unread=dict(self._unread),
+        )
+
+    def _listed(self) -> str:
+        more = self._dropped.total() - len(self._messages)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._dropped.most_common())
         tail = [f"  and {more:,} more; all: {kinds}"] if more > 0 else []
-        return "".join(f"\n{line}" for line in [*self._shown, *tail])
+        return "".join(f"\n{line}" for line in [*self._messages, *tail])
 
 
-def require_fit(lengths: npt.NDArray[np.integer], rows: TokenizedRows, max_position: int | None, cure: str) -> None:
-    """Refuses rows that reach beyond the model's positions.
-
-    Raises:
-        DataError: Names the longest row and what to set.
-    """
+def require_fit(lengths: npt.NDArray[np.integer], rows: TokenizedRows, max_position: int | None, remedy: str) -> None:
+    """Raises DataError if a row is longer than the model's positions; names the longest row and the remedy."""
     longest = int(np.argmax(lengths))
     if max_position is not None and lengths[longest] > max_position:
         raise DataError(
             f"{rows.row_ids[longest]}: the row has {lengths[longest]:,} tokens, more than the model's {max_position:,} "
-            f"positions; {cure}"
+            f"positions; {remedy}"
         )

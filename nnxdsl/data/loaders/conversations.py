@@ -1,4 +1,4 @@
-"""Conversations for supervised fine-tuning, as one token sequence each with its targets marked."""
+"""Conversations for SFT: one token sequence each, with a loss mask."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from nnxdsl.config.data import Conversations
 from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
+from nnxdsl.data.loaders.completions import split_text
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.messages import Message, is_blank, read_messages, read_tools
-from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 from nnxdsl.errors import DataError
 
 CHATS = ("messages", "conversations")
@@ -34,24 +34,24 @@ def load_conversations(
     """Conversations of a file; see `load`.
 
     A row has `messages` (or `conversations`), or `prompt` and `completion` as text or as messages. Targets are the
-    assistant's turns with their ends, or a completion of text; with `loss_on="completion"` all that follows the prompt,
-    whoever says it; with `loss_on="all"` every token after the first. A row that is too long is cut on its right.
-    Markers of the tokenizer in the row's own text are refused; plain text may begin with BOS and end with EOS.
+    assistant's turns with their end tokens, or a completion of text; with `loss_on="completion"` everything after the
+    prompt, of any role; with `loss_on="all"` every token after the first. A row that is too long is truncated on its
+    right. Special tokens in the row's text are refused; plain text may begin with BOS and end with EOS.
     """
     if loss_on not in SCOPES:
         raise DataError(f"loss_on: expected {', '.join(map(repr, SCOPES[:-1]))} or {SCOPES[-1]!r}, got {loss_on!r}")
-    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer)
+    encoder = Encoder(tokenizer)
 
     def convert(row: Fields) -> Example:
         if loss_on == "completion":
             require(row, PARTS, COMPLETION_READS)
-        found = _encode(row, encoder, markers, PARTS if loss_on == "completion" else None)
-        targets = found.completion_mask if loss_on == "assistant" else [True] * len(found.ids)
+        encoded = _encode(row, encoder, PARTS if loss_on == "completion" else None)
+        targets = encoded.completion_mask if loss_on == "assistant" else [True] * len(encoded.ids)
         if loss_on == "completion":
             _require_answer(row["completion"])
-            first = found.completion_mask.index(True)
+            first = encoded.completion_mask.index(True)
             targets = [False] * first + targets[first:]
-        return sequence(found.ids, targets, data.max_length, odd=found.odd, chat=found.chat)
+        return sequence(encoded.ids, targets, data.max_length, odd=encoded.odd, chat=encoded.chat)
 
     reads, parts = {*CHATS, *PARTS, "tools"}, ("tokens", "target")
     rows = build_dataset(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
@@ -62,22 +62,22 @@ def load_conversations(
 def sequence(
     ids: list[int], targets: list[bool], longest: int, *, odd: tuple[str, ...] = (), chat: bool = False
 ) -> Example:
-    """A sequence cut on its right to `longest`; its first token is never a target, having nothing before it.
+    """A sequence truncated to `longest` tokens; its first token is no target, having none before it.
 
     Raises:
         RowError: No target is left.
     """
     targets = [False, *targets[1:longest]]
     if not any(targets):
-        where = f" in its first {longest:,} tokens; raise data.max_length" if len(ids) > longest else ""
-        raise RowError("no target", f"the row has no token to learn from{where}")
+        limit = f" in its first {longest:,} tokens; raise data.max_length" if len(ids) > longest else ""
+        raise RowError("no target", f"the row has no token to learn from{limit}")
     parts = {"tokens": ids[:longest], "target": [int(target) for target in targets]}
     cut = ("tokens",) if len(ids) > longest else ()
     return Example(parts, cut, odd, chat)
 
 
 class _Encoded(NamedTuple):
-    """A row as ids, which of them are the assistant's, what is odd about it, and whether it is a chat."""
+    """A row as ids, the mask of the assistant's tokens, warnings, and whether it is a chat."""
 
     ids: list[int]
     completion_mask: list[bool]
@@ -85,12 +85,15 @@ class _Encoded(NamedTuple):
     chat: bool
 
 
-def _encode(row: Fields, encoder: Encoder, markers: SpecialTokenGuard, form: tuple[str, ...] | None) -> _Encoded:
-    """One row; `form` names the fields to read, None takes the first form that the row has."""
+def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None) -> _Encoded:
+    """One row; `form` are the fields to read, None for the first form of the row."""
+    guard = encoder.guard
     name = None if form == PARTS else next((name for name in CHATS if name in row), None)
     forms = (*CHATS, *PARTS)
     if name is not None:
-        messages, first = markers.chat(_listed(row[name], name), name, "user"), 0
+        # A list of messages; text is refused.
+        value = row[name] if isinstance(row[name], list) else read_messages(row[name], name)
+        messages, first = guard.chat(value, name, "user"), 0
         odd = other_forms(row, name, (other for other in forms if other != name))
     else:
         if not any(part in row for part in PARTS):
@@ -99,44 +102,34 @@ def _encode(row: Fields, encoder: Encoder, markers: SpecialTokenGuard, form: tup
         odd = other_forms(row, "/".join(PARTS), CHATS)
         prompt, completion = (read_text_or_chat(row, part) for part in PARTS)
         if isinstance(prompt, str) and isinstance(completion, str):
-            text = _encode_text(prompt, completion, encoder, markers)
+            text = _encode_text(prompt, completion, encoder)
             return text._replace(odd=(*odd, *other_forms(row, "plain text", ("tools",)), *text.odd))
-        context = markers.chat(prompt, "prompt", "user")
-        messages, first = [*context, *markers.chat(completion, "completion", "assistant")], len(context)
+        context = guard.chat(prompt, "prompt", "user")
+        messages, first = [*context, *guard.chat(completion, "completion", "assistant")], len(context)
     answers = [message for message in messages[first:] if message["role"] == "assistant"]
     if not answers:
         raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
     if any(is_blank(message) for message in answers):
         raise RowError("empty completion", "an assistant's message is empty")
-    tools = markers.tools(read_tools(row))
+    tools = guard.tools(read_tools(row))
     ids, completion_mask, merged = encoder.conversation(messages, first, tools)
     odd = (*odd, *encoder.check_chat(messages, tools))
     return _Encoded(ids, completion_mask, (*odd, "merged border") if merged else odd, chat=True)
 
 
-def _listed(value: object, name: str) -> list[Message]:
-    """A field that must be a list of messages, and no text."""
-    return value if isinstance(value, list) else read_messages(value, name)
-
-
-def _encode_text(prompt: str, completion: str, encoder: Encoder, markers: SpecialTokenGuard) -> _Encoded:
-    prompt = markers.text(prompt, "prompt", opens=True)
-    completion = markers.text(completion, "completion", ends=True)
+def _encode_text(prompt: str, completion: str, encoder: Encoder) -> _Encoded:
+    prompt = encoder.guard.text(prompt, "prompt", opens=True)
+    completion = encoder.guard.text(completion, "completion", ends=True)
     if not completion.strip():
         raise RowError("empty completion", "the completion is empty")
-    split = encoder.split_text(prompt, (completion,))
-    completion_ids = split.completions[0]
-    markers.ids(completion_ids[:-1], prompt + completion, "fields 'prompt' and 'completion' together")
+    split = split_text(prompt, {"completion": completion}, encoder)
+    (ids,) = split.completions
     odd = (*(() if prompt.strip() else ("blank prompt",)), *(("merged border",) if split.merged else ()))
-    return _Encoded(
-        split.prompt + completion_ids, [False] * len(split.prompt) + [True] * len(completion_ids), odd, chat=False
-    )
+    return _Encoded(split.prompt + ids, [False] * len(split.prompt) + [True] * len(ids), odd, chat=False)
 
 
 def _require_answer(completion: str | list[Message]) -> None:
-    """Refuses a completion that the assistant does not begin: it would not be known where its first turn begins."""
-    speaker = "assistant" if isinstance(completion, str) else read_messages(completion, "completion")[0]["role"]
-    if speaker != "assistant":
-        raise RowError(
-            "not an answer", f"field 'completion': begins with a message of {speaker!r}, not the assistant's"
-        )
+    """Refuses a completion whose first message is not the assistant's, since only those have a known first token."""
+    role = "assistant" if isinstance(completion, str) else read_messages(completion, "completion")[0]["role"]
+    if role != "assistant":
+        raise RowError("not an answer", f"field 'completion': begins with a message of {role!r}, not the assistant's")

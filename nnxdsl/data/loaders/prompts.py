@@ -1,17 +1,16 @@
-"""Prompts that a policy answers itself: ids of the prompt, and everything else of the row as it stands there."""
+"""Prompts for online RL: the prompt in token ids, and the columns of the row for rewards."""
 
 from __future__ import annotations
 
 from nnxdsl.config import data as spec
 from nnxdsl.data.loaders.build import Example, build_dataset, load
+from nnxdsl.data.loaders.completions import cut_left, require_prompt
 from nnxdsl.data.loaders.fields import Fields, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
-from nnxdsl.data.loaders.preferences import cut_left
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
-from nnxdsl.data.tokenizers.messages import is_blank, read_tools
-from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
+from nnxdsl.data.tokenizers.messages import read_tools
 from nnxdsl.errors import DataError
 
 READS = "Data.Prompts reads prompt (text or messages); all other fields of a row are given to rewards"
@@ -26,26 +25,24 @@ def load_prompts(
     loss_on: str = "assistant",
     vocabulary: int | None = None,
 ) -> Prompts:
-    """Prompts of a file; see `load`. `loss_on` has no meaning here: the policy's own answers are the targets.
+    """Prompts of a file; see `load`. Targets are the policy's completions, whatever `loss_on`.
 
-    `prompt` is text, which is BOS + prompt, or chat messages, which are rendered with the opening of the model's turn.
-    The field `tools` of a chat is
-    given to its template. A prompt that is too long is cut on its left, after BOS if it opens with one.
+    `prompt` is text, to which BOS is added, or chat messages, which are rendered with the generation prompt; the field
+    `tools` of a chat is given to its template. A prompt that is too long is truncated on its left, after its BOS.
     """
-    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer)
+    encoder = Encoder(tokenizer)
 
     def convert(row: Fields) -> Example:
         require(row, ("prompt",), READS)
         value, odd = read_text_or_chat(row, "prompt"), ()
         if isinstance(value, str):
-            text = markers.text(value, "prompt", opens=True)
+            text = encoder.guard.text(value, "prompt", opens=True)
             if not text.strip():
                 raise RowError("empty prompt", "the prompt is empty")
             ids = encoder.prompt(text)
         else:
-            chat, tools = markers.chat(value, "prompt", "user"), markers.tools(read_tools(row))
-            if all(is_blank(message) for message in chat):
-                raise RowError("empty prompt", "the prompt is empty")
+            chat, tools = encoder.guard.chat(value, "prompt", "user"), encoder.guard.tools(read_tools(row))
+            require_prompt(chat)
             ids, odd = encoder.prompt(chat, tools), encoder.check_chat(chat, tools, is_prompt=True)
         prompt_ids = cut_left(ids, data.max_prompt_length, tokenizer.bos_id)
         cut = ("prompt",) if len(prompt_ids) < len(ids) else ()
@@ -56,7 +53,7 @@ def load_prompts(
     longest = rows.parts["prompt"].longest + data.max_completion_length
     if max_position is not None and longest > max_position:
         raise DataError(
-            f"{data.path}: the longest prompt and an answer to it may take {longest:,} tokens, more than the model's "
+            f"{data.path}: the longest prompt and a completion may have {longest:,} tokens, more than the model's "
             f"{max_position:,} positions; lower data.max_prompt_length or data.max_completion_length"
         )
     return prompts

@@ -1,4 +1,4 @@
-"""Plain text for language modelling: one document a row, every token after the first a target."""
+"""Plain text for language modelling: one document per row, every token after the first is a target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
-from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 
 
 @load.register(Text)
@@ -22,12 +21,12 @@ def load_text(
     loss_on: str = "assistant",
     vocabulary: int | None = None,
 ) -> Sequences:
-    """Texts of a file; see `load`. Each is BOS + text + EOS, cut on its right; `loss_on` has no meaning here."""
-    encoder, markers = Encoder(tokenizer), SpecialTokenGuard(tokenizer)
+    """Texts of a file; see `load`. Each is BOS + text + EOS, truncated on its right; targets are all tokens."""
+    encoder = Encoder(tokenizer)
 
     def convert(row: Fields) -> Example:
         require(row, (data.field,), f"Data.Text reads '{data.field}' (set by field=...)")
-        text = markers.text(read_text(row, data.field), data.field, opens=True, ends=True)
+        text = encoder.guard.text(read_text(row, data.field), data.field, opens=True, ends=True)
         if not text.strip():
             raise RowError("empty text", f"field '{data.field}' is empty")
         ids = encoder.ended(encoder.text(text))

@@ -1,4 +1,4 @@
-"""Markers of a tokenizer written out in the text of rows: what may stand there, and what is refused. Knows no file."""
+"""Special tokens in the text of rows, which are refused or stripped."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from nnxdsl.data.tokenizers.messages import Message, Tools, read_messages, texts
 
 
 class SpecialTokenGuard:
-    """Refuses text that would become special or stop tokens: a forged turn, a second BOS or a second end.
+    """Refuses text that would become special or stop tokens: a forged turn, a second BOS or end token.
 
     Args:
-        tokenizer: Whose markers.
-        cure: What the message says to do about one.
+        tokenizer: The tokenizer.
+        remedy: Advice in error messages.
     """
 
-    def __init__(self, tokenizer: TokenizerBase, cure: str = "take it out") -> None:
+    def __init__(self, tokenizer: TokenizerBase, remedy: str) -> None:
         self._tokenizer = tokenizer
-        self._cure = cure
+        self._remedy = remedy
 
     @functools.cached_property
     def _ids(self) -> frozenset[int]:
         return self._tokenizer.special_ids | self._tokenizer.stop_ids
 
     def text(self, text: str, field: str, *, opens: bool = False, ends: bool = False) -> str:
-        """The text without the BOS and EOS that exports write around it, so that the caller adds each once.
+        """The text without BOS and EOS around it, so that the caller can add each once.
 
         Args:
             text: A field's text.
             field: Its name.
-            opens: The text may begin with BOS. It stays where the tokenizer itself adds none.
-            ends: The text may end with EOS, and blanks after that.
+            opens: Whether the text may begin with BOS, which stays if the tokenizer adds none.
+            ends: Whether the text may end with EOS, followed by blanks.
 
         Raises:
-            RowError: Another marker is in it.
+            RowError: It has another special token.
         """
         ids = self._tokenizer.encode(text)
         if self._ids.isdisjoint(ids):
@@ -55,10 +55,10 @@ class SpecialTokenGuard:
         return opening + text
 
     def chat(self, value: str | list[Any], field: str, role: str) -> list[Message]:
-        """A field as messages: text is one message of `role`.
+        """A field as messages; text is one message of `role`.
 
         Raises:
-            RowError: It is no list of messages, or a marker is in its text.
+            RowError: It is not a list of messages, or has a special token.
         """
         if isinstance(value, str):
             return [{"role": role, "content": self.text(value, field, ends=role == "assistant")}]
@@ -68,20 +68,20 @@ class SpecialTokenGuard:
         return messages
 
     def tools(self, tools: Tools | None) -> Tools | None:
-        """The tools of a row, in whose text no marker is: only the template of a chat may write them.
+        """The tools of a row, checked.
 
         Raises:
-            RowError: A marker is in them.
+            RowError: They have a special token.
         """
         self._refuse(tools, "field 'tools'")
         return tools
 
-    def _refuse(self, value: object, where: str) -> None:
+    def _refuse(self, value: object, location: str) -> None:
         for text in texts(value):
-            self.ids(self._tokenizer.encode(text), text, where)
+            self.ids(self._tokenizer.encode(text), text, location)
 
-    def ids(self, ids: Iterable[int], text: str, where: str) -> None:
-        """Refuses markers among the ids of `text`.
+    def ids(self, ids: Iterable[int], text: str, location: str) -> None:
+        """Refuses special tokens among the ids of `text`.
 
         Raises:
             RowError: Names the first of them.
@@ -90,8 +90,7 @@ class SpecialTokenGuard:
             if token not in self._ids:
                 continue
             marker = self._tokenizer.decode([token], skip_special=False)
-            # The id for what a vocabulary does not have is special as well, but nobody wrote it.
+            # The id of unknown characters is special, too, but its marker is not in the text.
             if marker.strip().casefold() in text.casefold():
-                raise RowError(
-                    "marker in text", f"{where}: contains {marker!r}, which is a marker of the tokenizer; {self._cure}"
-                )
+                what = f"contains {marker!r}, which is a special token of the tokenizer"
+                raise RowError("marker in text", f"{location}: {what}; {self._remedy}")
