@@ -11,7 +11,7 @@ import numpy as np
 
 from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Norms
-from nnxdsl.models.config.moe import moe_tensors
+from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.registry import family_named
 
@@ -19,11 +19,6 @@ HEAD = "lm_head.weight"
 """Stands beside what the text model's tensors have before their names, not behind it."""
 
 _TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
-_MLP = {
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 # What the Hub calls the norm before the MLP where it is the only one after attention, and where it is not.
 _NORMS: dict[Norms, dict[str, str]] = {
     "pre": {"pre_attention_norm": "input_layernorm", "pre_mlp_norm": "post_attention_layernorm"},
@@ -104,7 +99,7 @@ def _mtp(config: DecoderConfig, model_type: str | None) -> dict[str, TensorSourc
     prefix, block_prefix = (before.format(config.num_layers) for before in (names.prefix, names.block_prefix))
     found: dict[str, TensorSource] = {}
     for kind in config.mtp_layer_kinds:
-        for ours, own in _layer(config, kind, model_type, dense=config.moe is None).items():
+        for ours, own in _layer(config, kind, model_type, dense=False).items():
             found[f"mtp.block.{ours}"] = attrs.evolve(own, names=tuple(block_prefix + name for name in own.names))
         for ours, name in zip(_AROUND_MTP, names.around, strict=True):
             found[f"mtp.{ours}"] = TensorSource((f"{prefix}{name}.weight",), transposed=ours == "join.kernel")
@@ -170,13 +165,11 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
 
 
 def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool) -> dict[str, TensorSource]:
-    """Within a layer of this kind, with one MLP or with experts."""
+    """Sources of the arrays of a layer of this kind; a dense one has the gated MLP."""
     found = config.mixer(kind).tensors(config) | {
         f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.norms].items()
     }
-    if dense or config.moe is None:
-        return found | {
-            f"{ours}.kernel": TensorSource((f"{theirs}.weight",), transposed=True) for ours, theirs in _MLP.items()
-        }
     family = family_named(model_type)
-    return found | (moe_tensors if family is None else family.moe_tensors)(config.moe)
+    if config.moe is not None and not dense and family is not None and family.moe_tensors is not None:
+        return found | family.moe_tensors(config.moe)
+    return found | (MLPConfig() if dense else config.feed_forward).tensors(config)

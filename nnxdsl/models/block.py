@@ -1,4 +1,4 @@
-"""One layer of a decoder, made of attention and a gated MLP as its config says; knows nothing of the other layers."""
+"""One layer of a decoder: a token mixer and a feed-forward, both chosen by the config."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.view import Context
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.layers.mlp import MLP
+from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.feed_forward import feed_forward_class
 from nnxdsl.models.layers.norm import RMSNorm, norm_of
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.mixer import mixer_class
-from nnxdsl.models.moe.layer import ExpertMLP
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.remat import named
 
 
 class Block(nnx.Module):
-    """One layer: attention and MLP, each with a norm before it or after it or both, added to the residual stream.
+    """One layer: mixer and feed-forward, each with a norm before it or after it or both, added to the residual stream.
 
     Args:
         config: the decoder's numbers.
-        kind: what its attention looks at.
-        dense: it has one MLP, even where the config has experts.
+        kind: selects the mixer.
+        dense: whether its feed-forward is the gated MLP, whatever `config.feed_forward` is.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -49,30 +49,23 @@ class Block(nnx.Module):
         self.attention = mixer_class(config, kind).build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_attention_norm = norm("post")
         self.pre_mlp_norm = norm("pre")
-        self.mlp = (
-            MLP(config, rngs=rngs, param_dtype=param_dtype)
-            if dense or config.moe is None
-            else ExpertMLP(config.embed_dim, config.moe, rngs=rngs, param_dtype=param_dtype)
-        )
+        feed_forward = feed_forward_class(MLPConfig() if dense else config.feed_forward)
+        self.mlp = feed_forward.build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_mlp_norm = norm("post")
 
     def __call__(self, x: jax.Array, context: Context, past: Any) -> tuple[jax.Array, Any, RouterStats | None]:
-        """`[B, T, D]` to the same, what a cache takes of it, and what the router says if the layer has one.
+        """The layer's output, the update of its cache, and the statistics of its router if it has one.
 
         Args:
-            x: the residual stream.
-            context: of this call.
-            past: this layer's cache.
+            x: the residual stream, `[B, T, D]`.
+            context: the positions and masks of this call.
+            past: this layer's cache, or None.
         """
         view = context.view(self.kind)
         x = named(x, "layer_input")
         mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
         x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
-        stats, mixed = None, _normed(self.pre_mlp_norm, x)
-        if isinstance(self.mlp, ExpertMLP):
-            mixed, stats = self.mlp(mixed, view.positions.segment_ids > 0)
-        else:
-            mixed = self.mlp(mixed)
+        mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
         return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new, stats
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import jax
@@ -35,5 +35,4 @@ class Mixer(Protocol):
 
 def mixer_class(config: DecoderConfig, kind: LayerKind) -> type[Mixer]:
     """The module of the layers of this kind."""
-    module, _, name = config.mixer(kind).module.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(config.mixer(kind).module)

@@ -182,12 +182,7 @@ def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
 
 def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
     """Number of weights of a leaf in the products of one token."""
-    size, experts = math.prod(leaf.shape), blueprint.config.moe
-    return (
-        size
-        if experts is None or "experts" not in leaf.axes
-        else size * experts.num_experts_per_tok // experts.num_experts
-    )
+    return blueprint.config.feed_forward.active_params(math.prod(leaf.shape), leaf.axes)
 
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:

@@ -248,9 +248,7 @@ def share_of(blueprint: Blueprint) -> Share:
         (target,) = layout.resolve((axis,), (size,)).spec
         return size // pieces(target, layout.mesh.sizes)
 
-    heads, experts = cut("activation_heads", config.num_heads), config.moe
-    if experts is not None:
-        experts = attrs.evolve(experts, mlp_dim=cut("activation_mlp", experts.mlp_dim))
+    heads = cut("activation_heads", config.num_heads)
     linear = config.linear_attention
     own = attrs.evolve(
         config,
@@ -258,7 +256,7 @@ def share_of(blueprint: Blueprint) -> Share:
         num_heads=heads,
         num_kv_heads=math.gcd(heads, cut("activation_kv_heads", config.num_kv_heads)),
         mlp_dim=cut("activation_mlp", config.mlp_dim),
-        moe=experts,
+        feed_forward=config.feed_forward.divided(cut),
         vocab_size=cut("activation_vocab", config.vocab_size),
     )
     longest = lengths(experiment.data).trunk

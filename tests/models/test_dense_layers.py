@@ -15,6 +15,7 @@ from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.families.qwen3_moe import QWEN3_MOE
 from nnxdsl.models.families.registry import from_hf, to_hf
 
@@ -137,4 +138,4 @@ def test_impossible_patterns() -> None:
         with pytest.raises(ValueError, match="expected True or False for each layer of pattern"):
             attrs.evolve(config, dense_pattern=wrong)
     with pytest.raises(ValueError, match="and experts beside them"):
-        attrs.evolve(config, moe=None)
+        attrs.evolve(config, feed_forward=MLPConfig())

@@ -149,7 +149,7 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
         embed_dim=32,
         mlp_dim=16,
         num_layers=2,
-        moe=attrs.evolve(MIXTRAL["tiny"].moe, mlp_dim=16, shared_expert_dim=8),
+        feed_forward=attrs.evolve(MIXTRAL["tiny"].moe, mlp_dim=16, shared_expert_dim=8),
     )
     lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention.query", "mlp"))
     base = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import attrs
 
+from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
 from nnxdsl.models.config.gqa import GQAConfig
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
@@ -192,10 +193,11 @@ class DecoderConfig:
         output_gate: what attention gives is multiplied by a sigmoid of the token (Qwen3-Next).
         linear_attention: the mixer of linear layers, such as a gated DeltaNet; None where there are none.
         mla: keys and values are made of one narrow vector a token; None where they are made as queries are.
-        moe: the MLPs of a layer, of which each token goes through some; None for one MLP of `mlp_dim`.
-        dense_layers: so many layers at the beginning have one MLP in spite of `moe`; they are of the first kinds of
-            `pattern`.
-        dense_pattern: for each layer of `pattern`, whether it has one MLP in spite of `moe`; empty where none has.
+        feed_forward: the feed-forward of a layer, such as a mixture of experts; by default the gated MLP of `mlp_dim`.
+        dense_layers: so many layers at the beginning have the gated MLP in place of `feed_forward`; they are of the
+            first kinds of `pattern`.
+        dense_pattern: for each layer of `pattern`, whether it has the gated MLP in place of `feed_forward`; empty where
+            none has.
         tied_head: the embedding is the output head; else the head has weights of its own.
         logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
             where they stay as they are.
@@ -229,7 +231,7 @@ class DecoderConfig:
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
     mla: MLAConfig | None = None
-    moe: MoEConfig | None = None
+    feed_forward: FeedForwardConfig = MLPConfig()  # noqa: RUF009 - frozen
     dense_layers: int = 0
     dense_pattern: tuple[bool, ...] = ()
     tied_head: bool = True
@@ -243,12 +245,13 @@ class DecoderConfig:
                 raise ValueError(f"{field.name} must be above 0, got {value}")
             if field.name in _CHOICES and value not in _CHOICES[field.name]:
                 raise ValueError(f"{field.name}: expected one of {_CHOICES[field.name]}, got {value!r}")
-        if not 0 <= self.dense_layers <= (self.num_layers if self.moe else 0):
+        has_mlp = isinstance(self.feed_forward, MLPConfig)
+        if not 0 <= self.dense_layers <= (0 if has_mlp else self.num_layers):
             raise ValueError(
                 f"dense_layers={self.dense_layers}: expected from 0 to num_layers, and experts beside them"
             )
         if self.dense_pattern and (
-            self.moe is None or len(self.dense_pattern) != len(self.pattern) or set(self.dense_pattern) != {True, False}
+            has_mlp or len(self.dense_pattern) != len(self.pattern) or set(self.dense_pattern) != {True, False}
         ):
             raise ValueError(
                 f"dense_pattern={self.dense_pattern}: expected True or False for each layer of pattern={self.pattern}, "
@@ -304,12 +307,17 @@ class DecoderConfig:
 
     @property
     def dense(self) -> tuple[bool, ...]:
-        """Whether each layer has one MLP of `mlp_dim`, not experts."""
-        if self.moe is None:
+        """Whether each layer has the gated MLP of `mlp_dim`."""
+        if isinstance(self.feed_forward, MLPConfig):
             return (True,) * self.num_layers
         flags = self.dense_pattern or (False,) * self.period
         later = range(self.num_layers - self.dense_layers)
         return (True,) * self.dense_layers + tuple(flags[layer % self.period] for layer in later)
+
+    @property
+    def moe(self) -> MoEConfig | None:
+        """The feed-forward, if it is a mixture of experts."""
+        return self.feed_forward if isinstance(self.feed_forward, MoEConfig) else None
 
     @property
     def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import attrs
 
+from nnxdsl.models.config.feed_forward import FeedForwardConfig
 from nnxdsl.models.config.tensors import TensorSource, linears
+
+if TYPE_CHECKING:
+    from nnxdsl.models.config.decoder import DecoderConfig
 
 Scoring = Literal["softmax", "softmax_of_chosen", "sigmoid"]
 ExpertActivation = Literal["silu", "clamped_swiglu"]
@@ -15,7 +20,7 @@ _CHOICES = {"scoring": get_args(Scoring), "activation": get_args(ExpertActivatio
 
 
 @attrs.frozen(kw_only=True)
-class MoEConfig:
+class MoEConfig(FeedForwardConfig):
     """A mixture of experts (Shazeer et al., arXiv:1701.06538); fields have transformers' names where it has them.
 
     Every token goes through the `num_experts_per_tok` experts that its router scores highest; no token is dropped.
@@ -43,6 +48,8 @@ class MoEConfig:
         expert_bias: the three products of an expert have a bias each.
         activation: "silu": `silu(gate) * up`; "clamped_swiglu": that of GPT-OSS, see `models.moe.layer`.
     """
+
+    module: ClassVar[str] = "nnxdsl.models.moe.layer:ExpertMLP"
 
     num_experts: int
     num_experts_per_tok: int
@@ -93,6 +100,18 @@ class MoEConfig:
     def experts_per_group(self) -> int:
         """Experts of one group."""
         return self.num_experts // self.n_group
+
+    def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
+        """Sources of the arrays of one layer, under the names that most families use."""
+        return moe_tensors(self)
+
+    def divided(self, cut: Callable[[str, int], int]) -> Self:
+        """The config of one device's share of each expert."""
+        return attrs.evolve(self, mlp_dim=cut("activation_mlp", self.mlp_dim))
+
+    def active_params(self, size: int, axes: Sequence[str | None]) -> int:
+        """How many of the `size` weights of an array one token meets: its share of the experts."""
+        return size * self.num_experts_per_tok // self.num_experts if "experts" in axes else size
 
 
 def moe_tensors(

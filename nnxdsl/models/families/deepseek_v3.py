@@ -63,7 +63,7 @@ def _size(*, heads: int, mla: MLAConfig, factor: float, original: int, moe: MoEC
         mla=mla,
         rope=Rope(theta=10_000.0, factor=factor, scaling=scaling),
         query_scale=_scale(mla.qk_head_dim, factor, 1.0),
-        moe=moe,
+        feed_forward=moe,
         tied_head=False,
         **numbers,
     )
@@ -179,7 +179,7 @@ class _Experts(MoE):
     """Experts in groups, behind dense layers, beside shared experts whose widths add up."""
 
     names: ClassVar[tuple[str, ...]] = (*MoE.names, "first_k_dense_replace", "routed_scaling_factor")
-    decides: ClassVar[tuple[str, ...]] = ("moe", "dense_layers")
+    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "dense_layers")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         return {**super().read(file, decoder), "dense_layers": file.count("first_k_dense_replace", 3)}
@@ -208,7 +208,7 @@ class _Experts(MoE):
         values = {ours: getattr(moe, ours) for ours in (*self.numbers.values(), "norm_topk_prob")}
         factor = moe.routed_scaling_factor
         values |= {"shared_expert_dim": count * moe.mlp_dim, "routed_scaling_factor": factor, **self.constants}
-        return {"moe": MoEConfig(**values)}
+        return {"feed_forward": MoEConfig(**values)}
 
 
 FAMILY = register(

@@ -9,7 +9,8 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope
-from nnxdsl.models.config.moe import MoEConfig, moe_tensors
+from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.fields import Fields
 from nnxdsl.models.families.hf_config import NUMBERS, ConfigFile, numbers_to_hf
@@ -28,7 +29,7 @@ CHOICES: dict[str, Any] = {
     "rope_local": None,
     "mla": None,
     "linear_attention": None,
-    "moe": None,
+    "feed_forward": MLPConfig(),
     "dense_layers": 0,
     "dense_pattern": (),
     "attention_soft_cap": None,
@@ -99,7 +100,7 @@ class Family:
         ignored: fields of `config.json` that have no effect on the forward pass in this family.
         fields: readers and writers of the other fields, in their order.
         prepare: applied to the fields of a file first: second spellings.
-        moe_tensors: sources of the tensors of a layer's experts.
+        moe_tensors: sources of the tensors of a layer's experts, where they are not those of `MoEConfig.tensors`.
         mtp: names of the multi-token-prediction layer's tensors; None for a family without one.
     """
 
@@ -114,7 +115,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     fields: tuple[Fields, ...]
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
-    moe_tensors: Callable[[MoEConfig], dict[str, TensorSource]] = moe_tensors
+    moe_tensors: Callable[[MoEConfig], dict[str, TensorSource]] | None = None
     mtp: MTPTensors | None = None
 
     def read(self, fields: Mapping[str, Any]) -> DecoderConfig:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import attrs
 
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, period_of
+from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.families import hf_rope
 from nnxdsl.models.families.hf_config import ConfigFile, layer_types
@@ -241,13 +242,13 @@ class MoE(Fields):
     norm_topk_prob: bool | None = None
     constants: Mapping[str, Any] = attrs.Factory(dict)
     names: ClassVar[tuple[str, ...]] = ("num_local_experts", "output_router_logits", "router_aux_loss_coef")
-    decides: ClassVar[tuple[str, ...]] = ("moe",)
+    decides: ClassVar[tuple[str, ...]] = ("feed_forward",)
 
     def reads(self) -> tuple[str, ...]:
         return self.names if self.norm_topk_prob is None else (*self.names, "norm_topk_prob")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {"moe": file.part(MoEConfig, **self.values(file))}
+        return {"feed_forward": file.part(MoEConfig, **self.values(file))}
 
     def values(self, file: ConfigFile) -> dict[str, Any]:
         """Fields of MoEConfig."""
@@ -272,7 +273,7 @@ class MoE(Fields):
             values["mlp_dim"] = config.mlp_dim
         if self.constants.get("shared_expert_gate"):
             values["shared_expert_dim"] = moe.shared_expert_dim or moe.mlp_dim
-        return {"moe": MoEConfig(**{**values, **self.constants})}
+        return {"feed_forward": MoEConfig(**{**values, **self.constants})}
 
 
 def with_num_experts(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -284,14 +285,14 @@ class DenseLayers(Fields):
     """Layers without experts among layers with: `mlp_only_layers` and `decoder_sparse_step`.
 
     As in transformers, layer i has experts if it is not in `mlp_only_layers` and i + 1 is a multiple of
-    `decoder_sparse_step`. A decoder without a layer that has experts has no `moe`.
+    `decoder_sparse_step`. A decoder without a layer that has experts has `MLPConfig`.
     """
 
     names: ClassVar[tuple[str, ...]] = ("decoder_sparse_step", "mlp_only_layers")
     decides: ClassVar[tuple[str, ...]] = ("pattern", "dense_layers", "dense_pattern")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        layers, pattern, moe = file.numbers["num_hidden_layers"], decoder["pattern"], decoder["moe"]
+        layers, pattern, moe = file.numbers["num_hidden_layers"], decoder["pattern"], decoder["feed_forward"]
         step, listed = file.count("decoder_sparse_step", 1, least=1), file.fields.get("mlp_only_layers")
         listed = [] if listed is None else listed
         if not isinstance(listed, Sequence) or not all(type(layer) is int and 0 <= layer < layers for layer in listed):
@@ -299,7 +300,7 @@ class DenseLayers(Fields):
             listed = []
         dense = [layer in listed or (layer + 1) % step != 0 for layer in range(layers)]
         if all(dense) or not any(dense) or moe is None:
-            return {"moe": None if all(dense) else moe}
+            return {"feed_forward": MLPConfig() if all(dense) else moe}
         kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
         return dense_fields(kinds, dense)
 

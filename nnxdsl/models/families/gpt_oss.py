@@ -72,7 +72,7 @@ def _size(*, experts: int, per_tok: int = 4, mlp: int = 2880, original: int = 40
     }  # fmt: skip
     return decoder(
         mlp=mlp,
-        moe=MoEConfig(num_experts=experts, num_experts_per_tok=per_tok, mlp_dim=mlp, **_EXPERTS),
+        feed_forward=MoEConfig(num_experts=experts, num_experts_per_tok=per_tok, mlp_dim=mlp, **_EXPERTS),
         pattern=("local", "global"),
         rope=Rope(theta=150_000.0, factor=32.0, scaling=scaling),
         norm_eps=1e-5,

@@ -38,7 +38,7 @@ class Mixtral(Model):
 def _size(*, mlp: int, experts: int = 8, **numbers: Any) -> DecoderConfig:
     moe = MoEConfig(num_experts=experts, num_experts_per_tok=2, mlp_dim=mlp)
     common = {"kv_heads": 8, "head_dim": 128, "vocab": 32_000, "rope": Rope(theta=1e6), "norm_eps": 1e-5}
-    return decoder(mlp=mlp, moe=moe, tied_head=False, **{**common, **numbers})
+    return decoder(mlp=mlp, feed_forward=moe, tied_head=False, **{**common, **numbers})
 
 
 # As the published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.

@@ -40,7 +40,7 @@ _CHOICES: dict[str, Any] = {"query_key_norm": "head"}
 def _size(*, expert: int, experts: int = 128, per_tok: int = 8, **numbers: Any) -> DecoderConfig:
     moe = MoEConfig(num_experts=experts, num_experts_per_tok=per_tok, mlp_dim=expert)
     common: dict[str, Any] = {"kv_heads": 4, "head_dim": 128, "vocab": 151_936, "length": 40_960}
-    return decoder(rope=Rope(theta=1e6), moe=moe, tied_head=False, **{**_CHOICES, **common, **numbers})
+    return decoder(rope=Rope(theta=1e6), feed_forward=moe, tied_head=False, **{**_CHOICES, **common, **numbers})
 
 
 # As the published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.

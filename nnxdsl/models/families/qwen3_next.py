@@ -57,7 +57,7 @@ def _size(*, delta: tuple[int, int, int], experts: tuple[int, int, int], **numbe
         linear_attention=GatedDeltaNetConfig(
             key_heads=key_heads, value_heads=value_heads, key_head_dim=width, value_head_dim=width
         ),
-        moe=MoEConfig(
+        feed_forward=MoEConfig(
             num_experts=count,
             num_experts_per_tok=per_tok,
             mlp_dim=mlp,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
 import jax
 from flax import nnx
@@ -28,21 +29,33 @@ class MLP(nnx.Module):
     """Gated MLP: down(activation(gate(x)) * up(x)) (Shazeer, arXiv:2002.05202).
 
     Args:
-        config: the decoder's numbers.
+        embed_dim: width of a token.
+        mlp_dim: width of the hidden layer.
+        activation: of the gate.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        embed, mlp = config.embed_dim, config.mlp_dim
-        self.activation: Activation = config.activation
-        self.gate = Linear(embed, mlp, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
-        self.up = Linear(embed, mlp, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
-        self.down = Linear(mlp, embed, axes=("mlp", "embed"), rngs=rngs, param_dtype=param_dtype)
+    def __init__(
+        self, embed_dim: int, mlp_dim: int, activation: Activation, *, rngs: nnx.Rngs, param_dtype: DTypeLike
+    ) -> None:
+        self.activation: Activation = activation
+        self.gate = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
+        self.up = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
+        self.down = Linear(mlp_dim, embed_dim, axes=("mlp", "embed"), rngs=rngs, param_dtype=param_dtype)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    @classmethod
+    def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
+        """The MLP of this decoder."""
+        return cls(config.embed_dim, config.mlp_dim, config.activation, rngs=rngs, param_dtype=param_dtype)
+
+    def project(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
         rows = rows_of(x)
         hidden = from_inputs(partial(_gated, self.activation))(self.gate(rows), self.up(rows))
         hidden = constrain(hidden.reshape(*x.shape[:-1], -1), "batch", "length", "activation_mlp")  # [B, T, F]
         return self.down(hidden)
+
+    def __call__(self, x: jax.Array, real: jax.Array) -> tuple[jax.Array, None]:
+        """`[B, T, D]` to `[B, T, D]`; there are no router statistics."""
+        return self.project(x), None

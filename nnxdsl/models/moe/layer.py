@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.moe import ExpertActivation, MoEConfig
-from nnxdsl.models.layers.linear import Linear, rows_of
+from nnxdsl.models.layers.mlp import MLP
 from nnxdsl.models.logical_axes import constrain, shard_map_call
 from nnxdsl.models.moe.grouped_matmul import SLOTS, grouped_dot
 from nnxdsl.models.moe.router import Router, RouterStats, router_stats
@@ -74,8 +75,8 @@ def expert_dot(x: jax.Array, kernel: jax.Array, expert: jax.Array, axis: str | N
     return grouped_dot(x, kernel.astype(x.dtype), expert, axis)
 
 
-class SharedExpert(nnx.Module):
-    """The gated MLP that every token goes through, with a gate for the whole of it in some models.
+class SharedExpert(MLP):
+    """The gated MLP that every token goes through; in some models its output has a gate.
 
     Args:
         embed_dim: width of a token.
@@ -86,17 +87,13 @@ class SharedExpert(nnx.Module):
     """
 
     def __init__(self, embed_dim: int, mlp_dim: int, *, gated: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        self.gate = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
-        self.up = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
-        self.down = Linear(mlp_dim, embed_dim, axes=("mlp", "embed"), rngs=rngs, param_dtype=param_dtype)
+        super().__init__(embed_dim, mlp_dim, "silu", rngs=rngs, param_dtype=param_dtype)
         first = jax.random.normal(rngs.params(), (embed_dim,), jnp.float32) * embed_dim**-0.5 if gated else None
         self.weight = None if first is None else nnx.Param(first.astype(param_dtype), axes=("embed",))  # [D]
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def project(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
-        rows = rows_of(x)
-        hidden = gated("silu", self.gate(rows), self.up(rows)).reshape(*x.shape[:-1], -1)  # [B, T, F]
-        result = self.down(constrain(hidden, "batch", "length", "activation_mlp"))
+        result = super().project(x)
         if self.weight is None:
             return result
         open_ = jax.nn.sigmoid(jnp.einsum("btd,d->bt", x, self.weight[...].astype(x.dtype)))
@@ -104,11 +101,11 @@ class SharedExpert(nnx.Module):
 
 
 class ExpertMLP(nnx.Module):
-    """An MLP of which each token goes through a part, in the place of a decoder's gated MLP.
+    """A mixture of experts: a token goes through the experts that its router chooses.
 
     Args:
         embed_dim: width of a token.
-        experts: what experts there are, and how they are chosen.
+        experts: number and widths of the experts, and how they are chosen.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -135,6 +132,12 @@ class ExpertMLP(nnx.Module):
             )
         )
 
+    @classmethod
+    def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
+        """The experts of this decoder."""
+        assert config.moe is not None  # which named this class
+        return cls(config.embed_dim, config.moe, rngs=rngs, param_dtype=param_dtype)
+
     def __call__(self, x: jax.Array, real: jax.Array) -> tuple[jax.Array, RouterStats]:
         """Tokens through their experts.
 
@@ -152,7 +155,7 @@ class ExpertMLP(nnx.Module):
         result = combine(self.down(hidden, slots.expert), routed.weight * real[..., None], slots)
         result = constrain(result, "batch", "length", "activation_embed")
         if self.shared is not None:
-            result = result + self.shared(x)
+            result = result + self.shared.project(x)
         return result, router_stats(routed, real)
 
 

@@ -1,0 +1,50 @@
+"""What a feed-forward is without jax: the facts that checkpoints, plans and the decoder need of it.
+
+A feed-forward is two files: its config, a subclass of `FeedForwardConfig`, and its module, which follows
+`models.feed_forward.FeedForward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import attrs
+
+from nnxdsl.models.config.tensors import TensorSource, linears
+
+if TYPE_CHECKING:
+    from nnxdsl.models.config.decoder import DecoderConfig
+
+
+class FeedForwardConfig:
+    """The config of a layer's feed-forward.
+
+    Attributes:
+        module: the `module:Class` of its nnx module.
+    """
+
+    module: ClassVar[str]
+
+    def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
+        """Sources of the arrays of one layer in a checkpoint of the Hub; their paths begin with `mlp.`."""
+        raise NotImplementedError
+
+    def divided(self, cut: Callable[[str, int], int]) -> Self:
+        """The config of one device's share; `cut(logical axis, size)` is the length of the device's part."""
+        return self
+
+    def active_params(self, size: int, axes: Sequence[str | None]) -> int:
+        """How many of the `size` weights of an array with these logical axes one token meets."""
+        return size
+
+
+@attrs.frozen
+class MLPConfig(FeedForwardConfig):
+    """The gated MLP: its width and activation are fields of the decoder's config."""
+
+    module: ClassVar[str] = "nnxdsl.models.layers.mlp:MLP"
+
+    def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
+        """Sources of the arrays of one layer in a checkpoint of the Hub."""
+        return linears({f"mlp.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")})
