@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import doctest
-import io
 import json
-import os
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,59 +17,29 @@ from typing import Any
 
 import pytest
 
-from nnxdsl import Data, Experiment, Mesh, Model, Objective, Optimizer, Schedule, SpecError, cli
+from nnxdsl import Data, Experiment, Mesh, Model, Objective, Optimizer, Schedule, SpecError
 from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.planning.aot_process import compiled_report
+from nnxdsl.planning.flops import Flops
 from nnxdsl.planning.plan import plan
 from nnxdsl.sharding import hardware
 from nnxdsl.sharding.rules import DEFAULT_RULES
 from nnxdsl.terminal.plan_format import format_axes
+from nnxdsl.trainer.throughput import Speed
+from tests.doc_pages import ROOT, UPDATE, check_page, texts
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "guides" / "plan.md"
+PLAN_JSON = ROOT / "docs" / "reference" / "plan_json.md"
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
 WEIGHTS = ROOT / "docs" / "guides" / "weights.md"
-BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-UPDATE = bool(os.environ.get("NNXDSL_UPDATE_DOCS"))
 MAPS = ("mesh", "across", "activations", "compiled.versions")
 """Objects whose keys are names of things: axes, policies, packages."""
-
-
-def printed(command: str) -> str:
-    """What `nnxdsl ...` prints, its refusals too."""
-    first, *words = shlex.split(command)
-    assert first == "nnxdsl"
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        cli.main(words)
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
-
-
-def checked(block: str) -> str:
-    """A block with the output that its commands have; lines of `...` stand for any."""
-    found = ""
-    for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]:
-        command, _, shown = part.partition("\n")
-        out = printed(command.removeprefix("$ "))
-        elided = re.search(r"^\.\.\.$", shown, re.MULTILINE)
-        if not (UPDATE and not elided):
-            same = doctest.OutputChecker().check_output(shown, out, doctest.ELLIPSIS)
-            assert same, f"{command}\nshown:\n{shown}\nprinted:\n{out}"
-        found += f"{command}\n{shown if elided else out}"
-    return found
-
-
-def check_page(page: Path) -> None:
-    """Every command of a page prints what the page shows; in order, in this directory."""
-    text = page.read_text(encoding="utf-8")
-    changed = BLOCK.sub(lambda block: f"```console\n{checked(block[1])}```", text)
-    if UPDATE:
-        page.write_text(changed, encoding="utf-8")
 
 
 def test_commands_print_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert len(BLOCK.findall(PAGE.read_text(encoding="utf-8"))) >= 5
+    assert len(texts(PAGE, "console")) >= 5
     check_page(PAGE)
 
 
@@ -89,7 +55,7 @@ def test_the_page_on_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     Path("cut/model.safetensors").write_bytes((original / "model.safetensors").read_bytes()[:-1000])
     config = json.loads(Path("other/config.json").read_text())
     Path("other/config.json").write_text(json.dumps({**config, "vocab_size": 100}))
-    assert len(BLOCK.findall(WEIGHTS.read_text(encoding="utf-8"))) >= 3
+    assert len(texts(WEIGHTS, "console")) >= 3
     check_page(WEIGHTS)
 
 
@@ -128,6 +94,25 @@ def test_the_rules_are_the_rules() -> None:
         assert f"`{device}`" in text
 
 
+def first_column(page: Path) -> list[str]:
+    """The names in backticks of the first column of a page's tables."""
+    rows = re.findall(r"^\| (`.*?) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(.*?)`", row)]
+
+
+def test_the_metrics_are_those_that_runs_write() -> None:
+    found = json.loads((ROOT / "tests" / "regression" / "training.json").read_text(encoding="utf-8"))
+    recorded = {name for case in found["cases"].values() for name in case["series"]}
+    recorded = {re.sub(r"^(?:\w+: |eval/|evaluated )", "", name) for name in recorded}
+    recorded = {re.sub(r"^rewards/\w+/mean$", "rewards/NAME/mean", name) for name in recorded}
+    recorded = {re.sub(r"^loss/\w+$", "loss/CLASS", name) for name in recorded}
+    speed = Speed("pairs", rows=1, peak=1.0)
+    recorded |= {*speed.rates(1, 1.0), "samples/s", *speed.use(Flops(1.0, 1.0), 1.0)}
+    described = first_column(METRICS)
+    assert sorted(described) == sorted(set(described))
+    assert set(described) == recorded | {"step", "attempt", "peak_memory_gib"}
+
+
 def keys(value: Any, path: str = "") -> Iterator[str]:
     """Every key of a JSON value as `arrays[].why[].rule`."""
     if isinstance(value, dict) and path not in MAPS:
@@ -157,10 +142,7 @@ def test_every_key_of_a_plan_is_described(tmp_path: Path) -> None:
     found["compiled"] = compiled_report(asked, "cpu", 2, home=tmp_path)
     assert found["warnings"]
     assert found["compiled"]["collectives"]
-    section = PAGE.read_text(encoding="utf-8").partition("## The JSON form")[2].partition("\n## ")[0]
-    described = [
-        key for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for key in re.findall(r"`(.*?)`", row)
-    ]
+    described = first_column(PLAN_JSON)
     assert sorted(described) == sorted(set(described))
     assert set(described) == set(keys(found))
 

@@ -6,46 +6,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def run(page: str) -> dict[str, Any]:
-    """The names that the Python of a page defines."""
-    space: dict[str, Any] = {"__name__": "page"}
-    for source in blocks(page, "python"):
-        exec(compile(source, page, "exec"), space)
-    return space
+from tests.doc_pages import ROOT, run_python, texts
 
 
 def test_the_quickstart_is_the_recipe() -> None:
     recipe = (ROOT / "experiments" / "quickstart.py").read_text(encoding="utf-8")
-    assert recipe.partition('"""\n\n')[2] == blocks("README.md", "python")[0]
-    assert run("README.md")["experiment"].name == "quickstart"
+    assert recipe.partition('"""\n\n')[2] == texts("README.md", "python")[0]
+    assert run_python("README.md")["experiment"].name == "quickstart"
 
 
 def test_the_python_of_the_quickstart_page_runs() -> None:
-    space = run("docs/quickstart.md")
+    space = run_python("docs/quickstart.md")
     assert len(space["sweep"]) == 8
     assert set(space["state"].trainable) == set(space["program"].blueprint.trainable)
-
-
-def test_an_objective_of_ones_own_trains(tmp_path: Path) -> None:
-    objective, experiment = blocks("docs/tutorials/your_own_objective.md", "python")
-    (tmp_path / "dpop.py").write_text(objective, encoding="utf-8")
-    file = tmp_path / "train.py"
-    file.write_text(f"{experiment}\nif __name__ == '__main__':\n    experiment.main()\n", encoding="utf-8")
-    words = [sys.executable, str(file), "run", "steps=2", "--home", str(tmp_path / "runs"), "--quiet"]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert len(next((tmp_path / "runs").glob("dpop-*/metrics.jsonl")).read_text().splitlines()) == 2
 
 
 def test_the_quickstart_trains_and_answers(tmp_path: Path) -> None:
@@ -58,7 +34,7 @@ def test_the_quickstart_trains_and_answers(tmp_path: Path) -> None:
 
 
 def test_the_error_that_it_shows_is_the_error_that_comes() -> None:
-    shown = next(block for block in blocks("docs/reference/command_line.md", "text") if block.startswith("$ python "))
+    shown = next(block for block in texts("docs/reference/command_line.md", "text") if block.startswith("$ python "))
     command, _, expected = shown.partition("\n")
     words = command.removeprefix("$ python ").split()
     ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -67,7 +43,7 @@ def test_the_error_that_it_shows_is_the_error_that_comes() -> None:
 
 
 def test_every_file_that_the_architecture_names_is_there() -> None:
-    tree = blocks("docs/design/architecture.md", "text")[0]
+    tree = texts("docs/design/architecture.md", "text")[0]
     room = ""
     for line in tree.splitlines()[1:]:
         if found := re.match(r"  (\w+)/ ", line):

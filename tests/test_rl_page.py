@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,15 +12,16 @@ from nnxdsl.config.core.base import declared, members
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data.rewards import Rewards
+from tests.doc_pages import ROOT, texts
 
-PAGE = (Path(__file__).parent.parent / "docs" / "guides" / "rl.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "rl.md").read_text(encoding="utf-8")
 
 
 def test_its_code_runs() -> None:
     space: dict[str, Any] = {}
     before = dict(functions)
     try:
-        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        for block in texts("docs/guides/rl.md", "python"):
             exec(block, space)
         assert space["grpo"].objective.rewards[1] == Reward("brief", weight=0.2)
         found = Rewards((Reward("brief"), Reward("right length")))

@@ -5,7 +5,6 @@ own file.
 from __future__ import annotations
 
 import doctest
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,14 @@ import pytest
 from nnxdsl import Search, Sweep
 from nnxdsl.cli.dispatch import main
 from nnxdsl.config.core.base import members, registry
-from tests.test_docs import BLOCK, check_page
+from tests.doc_pages import check_page, texts
 
 PAGE = Path(__file__).parent.parent / "docs" / "guides" / "sweeps_and_launching.md"
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
 def test_its_python_runs() -> None:
     space: dict[str, Any] = {"__name__": "scale"}
-    for source in blocks():
+    for source in texts(PAGE, "python"):
         if not source.startswith(">>>"):
             exec(compile(source, str(PAGE), "exec"), space)
     assert isinstance(space["sweep"], Sweep)
@@ -38,8 +33,8 @@ def test_its_python_runs() -> None:
 def test_its_commands_print_what_it_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    Path("sweep.py").write_text(blocks()[0], encoding="utf-8")
-    assert len(BLOCK.findall(PAGE.read_text(encoding="utf-8"))) >= 2
+    Path("sweep.py").write_text(texts(PAGE, "python")[0], encoding="utf-8")
+    assert len(texts(PAGE, "console")) >= 2
     check_page(PAGE)
 
 
@@ -67,6 +62,6 @@ def test_what_is_refused(
     words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("sweep.py").write_text(blocks()[0], encoding="utf-8")
+    Path("sweep.py").write_text(texts(PAGE, "python")[0], encoding="utf-8")
     assert main(words) == 2
     assert said in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """The plan of a run without devices: its steps, memory, layout and estimated speed, as JSON values.
 
-`docs/guides/plan.md` describes them; the command line and the app print them.
+`docs/reference/plan_json.md` describes them; the command line and the app print them.
 """
 
 from __future__ import annotations
