@@ -16,9 +16,23 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 26
 COLOURS = 6
 
 
+def _no_points() -> np.ndarray:
+    return np.zeros(0)
+
+
 @attrs.frozen
 class Line:
-    """One series of a chart: its name, where it has points, and whether it stands behind the others."""
+    """One series of a chart.
+
+    Attributes:
+        name: Its name in the legend.
+        x: Where it has points, `[N]`, ascending.
+        y: Their values, `[N]`.
+        colour: Its colour's number.
+        dashed: Whether it is drawn dashed.
+        dots: Whether its points are drawn as dots.
+        missing: Where its value is NaN or infinite, `[M]`: the curve has a gap and a mark there.
+    """
 
     name: str
     x: np.ndarray
@@ -26,6 +40,7 @@ class Line:
     colour: int = 0
     dashed: bool = False
     dots: bool = False
+    missing: np.ndarray = attrs.Factory(_no_points)
 
 
 @attrs.frozen
@@ -41,15 +56,21 @@ def chart(
 ) -> Html:
     """One chart with axes, a legend, and the figures under the pointer (`app.js` reads `data-chart`).
 
-    Points that are not finite (or not positive, on a logarithmic axis) are left out.
+    Points that are not finite leave a gap with a mark; those that are not positive are left out of a logarithmic axis.
     """
     drawn = [_clean(line, log) for line in lines]
+    wrong = tag(
+        "p", [[line.name, ": ", note, ". "] for line in drawn if (note := _missing_note(line))], cls="small bad"
+    )
+    wrong = wrong if any(len(line.missing) for line in drawn) else None
+    missing = np.concatenate([_no_points(), *(line.missing for line in drawn)])
     drawn = [line for line in drawn if len(line.x)]
     notes = ([f"over {x_name}"] if x_name not in ("step", "token") else []) + (["log"] if log else [])
     heading = tag("h2", title, [tag("span", f" · {note}", cls="muted") for note in notes])
     if not drawn:
-        return tag("section", heading, tag("p", "no values yet", cls="muted"), cls="panel chart")
-    x_low, x_high = min(line.x[0] for line in drawn), max(line.x[-1] for line in drawn)
+        return tag("section", heading, wrong or tag("p", "no values yet", cls="muted"), cls="panel chart")
+    x_low = min([line.x[0] for line in drawn] + missing.tolist())
+    x_high = max([line.x[-1] for line in drawn] + missing.tolist())
     y_low, y_high = min(line.y.min() for line in drawn), max(line.y.max() for line in drawn)
     x_high = x_high if x_high > x_low else x_low + 1
     y_low, y_high = _roomy(y_low, y_high, log)
@@ -78,10 +99,18 @@ def chart(
         if x_low <= mark.x <= x_high:
             at = f"{float(px(np.asarray(mark.x))):.1f}"
             parts.append(tag("line", tag("title", mark.text), x1=at, x2=at, y1=TOP, y2=HEIGHT - BOTTOM, cls="mark"))
+    for at in np.unique(np.round(px(missing))):
+        parts.append(tag("text", "×", tag("title", "NaN or infinite"), x=f"{at:.0f}", y=TOP + 10, cls="missing"))
     for line in drawn:
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(px(line.x), py(line.y), strict=True))
         cls = f"series s{line.colour % COLOURS}{' dashed' if line.dashed else ''}"
-        parts.append(tag("polyline", points=points, cls=cls))
+        gaps = np.unique(np.searchsorted(line.x, line.missing))
+        for xs, ys in zip(np.split(px(line.x), gaps), np.split(py(line.y), gaps), strict=True):
+            if len(xs) > 1 or len(line.x) == 1:
+                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+                parts.append(tag("polyline", points=points, cls=cls))
+            elif len(xs) == 1:  # a point between two gaps
+                dot = f"dot s{line.colour % COLOURS}"
+                parts.append(tag("circle", cx=f"{xs[0]:.1f}", cy=f"{ys[0]:.1f}", r=1.6, cls=dot))
         if line.dots or len(line.x) == 1:
             parts += [
                 tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=2.6, cls=f"dot s{line.colour % COLOURS}")
@@ -111,7 +140,7 @@ def chart(
             tag("i", cls=f"swatch s{line.colour % COLOURS}{' dashed' if line.dashed else ''}"),
             line.name,
             " ",
-            tag("b", number(float(line.y[-1]))),
+            tag("b", number(float(line.y[-1])) if _ends_finite(line) else "not finite"),
         )
         for line in drawn
     ]
@@ -120,6 +149,7 @@ def chart(
         heading,
         tag("div", svg, cls="plot", data_chart=figures),
         tag("div", legend, cls="legend"),
+        wrong,
         tag("p", "", cls="reading small muted", aria_hidden="true"),
         cls="panel chart",
     )
@@ -174,6 +204,16 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [value for value in every if low <= value <= high]
 
 
+def _ends_finite(line: Line) -> bool:
+    return not len(line.missing) or bool(line.missing[-1] < line.x[-1])
+
+
+def _missing_note(line: Line) -> str:
+    if not len(line.missing):
+        return ""
+    return f"{len(line.missing):,} values are NaN or infinite, the first at {number(float(line.missing[0]))}"
+
+
 def _tick(value: float) -> str:
     if value == 0:
         return "0"
@@ -188,5 +228,9 @@ def _short(values: np.ndarray) -> list[float]:
 
 
 def _spoken(title: str, lines: Sequence[Line]) -> str:
-    ends = [f"{line.name} from {number(float(line.y[0]))} to {number(float(line.y[-1]))}" for line in lines]
+    ends = [
+        f"{line.name} from {number(float(line.y[0]))} to "
+        + (number(float(line.y[-1])) if _ends_finite(line) else "a value that is not finite")
+        for line in lines
+    ]
     return f"{title}: {'; '.join(ends)}"

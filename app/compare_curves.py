@@ -10,7 +10,7 @@ from .compare_runs import Compared
 from .html import Html, join, link, tag
 from .page import Ask
 from .run_charts import LOGARITHMIC, SMOOTHING, TOGETHER
-from .series import smoothed, thinned
+from .series import not_finite, smoothed, thinned
 
 
 def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
@@ -67,6 +67,7 @@ def _chart(
             steps, values = run.columns[name].arrays()
             is_held_out = name.startswith("eval/")
             steps = axis.at(steps)
+            missing = not_finite(steps, values)
             if weight and not is_held_out:
                 values = smoothed(values, weight)
             x, y = thinned(steps, values)
@@ -78,6 +79,7 @@ def _chart(
                     colour=run.colour,
                     dashed=is_held_out,
                     dots=is_held_out,
+                    missing=missing,
                 )
             )
     return chart(title, lines, log=log, x_name=shared[0].name)

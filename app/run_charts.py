@@ -14,7 +14,7 @@ from .charts import Line, Mark, chart
 from .html import Html, join, link, tag
 from .index import Row
 from .page import Ask
-from .series import Columns, smoothed, thinned
+from .series import Columns, not_finite, smoothed, thinned
 from .state import Site
 from .words import duration
 
@@ -111,12 +111,14 @@ def _drawn(
         steps, values = columns[name].arrays()
         is_held_out = name.startswith("eval/")
         steps = axis.at(steps)
+        missing = not_finite(steps, values)
         if weight and not is_held_out:
             faint_x, faint_y = thinned(steps, values)
             lines.append(Line(f"{_called(name)}, as it was", faint_x, faint_y, colour=5))
             values = smoothed(values, weight)
         x, y = thinned(steps, values)
-        lines.append(Line(_called(name), x, y, colour=number, dashed=is_held_out, dots=is_held_out))
+        line = Line(_called(name), x, y, colour=number, dashed=is_held_out, dots=is_held_out, missing=missing)
+        lines.append(line)
     return chart(title, lines, marks=marks, log=log, x_name=axis.name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 
 from nnxdsl.config.core.serialization import flatten
 from nnxdsl.runs.run_dir import RunDirectory
@@ -116,16 +117,29 @@ def _how_lost(row: Row, newest: Launch | None) -> str:
 
 
 def _blame(directory: RunDirectory, row: Row, error: str) -> Html | None:
-    """The field that an error names, if it names one, and the way to change it."""
+    """The field to change after an error, if there is one, and the way to change it."""
     experiment = stored(directory.path / "experiment.json")
     if experiment is None:
         return None
-    named = [path for path in flatten(experiment) if re.search(rf"(?<![\w.]){re.escape(path)}(?![\w.])", error)]
-    if not named and "learning rate" in error:
-        named = [path for path in flatten(experiment) if path.endswith(("lr", "peak_lr"))]
-    target = link("/new", **{"from": row.id}) + (f"#f-{named[0]}" if named else "")
-    about = [" It names ", tag("code", named[0]), "."] if named else []
+    path = field_to_blame(list(flatten(experiment)), error)
+    target = link("/new", **{"from": row.id}) + (f"#f-{path}" if path else "")
+    about = [" The field to change: ", tag("code", path), "."] if path else []
     return tag("p", tag("a", "Clone with a fix", href=target, cls="button"), about)
+
+
+def field_to_blame(paths: Sequence[str], error: str) -> str | None:
+    """The field that an error tells to change: the learning rate, or the first path that it names.
+
+    A name without a dot, such as `steps`, counts only where it is written as a field: `steps=` or `steps:`.
+    """
+    if "learning rate" in error:
+        rates = [path for path in paths if path.endswith((".lr", ".peak_lr"))]
+        return min(rates, key=lambda path: path.count("."), default=None)
+    for path in paths:
+        end = r"(?![\w.])" if "." in path else "[=:]"
+        if re.search(rf"(?<![\w.]){re.escape(path)}{end}", error):
+            return path
+    return None
 
 
 def _figures(row: Row) -> Html:

@@ -174,7 +174,7 @@ def _number(value: Any) -> float:
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `points` of a series: of each stretch its smallest and its largest value, so that no spike is lost.
+    """At most `points` of a series: its first and last, and of each stretch its smallest and its largest value.
 
     Args:
         steps: `[N]`, ascending.
@@ -185,7 +185,7 @@ def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tupl
     steps, values = steps[finite], values[finite]
     if len(values) <= points:
         return steps, values
-    stretches = points // 2
+    stretches = (points - 2) // 2
     size = -(-len(values) // stretches)
     padded = np.full(size * stretches, np.nan)
     padded[: len(values)] = values
@@ -193,8 +193,13 @@ def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tupl
     blocks = blocks[~np.isnan(blocks).all(axis=1)]
     low, high = np.nanargmin(blocks, axis=1), np.nanargmax(blocks, axis=1)
     first = np.arange(len(blocks)) * size
-    chosen = np.unique(np.stack([first + low, first + high]))
+    chosen = np.unique(np.concatenate([[0, len(values) - 1], first + low, first + high]))
     return steps[chosen], values[chosen]
+
+
+def not_finite(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The steps at which a series is NaN or infinite, `[M]`."""
+    return steps[~np.isfinite(values)]
 
 
 def smoothed(values: np.ndarray, weight: float) -> np.ndarray:

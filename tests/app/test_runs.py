@@ -107,6 +107,14 @@ def test_thinning_keeps_every_spike() -> None:
     assert (np.diff(x) > 0).all()
 
 
+@pytest.mark.parametrize("count", [499, 501, 1_000, 99_999, 100_000, 100_003])
+def test_thinning_keeps_the_first_and_the_last_value(count: int) -> None:
+    values = np.random.default_rng(count).normal(size=count)
+    x, y = thinned(np.arange(count), values)
+    assert (y[0], y[-1], x[-1]) == (values[0], values[-1], count - 1)
+    assert len(x) <= 500
+
+
 def test_a_hundred_thousand_steps_are_read_and_thinned_in_less_than_a_second(tmp_path: Path) -> None:
     pytest.importorskip("orjson", reason="comes with gradio; without it reading takes some seconds")
     path = tmp_path / "metrics.jsonl"
