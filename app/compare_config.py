@@ -40,7 +40,8 @@ CHECKS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "objective",
         ("objective",),
-        "Losses of different objectives (or settings of one) are different quantities; compare accuracies, or answers.",
+        "Losses and rewards of different objectives, or of one with another beta, are different quantities; compare "
+        "accuracies, or answers.",
     ),
     (
         "held-out data",

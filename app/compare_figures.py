@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .compare_config import differing
 from .compare_export import to_csv, to_markdown
-from .compare_runs import Compared, direction, figure_of, names_of
+from .compare_runs import Compared, depends_on_objective, direction, figure_of, names_of
 from .html import Html, tag
 from .layout_arrays import data_url
 from .words import number
@@ -29,7 +30,7 @@ def summary(runs: Sequence[Compared], base: Compared) -> Html:
     ]
     changed = differing([run.config for run in runs])
     is_same = not any(path.startswith("objective.") for path in changed)
-    body = [_figures(name, runs, base, is_same or "loss" not in name) for name in names_of(runs)]
+    body = [_figures(name, runs, base, is_same or not depends_on_objective(name)) for name in names_of(runs)]
     if not body:
         return tag("p", "No step has been computed yet.", cls="empty", data_tick="2" if live else None)
     caption = "The last value, the best one with its step, and the difference of the last to the baseline's"
@@ -63,7 +64,7 @@ def summary(runs: Sequence[Compared], base: Compared) -> Html:
 def _figures(name: str, runs: Sequence[Compared], base: Compared, comparable: bool) -> Html:
     figures = [figure_of(run.columns.get(name), name) for run in runs]
     way = direction(name)
-    lasts = [figure.last for figure in figures if figure.last is not None]
+    lasts = [figure.last for figure in figures if figure.last is not None and math.isfinite(figure.last)]
     differ = comparable and len(lasts) > 1 and min(lasts) < max(lasts)
     top = (min(lasts) if way < 0 else max(lasts)) if way and differ else None
     reference = figure_of(base.columns.get(name), name).last
@@ -74,15 +75,20 @@ def _figures(name: str, runs: Sequence[Compared], base: Compared, comparable: bo
             continue
         is_top = top is not None and figure.last == top
         change = None
-        if run is not base and reference is not None:
+        if run is not base and reference is not None and comparable and math.isfinite(figure.last - reference):
             change = tag("div", _signed(figure.last - reference), cls="small muted")
         best = None
         if figure.best is not None and figure.step is not None:
             best = tag("div", f"best {number(figure.best)} at {number(int(figure.step))}", cls="small muted")
-        value = tag("b" if is_top else "span", number(_whole(figure.last)))
+        text = number(_whole(figure.last)) if math.isfinite(figure.last) else "not finite"
+        value = tag("b" if is_top else "span", text)
         star = tag("span", "★ ", cls="ok", title="the best of these") if is_top else None
         cells.append(tag("td", star, value, change, best, cls="num"))
-    hint = {-1: "lower is better", 1: "higher is better", 0: ""}[way] if comparable else "of different objectives"
+    hint = (
+        {-1: "lower is better", 1: "higher is better", 0: ""}[way]
+        if comparable
+        else "not comparable: objectives differ"
+    )
     return tag("tr", tag("th", name, tag("div", hint, cls="small muted") if hint else None, scope="row"), cells)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -53,20 +54,26 @@ def names_of(runs: Sequence[Compared]) -> list[str]:
 
 
 def figure_of(columns: Columns | None, name: str) -> Figure:
-    """The last and the best of a column."""
+    """The last and the best of a column; a last value that is not finite stays what it is."""
     if columns is None:
         return Figure()
     steps, values = columns.arrays()
+    final = float(values[-1]) if len(values) else 0.0
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
     if not len(values):
         return Figure()
-    last = float(values[-1])
+    last = float(values[-1]) if math.isfinite(final) else final
     way = direction(name)
     if way == 0:
         return Figure(last)
     at = int(np.argmin(values) if way < 0 else np.argmax(values))
     return Figure(last, float(values[at]), float(steps[at]))
+
+
+def depends_on_objective(name: str) -> bool:
+    """Whether a figure is in units of the objective: losses, and rewards, which beta multiplies."""
+    return "loss" in name or ("rewards/" in name and "accurac" not in name)
 
 
 def direction(name: str) -> int:

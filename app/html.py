@@ -10,7 +10,8 @@ from urllib.parse import urlencode
 Child = object
 """An `Html`, text or a number (escaped), None (nothing), or an iterable of children."""
 
-_VOID = frozenset({"br", "hr", "img", "input", "meta", "wbr", "path", "rect", "line", "circle", "polyline"})
+_VOID = frozenset({"br", "hr", "img", "input", "meta", "wbr"})
+_VOID_SVG = frozenset({"path", "rect", "line", "circle", "polyline"})
 
 
 class Html(str):
@@ -42,7 +43,9 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Html:
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in _VOID:
-        return Html(f"<{name}{written}>" if name in ("br", "hr", "img", "input", "meta", "wbr") else f"<{name}{written}/>")
+        return Html(f"<{name}{written}>")
+    if name in _VOID_SVG:
+        return Html(f"<{name}{written}/>")
     return Html(f"<{name}{written}>{''.join(_parts(children))}</{name}>")
 
 

@@ -106,6 +106,40 @@ def test_the_best_and_the_last_of_a_figure(site: Site) -> None:
     assert compare_runs.figure_of(None, "loss") == compare_runs.Figure()
 
 
+@pytest.mark.parametrize(
+    ("objectives", "is_starred"),
+    [
+        ((Objective.DPO(beta=0.1), Objective.DPO(beta=0.5)), False),
+        ((Objective.DPO(beta=0.1), Objective.IPO(tau=0.1)), False),
+        ((Objective.DPO(beta=0.1), Objective.DPO(beta=0.1)), True),
+    ],
+)
+def test_rewards_of_different_betas_are_not_ranked(
+    site: Site, objectives: tuple[Objective, Objective], is_starred: bool
+) -> None:
+    paths = []
+    for number, objective in enumerate(objectives):
+        path = write_run(site.settings.home, experiment(number, objective=objective), "finished", 0)
+        row = {"step": 0, "rewards/margins": 1.0 + number, "rewards/accuracies": 0.5 + number / 4}
+        JsonLines(path / "metrics.jsonl").append(row)
+        paths.append(path)
+    summary = compare_page.opened(site, ask(ids=",".join(path.name for path in paths))).regions["summary"]
+    rows = {name: text for text in summary.split("<tr>")[1:] for name in row if f'scope="row">{name}<' in text}
+    assert "★" in rows["rewards/accuracies"]
+    assert ("★" in rows["rewards/margins"]) == is_starred
+    assert ("not comparable" in rows["rewards/margins"]) != is_starred
+
+
+def test_a_run_that_ends_in_nan_is_not_the_best(site: Site) -> None:
+    paths = [write_run(site.settings.home, experiment(number), "finished", 0) for number in range(2)]
+    for path, loss in zip(paths, (float("nan"), 0.5), strict=True):
+        for step, value in enumerate((0.1, loss)):
+            JsonLines(path / "metrics.jsonl").append({"step": step, "loss": value})
+    summary = compare_page.opened(site, ask(ids=",".join(path.name for path in paths))).regions["summary"]
+    assert "not finite" in summary
+    assert "★" not in summary
+
+
 def test_exports_hold_the_figures_and_no_formulas(site: Site) -> None:
     runs = [
         write_run(site.settings.home, experiment(number, data=Data.Preferences(name)), "finished", 10)
