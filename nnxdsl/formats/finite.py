@@ -1,4 +1,4 @@
-"""NaN and infinity in arrays that are read from files: found at the speed of memory, and told by name."""
+"""Checks arrays from files for NaN and infinity, at memory bandwidth, and names the arrays that hold some."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from nnxdsl.errors import WeightsError
 
 BLOCK_BYTES = 2**19
-"""What is looked at together, so that the second look finds it in a core's cache."""
-MOST_NAMED = 10
-"""Arrays that a message names."""
+"""Block size of the check: both passes over a block find it in a core's cache."""
+MAX_NAMED = 10
+"""Arrays named in one message."""
 HINT = "a run that starts from them learns nothing; to load them as they are, set allow_non_finite=True"
 
 
@@ -21,36 +21,36 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def count_non_finite(array: np.ndarray) -> int:
-    """How many values are NaN or infinite."""
+    """Number of values that are NaN or infinite."""
     return sum(int(np.count_nonzero((block & ~_sign(block)) >= infinity)) for block, infinity in _bits(array))
 
 
 def require_finite(arrays: Mapping[str, Callable[[], np.ndarray]] | Mapping[str, np.ndarray], where: object) -> None:
-    """Refuses NaN and infinity.
+    """Refuses arrays with NaN or infinity.
 
     Args:
-        arrays: by name, or what reads them.
-        where: the file or directory that they come from.
+        arrays: Arrays, or functions that read them, by name.
+        where: The file or directory that they come from, for the message.
 
     Raises:
-        WeightsError: with the names of the arrays that hold some, and how many values of each.
+        WeightsError: Names the arrays with non-finite values, and the number of them in each.
     """
     read = ((name, array() if callable(array) else array) for name, array in arrays.items())
     found = [(name, count, array.size) for name, array in read if (count := count_non_finite(array))]
     if found:
-        raise WeightsError(refusal(found, where))
+        raise WeightsError(non_finite_message(found, where))
 
 
-def refusal(found: Iterable[tuple[str, int, int]], where: object) -> str:
-    """What is said of arrays that are not finite: name, how many values are not, and of how many."""
+def non_finite_message(found: Iterable[tuple[str, int, int]], where: object) -> str:
+    """The error message for non-finite arrays: name, number of non-finite values, size."""
     lines = [f"{name}: {count:,} of {size:,} values are NaN or infinite" for name, count, size in found]
-    more = [f"and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
+    more = [f"and {len(lines) - MAX_NAMED} more"] if len(lines) > MAX_NAMED else []
     arrays = "1 array holds" if len(lines) == 1 else f"{len(lines)} arrays hold"
-    return "\n  ".join([f"{where}: {arrays} NaN or infinity; {HINT}:", *lines[:MOST_NAMED], *more])
+    return "\n  ".join([f"{where}: {arrays} NaN or infinity; {HINT}:", *lines[:MAX_NAMED], *more])
 
 
 def _holds_non_finite(found: tuple[np.ndarray, int]) -> bool:
-    """Infinity and NaN have the largest exponent: as integers they are the largest of either sign."""
+    """Infinity and NaN have the largest exponent: as integers they are the largest values of either sign."""
     bits, infinity = found
     positive = bits.view(bits.dtype.str.replace("u", "i")).max(initial=0) >= infinity
     return bool(positive or bits.max(initial=0) >= infinity + int(_sign(bits)))
@@ -61,7 +61,7 @@ def _sign(bits: np.ndarray) -> np.unsignedinteger:
 
 
 def _bits(array: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """An array of floats as unsigned integers, in blocks as it lies in memory; and infinity as such an integer."""
+    """An array of floats as unsigned integers, in blocks in memory order; and infinity as such an integer."""
     kind = array.dtype
     if not array.size or kind.itemsize == 1 or not (np.issubdtype(kind, np.floating) or kind.name == "bfloat16"):
         return

@@ -1,4 +1,4 @@
-"""Weights in the Hub's layout: which tensor of a directory is which leaf of our decoder, read and written."""
+"""Reads and writes Hugging Face model directories: `config.json` and safetensors, as arrays of our decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from nnxdsl.errors import Problem, WeightsError
 from nnxdsl.formats import hf_names, safetensors
-from nnxdsl.formats.files import read_json
+from nnxdsl.formats.files import PICKLE_REFUSED, read_json
 from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, tensor_sources
 from nnxdsl.formats.mapped_arrays import MappedArray
@@ -24,32 +24,29 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.models.params import AbstractModel, is_mtp_param
 
-Stored = safetensors.Tensor | Mxfp4 | BlockFloat8
+StoredTensor = safetensors.Tensor | Mxfp4 | BlockFloat8
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-# What stands before our names: the text model, the multimodal one of transformers 5, and that of transformers 4.
-_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+# Prefixes of tensor names: multimodal models in transformers 5 and 4, and text models.
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-# What no decoder has a use for: parts of a multimodal checkpoint, RoPE's frequencies in old checkpoints, and what is
-# beside the layer that predicts tokens further ahead in Qwen3-Next's.
+# Tensors that a decoder ignores: other parts of multimodal checkpoints, RoPE frequencies in old checkpoints, and the
+# multi-token-prediction (MTP) tensors of Qwen3-Next.
 _UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|mtp\.|.*\.rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"\blayers\.(\d{1,9})\.")
 
 
 def read_config(directory: str | Path) -> DecoderConfig:
-    """Reads a directory's `config.json`.
+    """Reads a directory's `config.json` into the architecture of a decoder.
 
     Args:
-        directory: a directory in the Hub's layout.
-
-    Returns:
-        The decoder's numbers.
+        directory: A directory in the Hub's layout.
 
     Raises:
-        WeightsError: the file is missing, no JSON, not of a family that is understood, or tells of more layers than
-            the weights beside it hold; names the file.
+        WeightsError: The file is missing, no JSON, of a family that is not supported, or has more layers than the
+            weights next to it.
     """
     fields, file = read_fields(directory), Path(directory) / "config.json"
     try:
@@ -57,7 +54,7 @@ def read_config(directory: str | Path) -> DecoderConfig:
     except WeightsError as error:
         raise WeightsError(f"{file}: {error}") from None
     stored = _count_layers(Path(directory))
-    if stored is not None and config.num_layers > stored:  # before anything is built of so many
+    if stored is not None and config.num_layers > stored:  # before a model of that size is built
         raise WeightsError(
             f"{file}: num_hidden_layers is {config.num_layers}, the weights beside it have {stored} layers"
         )
@@ -65,34 +62,34 @@ def read_config(directory: str | Path) -> DecoderConfig:
 
 
 def _count_layers(directory: Path) -> int | None:
-    """How many layers the names of a directory's tensors tell of; None where they tell of none, or cannot be read."""
+    """The number of layers in the names of a directory's tensors; None if there are none, or they cannot be read."""
     try:
-        listing, where = _list_files(directory)
-        names = where or safetensors.index(listing)
+        listing, file_of = _list_files(directory)
+        names = file_of or safetensors.index(listing)
     except WeightsError:
-        return None  # told of where weights are read, which may be others
-    return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=None)
+        return None  # reported where weights are read, which may be those of another directory
+    return max((int(match[1]) + 1 for name in names if (match := _LAYER.search(name))), default=None)
 
 
 def read_fields(directory: str | Path) -> dict[str, Any]:
-    """A directory's `config.json` as it stands there; WeightsError where `files.read_json` cannot read it."""
+    """The fields of a directory's `config.json`; errors as for `files.read_json`."""
     return read_json(Path(directory) / "config.json")
 
 
 class HubReader:
-    """Reads a decoder's leaves from a directory in the Hub's layout, one file or many, memory-mapped.
+    """Reads a decoder's arrays from a directory in the Hub's layout, memory-mapped.
 
     Args:
-        directory: holds `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its shards.
-        allow_non_finite: whether NaN and infinity are read as any value; else each part of a tensor is checked as it
-            is read.
+        directory: Holds `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its shards.
+        allow_non_finite: Whether NaN and infinity are accepted; if not, each part of a tensor is checked when it is
+            read.
 
     Attributes:
-        directory: the directory.
-        config: the decoder's numbers; with the layer that predicts a token further ahead where its tensors are there.
+        directory: The directory.
+        config: The decoder's architecture; with the multi-token-prediction (MTP) layer if its tensors are present.
 
     Raises:
-        WeightsError: a file is missing, damaged or not understood; names the file.
+        WeightsError: A file is missing, damaged or not supported.
     """
 
     def __init__(self, directory: str | Path, *, allow_non_finite: bool = False) -> None:
@@ -100,18 +97,18 @@ class HubReader:
         self._allow_non_finite = allow_non_finite
         self.config = read_config(directory)
         fields = read_fields(directory)
-        further = _further(self.config, fields)
-        whole = attrs.evolve(self.config, mtp_layers=1) if has_mtp(fields) else self.config
-        self._sources = tensor_sources(whole, fields.get("model_type"))
-        self._copies = copies(whole, fields.get("model_type"))
-        self._tensors: dict[str, Stored] = {}
-        self._heads: dict[str, Stored] = {}
-        self._others: dict[str, Stored] = {}
-        self._listing, self._where = _list_files(self.directory)
-        files = sorted(set(self._where.values())) or [self._listing]
+        mtp_numbers = _mtp_layers(self.config, fields)
+        with_mtp = attrs.evolve(self.config, mtp_layers=1) if has_mtp(fields) else self.config
+        self._sources = tensor_sources(with_mtp, fields.get("model_type"))
+        self._copies = copies(with_mtp, fields.get("model_type"))
+        self._tensors: dict[str, StoredTensor] = {}
+        self._heads: dict[str, StoredTensor] = {}
+        self._others: dict[str, StoredTensor] = {}
+        self._listing, self._file_of = _list_files(self.directory)
+        files = sorted(set(self._file_of.values())) or [self._listing]
         stored = {name: tensor for file in files for name, tensor in safetensors.index(file).items()}
-        tensors: dict[str, Stored] = dict(dequantize(stored))
-        self._prefix = next((p for p in _PREFIXES if any(name.startswith(p + "layers.") for name in tensors)), "model.")
+        tensors: dict[str, StoredTensor] = dict(dequantize(stored))
+        self._prefix = next((p for p in PREFIXES if any(name.startswith(p + "layers.") for name in tensors)), "model.")
         wanted = {name for source in self._sources.values() for name in source.names} | set(self._copies)
         for name, tensor in tensors.items():
             ours = name.removeprefix(self._prefix)
@@ -121,41 +118,41 @@ class HubReader:
                 self._tensors[HEAD] = tensor
             elif ours in wanted and name == self._full(ours):
                 self._tensors[ours] = tensor
-            elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in further):
+            elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in mtp_numbers):
                 self._others[name] = tensor
-        if whole.mtp_layers and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
-            self.config = whole
+        if with_mtp.mtp_layers and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
+            self.config = with_mtp
 
     def leaf(self, path: str) -> np.ndarray:
-        """One leaf of a plain decoder, in the dtype of the file; periods stacked, kernels `[in, out]`.
+        """One array of the base model, in the dtype of the file; layer groups stacked, kernels `[in, out]`.
 
         Args:
-            path: such as "layers.blocks.0.attention.query.kernel".
+            path: Such as "layers.blocks.0.attention.query.kernel".
 
         Raises:
-            KeyError: no such leaf in a plain decoder of this size.
-            WeightsError: a tensor of it is missing, of a dtype that is not understood, or holds NaN or infinity.
+            KeyError: The base model has no such array.
+            WeightsError: A tensor of it is missing, has a dtype that is not supported, or holds NaN or infinity.
         """
         return self.mapped(path).read()
 
     def mapped(self, path: str) -> MappedArray:
-        """The same array as a MappedArray, of which nothing is read yet; errors as of `leaf`."""
+        """The same array as a MappedArray, of which nothing is read yet; errors as for `leaf`."""
         source = self._sources[path]
         self._require(path)
-        found = hf_names.mapped(source, [self._tensors[name] for name in source.names])
+        array = hf_names.mapped(source, [self._tensors[name] for name in source.names])
         if self._allow_non_finite:
-            return found
-        return attrs.evolve(found, guards=tuple(functools.partial(self._require_finite, name) for name in source.names))
+            return array
+        return attrs.evolve(array, guards=tuple(functools.partial(self._require_finite, name) for name in source.names))
 
     def _require_finite(self, name: str, part: np.ndarray) -> None:
-        """Refuses a part of a tensor that is not finite, with all such tensors of the same file."""
+        """Refuses a non-finite part of a tensor; the message lists all non-finite tensors of its file."""
         if all_finite(part):
             return
         file = self._tensors[name].file
-        beside = {
+        same_file = {
             self._full(other): each.read for other, each in self._tensors.items() if each.file == file and each.readable
         }
-        require_finite(beside, file)
+        require_finite(same_file, file)
 
     def _require(self, path: str) -> None:
         for name in self._sources[path].names:
@@ -165,20 +162,21 @@ class HubReader:
                 raise WeightsError(str(self._unreadable(path, name)))
 
     def dtype(self, path: str) -> np.dtype:
-        """The dtype that `leaf` gives, without reading it; KeyError and WeightsError as there."""
+        """The dtype of `leaf`, without reading it; errors as for `leaf`."""
         return self.mapped(path).dtype
 
     def check(self, template: AbstractModel) -> list[Problem]:
-        """Everything that keeps the directory from filling a template; reads headers only, no weights.
+        """Compares the directory with a model; reads headers only, no weights.
 
-        Leaves that adapters or quantisation add are not looked for; a quantised kernel is checked as the kernel.
-        If a head is stored though it is tied to the embedding, it must hold the same bytes.
+        Arrays that adapters or quantization add are ignored; a quantized kernel is checked as the kernel.
+        A head that is stored although it is tied to the embedding must hold the same bytes.
 
         Args:
-            template: of a decoder of `config`.
+            template: A decoder of `config`.
 
         Returns:
-            A Problem for each tensor that is missing, mis-shaped, of a dtype that is not understood, or left over.
+            A Problem for each tensor that is missing, unexpected, or has another shape or a dtype that is not
+            supported.
         """
         problems: list[Problem] = []
         for path, leaf in template.variables.items():
@@ -186,14 +184,14 @@ class HubReader:
             if path not in self._sources:
                 if path == "mtp.join.kernel":
                     file = self.directory / "config.json"
-                    message = f"{file}: num_nextn_predict_layers says that no layer predicts further ahead"
+                    message = f"{file}: num_nextn_predict_layers has no multi-token-prediction (MTP) layer"
                     problems.append(Problem(path, message))
                 continue
             source = self._sources[path]
             shape = source.part_shape(leaf.shape)
             if (stack := leaf.shape[: len(source.leading)]) != source.leading:
-                found, wanted = (" of ".join(map(str, sizes)) for sizes in (source.leading, stack))
-                message = f"{self.directory / 'config.json'}: {found} periods, expected {wanted}"
+                got, expected = (" of ".join(map(str, sizes)) for sizes in (source.leading, stack))
+                message = f"{self.directory / 'config.json'}: {got} layer groups, expected {expected}"
                 problems.append(Problem(path, message))
                 continue
             for name in source.names:
@@ -207,7 +205,7 @@ class HubReader:
                 elif not tensor.readable:
                     problems.append(self._unreadable(path, name))
         problems += (
-            Problem(name, f"{tensor.file}: no part of a text decoder of {self.config.num_layers} layers")
+            Problem(name, f"{tensor.file}: no tensor of a text decoder of {self.config.num_layers} layers")
             for name, tensor in self._others.items()
         )
         problems += self._check_heads()
@@ -227,11 +225,11 @@ class HubReader:
     def _check_copies(self) -> Iterator[Problem]:
         for name, of in self._copies.items():
             if name in self._tensors and self._differs(self._tensors[name], of):
-                message = f"differs from {self._full(of)}, which a layer that predicts further ahead shares"
+                message = f"differs from {self._full(of)}, which the multi-token-prediction (MTP) layer shares"
                 yield Problem(self._full(name), f"{self._tensors[name].file}: {message}")
 
-    def _differs(self, copy: Stored, name: str) -> bool:
-        """Whether a tensor holds other bytes than the one of this name; not where one of them is a problem already."""
+    def _differs(self, copy: StoredTensor, name: str) -> bool:
+        """Whether a tensor holds other bytes than the tensor `name`; False if one of them is reported already."""
         own = self._tensors.get(name)
         if own is None or not (own.readable and copy.readable):
             return False
@@ -243,7 +241,7 @@ class HubReader:
         return name if is_auxiliary(name) else self._prefix + name
 
     def _missing(self, path: str, name: str, shape: tuple[int, ...] | None) -> Problem:
-        file = self._where.get(self._full(name), self._listing)
+        file = self._file_of.get(self._full(name), self._listing)
         expected = f" of shape {shape}" if shape is not None else ""
         return Problem(path, f"{file}: expected a tensor {self._full(name)}{expected}, there is none")
 
@@ -255,16 +253,16 @@ class HubReader:
 
 
 class Shaped(Protocol):
-    """Shape and dtype of an array that is not read yet."""
+    """Anything with a shape and a dtype: an array, or a `jax.ShapeDtypeStruct`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of the array."""
         ...
 
     @property
     def dtype(self) -> Any:
-        """Its dtype."""
+        """The dtype of the array."""
         ...
 
 
@@ -278,29 +276,27 @@ def write(
     fields: Mapping[str, Any] | None = None,
     like: str | None = None,
 ) -> None:
-    """Writes a directory that transformers loads as a model of the family that `config` is of.
+    """Writes a directory that transformers loads.
 
     Args:
-        directory: is made if need be; its `config.json` and weights are replaced.
-        config: the decoder's numbers.
-        leaves: the leaves of a plain decoder, each stored in its own dtype (float32, float16 or bfloat16); where
-            `value` is given, their shapes and dtypes are enough.
-        value: gives a leaf by path, when it is its turn: one at a time, each once. None to take them
-            from `leaves`.
-        max_shard_bytes: the weights are split so that no file holds more than this, but for a tensor that is larger
-            alone. None for one file.
-        fields: more for `config.json`, such as ids of tokens.
-        like: the `model_type` of the family to write, where several have such a decoder; see `config.to_hf`.
+        directory: Created if missing; its `config.json` and weights are replaced.
+        config: The decoder's architecture.
+        leaves: The arrays of the base model by path, each stored in its own dtype (float32, float16 or bfloat16);
+            with `value`, only their shapes and dtypes are used.
+        value: Returns an array by path; called once for each, one at a time. None to take them from `leaves`.
+        max_shard_bytes: Largest size of a file; a larger tensor has a file of its own. None for one file.
+        fields: Further fields of `config.json`, such as token ids.
+        like: The `model_type` of the family to write, where several have such a decoder; see `config.to_hf`.
 
     Raises:
-        WeightsError: a leaf is missing, or is no part of a plain decoder (an adapter: merge it first); or no family of
+        WeightsError: An array is missing, or is none of the base model (an adapter: merge it first); or no family of
             the Hub has such a decoder.
     """
     about = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
     wanted = tensor_sources(config, about["model_type"])
     if wanted.keys() != leaves.keys():
         problems = [f"{path}: missing" for path in wanted if path not in leaves]
-        problems += [f"{path}: no leaf of a plain decoder" for path in leaves if path not in wanted]
+        problems += [f"{path}: no array of the base model" for path in leaves if path not in wanted]
         raise WeightsError("\n  ".join([f"{directory}: cannot be written:", *problems]))
     origin: dict[str, list[tuple[str, int]]] = {}
     for path, source in wanted.items():
@@ -312,7 +308,7 @@ def write(
         name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, [(path, _), *_] in origin.items()
     }
-    current: dict[str, Any] = {}  # the leaves whose tensors are being written: those of one leaf follow each other
+    current: dict[str, Any] = {}  # the arrays being written: all tensors of one array follow each other
 
     def part(name: str) -> np.ndarray:
         if origin[name][0][0] not in current:
@@ -326,7 +322,7 @@ def write(
     shards = safetensors.shards(tensors, max_shard_bytes)
     if len(shards) == 1:
         safetensors.write(directory / SINGLE, tensors, part)
-        (directory / INDEX).unlink(missing_ok=True)  # of a sharded checkpoint that was here before
+        (directory / INDEX).unlink(missing_ok=True)  # of a sharded checkpoint that this one replaces
     else:
         files = {f"model-{n:05d}-of-{len(shards):05d}.safetensors": names for n, names in enumerate(shards, start=1)}
         for file, names in files.items():
@@ -337,35 +333,33 @@ def write(
             "weight_map": {name: file for file, names in files.items() for name in names},
         }
         (directory / INDEX).write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
-        (directory / SINGLE).unlink(missing_ok=True)  # transformers would take it in place of the shards
+        (directory / SINGLE).unlink(missing_ok=True)  # transformers would read it instead of the shards
     (directory / "config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def tensor_name(name: str, prefix: str = "model.") -> str:
-    """The name in a file of a tensor of `tensor_sources`."""
+    """The full name in a file of a tensor of `tensor_sources`."""
     return name if is_auxiliary(name) else prefix + name
 
 
-def _further(config: DecoderConfig, fields: Mapping[str, Any]) -> range:
-    """The numbers of the layers that predict tokens further ahead, behind those of the decoder (DeepSeek-V3)."""
+def _mtp_layers(config: DecoderConfig, fields: Mapping[str, Any]) -> range:
+    """The numbers of the multi-token-prediction layers, which follow those of the decoder (DeepSeek-V3)."""
     count = fields.get("num_nextn_predict_layers")
     return range(config.num_layers, config.num_layers + (count if isinstance(count, int) else 0))
 
 
 def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
-    """The file that says what there is, and for a sharded checkpoint the file of each tensor."""
+    """The single file or the index; for a sharded checkpoint also the file of each tensor."""
     single, listing = directory / SINGLE, directory / INDEX
     if not listing.exists():
         if not single.exists():
-            drawn = "; a network without weights is trained from the beginning with weights=Weights.Random()"
-            raise WeightsError(
-                f"{directory}: expected {SINGLE} or {INDEX}, there is neither{_pickled(directory) or drawn}"
-            )
+            hint = _pickled(directory) or "; to train a model from scratch, set weights=Weights.Random()"
+            raise WeightsError(f"{directory}: expected {SINGLE} or {INDEX}, there is neither{hint}")
         return single, {}
     names = read_json(listing).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()) or not names:
         raise WeightsError(f"{listing}: expected a 'weight_map' of tensor names to file names")
-    # By the names alone: in the Hub's own cache every file is a link to somewhere else.
+    # Checks names, not resolved paths: in the Hub's cache every file is a link out of the directory.
     outside = sorted({file for file in names.values() if Path(file).is_absolute() or ".." in Path(file).parts})
     if outside:
         files = ", ".join(map(repr, outside))
@@ -374,18 +368,18 @@ def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:
 
 
 def files_of(directory: str | Path) -> list[Path]:
-    """The safetensors files of a directory in the Hub's layout; WeightsError as of `HubReader`."""
-    listing, where = _list_files(Path(directory))
-    return sorted(set(where.values())) or [listing]
+    """The safetensors files of a directory in the Hub's layout; errors as for `HubReader`."""
+    listing, file_of = _list_files(Path(directory))
+    return sorted(set(file_of.values())) or [listing]
 
 
 def _pickled(directory: Path) -> str:
-    """What to do about a directory whose weights are pickled: reading those runs whatever code they hold."""
+    """How to convert the pickled weights of a directory, if it has some; they are never read."""
     found = sorted(file.name for file in directory.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if not found:
         return ""
     return (
-        f"; {', '.join(found)} would be read with pickle, which runs any code that a file holds, so it is not. Where "
+        f"; {', '.join(found)} {PICKLE_REFUSED}. If "
         f'you trust it, convert it with torch and transformers: python -c "from transformers import '
         f"AutoModelForCausalLM as M; M.from_pretrained('{directory}').save_pretrained('{directory}-safetensors')\""
     )

@@ -1,4 +1,4 @@
-"""Names on the Hugging Face Hub to local directories; the only place that may use a network."""
+"""Finds or downloads the local directory of a Hugging Face Hub repository; the only module that uses a network."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nnxdsl.errors import WeightsError
 
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 _SECONDS = 5.0
-"""For the Hub's first answer; without a network a run is refused about so soon."""
+"""Timeout of the first request; without a network a run is refused after about this time."""
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def locate(path: str) -> Path:
-    """The local directory of a path or of a repository's name, downloading the latter if it is not cached yet.
+    """The local directory of a path or repository name; downloads a repository that is not cached.
 
     Raises:
-        WeightsError: no such directory, and no such repository or no network.
+        WeightsError: There is no such directory, and no such repository or no network.
     """
     directory = Path(path).expanduser()
     if directory.is_dir():
@@ -32,9 +32,9 @@ def locate(path: str) -> Path:
         raise WeightsError(f"{path}: no such directory; to download it, pip install 'nnxdsl[hub]'") from None
     try:
         return Path(hub.snapshot_download(path, allow_patterns=_FILES, etag_timeout=_SECONDS))
-    except Exception as error:  # the library raises many kinds: no network, no such repository, no licence accepted
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # of many types: no network, no such repository, licence not accepted
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(
             f"{path}: no such directory (relative to {Path.cwd()}), and it cannot be downloaded: {reason}; "
-            f"where there is no network, copy the repository's files to a directory and name that"
+            f"without a network, copy the repository's files to a directory and give its path"
         ) from error

@@ -1,4 +1,4 @@
-"""Which tensors of a Hub checkpoint make each leaf of our decoder; knows names and shapes, no files."""
+"""The tensors of a Hub checkpoint that make up each array of our decoder: names, shapes and layouts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.registry import family_named
 
 HEAD = "lm_head.weight"
-"""Stands beside what the text model's tensors have before their names, not behind it."""
+"""The output head, whose name has no prefix of the text model."""
 
 _TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
-# What the Hub calls the norm before the MLP where it is the only one after attention, and where it is not.
+# Names of a layer's norms on the Hub, by their position around attention and MLP.
 _NORMS: dict[Norms, dict[str, str]] = {
     "pre": {"pre_attention_norm": "input_layernorm", "pre_mlp_norm": "post_attention_layernorm"},
     "sandwich": {
@@ -37,26 +37,26 @@ class Part(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As it is read."""
+        """The shape as read."""
         ...
 
     @property
     def numpy(self) -> np.dtype:
-        """The dtype that it is read in."""
+        """The dtype as read."""
         ...
 
     @property
     def is_mapped(self) -> bool:
-        """Whether reading it costs nothing before it is used."""
+        """Whether `read` returns a memory-mapped view."""
         ...
 
     def read(self) -> np.ndarray:
-        """Its values."""
+        """Reads the values."""
         ...
 
 
 def part(source: TensorSource, leaf: Any, number: int) -> np.ndarray:
-    """One tensor of an array, or its share of one."""
+    """One tensor of an array, in the layout of the file; for a tensor shared by several arrays, its slice."""
     array = np.asarray(leaf[np.unravel_index(number, source.leading)] if source.leading else leaf)
     if source.unit:
         return array[None]
@@ -64,7 +64,7 @@ def part(source: TensorSource, leaf: Any, number: int) -> np.ndarray:
 
 
 def mapped(source: TensorSource, parts: Sequence[Part]) -> MappedArray:
-    """The array of all its tensors, none of which is read."""
+    """The array that is made of `parts`, none of which is read yet."""
     number, count = source.share
     *shape, last = parts[0].shape[source.unit :]
     shape = (last, *reversed(shape)) if source.transposed else (*shape, last // count)
@@ -112,19 +112,19 @@ def _mtp_names(model_type: str | None) -> MTPTensors:
 
 
 def is_auxiliary(name: str) -> bool:
-    """Whether a tensor of `tensor_sources` stands beside the text model's, not in it."""
+    """Whether the name of a tensor in `tensor_sources` has no prefix of the text model."""
     return name == HEAD or name.startswith("mtp.")
 
 
 def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
-    """Tensors that a layer which predicts tokens further ahead shares with the decoder: their second names.
+    """Tensors that the multi-token-prediction layer shares with the decoder and that are stored twice.
 
     Args:
-        config: the decoder's numbers.
-        model_type: the Hub's name of the family: in Qwen3-Next's they have no second names.
+        config: The decoder's architecture.
+        model_type: The Hub's name of the family: Qwen3-Next stores them once.
 
     Returns:
-        The name of the decoder's own tensor, by the name of the copy; empty where there is no such layer.
+        The name of the decoder's own tensor, by the name of the copy; empty without such a layer.
     """
     if not config.mtp_layers or not _mtp_names(model_type).has_copies:
         return {}
@@ -135,11 +135,11 @@ def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
 
 
 def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict[str, TensorSource]:
-    """For each leaf of a plain decoder of `config`: the tensors that it is made of.
+    """The tensors that make up each array of the base model, by path.
 
     Args:
-        config: the decoder's numbers.
-        model_type: the Hub's name of the family, for what is called differently from family to family.
+        config: The decoder's architecture.
+        model_type: The Hub's name of the family, for names that differ between families.
     """
     found = {path: TensorSource((name,)) for path, name in _TOP.items()}
     if not config.tied_head:

@@ -1,8 +1,8 @@
-"""Our flat paths as the nested trees of Flax Linen, and back, bit for bit; knows names and axes, no files.
+"""Converts our flat paths to the nested parameter trees of Flax Linen and back, bit for bit.
 
-Linen numbers what stands in a list by name: `layers.blocks.0.mlp.up.kernel` is
-`{'params': {'layers': {'blocks_0': {'mlp': {'up': {'kernel': ...}}}}}}`, with the axis of a scan over layers first, as
-`nn.scan` has it. Unrolled, each layer stands by itself under its published number: `layers_7`, `mlp`, `up`, `kernel`.
+Linen puts the index of a list into the name: `layers.blocks.0.mlp.up.kernel` is
+`{'params': {'layers': {'blocks_0': {'mlp': {'up': {'kernel': ...}}}}}}`, with the scanned axis first, as in
+`nn.scan`. In an unrolled tree each layer is separate, under its published number: `layers_7`, `mlp`, `up`, `kernel`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from nnxdsl.errors import WeightsError
 
 Name = tuple[str, ...]
-"""Where an array is in a tree: its keys from the top, the collection "params" left out."""
+"""The keys of an array in a tree from the top, without the collection "params"."""
 
 PARAMS = "params"
 
@@ -27,11 +27,11 @@ _STACK, _TAIL = ("layers", "blocks"), ("tail", "blocks")
 
 @attrs.frozen
 class Part:
-    """What of one of our leaves an array of a tree is.
+    """The part of one of our arrays that an array of a tree holds.
 
     Attributes:
-        path: the leaf's.
-        number: the place in the leaf's stack of periods; None for the whole leaf.
+        path: The path of our array.
+        number: The index into its leading axis (the stacked layer groups); None for the whole array.
     """
 
     path: str
@@ -39,21 +39,21 @@ class Part:
 
 
 def parts(shapes: Mapping[str, tuple[int, ...]], *, unrolled: bool = False) -> dict[Name, Part]:
-    """What each array of a tree is made of.
+    """The part of our arrays that each array of a tree holds.
 
     Args:
-        shapes: of our leaves, by path.
-        unrolled: each layer by itself, and not the periods of a stack together.
+        shapes: Shapes of our arrays, by path.
+        unrolled: Whether each layer is separate; else the layer groups stay stacked.
 
     Returns:
-        In the order of the leaves.
+        In the order of our arrays.
 
     Raises:
-        WeightsError: a name that looks like one that Linen has numbered, and could not be told from it.
+        WeightsError: A name that ends like a number from Linen, and would be ambiguous.
     """
     for path in shapes:
         if any(_NUMBERED.fullmatch(key) for key in path.split(".")):
-            raise WeightsError(f"{path}: a name that ends in a number cannot be told from a numbered one in a tree")
+            raise WeightsError(f"{path}: a name that ends in a number is ambiguous in a tree with numbered lists")
     period = _period(shapes)
     found: dict[Name, Part] = {}
     for path, shape in shapes.items():
@@ -61,69 +61,69 @@ def parts(shapes: Mapping[str, tuple[int, ...]], *, unrolled: bool = False) -> d
         block = int(keys[2]) if len(keys) > 3 and keys[2].isdecimal() else 0
         if unrolled and tuple(keys[:2]) == _STACK:
             for number in range(shape[0]):
-                found[(f"layers_{number * period + block}", *_joined(keys[3:]))] = Part(path, number)
+                found[(f"layers_{number * period + block}", *_with_indices(keys[3:]))] = Part(path, number)
         elif unrolled and tuple(keys[:2]) == _TAIL:
-            found[(f"layers_{_periods(shapes) * period + block}", *_joined(keys[3:]))] = Part(path)
+            found[(f"layers_{_periods(shapes) * period + block}", *_with_indices(keys[3:]))] = Part(path)
         else:
-            found[_joined(keys)] = Part(path)
+            found[_with_indices(keys)] = Part(path)
     return found
 
 
 def leaves(names: Iterable[Name], period: int | None = None) -> dict[str, tuple[Name, ...]]:
-    """Of which arrays of a tree each of our leaves is made.
+    """The arrays of a tree that make up each of ours.
 
     Args:
-        names: the arrays of a tree, scanned or unrolled.
-        period: layers of one period, which an unrolled tree does not say.
+        names: The arrays of a tree, scanned or unrolled.
+        period: Number of layers in a layer group; needed for an unrolled tree.
 
     Returns:
-        By path of ours: the one array, or those of a stack of periods in order; `is_stacked` tells.
+        By our path: the one array, or those of a stack of layer groups in order; see `is_stacked`.
 
     Raises:
-        WeightsError: layers are missing from a stack, or the period is needed and not given.
+        WeightsError: Layers are missing from a stack, or the period is needed and not given.
     """
     names = list(names)
     layers = [int(match["number"]) for name in names if (match := _layer_of(name))]
     if layers and period is None:
-        raise WeightsError("layers stand each by themselves; to stack them, the network's config.json must be known")
+        raise WeightsError("the layers are unrolled; stacking them needs the model's config.json")
     count = max(layers, default=-1) + 1
     periods = count // period if period else 0
-    found: dict[str, dict[int, Name]] = {}
+    sources: dict[str, dict[int, Name]] = {}
     for name in names:
         match = _layer_of(name)
         if match is None:
-            found[".".join(_split(name))] = {0: name}
+            sources[".".join(_split(name))] = {0: name}
             continue
         assert period is not None
         layer, rest = int(match["number"]), ".".join(_split(name[1:]))
         number, block = divmod(layer, period)
         if number < periods:
-            found.setdefault(f"layers.blocks.{block}.{rest}", {})[number] = name
+            sources.setdefault(f"layers.blocks.{block}.{rest}", {})[number] = name
         else:
-            found[f"tail.blocks.{block}.{rest}"] = {0: name}
+            sources[f"tail.blocks.{block}.{rest}"] = {0: name}
     missing = [
         f"layers_{number * (period or 0) + int(path.split('.')[2])}: has no {'.'.join(path.split('.')[3:])}"
-        for path, stack in found.items()
+        for path, stack in sources.items()
         if layers and path.startswith("layers.blocks.")
         for number in range(periods)
         if number not in stack
     ]
     if missing:
         raise WeightsError("\n  ".join(["arrays of a stack are missing:", *missing]))
-    return {path: tuple(stack[number] for number in sorted(stack)) for path, stack in found.items()}
+    return {path: tuple(stack[number] for number in sorted(stack)) for path, stack in sources.items()}
 
 
-def is_stacked(path: str, made_of: tuple[Name, ...]) -> bool:
-    """Whether a leaf is the stack of what it is made of, and not the one array itself."""
-    return path.startswith("layers.blocks.") and _layer_of(made_of[0]) is not None
+def is_stacked(path: str, sources: tuple[Name, ...]) -> bool:
+    """Whether one of our arrays is the stack of its sources, rather than a single source itself."""
+    return path.startswith("layers.blocks.") and _layer_of(sources[0]) is not None
 
 
 def to_tree(arrays: Mapping[str, Any], *, unrolled: bool = False) -> dict[str, Any]:
-    """Our leaves as a tree `{'params': {...}}`.
+    """Converts our arrays to a tree `{'params': {...}}`.
 
     Args:
-        arrays: by path.
-        unrolled: as of `parts`.
+        arrays: Arrays by path.
+        unrolled: See `parts`.
     """
     shapes = {path: tuple(array.shape) for path, array in arrays.items()}
     tree: dict[str, Any] = {}
@@ -134,25 +134,25 @@ def to_tree(arrays: Mapping[str, Any], *, unrolled: bool = False) -> dict[str, A
 
 
 def from_tree(tree: Mapping[str, Any], period: int | None = None) -> dict[str, Any]:
-    """Our leaves from a tree, with or without its collection.
+    """Converts a tree, with or without its collection, to our arrays.
 
     Args:
-        tree: scanned or unrolled.
-        period: as of `leaves`.
+        tree: Scanned or unrolled.
+        period: See `leaves`.
     """
     flat = dict(flat_tree(tree))
-    return {path: assemble(path, made_of, flat.__getitem__) for path, made_of in leaves(flat, period).items()}
+    return {path: assemble(path, sources, flat.__getitem__) for path, sources in leaves(flat, period).items()}
 
 
-def assemble(path: str, made_of: tuple[Name, ...], read: Callable[[Name], Any]) -> Any:
-    """One of our leaves from the arrays that it is made of."""
-    if not is_stacked(path, made_of):
-        return read(made_of[0])
-    return np.stack([np.asarray(read(name)) for name in made_of])
+def assemble(path: str, sources: tuple[Name, ...], read: Callable[[Name], Any]) -> Any:
+    """One of our arrays from its sources."""
+    if not is_stacked(path, sources):
+        return read(sources[0])
+    return np.stack([np.asarray(read(name)) for name in sources])
 
 
 def flat_tree(tree: Mapping[str, Any], above: Name = ()) -> Iterator[tuple[Name, Any]]:
-    """The arrays of a tree by name, its collection "params" left out, once or (as MaxText saves it) twice."""
+    """The arrays of a tree by name, without its collection "params", which MaxText nests twice."""
     while not above and set(tree) == {PARAMS} and isinstance(tree[PARAMS], Mapping):
         tree = tree[PARAMS]
     for key, value in tree.items():
@@ -163,14 +163,14 @@ def flat_tree(tree: Mapping[str, Any], above: Name = ()) -> Iterator[tuple[Name,
 
 
 def put(tree: dict[str, Any], name: Name, value: Any) -> None:
-    """Puts an array where its name says."""
+    """Inserts an array into a tree under its name."""
     for key in name[:-1]:
         tree = tree.setdefault(key, {})
     tree[name[-1]] = value
 
 
-def _joined(keys: list[str]) -> Name:
-    """Positions of lists put behind the names before them: ("blocks", "0") is ("blocks_0",)."""
+def _with_indices(keys: list[str]) -> Name:
+    """Appends indices of lists to the names before them: ("blocks", "0") becomes ("blocks_0",)."""
     found: list[str] = []
     for key in keys:
         if key.isdecimal() and found:
@@ -193,7 +193,7 @@ def _layer_of(name: Name) -> re.Match[str] | None:
 
 
 def _period(shapes: Iterable[str]) -> int:
-    """Layers of one period, of which the stack's paths tell."""
+    """Number of layers in a layer group, from the paths of the stack."""
     blocks = [int(keys[2]) for keys in (path.split(".") for path in shapes) if tuple(keys[:2]) == _STACK]
     return max(blocks, default=-1) + 1
 

@@ -1,7 +1,7 @@
-"""Arrays that lie in pieces in files: read where they are indexed, into memory that devices take as it is.
+"""Arrays that are stacked from tensors in files: read when indexed, into memory that devices use without a copy.
 
-A checkpoint has a matrix a layer, turned over; we have the layers of a kind in one array. Between the two each number
-is moved once, by as many threads as there are cores, which is near what reading the files takes.
+A checkpoint holds one transposed matrix per layer; our arrays stack the layers of a kind. Each number is copied once
+between the two, by as many threads as there are cores, in about the time of reading the files.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ Index = tuple[slice, ...]
 Memory = Callable[[Sequence[int], DTypeLike], np.ndarray]
 
 TILE = 256
-"""Rows and columns that are turned over at a time: what is read and what is written both stay in a core's cache."""
+"""Rows and columns of a tile when transposing: source and target tile fit into a core's cache."""
 BAND_BYTES = 2**24
-"""What a thread copies of an array at a time."""
+"""Bytes that a thread copies at a time."""
 ALIGNMENT = 64
-"""Bytes: XLA on CPUs takes memory that begins at a multiple of it as it lies, and copies all else."""
+"""Alignment in bytes: XLA:CPU uses memory with this alignment without copying it."""
 
 
 @attrs.frozen(eq=False)
 class MappedArray:
-    """An array, some of whose first axes run over pieces that are each read on their own.
+    """An array whose leading axes stack parts that are read separately.
 
     Attributes:
-        shape: of the whole.
-        dtype: that holds the numbers of all pieces.
-        parts: read a piece, in the order of the leading axes, the last of which changes fastest.
-        leading: how many axes that is.
-        is_mapped: whether a piece costs nothing until it is used: a view of a file.
-        guards: for each piece, what looks at the part of it that is read and raises where it must not be used; empty
-            for none.
+        shape: Shape of the whole array.
+        dtype: A dtype that can represent the values of all parts.
+        parts: Functions that read one part each, in row-major order of the leading axes.
+        leading: Number of leading axes that stack parts.
+        is_mapped: Whether a part is a view of a file, of which nothing is read before it is used.
+        guards: A function for each part that checks values as they are read, and raises; empty for no checks.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +50,11 @@ class MappedArray:
 
     @property
     def size(self) -> int:
-        """Numbers of the whole."""
+        """Number of values."""
         return math.prod(self.shape)
 
     def layers(self, first: int, stop: int) -> MappedArray:
-        """Those of the first axis from one on, up to another."""
+        """The slice `[first:stop]` along the first axis."""
         each = len(self.parts) // self.shape[0]
         own = slice(first * each, stop * each)
         shape = stop - first, *self.shape[1:]
@@ -64,12 +63,12 @@ class MappedArray:
     def read(
         self, index: Index | None = None, dtype: DTypeLike | None = None, memory: Memory | None = None
     ) -> np.ndarray:
-        """A part of the array, in memory of its own, one row after another.
+        """Reads a slice of the array into new memory, in row-major order.
 
         Args:
-            index: a slice for each axis, without steps; None for all of it.
-            dtype: of the result, to which numbers are rounded as they are moved; None for `self.dtype`.
-            memory: gives what is written to; None for `aligned`.
+            index: A slice for each axis, without steps; None for the whole array.
+            dtype: Dtype of the result; None for `self.dtype`.
+            memory: Allocates the result; None for `aligned`.
         """
         whole = tuple(slice(0, length) for length in self.shape)
         bounds = [each.indices(length)[:2] for each, length in zip(index or whole, self.shape, strict=True)]
@@ -82,10 +81,10 @@ class MappedArray:
         if len(chosen) == 1 and within:
             part = self._part(chosen[0])[within]
             guard = self._guard(chosen[0])
-            _each(lambda band: _copy(into[0][band], guard(part[band])), _bands(part), out.nbytes, _cores())
+            _for_each(lambda band: _copy(into[0][band], guard(part[band])), _bands(part), out.nbytes, _cores())
         else:
-            threads = _cores() if self.is_mapped else 1  # pieces that are computed would all lie in memory at a time
-            _each(
+            threads = _cores() if self.is_mapped else 1  # parts that are computed would all be in memory at once
+            _for_each(
                 lambda number: self._move(into[number], chosen[number], within), range(len(chosen)), out.nbytes, threads
             )
         return out
@@ -96,11 +95,11 @@ class MappedArray:
     def _part(self, number: int) -> np.ndarray:
         part = self.parts[number]()
         if part.shape != self.shape[self.leading :]:
-            raise ValueError(f"a piece has shape {part.shape}, expected {self.shape[self.leading :]}")
+            raise ValueError(f"a part has shape {part.shape}, expected {self.shape[self.leading :]}")
         return part
 
     def _guard(self, number: int) -> Callable[[np.ndarray], np.ndarray]:
-        """What gives a part of a piece back once it has been looked at."""
+        """The function that checks values of a part and returns them."""
 
         def guarded(part: np.ndarray) -> np.ndarray:
             if self.guards:
@@ -110,14 +109,14 @@ class MappedArray:
         return guarded
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, for numpy; ValueError where no copy is to be made."""
+        """Reads the whole array, for numpy; a ValueError if `copy` is False."""
         if copy is False:
-            raise ValueError("an array in pieces cannot be had without a copy")
+            raise ValueError("a stacked array cannot be read without a copy")
         return self.read(dtype=dtype)
 
 
 def aligned(shape: Sequence[int], dtype: DTypeLike, past: int = 0) -> np.ndarray:
-    """Memory for an array, to which nothing was written; it begins so many bytes past a multiple of `ALIGNMENT`."""
+    """Allocates an uninitialized array that starts `past` bytes after a multiple of `ALIGNMENT`."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + 2 * ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT + past
@@ -125,24 +124,24 @@ def aligned(shape: Sequence[int], dtype: DTypeLike, past: int = 0) -> np.ndarray
 
 
 def unaligned(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
-    """Memory for an array that a device must not take as it lies."""
+    """Allocates an uninitialized array that XLA:CPU has to copy."""
     return aligned(shape, dtype, past=8)
 
 
 def copied(array: np.ndarray, dtype: DTypeLike, memory: Memory = aligned) -> np.ndarray:
-    """A copy in `dtype`, one row after another."""
+    """A row-major copy in `dtype`."""
     out = memory(array.shape, dtype)
     _copy(out, np.asarray(array))
     return out
 
 
 def _copy(into: np.ndarray, part: np.ndarray) -> None:
-    """Copies an array that may lie in any order; one that is turned over tile by tile."""
+    """Copies an array of any memory layout; a transposed one tile by tile."""
     if part.dtype == into.dtype:
-        into, part = plain(into), plain(part)
+        into, part = as_uints(into), as_uints(part)
     if part.ndim > 2:
-        for one, of in zip(into, part, strict=True):
-            _copy(one, of)
+        for target, source in zip(into, part, strict=True):
+            _copy(target, source)
     elif part.ndim == 2 and part.strides[0] < part.strides[1]:
         for row in range(0, part.shape[0], TILE):
             for column in range(0, part.shape[1], TILE):
@@ -153,18 +152,18 @@ def _copy(into: np.ndarray, part: np.ndarray) -> None:
 
 
 def _bands(part: np.ndarray) -> list[slice]:
-    """Rows of an array that are copied together."""
+    """Row slices of an array of about `BAND_BYTES` each."""
     rows = max(1, BAND_BYTES * part.shape[0] // max(1, part.nbytes))
     return [slice(row, row + rows) for row in range(0, part.shape[0], rows)]
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _each(do: Callable[[Any], None], items: Sequence[Any], size: int, threads: int) -> None:
-    """Does all of them, beside each other where there is much to move."""
+def _for_each(do: Callable[[Any], None], items: Sequence[Any], size: int, threads: int) -> None:
+    """Calls `do` for every item, in threads if `size` bytes are worth them."""
     threads = min(len(items), threads)
     if threads < 2 or size < BAND_BYTES:
         for item in items:
@@ -175,7 +174,7 @@ def _each(do: Callable[[Any], None], items: Sequence[Any], size: int, threads: i
             pass
 
 
-def plain(array: np.ndarray) -> np.ndarray:
-    """The same bytes as numbers that numpy knows: others, bfloat16 among them, it moves one at a time."""
+def as_uints(array: np.ndarray) -> np.ndarray:
+    """The same bytes as unsigned integers: numpy copies other dtypes, such as bfloat16, one value at a time."""
     size = array.dtype.itemsize
     return array.view(f"u{size}") if size in (1, 2, 4, 8) else array

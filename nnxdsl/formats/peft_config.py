@@ -1,4 +1,4 @@
-"""What PEFT's `adapter_config.json` says of an adapter, and what of it our adapters cannot be; knows no arrays."""
+"""PEFT's `adapter_config.json`: ranks and alphas, and settings that our adapters do not support."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Scale = tuple[int, float]
 """Rank and alpha."""
 
 
-# Fields with the values that change nothing here; any other value would change the mathematics, or the base.
+# Supported values of fields; any other value would change the forward pass or the base weights.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none",),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
-# What says nothing of the forward pass: where an adapter came from, and how it was drawn and trained.
+# Fields without effect on the forward pass: the origin of an adapter, its initialization and training.
 _WITHOUT_EFFECT = frozenset(
     [
         "alpha_pattern",  # read below, with the next two
@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = frozenset(
         "exclude_modules",
         "inference_mode",
         "layers_pattern",
-        "layers_to_transform",  # the tensors say which layers there are
+        "layers_to_transform",  # follows from the tensors
         "lora_dropout",
         "lora_ga_config",
         "megatron_core",
@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = frozenset(
         "qalora_group_size",
         "revision",
         "runtime_config",
-        "target_modules",  # as with layers
+        "target_modules",  # follows from the tensors
         "use_dora",  # read below, as the next
         "use_rslora",
     ]
@@ -56,16 +56,16 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The settings of a directory.
+    """Reads the adapter config of a directory.
 
     Raises:
-        WeightsError: the file is missing or damaged.
+        WeightsError: The file is missing or damaged.
     """
     return read_json(directory / CONFIG)
 
 
 def problems_of(fields: Mapping[str, Any]) -> list[Problem]:
-    """Settings under which the tensors would mean something else than `Adapter.LoRA` or `Adapter.DoRA` does."""
+    """Settings that `Adapter.LoRA` and `Adapter.DoRA` do not support."""
     problems = [
         Problem(f"{CONFIG}: {name}", f"expected true or false, got {fields[name]!r}")
         for name in ("use_rslora", "use_dora")
@@ -77,20 +77,20 @@ def problems_of(fields: Mapping[str, Any]) -> list[Problem]:
                 allowed = " or ".join(map(repr, _FIXED[name]))
                 problems.append(Problem(f"{CONFIG}: {name}", f"expected {allowed}, got {value!r}"))
         elif name not in _WITHOUT_EFFECT and value not in (None, False, [], {}):
-            # Something that is switched off cannot matter; anything else might.
-            problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not what Adapter.LoRA and Adapter.DoRA can do"))
+            # An unknown field has no effect only if it is off.
+            problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not supported by Adapter.LoRA or Adapter.DoRA"))
     return problems
 
 
 def scales_of(
     fields: Mapping[str, Any], modules: Iterable[tuple[str, str]], problems: list[Problem]
 ) -> dict[str, Scale] | None:
-    """Rank and alpha of each layer by its path within a period; None, and a problem, where they are no numbers.
+    """Rank and alpha of each layer by its path within a layer group; None, and a problem, if they are invalid.
 
     Args:
-        fields: the settings.
-        modules: of each layer its path within a period, and the name of its module.
-        problems: takes what is wrong.
+        fields: The adapter config.
+        modules: For each layer, its path within a layer group and the name of its module.
+        problems: Problems are appended to this list.
     """
     rank: Any = fields.get("r")
     alpha: Any = fields.get("lora_alpha")
@@ -110,11 +110,11 @@ def scales_of(
     scales: dict[str, Scale] = {}
     first: dict[str, str] = {}
     for path, module in modules:
-        own = of_module(patterns[0], module, rank), float(of_module(patterns[1], module, alpha))
+        own = pattern_value(patterns[0], module, rank), float(pattern_value(patterns[1], module, alpha))
         if scales.setdefault(path, own) != own:
             message = (
                 f"{first[path]} has r={scales[path][0]}, alpha={scales[path][1]:g}, {module} has r={own[0]}, "
-                f"alpha={own[1]:g}; layers that repeat are one stack here, of one rank and alpha"
+                f"alpha={own[1]:g}; layers that are stacked must share rank and alpha"
             )
             problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", message))
             return None
@@ -122,12 +122,12 @@ def scales_of(
     return scales or {"": (rank, float(alpha))}
 
 
-def of_module(pattern: Mapping[str, Any], module: str, otherwise: Any) -> Any:
-    """What a pattern gives a module: the value of the first key, a regular expression, that its name ends with."""
+def pattern_value(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
+    """The value of the first key, a regular expression, that matches the end of the module's name."""
     for key, value in pattern.items():
         try:
             if re.fullmatch(rf"(.*\.)?({key})", module):
                 return value
         except re.error:
             continue
-    return otherwise
+    return default

@@ -1,8 +1,8 @@
 """Quantized tensors of published checkpoints, dequantized as they are read.
 
-Two forms are published: MXFP4 (GPT-OSS; Open Compute Project, Microscaling Formats v1.0: two 4-bit floats a byte, and a
-power of two for each 32 of them) and 8-bit floats with a factor for each block of a matrix (DeepSeek-V3,
-arXiv:2412.19437, section 3.3). Activations stay as the network has them: nothing is rounded but what was stored so.
+Two formats are supported: MXFP4 (GPT-OSS; Open Compute Project, Microscaling Formats v1.0: two 4-bit floats a byte, and
+a power of two for each 32 of them), and 8-bit floats with a scale for each block of a matrix (DeepSeek-V3,
+arXiv:2412.19437, section 3.3). Only weights are dequantized; activations are not quantized.
 """
 
 from __future__ import annotations
@@ -17,104 +17,102 @@ import numpy as np
 from nnxdsl.formats.safetensors import Tensor
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_BLOCKS, _SCALES, _FACTORS = "_blocks", "_scales", "_scale_inv"
-# The sixteen values of E2M1, by their bits: sign, two of exponent, one of mantissa.
+_BLOCKS, _SCALES, _BLOCK_SCALES = "_blocks", "_scales", "_scale_inv"
+# The sixteen values of E2M1 by their bits: sign, two exponent bits, one mantissa bit.
 _MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 _E2M1 = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
-_BIAS = 127  # of a scale's exponent
-_EIGHT_BITS = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
+_BIAS = 127  # of the exponent of a scale
+_FLOAT8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
 
 
 @attrs.frozen
 class _QuantizedTensor:
-    """A tensor of two in the file: what is stored, and what it is multiplied by. Looks as a `safetensors.Tensor`."""
+    """A quantized tensor: stored values and their scales, with the interface of a `safetensors.Tensor`."""
 
     stored: Tensor
     scale: Tensor
 
     @property
     def file(self) -> Path:
-        """The safetensors file of what is stored."""
+        """The safetensors file of the stored values."""
         return self.stored.file
 
     @property
     def readable(self) -> bool:
-        """Always: what else there is, is no such tensor."""
+        """Always True: `dequantize` returns supported tensors only."""
         return True
 
     @property
     def numpy(self) -> np.dtype:
-        """Its dtype as it is read."""
+        """The dtype as read."""
         return _BFLOAT16
 
     @property
     def is_mapped(self) -> bool:
-        """Never: its numbers are computed as it is read."""
+        """Always False: the values are computed when read."""
         return False
 
 
 class Mxfp4(_QuantizedTensor):
-    """Experts' matrices, `[experts, in, out]`, of blocks `[experts, out, in / 32, 16]` and scales without the last."""
+    """Matrices of experts `[experts, in, out]`, stored as blocks `[experts, out, in / 32, 16]` with a scale each."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As it is read."""
+        """The shape as read."""
         *leading, rows, blocks, size = self.stored.shape
         return (*leading, blocks * size * 2, rows)
 
     @property
     def dtype(self) -> str:
-        """For messages."""
+        """The dtype as stored, for messages."""
         return "MXFP4"
 
     def read(self) -> np.ndarray:
-        """The numbers, bfloat16: every one of them has a place there, so nothing is rounded."""
+        """The values in bfloat16, which represents all of them exactly."""
         blocks, scales = self.stored.raw(), self.scale.raw()
         out = np.empty((*blocks.shape[:-1], 2 * blocks.shape[-1]), _BFLOAT16)
         table = _E2M1.astype(_BFLOAT16)
-        for matrix, few, exponents in zip(out, blocks, scales, strict=True):  # an expert at a time, for the memory
-            matrix[..., 0::2], matrix[..., 1::2] = table[few & 15], table[few >> 4]
-            # A bfloat16 of this exponent is the power of two itself; the product of the two is exact.
+        for matrix, packed, exponents in zip(out, blocks, scales, strict=True):  # one expert at a time, to limit memory
+            matrix[..., 0::2], matrix[..., 1::2] = table[packed & 15], table[packed >> 4]
+            # The scale is a power of two, so that the product is exact.
             power = np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)
             matrix[...] = (matrix.astype(np.float32) * power[..., None]).astype(_BFLOAT16)
         return out.reshape(*blocks.shape[:2], -1).swapaxes(1, 2)
 
 
 class BlockFloat8(_QuantizedTensor):
-    """A matrix `[out, in]` of 8-bit floats, with a float32 factor for each block of it."""
+    """A matrix `[out, in]` of 8-bit floats, with a float32 scale for each block."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As it is read, and stored."""
+        """The shape as read and stored."""
         return self.stored.shape
 
     @property
     def dtype(self) -> str:
-        """For messages."""
+        """The dtype as stored, for messages."""
         return self.stored.dtype
 
     def read(self) -> np.ndarray:
-        """The numbers, multiplied in float32 and rounded to bfloat16."""
-        few = self.stored.raw().view(_EIGHT_BITS[self.stored.dtype]).reshape(self.shape)
-        factors = self.scale.read().astype(np.float32)
-        (rows, columns), (tall, wide) = few.shape, self.block
-        out = np.empty(few.shape, _BFLOAT16)
-        across = np.repeat(factors, wide, axis=1)[:, :columns]
-        for number, start in enumerate(range(0, rows, tall)):  # a row of blocks at a time, for the memory
-            part = few[start : start + tall].astype(np.float32) * across[number]
-            out[start : start + tall] = part.astype(_BFLOAT16)
+        """The values, multiplied by their scales in float32 and rounded to bfloat16."""
+        values = self.stored.raw().view(_FLOAT8[self.stored.dtype]).reshape(self.shape)
+        (rows, columns), (height, width) = values.shape, self.block
+        out = np.empty(values.shape, _BFLOAT16)
+        scales = np.repeat(self.scale.read().astype(np.float32), width, axis=1)[:, :columns]
+        for number, start in enumerate(range(0, rows, height)):  # one row of blocks at a time, to limit memory
+            part = values[start : start + height].astype(np.float32) * scales[number]
+            out[start : start + height] = part.astype(_BFLOAT16)
         return out
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns that share a factor: the published sizes are powers of two, the last block may be cut."""
-        sizes = (_block(length, count) for length, count in zip(self.shape, self.scale.shape, strict=True))
-        rows, columns = sizes
+        """Rows and columns of a block: powers of two in published checkpoints; the last block may be cut."""
+        rows, columns = (_block(length, count) for length, count in zip(self.shape, self.scale.shape, strict=True))
         return rows, columns
 
 
 def _block(length: int, count: int) -> int:
-    """The power of two of which so many make up a length; the whole length where there is but one."""
+    """The power of two that divides a length into `count` blocks; the whole length for one block."""
     if count == 1:
         return length
     size = 1
@@ -124,20 +122,20 @@ def _block(length: int, count: int) -> int:
 
 
 def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor | Mxfp4 | BlockFloat8]]:
-    """A checkpoint's tensors by name, those in few bits as one each under the name that they have in plain numbers.
+    """A checkpoint's tensors by name, with each quantized tensor and its scales as one, under the unquantized name.
 
-    What does not fit together is left as it stands: it is told of as any tensor that nobody asked for.
+    Tensors whose scales do not match are returned unchanged; the reader reports them as unexpected.
     """
     taken: set[str] = set()
     for name, tensor in tensors.items():
         base = name.removesuffix(_BLOCKS)
-        scales, factors = tensors.get(base + _SCALES), tensors.get(name + _FACTORS)
+        scales, block_scales = tensors.get(base + _SCALES), tensors.get(name + _BLOCK_SCALES)
         if base != name and scales is not None and _is_mxfp4(tensor, scales):
             taken |= {name, base + _SCALES}
             yield base, Mxfp4(tensor, scales)
-        elif factors is not None and _is_block_float8(tensor, factors):
-            taken |= {name, name + _FACTORS}
-            yield name, BlockFloat8(tensor, factors)
+        elif block_scales is not None and _is_block_float8(tensor, block_scales):
+            taken |= {name, name + _BLOCK_SCALES}
+            yield name, BlockFloat8(tensor, block_scales)
     yield from ((name, tensor) for name, tensor in tensors.items() if name not in taken)
 
 
@@ -146,8 +144,8 @@ def _is_mxfp4(blocks: Tensor, scales: Tensor) -> bool:
     return is_bytes and len(blocks.shape) == 4 and blocks.shape[-1] == 16 and blocks.shape[:-1] == scales.shape
 
 
-def _is_block_float8(stored: Tensor, factors: Tensor) -> bool:
-    if stored.dtype not in _EIGHT_BITS or not factors.readable or not len(stored.shape) == len(factors.shape) == 2:
+def _is_block_float8(stored: Tensor, scales: Tensor) -> bool:
+    if stored.dtype not in _FLOAT8 or not scales.readable or not len(stored.shape) == len(scales.shape) == 2:
         return False
-    sizes = zip(stored.shape, factors.shape, strict=True)
+    sizes = zip(stored.shape, scales.shape, strict=True)
     return all(0 < count <= length and -(-length // _block(length, count)) == count for length, count in sizes)

@@ -1,4 +1,4 @@
-"""The safetensors file format, read memory-mapped and written in one pass; no idea of what the tensors are."""
+"""The safetensors file format: read memory-mapped, written in one pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# Bits of every dtype of the format; tensors of those that we do not read may stand beside those that we do.
+# Bits of every dtype of the format; files may hold tensors of dtypes that `read` does not support.
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -34,19 +34,19 @@ _BITS = {
     "F4": 4,
 }
 MAX_HEADER_BYTES = 100_000_000
-"""The format's limit."""
+"""The limit of the format."""
 
 
 @attrs.frozen
 class Tensor:
-    """One tensor of a file: its name, where it lies, and what it is.
+    """One tensor of a file: dtype, shape and position.
 
     Attributes:
-        file: the safetensors file.
-        dtype: the format's name of it, such as "BF16".
-        shape: its shape.
-        start: first byte, counted from the beginning of the file.
-        stop: one past the last byte.
+        file: The safetensors file.
+        dtype: The dtype by its name in the format, such as "BF16".
+        shape: The shape.
+        start: Offset of the first byte in the file.
+        stop: Offset after the last byte.
     """
 
     file: Path
@@ -57,50 +57,50 @@ class Tensor:
 
     @property
     def readable(self) -> bool:
-        """Whether its dtype is one that `read` understands."""
+        """Whether `read` supports the dtype."""
         return self.dtype in _DTYPES
 
     @property
     def numpy(self) -> np.dtype:
-        """Its dtype as numpy knows it; a KeyError where that is not `readable`."""
+        """The dtype in numpy; a KeyError if the tensor is not `readable`."""
         return _DTYPES[self.dtype]
 
     @property
     def is_mapped(self) -> bool:
-        """Always: see `read`."""
+        """Always True: see `read`."""
         return True
 
     def read(self) -> np.ndarray:
-        """The values as stored, read-only and memory-mapped: nothing is read until it is used."""
-        if self.start == self.stop:  # nothing can be mapped
+        """The values as stored, read-only and memory-mapped: nothing is read before it is used."""
+        if self.start == self.stop:  # an empty range cannot be mapped
             return np.empty(self.shape, _DTYPES[self.dtype])
         return self._mapped().view(_DTYPES[self.dtype]).reshape(self.shape)
 
     def raw(self) -> np.ndarray:
-        """The bytes of a tensor whose elements take one each, whatever they stand for, in its shape."""
+        """The bytes of a tensor with one-byte elements, in its shape."""
         return self._mapped().reshape(self.shape)
 
     def _mapped(self) -> np.ndarray:
         try:
             return np.memmap(self.file, np.uint8, "r", self.start, (self.stop - self.start,))
-        except (OSError, ValueError) as error:  # it was there, and as long, when its header was read
-            raise WeightsError(f"{self.file}: cannot be read any more: {error}; was it changed?") from None
+        except (OSError, ValueError) as error:  # it existed with this length when its header was read
+            raise WeightsError(f"{self.file}: cannot be read any more: {error}; it may have been replaced") from None
 
 
 def index(file: Path) -> dict[str, Tensor]:
     """The tensors of a file, by name in the order of their bytes; reads the header only.
 
-    The `safetensors` library judges the header. It accepts only files whose tensors cover all bytes behind the header
-    once, so that where a tensor lies follows from the sizes of those before it.
+    The `safetensors` library validates the header. It accepts only files whose tensors cover all bytes after the header
+    exactly once, so that the offset of a tensor follows from the sizes of those before it.
 
     Args:
-        file: a safetensors file.
+        file: A safetensors file.
 
     Returns:
-        Name to Tensor.
+        The tensors by name.
 
     Raises:
-        WeightsError: the file is missing, no regular file, cut short or not of the format.
+        WeightsError: The file is missing, not regular, truncated or not of the format.
     """
     total = file_size(file)
     try:
@@ -121,14 +121,14 @@ def index(file: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise WeightsError(f"{file}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
-        words = str(error).removeprefix("Error while deserializing header: ")
-        otherwise = f"its header is not that of a safetensors file: {words}"
-        raise WeightsError(f"{file}: damaged: {_reason(file, total) or otherwise}") from None
+        default = str(error).removeprefix("Error while deserializing header: ")
+        reason = _reason(file, total) or f"its header is not that of a safetensors file: {default}"
+        raise WeightsError(f"{file}: damaged: {reason}") from None
     return tensors
 
 
 def _reason(file: Path, total: int) -> str | None:
-    """What is wrong with a file that the library refused, with names and bytes; None where its own words must do."""
+    """Why the library refused a file, with tensor names and bytes; None if only its own message is available."""
     if total < 8:
         return f"the file has {total} bytes, too few for a safetensors file"
     with file.open("rb") as stream:
@@ -164,25 +164,25 @@ def _reason(file: Path, total: int) -> str | None:
 
 
 def size(shape: Iterable[int], dtype: np.dtype) -> int:
-    """The bytes that an array takes."""
+    """The size of an array in bytes."""
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 def shards(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]], limit: int | None) -> list[list[str]]:
-    """The names of tensors for each file, in their order, so that no file holds more than `limit` bytes.
+    """Distributes tensors in order over files of at most `limit` bytes: the names for each file.
 
-    A tensor that is larger alone has a file of its own. Without a limit, or without tensors, there is one file.
+    A larger tensor has a file of its own. Without a limit, or without tensors, there is one file.
     """
-    found: list[list[str]] = [[]]
+    files: list[list[str]] = [[]]
     total = 0
     for name, (shape, dtype) in tensors.items():
         taken = size(shape, dtype)
-        if limit is not None and found[-1] and total + taken > limit:
-            found.append([])
+        if limit is not None and files[-1] and total + taken > limit:
+            files.append([])
             total = 0
-        found[-1].append(name)
+        files[-1].append(name)
         total += taken
-    return found
+    return files
 
 
 def write(
@@ -191,16 +191,16 @@ def write(
     value: Callable[[str], np.ndarray],
     metadata: Iterable[tuple[str, str]] = (("format", "pt"),),
 ) -> None:
-    """Writes a file, holding one tensor in memory at a time; the file appears whole or not at all.
+    """Writes a file atomically, with one tensor in memory at a time.
 
     Args:
-        file: where to write.
-        tensors: name to (shape, dtype), in the order to write.
-        value: gives the values of a tensor by name.
-        metadata: strings for the header; transformers wants a "format".
+        file: The path to write.
+        tensors: Shape and dtype by name, in the order to write.
+        value: Returns the values of a tensor by name.
+        metadata: Strings for the header; transformers requires a "format".
 
     Raises:
-        WeightsError: a dtype that the format, as read here, does not have.
+        WeightsError: A dtype that is not supported.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0

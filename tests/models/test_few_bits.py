@@ -141,4 +141,4 @@ def test_scales_that_do_not_fit_are_told_of(tmp_path: Path) -> None:
     write(file, tensors)
     found = "\n".join(check(tmp_path))
     assert f"expected a tensor {name} of shape" in found
-    assert f"{name}_blocks: {file}: no part of a text decoder" in found
+    assert f"{name}_blocks: {file}: no tensor of a text decoder" in found

@@ -134,8 +134,8 @@ def test_everything_wrong_is_said_at_once(plain: Path) -> None:
         "(32, 24), got (32, 25)",
         f"tail.blocks.1.mlp.up.kernel: {file}: expected a tensor model.layers.7.mlp.up_proj.weight of shape (32, 24), "
         "there is none",
-        f"model.layers.8.mlp.up_proj.weight: {file}: no part of a text decoder of 8 layers",
-        f"model.layers.0.self_attn.q_proj.bias: {file}: no part of a text decoder of 8 layers",
+        f"model.layers.8.mlp.up_proj.weight: {file}: no tensor of a text decoder of 8 layers",
+        f"model.layers.0.self_attn.q_proj.bias: {file}: no tensor of a text decoder of 8 layers",
     ]
     with pytest.raises(WeightsError) as caught:
         hf.HubReader(plain).leaf("tail.blocks.1.mlp.up.kernel")
@@ -156,7 +156,7 @@ def test_a_tensor_missing_from_its_shard_names_the_shard(sharded: Path) -> None:
 def test_another_decoder_than_the_template(plain: Path) -> None:
     reader = hf.HubReader(plain)
     other = template_of(hf.read_config(REFERENCE / "scaled"))
-    assert f"layers.blocks.0.mlp.up.kernel: {plain / 'config.json'}: 1 periods, expected 2" in [
+    assert f"layers.blocks.0.mlp.up.kernel: {plain / 'config.json'}: 1 layer groups, expected 2" in [
         str(problem) for problem in reader.check(other)
     ]
 
@@ -201,7 +201,7 @@ def test_damaged_files(plain: Path) -> None:
     assert message() == f"{file}: damaged: {said}"
     file.unlink()
     said = f"{plain}: expected model.safetensors or model.safetensors.index.json, there is neither; "
-    assert message() == said + "a network without weights is trained from the beginning with weights=Weights.Random()"
+    assert message() == said + "to train a model from scratch, set weights=Weights.Random()"
 
 
 def test_damaged_index_and_config(sharded: Path) -> None:
@@ -235,7 +235,7 @@ def test_only_plain_leaves_can_be_written(tmp_path: Path) -> None:
         [
             f"{tmp_path / 'out'}: cannot be written:",
             "norm.scale: missing",
-            "tail.blocks.0.mlp.up.kernel_lora_a: no leaf of a plain decoder",
+            "tail.blocks.0.mlp.up.kernel_lora_a: no array of the base model",
         ]
     )
     assert not (tmp_path / "out").exists()

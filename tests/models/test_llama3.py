@@ -217,7 +217,7 @@ def test_heads_and_buffers_that_files_may_hold(tmp_path: Path) -> None:
     bias = {"model.layers.1.self_attn.q_proj.bias": np.zeros(24, np.float32)}
     assert edit(untied, lambda arrays: (arrays.pop("lm_head.weight"), arrays.update(bias))) == [
         f"lm_head.kernel: {file}: expected a tensor lm_head.weight of shape (96, 24), there is none",
-        f"model.layers.1.self_attn.q_proj.bias: {file}: no part of a text decoder of 3 layers",
+        f"model.layers.1.self_attn.q_proj.bias: {file}: no tensor of a text decoder of 3 layers",
     ]
 
 

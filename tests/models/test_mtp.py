@@ -54,7 +54,7 @@ def test_tensors_of_further_layers_are_understood(family: str, name: str, beyond
     assert reader.check(template) == []
     edit(file, lambda arrays: arrays.update({beyond: arrays.pop(name)}))
     assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
-        f"{beyond}: {file}: no part of a text decoder of {reader.config.num_layers} layers"
+        f"{beyond}: {file}: no tensor of a text decoder of {reader.config.num_layers} layers"
     ]
 
 
@@ -121,8 +121,8 @@ def test_a_layer_that_does_not_fit_says_so(tmp_path: Path) -> None:
     edit(file, damage)
     assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
         f"mtp.token_norm.scale: {file}: expected a tensor model.layers.3.enorm.weight of shape (24,), there is none",
-        f"model.layers.3.shared_head.head.weight: {file}: differs from lm_head.weight, which a layer that predicts "
-        "further ahead shares",
+        f"model.layers.3.shared_head.head.weight: {file}: differs from lm_head.weight, which the "
+        "multi-token-prediction (MTP) layer shares",
     ]
 
     def take_out(arrays: dict[str, np.ndarray]) -> None:
@@ -132,5 +132,5 @@ def test_a_layer_that_does_not_fit_says_so(tmp_path: Path) -> None:
     edit(file, take_out)
     config.write_text(config.read_text().replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0'))
     assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
-        f"mtp.join.kernel: {config}: num_nextn_predict_layers says that no layer predicts further ahead"
+        f"mtp.join.kernel: {config}: num_nextn_predict_layers has no multi-token-prediction (MTP) layer"
     ]

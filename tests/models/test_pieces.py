@@ -92,5 +92,5 @@ def test_what_a_program_writes_over_is_the_devices_own() -> None:
 def test_a_piece_of_another_shape_is_refused() -> None:
     found, _ = stack((2,), (4, 6))
     wide = parts(np.zeros((4, 6), BFLOAT16), np.zeros((1, 6), BFLOAT16))  # which numpy would repeat
-    with pytest.raises(ValueError, match=r"a piece has shape \(1, 6\), expected \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"a part has shape \(1, 6\), expected \(4, 6\)"):
         MappedArray(found.shape, BFLOAT16, wide, 1).read()

@@ -291,4 +291,4 @@ def test_a_mixture_that_learnt_from_ids_by_the_command_line(lab: Any) -> None:
     np.testing.assert_allclose(exported(TOKENS % 96), logits_of_run(run, TOKENS % 96), atol=2e-5)
     code, _, err = lab.cli("export", str(run), "alone", "--adapter")
     assert code == 2
-    assert "PEFT has no name for it; export the model with its adapter merged" in err
+    assert "PEFT does not support this layer; export the model with its adapter merged" in err

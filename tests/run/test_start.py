@@ -142,7 +142,7 @@ def test_a_resume_has_the_same_reference(tmp_path: Path) -> None:
 def test_an_adapter_that_is_not_the_one_asked_for() -> None:
     with pytest.raises(PlanError) as raised:
         compile(continued(adapter=attrs.evolve(BEGUN, rank=4, targets=("attention",), scaling="sqrt_rank"))).init()
-    start = "as adapter_config.json of adapter.start has it"
+    start = "as in adapter_config.json of adapter.start"
     assert str(raised.value).splitlines()[1:] == [
         f"  adapter.scaling: expected 'rank', {start}, got 'sqrt_rank'",
         f"  adapter.targets: expected ('attention', 'mlp'), {start}, got ('attention',)",

@@ -66,6 +66,6 @@ def test_a_directory_without_weights(tmp_path: Path) -> None:
     with pytest.raises(WeightsError) as caught:
         load(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}: expected model.safetensors or model.safetensors.index.json, there is neither; a network without "
-        "weights is trained from the beginning with weights=Weights.Random()"
+        f"{tmp_path}: expected model.safetensors or model.safetensors.index.json, there is neither; to train a "
+        "model from scratch, set weights=Weights.Random()"
     )
