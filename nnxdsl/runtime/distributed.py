@@ -1,7 +1,7 @@
-"""The processes that run one experiment together: how they find each other, agree, and notice that one is gone.
+"""The processes of `jax.distributed` in one run: joining, barriers, votes, and detection of failed peers.
 
-They are those of `jax.distributed`: each has some of the devices, and all do the same in the same order. With one
-process everything here does nothing and costs nothing.
+Each process has some of the devices, and all execute the same program in the same order. With a single process
+everything here is a no-op.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import attrs
 import jax
 import numpy as np
-from jax._src import distributed  # the coordinator's keys and barriers have no public form; orbax uses them so, too
+from jax._src import distributed  # the coordinator's keys and barriers have no public API; orbax uses it as well
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -31,19 +31,19 @@ from nnxdsl.storage.failpoints import reached
 T = TypeVar("T")
 
 JOIN_SECONDS = 300
-"""How long a process waits for the others to come."""
+"""Timeout of joining the other processes."""
 
 LINGER_SECONDS = 5.0
-"""How long the first process waits for the others to leave before it."""
+"""How long process 0 waits for the others to exit before it does."""
 
 LOST_SECONDS = 30.0
-"""A process that has not been heard of for so long has ended, or its machine has."""
+"""A process that sends no heartbeat for this time counts as failed."""
 
 REPORT_SECONDS = 5.0
-"""Longest time that reporting a lost process may delay the end."""
+"""Longest time that reporting a failed process may delay the exit."""
 
-FIRST_SECONDS = 24 * 3600.0
-"""The longest that the first process may take over what the others wait for; a dead one is noticed long before."""
+PROCESS_0_SECONDS = 24 * 3600.0
+"""Timeout of waiting for process 0; if it fails, `Watch` ends the run long before."""
 
 _BEAT_SECONDS = 1.0
 _ALIVE, _ENDED, _FAILED = "nnxdsl/alive/", "ended", "failed: "
@@ -52,17 +52,17 @@ _peer_failure_callbacks: list[Callable[[str], object]] = []
 
 
 class ProcessError(RunError):
-    """The processes of a run cannot find each other, or one of them is gone."""
+    """The processes of a run cannot connect, or one of them has failed."""
 
 
 @attrs.frozen
 class DistributedArgs:
-    """Flags of a run in several processes; all None: read from the environment.
+    """Flags of a run in several processes; with all None they are read from the environment.
 
     Attributes:
-        coordinator: `host:port` of process 0, reachable from all.
-        processes: How many there are.
-        process: Which one this is, from 0.
+        coordinator: `host:port` of process 0, reachable from all processes.
+        processes: Number of processes.
+        process: Index of this process, from 0.
     """
 
     coordinator: str | None = None
@@ -74,12 +74,12 @@ def distributed_args(args: DistributedArgs, environment: Mapping[str, str] = os.
     """Arguments of `jax.distributed`; None for a run in one process.
 
     Args:
-        args: Flags, which come first; then `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`;
-            then what Slurm, Open MPI, Kubernetes and Cloud TPUs set, which `jax.distributed` reads itself.
-        environment: Of this process.
+        args: Flags. They take precedence over `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, and
+            those over the variables of Slurm, Open MPI, Kubernetes and Cloud TPUs, which `jax.distributed` reads.
+        environment: Environment variables of this process.
 
     Raises:
-        ProcessError: some of them are given and not all, or they make no sense.
+        ProcessError: Only some of them are given, or one is invalid.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     if args == DistributedArgs() and any(name in environment for name in names[1:]):
@@ -111,7 +111,7 @@ def _checked(args: DistributedArgs) -> DistributedArgs | None:
 
 
 def _is_one_of_many(environment: Mapping[str, str]) -> bool:
-    """Whether an engine that `jax.distributed` knows has started more than one process."""
+    """Whether a cluster that `jax.distributed` detects has started more than one process."""
 
     def number(name: str) -> int:
         value = environment.get(name, "")
@@ -125,32 +125,32 @@ def _is_one_of_many(environment: Mapping[str, str]) -> bool:
 
 
 def join(args: DistributedArgs) -> bool:
-    """Joins the other processes of a run, before jax looks for devices; whether there are any.
+    """Joins the other processes of a run, before jax initializes devices; returns whether there are any.
 
     Raises:
-        ProcessError: They cannot be found: names what was tried.
+        ProcessError: They cannot be reached.
     """
-    found_args = distributed_args(args)
-    if found_args is None or jax.distributed.is_initialized():
+    resolved = distributed_args(args)
+    if resolved is None or jax.distributed.is_initialized():
         return jax.distributed.is_initialized()
-    # Signals are ours: a first one asks for a save at a boundary that all agree on (see `Vote`).
+    # Handled by `StopRequest`: the first signal saves at a step boundary that all processes agree on (see `Vote`).
     jax.config.update("jax_enable_preemption_service", False)
-    # Whoever leaves in good order waits for nobody long: what matters is saved by then.
+    # Everything is saved before a regular exit, which need not wait long for the others.
     settings: dict[str, Any] = {"initialization_timeout": JOIN_SECONDS, "shutdown_timeout_seconds": 60}
-    if found_args != DistributedArgs():
-        settings |= {"coordinator_address": found_args.coordinator, "num_processes": found_args.processes}
-        settings |= {"process_id": found_args.process, "cluster_detection_method": "deactivate"}
+    if resolved != DistributedArgs():
+        settings |= {"coordinator_address": resolved.coordinator, "num_processes": resolved.processes}
+        settings |= {"process_id": resolved.process, "cluster_detection_method": "deactivate"}
     try:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
         who = (
-            "as the environment says"
-            if found_args == DistributedArgs()
-            else f"process {found_args.process} at {found_args.coordinator}"
+            "from the environment"
+            if resolved == DistributedArgs()
+            else f"process {resolved.process} at {resolved.coordinator}"
         )
         raise ProcessError(
-            f"the processes of this run could not find each other within {JOIN_SECONDS} s ({who}): {_line(error)}; "
-            "start all of them, with the same --coordinator, reachable from each, and a --process of its own"
+            f"the processes of this run could not connect within {JOIN_SECONDS} s ({who}): {_line(error)}; "
+            "start all of them, with the same --coordinator, reachable from each, and a different --process each"
         ) from error
     reached("processes-joined")
     return True
@@ -162,17 +162,17 @@ def is_first() -> bool:
 
 
 def is_single_process() -> bool:
-    """Whether the run has but this process."""
+    """Whether the run has no other process."""
     return jax.process_count() == 1
 
 
 def on_process_0(act: Callable[[], T]) -> T:
-    """Calls a function in process 0 and returns its result, or raises its error, in all processes, which wait for it.
+    """Calls a function in process 0; all processes wait for it, and return its result or raise its error.
 
-    All processes must call it at the same place.
+    All processes must call it in the same order.
 
     Args:
-        act: Called in process 0 alone; its result must be JSON where the others read it.
+        act: Called in process 0 only; the other processes get its result if it is a JSON value, else None.
 
     Raises:
         NnxdslError: `act` raised it; in the other processes a RunError with the same message.
@@ -181,7 +181,7 @@ def on_process_0(act: Callable[[], T]) -> T:
         return act()
     key = f"nnxdsl/on_process_0/{next(_call_ids)}"
     if not is_first():
-        reply = json.loads(_client().blocking_key_value_get(key, int(FIRST_SECONDS * 1000)))
+        reply = json.loads(_client().blocking_key_value_get(key, int(PROCESS_0_SECONDS * 1000)))
         if "refused" in reply:
             raise RunError(reply["refused"])
         return reply.get("value")
@@ -195,26 +195,26 @@ def on_process_0(act: Callable[[], T]) -> T:
 
 
 def barrier() -> None:
-    """Waits until all processes are here."""
+    """Waits until all processes have called it."""
     if not is_single_process():
-        _client().wait_at_barrier(f"nnxdsl/barrier/{next(_call_ids)}", int(FIRST_SECONDS * 1000))
+        _client().wait_at_barrier(f"nnxdsl/barrier/{next(_call_ids)}", int(PROCESS_0_SECONDS * 1000))
 
 
 def all_max(value: int) -> int:
-    """The largest value of all processes, which must call it at the same place and wait for each other."""
+    """The largest value of all processes, which must call it in the same order and wait for each other."""
     if is_single_process():
         return value
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
 class Vote:
-    """The largest number that any process gave one call ago, so that a call at each step waits for nobody.
+    """The maximum over all processes, delayed by one call, so that a call at each step does not block.
 
-    All processes call it at the same places, so that all get the same.
+    All processes must call it in the same order, and get the same result.
     """
 
     def __init__(self) -> None:
-        """Has no value yet."""
+        """Starts with the value 0."""
         self._last: jax.Array | None = None
         if not is_single_process():
             mesh = Mesh(np.array(jax.devices()), ("all",))
@@ -222,7 +222,7 @@ class Vote:
             self._largest = jax.jit(lambda flags: flags.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def __call__(self, value: int) -> int:
-        """Sends a number, and returns the largest one of the calls before."""
+        """Contributes a number, and returns the maximum of the previous call."""
         if is_single_process():
             return value
         before = 0 if self._last is None else int(self._last)
@@ -234,26 +234,25 @@ class Vote:
 
 
 class Watch:
-    """Tells the other processes that this one lives, and ends it when one of them is gone; a context manager.
+    """Sends heartbeats to the other processes, and ends this one when a peer fails; a context manager.
 
-    A killed process cannot say so, and the others would wait for it in a transfer, over some networks for ever. So each
-    counts aloud once a second, through the coordinator; whoever stops for `LOST_SECONDS`, or says that it failed, ends
-    the run everywhere. What was saved last is whole, and the run goes on from it when it is started again.
+    When a process is killed, the others would wait for it in a collective, on some networks forever. So each process
+    sends a counter through the coordinator once a second; if one stops for `LOST_SECONDS` or reports an error, all
+    processes exit. The last checkpoint is complete, and the run resumes from it when it is started again.
 
-    It is entered as soon as the processes have found each other, and asks jax for no devices: looking for them already
-    waits for all processes. Of its two threads one talks to the coordinator, whose answer may never come; the other one
-    notices that.
+    Enter it right after joining. It does not access jax's devices, since their initialization waits for all processes.
+    One thread talks to the coordinator, whose answer may never come; the second one detects that.
     """
 
     def __init__(self, lost_seconds: float = LOST_SECONDS) -> None:
-        """Watches nothing yet.
+        """Starts no threads before it is entered.
 
         Args:
-            lost_seconds: Silence after which a process counts as gone.
+            lost_seconds: Time without a heartbeat after which a process counts as failed.
         """
         self._lost_seconds = lost_seconds
         self._over = threading.Event()
-        self._unanswered = 0  # seconds that this process was at work since the coordinator's last answer
+        self._unanswered = 0  # seconds that this process was running since the coordinator's last answer
         self._last_seen: dict[int, tuple[str, float]] = {}
         self._threads = [
             threading.Thread(target=target, name="processes", daemon=True) for target in (self._exchange, self._wait)
@@ -271,7 +270,7 @@ class Watch:
             return
         self._over.set()
         for thread in self._threads:
-            thread.join(_BEAT_SECONDS)  # one that waits for an answer must not be waited for
+            thread.join(_BEAT_SECONDS)  # not longer: it may be waiting for an answer
         _within(REPORT_SECONDS, lambda: self._send(_ENDED if kind is None else f"{_FAILED}{kind.__name__}: {error}"))
 
     def _send(self, state: str) -> None:
@@ -295,14 +294,14 @@ class Watch:
                 return
 
     def _wait(self) -> None:
-        """Counts rather than looks at a clock: a process that was stopped for a while has not waited for an answer."""
+        """Counts instead of reading a clock: time during which this process was stopped does not count."""
         while not self._over.wait(_BEAT_SECONDS):
             self._unanswered += 1
             if self._unanswered * _BEAT_SECONDS > self._lost_seconds:
                 self._end(f"process 0, which coordinates the others, has not answered for {self._lost_seconds:.0f} s")
 
     def _problem(self, number: int, host: str, pid: int, state: str) -> str | None:
-        """Why a process counts as gone, if it does; notes what it said. One that never said anything has no host."""
+        """Why a process counts as failed, or None; records its state. One without a heartbeat so far has no host."""
         who = f"process {number} (pid {pid} on {host})" if host else f"process {number}"
         if number == _state().process_id or state == _ENDED:
             return None
@@ -315,9 +314,9 @@ class Watch:
         return f"{who} has not been heard of for {self._lost_seconds:.0f} s" if is_silent else None
 
     def _end(self, why: str) -> None:
-        """Ends this process, whose main thread may be waiting for the other one for ever.
+        """Exits this process, whose main thread may wait for the failed peer forever.
 
-        Who is told may be as stuck as that: a terminal that takes no more, a disk that does not answer.
+        Callbacks have a time limit, since they may block as well: on a terminal, or on a disk that does not answer.
         """
         if self._over.is_set():
             return
@@ -328,20 +327,20 @@ class Watch:
 
 
 def _within(seconds: float, act: Callable[[], object]) -> None:
-    """Does something in a thread of its own and waits for it, but not for longer; that it fails does not matter."""
+    """Calls a function in a thread and waits for it at most `seconds`; ignores its errors."""
 
-    def acted() -> None:
-        with contextlib.suppress(Exception):  # the coordinator, a disk or a terminal may be gone itself
+    def call() -> None:
+        with contextlib.suppress(Exception):  # the coordinator, a disk or a terminal may fail as well
             act()
 
-    thread = threading.Thread(target=acted, name="processes", daemon=True)
+    thread = threading.Thread(target=call, name="processes", daemon=True)
     thread.start()
     thread.join(seconds)
 
 
 @contextlib.contextmanager
 def on_peer_failure(report: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, `report` is called with who is gone and why, from another thread, before this process ends."""
+    """Within the block, `report` is called from another thread with a message if a peer fails, before the exit."""
     _peer_failure_callbacks.append(report)
     try:
         yield
@@ -350,23 +349,23 @@ def on_peer_failure(report: Callable[[str], object]) -> Iterator[None]:
 
 
 def last_to_leave(seconds: float = LINGER_SECONDS) -> None:
-    """Waits, in the first process, till all have said that they end, but not for long.
+    """Waits in process 0, for a limited time, until all processes have reported their end.
 
-    With it goes what they talk through, and jax aborts whoever still listens, without a word, with a code of its own.
+    Process 0 runs the coordinator; when it exits, jax aborts the processes that are still connected, without a message.
     """
-    # Asked of the coordinator's client: to ask jax would wait for all processes where none has looked for its devices.
+    # From the coordinator's client: `jax.process_index()` would initialize the devices, which waits for all processes.
     is_waited_for = not _is_alone_by_coordinator() and _state().process_id == 0
     end = time.monotonic() + (seconds if is_waited_for else 0)
     with contextlib.suppress(Exception):
         while time.monotonic() < end:
             states = [json.loads(text)[2] for _, text in _client().key_value_dir_get(_ALIVE)]
             if sum(state == _ENDED or state.startswith(_FAILED) for state in states) == _state().num_processes:
-                end = min(end, time.monotonic() + 0.2)  # between saying so and being gone
+                end = min(end, time.monotonic() + 0.2)  # between the report and the exit
             time.sleep(0.05)
 
 
 def leave() -> None:
-    """Leaves the other processes in good order, at the end of the program."""
+    """Disconnects from the other processes at the end of the program."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
@@ -376,7 +375,7 @@ def _client() -> Any:
 
 
 def _state() -> Any:
-    """What `jax.distributed` knows without looking for devices."""
+    """The state of `jax.distributed`, which needs no initialized devices."""
     return cast(Any, distributed.global_state)
 
 

@@ -1,4 +1,4 @@
-"""Event loops for orbax, which closes them after the first error while other writes are still under way."""
+"""Event loops for orbax, which closes its loop after the first error while other writes are still running."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-_LEFT_ALONE = r"coroutine '(run_sync\.<locals>|AsyncCheckpointer|\w*Checkpoint\w*)\..*' was never awaited"
+_NEVER_AWAITED = r"coroutine '(run_sync\.<locals>|AsyncCheckpointer|\w*Checkpoint\w*)\..*' was never awaited"
 
 
 class _PatientLoop(asyncio.SelectorEventLoop):
-    """A loop that drops what other threads hand to it once it is closed: nobody waits for that any more.
+    """A loop that ignores callbacks from other threads after it is closed.
 
-    tensorstore's threads do so when the other writes of a failed save end. An ordinary loop raises in them, and each
-    write would print a traceback beside the one message that matters.
+    tensorstore's threads schedule them when the other writes of a failed save end. An ordinary loop raises in those
+    threads, and each write would print a traceback in addition to the error.
     """
 
     def call_soon_threadsafe(
@@ -30,7 +30,7 @@ class _PatientLoop(asyncio.SelectorEventLoop):
             return asyncio.Handle(callback, args, self, context)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was never whole: there was no descriptor for it
+        with contextlib.suppress(AttributeError):  # __init__ failed: there was no file descriptor left
             super().__del__()
 
 
@@ -40,13 +40,13 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def use_patient_loops() -> None:
-    """Has `asyncio.new_event_loop` make loops that may be told of something after they were closed.
+    """Makes `asyncio.new_event_loop` return loops that ignore callbacks after they are closed.
 
-    A policy that somebody else has set stays. Where no loop can be made, orbax's own coroutines are left alone; Python
-    need not warn of them, since the error that left them so is raised.
+    A policy that is set already stays. Python's warnings about orbax's coroutines that were never awaited are
+    suppressed: the error that prevented it is raised.
     """
-    warnings.filterwarnings("ignore", _LEFT_ALONE, RuntimeWarning)
+    warnings.filterwarnings("ignore", _NEVER_AWAITED, RuntimeWarning)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of policies, from Python 3.14 on
+        warnings.simplefilter("ignore", DeprecationWarning)  # policies are deprecated from Python 3.14 on
         if type(asyncio.get_event_loop_policy()) is asyncio.DefaultEventLoopPolicy:
             asyncio.set_event_loop_policy(_Policy())

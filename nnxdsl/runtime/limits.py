@@ -1,6 +1,6 @@
-"""What the system lets a process have: descriptors, address space; and whether an error means that it ran out.
+"""Resource limits of the process: file descriptors and address space; and errors that mean that one was exceeded.
 
-Imports no jax: an address space that is too small for jax is to be told before it is loaded.
+Imports no jax, so that an address space that is too small for jax is reported before jax is loaded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from nnxdsl.errors import RunError
 from nnxdsl.storage.disk_space import size
 
 ADDRESS_SPACE = 2 * 2**30
-"""The least for jax and a small model: the smallest run takes 1.2 GiB, and libraries abort where they get no more."""
+"""Minimum for jax and a small model: the smallest run takes 1.2 GiB, and libraries abort if they get less."""
 
 DESCRIPTORS = 64
-"""Free file descriptors that a save may take."""
+"""Free file descriptors that a save may need."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CURES = {
@@ -28,24 +28,24 @@ _CURES = {
 
 
 def require_address_space() -> None:
-    """Refuses to load jax where it has no room for its libraries and their threads: it would abort, or worse.
+    """Refuses to start if the limit of address space is too small for jax, which would abort.
 
     Raises:
-        RunError: How much there may be, and how much it takes.
+        RunError: With the limit and the minimum.
     """
     for limit, cure in _CURES.items():
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and soft < ADDRESS_SPACE:
             raise RunError(
-                f"this process may have {size(soft)} of memory, and a computation takes at least "
+                f"this process is limited to {size(soft)} of memory, and a computation takes at least "
                 f"{size(ADDRESS_SPACE)}; {cure} and run again"
             )
 
 
 def descriptor_shortage(needed: int = DESCRIPTORS) -> str | None:
-    """Why so many files cannot be opened, in words; None if they can, or nobody knows.
+    """A message if `needed` more files cannot be opened; None if they can, or it is unknown.
 
-    The limit is raised, as far as this process may, before it counts as too low.
+    Raises the soft limit first, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = _open_descriptors()
@@ -59,27 +59,27 @@ def descriptor_shortage(needed: int = DESCRIPTORS) -> str | None:
 
 
 def _open_descriptors() -> int | None:
-    """How many there are; all that there may be where not even a directory can be opened; None where nobody knows."""
+    """Number of open descriptors: the limit if the directory cannot be opened; None without /proc."""
     if not Path("/proc/self/fd").is_dir():
         return None
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # one is that of the listing
+        return len(os.listdir("/proc/self/fd")) - 1  # without that of the listing
     except OSError:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def exhausted(error: BaseException) -> str | None:
-    """What ran out, where an error or one that led to it means that the system gave no more; None for other errors."""
-    for one in _causes(error):
-        text = (str(one).strip().splitlines() or [""])[0][:300]
-        name = type(one).__name__
-        if isinstance(one, OSError) and (one is error or one.errno in _EXHAUSTED):
+    """A message if an error, or one of its causes, means that a resource was exhausted; None for other errors."""
+    for cause in _causes(error):
+        text = (str(cause).strip().splitlines() or [""])[0][:300]
+        name = type(cause).__name__
+        if isinstance(cause, OSError) and (cause is error or cause.errno in _EXHAUSTED):
             return f"{name}: {text}"
-        if isinstance(one, MemoryError):
+        if isinstance(cause, MemoryError):
             return f"MemoryError: {text or 'out of memory'}; give it more memory, or a smaller model or batch"
-        if isinstance(one, RuntimeError) and ("start new thread" in text or "RESOURCE_EXHAUSTED" in text):
+        if isinstance(cause, RuntimeError) and ("start new thread" in text or "RESOURCE_EXHAUSTED" in text):
             return f"{name}: {text}; give it more memory or threads (ulimit -v, ulimit -u), or a smaller model or batch"
-        if isinstance(one, ImportError | SystemError) and _is_limited():
+        if isinstance(cause, ImportError | SystemError) and _is_limited():
             return f"{name}: {text}; this process may have too little memory: {_CURES[resource.RLIMIT_AS]}"
     return None
 

@@ -1,4 +1,4 @@
-"""Asking a run to stop: the first SIGINT or SIGTERM waits for the step boundary, a second one ends the process."""
+"""Stops a run on signals: the first SIGINT or SIGTERM takes effect at a step boundary, a second one at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -15,20 +15,20 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class StopRequest:
-    """Catches signals while it is entered; does nothing outside the main thread, where Python delivers none.
+    """Catches signals within the block; does nothing outside the main thread, where Python delivers none.
 
-    A thread of its own hears of them through a pipe: Python's handlers wait until the main thread is back from XLA,
-    which may be compiling for minutes.
+    A thread receives them through a pipe: Python's handlers wait until the main thread returns from XLA, which may be
+    compiling for minutes.
 
     Attributes:
-        signal: The first signal that came, or None.
+        signal: The first signal that was received, or None.
     """
 
     def __init__(self, tell: Callable[[], object] = lambda: None) -> None:
-        """Catches nothing yet.
+        """Catches nothing before it is entered.
 
         Args:
-            tell: Called when the first signal comes, in another thread.
+            tell: Called from another thread when the first signal is received.
         """
         self.signal: int | None = None
         self._tell = tell
@@ -47,9 +47,7 @@ class StopRequest:
             self._before = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._listener is not None:
@@ -61,7 +59,7 @@ class StopRequest:
     def _listen(self) -> None:
         while received := os.read(self._pipe[0], 1):
             number = received[0]
-            if number not in SIGNALS:  # any other signal that Python handles comes here too
+            if number not in SIGNALS:  # Python writes all signals that it handles to the pipe
                 continue
             if self.signal is not None:
                 _leave(number)
@@ -70,11 +68,11 @@ class StopRequest:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """The handler that keeps the default action away; what there is to do, the listener does."""
+    """Replaces the default action; the listener thread handles the signal."""
 
 
 def _leave(number: int) -> None:
-    """Ends the process as a kill would, whatever it is doing: the last commit is whole in any case."""
+    """Exits at once, as after a kill: the last committed checkpoint is complete in any case."""
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), SHOW_CURSOR + b"\n")
     os._exit(128 + number)

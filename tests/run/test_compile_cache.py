@@ -84,7 +84,7 @@ def test_the_users_own_place_and_refusal_are_heeded(tmp_path: Path) -> None:
 def test_a_place_that_will_not_do_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("a file")
     said, errors = work(tmp_path)
-    assert said["told"] == [f"what XLA compiles cannot be kept: {tmp_path / '.cache'} is no directory"]
+    assert said["told"] == [f"compilation cache is off: {tmp_path / '.cache'} is no directory"]
     assert errors == ""
 
 
