@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 from nnxdsl import Adapter
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora, lora_math
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
@@ -78,7 +78,7 @@ def main() -> None:
     adapt = lora.adapt(Adapter.LoRA(rank=8), None, config)
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=adapt))
     policy = drawn(template, dtype)
-    reference = lora.disable_adapter(policy)
+    reference = lora_math.disable_adapter(policy)
     sampler = Sampler(template, config, dtype, stop_ids=())
     prompts = np.random.default_rng(1).integers(0, config.vocab_size, (options.rows, options.prompt)).tolist()
 

@@ -31,7 +31,7 @@ from flax import nnx
 
 import nnxdsl
 from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Optimizer, Quantization, Schedule, Weights
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora_math, weight_only_quant
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.formats import hf
 from nnxdsl.generate.sampler import Sampler
@@ -141,11 +141,11 @@ class Family:
         own = {
             path: jnp.asarray(draw.standard_normal(leaf.shape) * 0.2, jnp.float32)
             for path, leaf in template.variables.items()
-            if lora.is_adapter(path)
+            if lora_math.is_adapter(path)
         }
         merged = dict(self.leaves)
-        for path in [path for path in self.leaves if path + lora.A in own]:
-            merged[path] = lora.merge(LORA, self.leaves[path], own[path + lora.A], own[path + lora.B])
+        for path in [path for path in self.leaves if path + lora_math.A in own]:
+            merged[path] = lora_math.merge(LORA, self.leaves[path], own[path + lora_math.A], own[path + lora_math.B])
         places = positions_right_padded(jnp.asarray(self.lengths), self.size)
         beside = logits_of(template)({**self.leaves, **own}, self.tokens, places)
         return relative(self.real(beside), self.real(self.logits(merged, self.tokens, places)))
@@ -158,8 +158,8 @@ class Family:
             if path in template.variables:
                 few[path] = whole[path] = leaf
             else:
-                few[path + lora.QVALUE], few[path + lora.SCALE] = lora.quantize(leaf, NF4)
-                whole[path] = lora.rounded(leaf, NF4)
+                few[path + weight_only_quant.QVALUE], few[path + weight_only_quant.SCALE] = weight_only_quant.quantize(leaf, NF4)
+                whole[path] = weight_only_quant.rounded(leaf, NF4)
         places = positions_right_padded(jnp.asarray(self.lengths), self.size)
         found = logits_of(template)(few, self.tokens, places)
         return relative(self.real(found), self.real(self.logits(whole, self.tokens, places)))

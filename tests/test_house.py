@@ -62,7 +62,7 @@ WITHOUT_JAX = (
     "__init__.py",
 )
 ONLY_IN = {
-    "qwix": {"adapters/lora.py", "adapters/qat.py"},
+    "qwix": {"adapters/weight_only_quant.py", "adapters/qat.py"},
     "orbax": {"runs/checkpointer.py", "runs/checkpoint_reader.py", "weights/orbax.py"},
     "huggingface_hub": {"formats/hf_download.py"},
     "cattrs": {"config/core/serialization.py"},

@@ -1,1 +1,1 @@
-"""LoRA and DoRA, weight-only quantization and quantized training, put on a model from outside."""
+"""LoRA and DoRA, weight-only quantization and quantized training of models."""

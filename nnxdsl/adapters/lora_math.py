@@ -1,4 +1,4 @@
-"""What low-rank adapters are made of: their leaves, first values, norms and merged weights. Knows no module."""
+"""The mathematics of LoRA and DoRA: initial values, norms and merged weights, and the paths of their arrays."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from nnxdsl.config.adapter import Adapter, DoRA, LowRank, scale_at
 from nnxdsl.models.params import path_in_group
 
 A, B, M = "_lora_a", "_lora_b", "_lora_m"
-"""What a weight's path is followed by in those of its adapter: two thin matrices, and DoRA's magnitude."""
+"""Suffixes of the paths of an adapter's arrays: the matrices A and B, and DoRA's magnitude."""
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a path is an adapter's."""
+    """Whether a path is that of an adapter's array."""
     return path.endswith((A, B, M))
 
 
 def kernel_of(path: str) -> str:
-    """The path of the weight that an adapter's leaf belongs to."""
+    """The path of the weight that an adapter's array belongs to."""
     return path.rpartition("_lora_")[0]
 
 
 def endings(adapter: LowRank) -> tuple[str, ...]:
-    """What an adapter has beside each weight."""
+    """The suffixes of an adapter's arrays."""
     return (A, B, M) if isinstance(adapter, DoRA) else (A, B)
 
 
 def disable_adapter(
     leaves: Mapping[str, jax.Array], start: Mapping[str, jax.Array] | None = None
 ) -> dict[str, jax.Array]:
-    """The same leaves with an adapter as it was before any step.
+    """The arrays with the adapter reset to its initial state, in which a new one adds nothing to its base.
 
     Args:
-        leaves: The policy's.
-        start: What cannot be said without it, see `needs_initial_copy`;
-            the rest of a new adapter adds nothing to its base.
+        leaves: The policy's arrays.
+        start: Copies of the initial arrays for which `needs_initial_copy` is true.
     """
     initial_leaves = start or {}
     return {
@@ -52,10 +51,10 @@ def disable_adapter(
 
 
 def needs_initial_copy(adapter: Adapter | None, path: str) -> bool:
-    """Whether what a reference is cannot be said without an adapter's first value at a path.
+    """Whether `disable_adapter` needs a copy of the initial array at a path.
 
-    Of a new LoRA nothing is needed, since B is zero; of a new DoRA its magnitudes, which are the norms of the base, but
-    rounded once; of an adapter that another one began, all of it.
+    A new LoRA needs none, since B is zero; a new DoRA needs its magnitudes, which are the norms of the base, rounded;
+    an adapter that starts from another one needs all arrays.
     """
     if not isinstance(adapter, LowRank) or not is_adapter(path):
         return False
@@ -63,7 +62,7 @@ def needs_initial_copy(adapter: Adapter | None, path: str) -> bool:
 
 
 def initial(path: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """First value of A or B, float32: A is He-uniform over its inputs (He et al. 2015), B is zero."""
+    """Initial value of A or B, float32: A is He-uniform over its inputs (He et al. 2015), B is zero."""
     if path.endswith(B):
         return jnp.zeros(shape, jnp.float32)
     bound = (6.0 / shape[-2]) ** 0.5
@@ -71,20 +70,20 @@ def initial(path: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
 
 
 def magnitude(weight: jax.Array) -> jax.Array:
-    """First value of DoRA's m: the norm of a weight `[..., in, out]` over its inputs, `[..., out]` float32."""
+    """Initial value of DoRA's m: the norm of a weight `[..., in, out]` over its inputs, `[..., out]` float32."""
     return jnp.sqrt(jnp.sum(jnp.square(weight.astype(jnp.float32)), axis=-2))
 
 
 def norm(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
-    """The norm over inputs of `W + scale A B`, without that weight ever being there.
+    """The norm over inputs of `W + scale A B`, without computing that weight.
 
-    `|w + s A b|^2 = |w|^2 + 2 s b . (A^T w) + s^2 b . (A^T A) b`, of each output's w and b.
+    `|w + s A b|^2 = |w|^2 + 2 s b . (A^T w) + s^2 b . (A^T A) b`, with the columns w and b of each output.
 
     Args:
         weight: `[..., in, out]`.
         a: `[..., in, rank]`.
         b: `[..., rank, out]`.
-        scale: of the product.
+        scale: Factor of the product.
 
     Returns:
         `[..., out]` float32.
@@ -96,14 +95,14 @@ def norm(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Arr
     low = b.astype(jnp.float32)
     with_within = jnp.einsum("...rs,...so->...ro", within, low, **high)
     square = own + jnp.sum(low * (2 * scale * across + scale**2 * with_within), axis=-2)
-    # A weight of nothing but zeros has no direction; its outputs stay zero.
+    # A zero column has no direction; its outputs stay zero.
     return jnp.sqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny))
 
 
 def merge(
     adapter: LowRank, weight: jax.Array, a: jax.Array, b: jax.Array, m: jax.Array | None = None, path: str = ""
 ) -> jax.Array:
-    """The weight with its adapter in it, in float32: `V = W + scale A B`, or `(m / |V|) V` with DoRA's magnitude.
+    """The weight with its adapter merged, in float32: `V = W + scale A B`, or `(m / |V|) V` with DoRA's magnitude.
 
     Args:
         adapter: Gives the scale.
@@ -111,24 +110,24 @@ def merge(
         a: `[..., in, rank]`.
         b: `[..., rank, out]`.
         m: `[..., out]`; None for LoRA.
-        path: Of the linear layer, where the adapter has other ranks or alphas for some.
+        path: The path of the linear layer, for adapters with ranks or alphas per layer.
     """
     product = jnp.einsum("...ir,...ro->...io", a.astype(jnp.float32), b.astype(jnp.float32), precision="highest")
-    whole = weight.astype(jnp.float32) + scale_at(adapter, path) * product
+    merged_weight = weight.astype(jnp.float32) + scale_at(adapter, path) * product
     if m is None:
-        return whole
-    size = jnp.maximum(magnitude(whole), jnp.finfo(jnp.float32).tiny)
-    return whole * (m.astype(jnp.float32) / size)[..., None, :]
+        return merged_weight
+    size = jnp.maximum(magnitude(merged_weight), jnp.finfo(jnp.float32).tiny)
+    return merged_weight * (m.astype(jnp.float32) / size)[..., None, :]
 
 
 def merged(adapter: LowRank, path: str, weight: jax.Array, leaf: Callable[[str], np.ndarray | jax.Array]) -> jax.Array:
-    """The weight of a path with its adapter in it, float32.
+    """The weight of a path with its adapter merged, float32.
 
     Args:
         adapter: Gives the scale.
         path: `layers.blocks.0.mlp.up.kernel`.
-        weight: What is there without the adapter.
-        leaf: Gives the adapter's arrays by path.
+        weight: The weight without the adapter.
+        leaf: Returns the adapter's arrays by path.
     """
     parts = (jnp.asarray(leaf(path + end)) for end in endings(adapter))
     return merge(adapter, weight, *parts, path=path_in_group(path).removesuffix(".kernel"))

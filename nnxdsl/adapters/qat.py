@@ -1,6 +1,6 @@
-"""Products of linear layers in few bits while all weights are trained: the rules by which qwix puts them there.
+"""Quantization-aware and low-precision training with qwix: products of linear layers are quantized, weights are not.
 
-Weights stay as they are, so nothing of this is seen in a state or a checkpoint.
+The weights keep their dtype, so that states and checkpoints are the same as without it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nnxdsl.errors import NotRegisteredError, PlanError, Problem
 from nnxdsl.models.decoder import LayerGroup
 
 QTYPES: dict[str, Any] = {"int4": jnp.int4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-"""By which dtype qwix knows a format."""
+"""The dtype of a format in qwix."""
 
 
 def formats(quantization: Quantization) -> tuple[Any, Any, Any]:
-    """What weights, activations and gradients are rounded to; None leaves them as they are."""
+    """The dtypes of weights, activations and gradients in products; None for no quantization."""
     match quantization:
         case QAT(weights=weights, activations=activations):
             return QTYPES[weights], None if activations is None else QTYPES[activations], None
@@ -31,14 +31,14 @@ def formats(quantization: Quantization) -> tuple[Any, Any, Any]:
         case FP8Training():
             return jnp.float8_e4m3fn, jnp.float8_e4m3fn, jnp.float8_e5m2
         case _:
-            raise NotRegisteredError(f"{type(quantization).__qualname__} has no formats; add it to rounding.formats")
+            raise NotRegisteredError(f"{type(quantization).__qualname__} has no formats; add it to qat.formats")
 
 
 class _Provider(qwix.QtProvider):
-    """Products as qwix rounds them, of `jnp.dot` as well, which qwix 0.1.8 sees only where it freezes."""
+    """qwix's quantized products, also for `jnp.dot`, which qwix 0.1.8 intercepts only with frozen weights."""
 
     def get_intercept_map(self) -> dict[str, Any]:
-        """What is called in the place of jax's own functions."""
+        """The replacements of jax's own functions."""
         return {**super().get_intercept_map(), "jax.numpy.dot": self.dot}
 
     def dot(self, a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
@@ -49,16 +49,16 @@ class _Provider(qwix.QtProvider):
 def apply_qat(
     period: LayerGroup, quantization: Quantization, names: Sequence[str], inputs: Sequence[Any]
 ) -> LayerGroup:
-    """The period with its products rounded.
+    """Quantizes the products of linear layers.
 
     Args:
-        period: One period of layers, before they are stacked.
-        quantization: What is rounded to what.
-        names: Dotted paths of the linear layers that are meant.
-        inputs: What the period is run on, so that qwix sees its products.
+        period: One layer group, before the groups are stacked.
+        quantization: The formats.
+        names: Dotted paths of the linear layers.
+        inputs: Example inputs with which qwix traces the group.
 
     Raises:
-        PlanError: a layer whose product qwix does not see.
+        PlanError: qwix does not recognize the product of a layer.
     """
     weights, activations, gradients = formats(quantization)
     rules = [

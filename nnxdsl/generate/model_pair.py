@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora_math
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
@@ -146,7 +146,8 @@ class ModelPair:
             elif not program.blueprint.reference.exists:
                 other = _of_state(program, UNTRAINED, first)
             else:
-                base = lora.disable_adapter(first.trainable) if program.blueprint.reference.is_base else first.trainable
+                is_base = program.blueprint.reference.is_base
+                base = lora_math.disable_adapter(first.trainable) if is_base else first.trainable
                 other = _of_state(program, REFERENCE, state(0, base))
         tell("reading held-out rows")
         tokenizer = _tokenizer(experiment, home)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora_math
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -74,7 +74,7 @@ def weights(blueprint: Blueprint) -> Weights:
     """Numbers of weights of a program's products."""
     config = blueprint.config
     trunk = _trunk(blueprint)
-    adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if lora.is_adapter(path))
+    adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if lora_math.is_adapter(path))
     idle, idle_layers = (0, ()) if blueprint.experiment.adapter is None else _idle(blueprint)
     return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import targets
+from nnxdsl.adapters.weight_only_quant import QVALUE, SCALE
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
@@ -172,10 +173,10 @@ def _quantization(blueprint: Blueprint) -> str | None:
     scaled = "a scale for each output" if block is None else f"a scale for each {block} inputs"
     if not quantization.freezes:
         kernels = (path for path in blueprint.base if path.endswith(".kernel") and not is_mtp_param(path))
-        count = sum(lora.is_targeted(path, quantization) for path in kernels)
+        count = sum(targets.is_targeted(path, quantization) for path in kernels)
         return f"{kind}: products of {count} arrays, {scaled}; the weights stay float32"
-    size = sum(placed.bytes for placed in blueprint.layout if placed.path.endswith((lora.QVALUE, lora.SCALE)))
-    leaves = [leaf for path, leaf in blueprint.base.items() if path + lora.QVALUE in blueprint.frozen]
+    size = sum(placed.bytes for placed in blueprint.layout if placed.path.endswith((QVALUE, SCALE)))
+    leaves = [leaf for path, leaf in blueprint.base.items() if path + QVALUE in blueprint.frozen]
     share = size / sum(math.prod(leaf.shape) * 4 for leaf in leaves)
     return f"{kind}: {len(leaves)} arrays, {scaled}: {size / 2**20:.4g} MiB with their scales, {share:.1%} of float32"
 

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora, lora_math, targets
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.data import Conversations, Data, Feedback, Preferences, Prompts, Text
@@ -181,7 +181,7 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
     base = template(config, frozen_dtype)
     # Neither is put on a layer behind the decoder.
     own = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
-    problems = lora.problems(adapter, quantization, own) + _length_problems(experiment, config)
+    problems = targets.problems(adapter, quantization, own) + _length_problems(experiment, config)
     if experiment.router_aux_loss_coef and config.moe is None:
         problems.append(Problem("model.router_aux_loss_coef", "has no effect: this network has no experts"))
     if experiment.mtp_loss_weight and not config.mtp_layers:
@@ -191,8 +191,8 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, frozen_dtype, adapter, quantization) if adapter or quantization else base
-    problems = lora.missed(adapter, quantization, policy, own)
-    trained = {path for path in policy.variables if adapter is None or lora.is_adapter(path)}
+    problems = targets.missed(adapter, quantization, policy, own)
+    trained = {path for path in policy.variables if adapter is None or lora_math.is_adapter(path)}
     if not experiment.mtp_loss_weight:  # no gradient reaches it
         trained = {path for path in trained if not is_mtp_param(path)}
     problems += param_filters.unmatched_patterns("frozen", experiment.frozen, trained)

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
-from nnxdsl.adapters import lora, lora_math
+from nnxdsl.adapters import lora_math, weight_only_quant
 from nnxdsl.config.adapter import LowRank
 from nnxdsl.config.objectives.reference import Checkpoint
 from nnxdsl.config.quantization import Quantization
@@ -172,7 +172,7 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             frozen[path] = place(weight, leaf.dtype, shardings["frozen"][path])
         else:
             assert quantization is not None
-            names = (path + lora.QVALUE, path + lora.SCALE)
+            names = (path + weight_only_quant.QVALUE, path + weight_only_quant.SCALE)
             where = tuple(shardings["frozen"][name] for name in names)
             # Spread over the devices and quantised there, wherever it is kept, so that none ever holds the whole of it.
             there = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
@@ -185,15 +185,15 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
     adapter = blueprint.experiment.adapter
     is_started = adapter is not None and adapter.start is not None
     for path, leaf in blueprint.trainable.items():
-        if lora.is_adapter(path) and is_started:
+        if lora_math.is_adapter(path) and is_started:
             trainable[path] = place(source.leaf(path), jnp.float32, shardings["trainable"][path], is_donated=True)
-        elif path.endswith(lora.M):
+        elif path.endswith(lora_math.M):
             trainable[path] = _magnitude(lora_math.kernel_of(path), frozen, quantization, shardings["trainable"][path])
-        elif lora.is_adapter(path):
+        elif lora_math.is_adapter(path):
             own = jax.random.fold_in(key, zlib.crc32(path.encode()))
             first = lora_math.initial(path, leaf.shape, own)
             trainable[path] = place(first, jnp.float32, shardings["trainable"][path])
-        if path in blueprint.reference.arrays and lora.is_adapter(path):
+        if path in blueprint.reference.arrays and lora_math.is_adapter(path):
             reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
     if blueprint.reference.arrays and blueprint.reference.has_own_weights:
         reference = init_reference(blueprint, source, mesh)
@@ -219,10 +219,10 @@ def _quantize_layers(
     size = weight.size * jnp.dtype(dtype).itemsize // layers
     at_once = max((n for n in range(1, layers + 1) if layers % n == 0 and n * size <= AT_ONCE_BYTES), default=1)
     if not isinstance(weight, MappedArray) or at_once == layers:
-        quantise = jax.jit(lora.quantize, static_argnums=1, out_shardings=where)
+        quantise = jax.jit(weight_only_quant.quantize, static_argnums=1, out_shardings=where)
         return quantise(place(weight, dtype, spread), quantization)
     whole = jax.ShapeDtypeStruct(weight.shape, dtype)
-    shapes = jax.eval_shape(functools.partial(lora.quantize, quantization=quantization), whole)
+    shapes = jax.eval_shape(functools.partial(weight_only_quant.quantize, quantization=quantization), whole)
     found = tuple(
         jax.jit(functools.partial(jnp.zeros, each.shape, each.dtype), out_shardings=sharding)()
         for each, sharding in zip(shapes, where, strict=True)
@@ -238,16 +238,20 @@ def _write(
 ) -> tuple[jax.Array, ...]:
     """Some layers of a stack in few bits, from `first` on."""
     update = jax.lax.dynamic_update_slice_in_dim
-    return tuple(update(*pair, first, 0) for pair in zip(found, lora.quantize(layers, quantization), strict=True))
+    return tuple(
+        update(*pair, first, 0) for pair in zip(found, weight_only_quant.quantize(layers, quantization), strict=True)
+    )
 
 
 def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, sharding: NamedSharding) -> jax.Array:
     """The norms of a frozen weight as it is on the devices, in few bits or not."""
     if kernel in frozen:
         return jax.jit(lora_math.magnitude, out_shardings=sharding)(frozen[kernel])
-    few = frozen[kernel + lora.QVALUE], frozen[kernel + lora.SCALE]
+    few = frozen[kernel + weight_only_quant.QVALUE], frozen[kernel + weight_only_quant.SCALE]
     assert quantization is not None
-    norms = jax.jit(lambda q, s: lora_math.magnitude(lora.dequantize(q, s, quantization)), out_shardings=sharding)
+    norms = jax.jit(
+        lambda q, s: lora_math.magnitude(weight_only_quant.dequantize(q, s, quantization)), out_shardings=sharding
+    )
     return norms(*few)
 
 

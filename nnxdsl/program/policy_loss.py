@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora_math
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.base import LossTerms, WeightedMean
 from nnxdsl.losses.distillation import TeacherOutputs
@@ -73,7 +73,7 @@ class PolicyLoss:
         Magnitudes of DoRA stay float32: rounded, they would not be the norms that they are divided by.
         """
         dtype = self.forward.dtype
-        return {path: leaf if path.endswith(lora.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
+        return {path: leaf if path.endswith(lora_math.M) else leaf.astype(dtype) for path, leaf in trainable.items()}
 
     def make_forward(
         self, frozen: Leaves, batch: Batch, reference: Leaves | None = None, keys: jax.Array | None = None

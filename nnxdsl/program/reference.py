@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora_math
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives import reference as config
 from nnxdsl.data.batch import Batch
@@ -84,7 +84,7 @@ class ReferenceModel:
         """
         if not reference:
             raise ValueError(_NO_REFERENCE)
-        return lora.disable_adapter(leaves, self.fetch(reference))
+        return lora_math.disable_adapter(leaves, self.fetch(reference))
 
     def as_model(
         self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
@@ -101,7 +101,7 @@ class ReferenceModel:
             return None
         if not frozen:
             return self.template, reference
-        return policy, {**frozen, **lora.disable_adapter(trainable, reference)}
+        return policy, {**frozen, **lora_math.disable_adapter(trainable, reference)}
 
     def sync(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
         """Its arrays in the donated state after `done` optimizer steps; empty where it does not follow the policy."""
@@ -132,7 +132,7 @@ class AdapterOff(ReferenceModel):
 
     def policy_leaves(self, leaves: Leaves, reference: Leaves) -> Leaves:
         """Leaves with which the policy's graph computes the base."""
-        return lora.disable_adapter(leaves, self.fetch(reference))
+        return lora_math.disable_adapter(leaves, self.fetch(reference))
 
     def as_model(
         self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
@@ -263,7 +263,7 @@ def build(spec: config.Reference, parts: PolicyParts) -> ReferenceModel:
 def _(spec: config.Initial, parts: PolicyParts) -> ReferenceModel:
     adapter, trainable = parts.experiment.adapter, parts.trainable
     if adapter is not None:
-        copies = {path: leaf for path, leaf in trainable.items() if lora.needs_initial_copy(adapter, path)}
+        copies = {path: leaf for path, leaf in trainable.items() if lora_math.needs_initial_copy(adapter, path)}
         if not copies:
             return AdapterOff(template=parts.base, **parts.common)
     else:

@@ -11,7 +11,7 @@ import attrs
 import jax
 import numpy as np
 
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora_math
 from nnxdsl.config.evaluation import Evaluation
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset
@@ -132,8 +132,8 @@ class Evaluator:
             return self._reference_answers
         if reference is None or self._reference_answers is not None:
             return self._answers("policy", template, leaves)[0]
-        if not has_own_weights and any(lora.is_adapter(path) for path in leaves):
-            off = lora.disable_adapter(leaves) if self.program.blueprint.reference.is_base else reference[1]
+        if not has_own_weights and any(lora_math.is_adapter(path) for path in leaves):
+            off = lora_math.disable_adapter(leaves) if self.program.blueprint.reference.is_base else reference[1]
             policy, self._reference_answers = self._answers("policy", template, leaves, off)
             return policy
         (self._reference_answers,) = self._answers("reference", *reference)

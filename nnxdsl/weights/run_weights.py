@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.adapters import lora, lora_math
+from nnxdsl.adapters import lora_math
 from nnxdsl.config.adapter import LowRank
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.experiment import Experiment
@@ -127,7 +127,7 @@ class RunWeights:
 
     def adapted(self, path: str) -> bool:
         """Whether the adapter changes the weight of a path."""
-        return path + lora.A in self._trained
+        return path + lora_math.A in self._trained
 
     def merged(self, path: str) -> np.ndarray:
         """A weight of the published network with the adapter in it, float32."""
@@ -139,7 +139,7 @@ class RunWeights:
 
     def adapter_leaves(self) -> dict[str, np.ndarray]:
         """All arrays of the adapter, by path; small."""
-        return {path: self.trained(path) for path in self._trained if lora.is_adapter(path)}
+        return {path: self.trained(path) for path in self._trained if lora_math.is_adapter(path)}
 
     def policy_leaf(self, path: str) -> ArrayLike:
         """An array of `policy`: a weight as it is, or one of the adapter."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.adapters import lora, lora_math
+from nnxdsl.adapters import lora_math, weight_only_quant
 from nnxdsl.config.adapter import LowRank, unlike
 from nnxdsl.config.core.serialization import evolve, from_dict
 from nnxdsl.config.experiment import Experiment
@@ -162,8 +162,8 @@ class CheckpointSource:
         weight = jnp.asarray(self._base.leaf(path), self._earlier.base[path].dtype)
         quantization = self.experiment.quantization
         if quantization is not None and path not in self._earlier.frozen:
-            weight = lora.rounded(weight, quantization)
-        if path + lora.A not in self._saved:
+            weight = weight_only_quant.rounded(weight, quantization)
+        if path + lora_math.A not in self._saved:
             return weight
         adapter = self.experiment.adapter
         assert isinstance(adapter, LowRank)
@@ -295,7 +295,7 @@ class MergedSource:
     def leaf(self, path: str) -> ArrayLike:
         """The weight of one path; float32 where adapters are merged into it."""
         weight = self._base.leaf(path)
-        inside = [(c, adapter, leaves) for c, adapter, leaves in self._parts if path + lora.A in leaves]
+        inside = [(c, adapter, leaves) for c, adapter, leaves in self._parts if path + lora_math.A in leaves]
         if not inside:
             return weight
         plain = jnp.asarray(weight, jnp.float32)

@@ -15,6 +15,7 @@ from flax import nnx
 
 from nnxdsl import Adapter, Quantization
 from nnxdsl.adapters import lora as adapters
+from nnxdsl.adapters import lora_math, targets, weight_only_quant
 from nnxdsl.adapters.lora import AdaptedExperts
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
@@ -73,7 +74,7 @@ def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
     found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1, 2)))(a, b, x) for f in (adapted, merged))
     jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-4), found, wanted)
     kernel = own["kernel"] + 3.0 * jnp.einsum("eir,ero->eio", a, b)
-    np.testing.assert_allclose(adapters.merge(LORA, own["kernel"], a, b), kernel, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(lora_math.merge(LORA, own["kernel"], a, b), kernel, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("few", [None, FEW["nf4"]], ids=["float32", "nf4"])
@@ -82,13 +83,13 @@ def test_each_expert_has_a_magnitude_of_its_own(few: Quantization | None) -> Non
     x, expert = slots(rng)
     dora = Adapter.DoRA(rank=2, alpha=6.0, targets=("mlp",))
     base, own = leaves(plain())
-    kernel = own["kernel"] if few is None else adapters.rounded(own["kernel"], few)
+    kernel = own["kernel"] if few is None else weight_only_quant.rounded(own["kernel"], few)
     policy, values = leaves(AdaptedExperts(plain(), dora, few))
     assert values["kernel_lora_m"].shape == (COUNT, OUT)
     values |= {f"kernel_lora_{end}": jnp.asarray(rng.normal(size=values[f"kernel_lora_{end}"].shape), jnp.float32)
                for end in "ab"}  # fmt: skip
     values["kernel_lora_m"] = jnp.asarray(rng.uniform(1.0, 5.0, (COUNT, OUT)), jnp.float32)
-    merged = adapters.merge(dora, kernel, *(values[f"kernel_lora_{end}"] for end in "abm"))
+    merged = lora_math.merge(dora, kernel, *(values[f"kernel_lora_{end}"] for end in "abm"))
     np.testing.assert_allclose(jnp.linalg.norm(merged, axis=1), values["kernel_lora_m"], rtol=1e-5)
 
     @partial(jax.jit, static_argnums=0)
@@ -106,10 +107,10 @@ def test_few_bits_compute_what_they_stand_for(name: str) -> None:
     x, expert = slots(rng)
     base, own = leaves(plain())
     policy, values = leaves(AdaptedExperts(plain(), LORA, FEW[name]))
-    wanted_leaves = adapters.quantize(own["kernel"], FEW[name])
-    for path, wanted in zip((adapters.QVALUE, adapters.SCALE), wanted_leaves, strict=True):
+    wanted_leaves = weight_only_quant.quantize(own["kernel"], FEW[name])
+    for path, wanted in zip((weight_only_quant.QVALUE, weight_only_quant.SCALE), wanted_leaves, strict=True):
         np.testing.assert_array_equal(values["kernel" + path], wanted)
-    restored = {**own, "kernel": adapters.rounded(own["kernel"], FEW[name])}
+    restored = {**own, "kernel": weight_only_quant.rounded(own["kernel"], FEW[name])}
     assert float(jnp.abs(restored["kernel"] - own["kernel"]).max()) > 1e-3
 
     def loss(template: params.AbstractModel, values: dict[str, jax.Array]) -> Callable[[jax.Array], jax.Array]:
@@ -123,7 +124,7 @@ def test_few_bits_compute_what_they_stand_for(name: str) -> None:
 def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
     x, expert = slots(np.random.default_rng(0))
     template, values = leaves(AdaptedExperts(plain(), LORA, FEW["nf4"]))
-    trained = {path: value for path, value in values.items() if adapters.is_adapter(path)}
+    trained = {path: value for path, value in values.items() if lora_math.is_adapter(path)}
     kept: list[tuple[int, ...]] = []
 
     def trace(values: dict[str, jax.Array]) -> None:
@@ -155,20 +156,20 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
     base = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     change = adapters.adapt(lora, quantization, config)
     policy = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=change))
-    assert adapters.problems(lora, quantization, base.variables) == []
-    assert adapters.missed(lora, quantization, policy, base.variables) == []
+    assert targets.problems(lora, quantization, base.variables) == []
+    assert targets.missed(lora, quantization, policy, base.variables) == []
     layers = ["attention.query", *(f"mlp.{own}{name}" for own in ("", "shared.") for name in ("gate", "up", "down"))]
     paths = {f"layers.blocks.0.{layer}.kernel" for layer in layers}
-    added = {path for path in policy.variables if adapters.is_adapter(path)}
-    assert added == {path + end for path in paths for end in (adapters.A, adapters.B)}
+    added = {path for path in policy.variables if lora_math.is_adapter(path)}
+    assert added == {path + end for path in paths for end in (lora_math.A, lora_math.B)}
     for path in added:
         leaf, own = policy.variables[path], base.variables[path[: path.rindex("_lora")]]
-        is_a = path.endswith(adapters.A)
+        is_a = path.endswith(lora_math.A)
         assert leaf.axes == ((*own.axes[:-1], "rank") if is_a else (*own.axes[:-2], "rank", own.axes[-1]))
         assert leaf.shape == ((*own.shape[:-1], 2) if is_a else (*own.shape[:-2], 2, own.shape[-1]))
         assert issubclass(leaf.kind, nnx.LoRAParam)
     if quantization is not None:
-        scale = policy.variables["layers.blocks.0.mlp.down.kernel" + adapters.SCALE]
+        scale = policy.variables["layers.blocks.0.mlp.down.kernel" + weight_only_quant.SCALE]
         assert scale.axes == ("layers", "experts", "blocks", "embed")
         assert scale.shape == (2, config.moe.num_experts, 2, 32)
         return
@@ -182,7 +183,7 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
     }
     merged = {path: values[path] for path in base.variables}
     for path in paths:
-        merged[path] = adapters.merge(lora, values[path], values[path + adapters.A], values[path + adapters.B])
+        merged[path] = lora_math.merge(lora, values[path], values[path + lora_math.A], values[path + lora_math.B])
     tokens, places = jnp.asarray(rng.integers(0, 32, (2, 7))), positions_right_padded(jnp.array([7, 4]), 7)
 
     @jax.jit

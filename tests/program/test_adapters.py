@@ -15,7 +15,7 @@ from flax import nnx
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, PlanError, Quantization, compile
-from nnxdsl.adapters import lora as adapters
+from nnxdsl.adapters import lora_math, weight_only_quant
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import LayerGroup, example_inputs
@@ -47,13 +47,15 @@ def test_adapters_are_exactly_at_the_targets(targets: tuple[str, ...], experimen
     )
     blocks = ("layers.blocks.0", "tail.blocks.0") + (() if targets == ("blocks.0",) else ("layers.blocks.1",))
     kernels = {f"{block}.{layer}.kernel" for block in blocks for layer in SUBSETS[targets]}
-    assert set(blueprint.trainable) == {kernel + end for kernel in kernels for end in (adapters.A, adapters.B)}
+    assert set(blueprint.trainable) == {kernel + end for kernel in kernels for end in (lora_math.A, lora_math.B)}
     assert {
-        path.removesuffix(adapters.QVALUE) for path in blueprint.frozen if path.endswith(adapters.QVALUE)
+        path.removesuffix(weight_only_quant.QVALUE)
+        for path in blueprint.frozen
+        if path.endswith(weight_only_quant.QVALUE)
     } == kernels
     for path, leaf in blueprint.trainable.items():
         base = blueprint.base[path[: path.rindex("_lora")]]
-        rank_axis = -1 if path.endswith(adapters.A) else -2
+        rank_axis = -1 if path.endswith(lora_math.A) else -2
         assert leaf.axes[rank_axis] == "rank"
         assert leaf.shape[rank_axis] == 2
         assert leaf.axes[-3 - rank_axis] == base.axes[-3 - rank_axis]
@@ -98,19 +100,19 @@ def test_quantise_is_what_qwix_does(
     config = build_blueprint(experiment(model=Small(layers=2))).config
     period = LayerGroup(config, config.pattern, rngs=nnx.Rngs(0), param_dtype=dtype)
     rule = qwix.QuantizationRule(
-        module_path=r".*", weight_qtype=adapters.qtype(quantization), tile_size=quantization.block_size
+        module_path=r".*", weight_qtype=weight_only_quant.qtype(quantization), tile_size=quantization.block_size
     )
     theirs = flatten(qwix.quantize_model(period, qwix.PtqProvider([rule]), *example_inputs(config, dtype)))
     for path, weight in flatten(period).items():
         if path.endswith(".kernel"):
             for stacked in (weight, jnp.stack([weight, -2 * weight])):
-                values, scales = jax.jit(adapters.quantize, static_argnums=1)(stacked, quantization)
+                values, scales = jax.jit(weight_only_quant.quantize, static_argnums=1)(stacked, quantization)
                 first = (values, scales) if stacked.ndim == 2 else (values[0], scales[0])
-                np.testing.assert_array_equal(first[0], theirs[path + adapters.QVALUE])
-                np.testing.assert_array_equal(first[1], theirs[path + adapters.SCALE])
+                np.testing.assert_array_equal(first[0], theirs[path + weight_only_quant.QVALUE])
+                np.testing.assert_array_equal(first[1], theirs[path + weight_only_quant.SCALE])
                 assert (values.dtype, scales.dtype) == (
-                    theirs[path + adapters.QVALUE].dtype,
-                    theirs[path + adapters.SCALE].dtype,
+                    theirs[path + weight_only_quant.QVALUE].dtype,
+                    theirs[path + weight_only_quant.SCALE].dtype,
                 )
 
 
@@ -129,7 +131,7 @@ def logits(program: Program, leaves: dict[str, jax.Array]) -> jax.Array:
 
 
 def adapted(leaves: dict[str, jax.Array]) -> bool:
-    return any(map(adapters.is_adapter, leaves))
+    return any(map(lora_math.is_adapter, leaves))
 
 
 def test_the_merged_weights_are_the_adapted_model(
@@ -146,8 +148,8 @@ def test_the_merged_weights_are_the_adapted_model(
     np.testing.assert_allclose(logits(program, fresh.frozen | fresh.trainable), base, rtol=0, atol=2e-6)
     state = with_b(fresh)
     merged = {
-        path: adapters.merge(lora, leaf, state.trainable[path + adapters.A], state.trainable[path + adapters.B])
-        if path + adapters.A in state.trainable
+        path: lora_math.merge(lora, leaf, state.trainable[path + lora_math.A], state.trainable[path + lora_math.B])
+        if path + lora_math.A in state.trainable
         else leaf
         for path, leaf in state.frozen.items()
     }
@@ -165,7 +167,7 @@ def test_first_values_of_a_are_he_uniform_and_its_own_for_each_path_and_seed(
     seen = set()
     for path, leaf in first.items():
         np.testing.assert_array_equal(leaf, again[path])
-        if path.endswith(adapters.B):
+        if path.endswith(lora_math.B):
             assert not leaf.any()
             continue
         assert not np.array_equal(leaf, other[path])
@@ -187,4 +189,4 @@ class Strange(Adapter):
 def test_an_adapter_that_nothing_knows_is_refused(experiment: Callable[..., Experiment]) -> None:
     with pytest.raises(NotRegisteredError) as caught:
         build_blueprint(experiment(adapter=Strange()))
-    assert str(caught.value) == "Strange: nothing knows how to put it on a model; use Adapter.LoRA or Adapter.DoRA"
+    assert str(caught.value) == "Strange: cannot be applied to a model; use Adapter.LoRA or Adapter.DoRA"

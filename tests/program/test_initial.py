@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnxdsl import Adapter, Experiment, Memory, Model, Quantization, Weights, compile
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import weight_only_quant
 from nnxdsl.program import init
 
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
@@ -42,7 +42,7 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
         found[at_once] = program.init().frozen
         single[at_once] = sum(shape[0] == 1 for shape in placed if len(shape) > 2)
         placed.clear()
-    few = {path.removesuffix(lora.QVALUE) for path in found[1] if path.endswith(lora.QVALUE)}
+    few = {path.removesuffix(weight_only_quant.QVALUE) for path in found[1] if path.endswith(weight_only_quant.QVALUE)}
     assert few == {path for path in program.blueprint.base if path.endswith(("mlp.up.kernel", "output.kernel"))}
     for name, array in found[1].items():
         np.testing.assert_array_equal(np.asarray(array), np.asarray(found[2**28][name]), err_msg=name)

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Optimizer, PlanError, Quantization, Schedule, compile
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import lora_math
 from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.gemma3 import GEMMA3
@@ -47,7 +47,7 @@ UP = "layers.blocks.0.mlp.up.kernel"
 def parts_of(config: DecoderConfig, adapter: Adapter | None, quantization: Quantization | None) -> Any:
     """The arrays of a program, from its templates: so that dimensions which do not divide stop nothing."""
     leaves = template(config, jnp.bfloat16, adapter, quantization).variables
-    trained = {path: leaf for path, leaf in leaves.items() if adapter is None or lora.is_adapter(path)}
+    trained = {path: leaf for path, leaf in leaves.items() if adapter is None or lora_math.is_adapter(path)}
     frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
 
     def arrays(leaves: Mapping[str, ParamSpec]) -> dict[str, Array]:
@@ -103,7 +103,7 @@ def test_every_array_of_every_model_on_every_mesh(name: str) -> None:
 def with_adapters(name: str) -> None:
     parts = parts_of(MODELS[name], Adapter.LoRA(rank=16), Quantization.NF4(block_size=32))
     assert any(path.endswith(".qvalue") for path in parts["frozen"])
-    assert all(lora.is_adapter(path) for path in parts["trainable"])
+    assert all(lora_math.is_adapter(path) for path in parts["trainable"])
     check_everywhere(parts)
 
 

@@ -273,8 +273,8 @@ def test_patterns_that_change_nothing(experiment: Callable[..., Experiment]) -> 
     lora = Adapter.LoRA(targets=("mlp",), ranks=(("mlp", 2), ("mlp.down", 4)), alphas=(("query", 2.0), ("dwn", 1.0)))
     assert refusal(lambda: build_blueprint(experiment(adapter=lora))) == (
         "3 problems in Experiment 'small'\n"
-        "  adapter.ranks.1.0: 'mlp.down' has no effect: the first that names a layer counts, and others name all of "
-        "its\n"
+        "  adapter.ranks.1.0: 'mlp.down' has no effect: earlier patterns match all of its layers, and the "
+        "first one counts\n"
         "  adapter.alphas.0.0: 'query' matches no layer that the adapter is on; there are: down, gate, mlp, up\n"
         "  adapter.alphas.1.0: 'dwn' matches no layer that the adapter is on; did you mean 'down'?"
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nnxdsl import Adapter
-from nnxdsl.adapters import lora as adapters
+from nnxdsl.adapters import lora_math
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import peft, safetensors
 from nnxdsl.formats.hf import HubReader
@@ -58,7 +58,7 @@ def test_logits_equal_those_of_peft(name: str) -> None:
     reader, _ = base_of(name)
     expected = np.load(REFERENCE / "peft" / name / "expected.npz")
     policy = template(reader.config, jnp.float32, lora)
-    assert set(found.leaves) == {path for path in policy.variables if adapters.is_adapter(path)}
+    assert set(found.leaves) == {path for path in policy.variables if lora_math.is_adapter(path)}
     for path, leaf in found.leaves.items():
         assert leaf.shape == policy.variables[path].shape
     leaves = {path: jnp.asarray(found.leaves[path] if path in found.leaves else reader.leaf(path))
@@ -149,10 +149,10 @@ def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]
         "  adapter_config.json: use_dora: expected true or false, got 'yes'",
         "  adapter_config.json: init_lora_weights: expected True or False or None or 'gaussian' or 'orthogonal' or "
         "'eva', got 'pissa'",
-        "  adapter_config.json: modules_to_save: ['lm_head'] is not what Adapter.LoRA and Adapter.DoRA can do",
+        "  adapter_config.json: modules_to_save: ['lm_head'] is not supported by Adapter.LoRA or Adapter.DoRA",
         "  adapter_config.json: peft_type: expected 'LORA', got 'IA3'",
         "  adapter_config.json: bias: expected 'none', got 'all'",
-        "  adapter_config.json: newer: 2 is not what Adapter.LoRA and Adapter.DoRA can do",
+        "  adapter_config.json: newer: 2 is not supported by Adapter.LoRA or Adapter.DoRA",
     }
 
 
@@ -161,7 +161,7 @@ def test_patterns_of_ranks(changed: Callable[..., str], tmp_path: Path) -> None:
     assert said == (
         "DIR: cannot be read as Adapter.LoRA:\n  adapter_config.json: rank_pattern, alpha_pattern: "
         "model.layers.0.self_attn.q_proj has r=3, alpha=6, model.layers.6.self_attn.q_proj has r=3, alpha=12; layers "
-        "that repeat are one stack here, of one rank and alpha"
+        "that are stacked must share rank and alpha"
     )
     place = tmp_path / "adapter"
     config = json.loads((place / peft.CONFIG).read_text())
@@ -180,7 +180,7 @@ def test_in_what_another_differs() -> None:
     assert not list(found.unlike(ADAPTERS["dora"], found.leaves))
     asked = Adapter.LoRA(rank=4, alpha=3.0, targets=("query", "value"), alphas=(("query", 9.0),))
     paths = [path for path in found.leaves if ".down." not in path]
-    start = "as adapter_config.json of adapter.start has it"
+    start = "as in adapter_config.json of adapter.start"
     assert [str(problem) for problem in found.unlike(asked, paths)] == [
         f"adapter: expected Adapter.DoRA, {start}, got Adapter.LoRA",
         f"adapter.scaling: expected 'sqrt_rank', {start}, got 'rank'",
@@ -206,11 +206,11 @@ def test_every_tensor_that_does_not_fit(changed: Callable[..., str]) -> None:
     full = "base_model.model.model.layers"
     assert set(said[1:]) == {
         f"  layers.blocks.2.attention.query.kernel_lora_b: expected a tensor {full}.2.self_attn.q_proj.lora_B.weight, "
-        "there is none; an adapter is on all layers",
+        "there is none; an adapter must cover all stacked layers",
         f"  tail.blocks.1.mlp.up.kernel_lora_a: {full}.7.mlp.up_proj.lora_A.weight: expected shape (3, 24), "
         "got (4, 24)",
-        f"  {full}.9.mlp.up_proj.lora_A.weight: is no adapter of a linear layer of this network, shape (3, 24)",
-        "  base_model.model.model.embed_tokens.lora_embedding_A: is no adapter of a linear layer of this network, "
+        f"  {full}.9.mlp.up_proj.lora_A.weight: is no adapter of a linear layer of this model, shape (3, 24)",
+        "  base_model.model.model.embed_tokens.lora_embedding_A: is no adapter of a linear layer of this model, "
         "shape (3, 24)",
     }
 

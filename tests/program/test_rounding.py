@@ -13,7 +13,7 @@ import pytest
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Objective, PlanError, Quantization, SpecError, compile
-from nnxdsl.adapters import lora
+from nnxdsl.adapters import weight_only_quant
 from nnxdsl.planning import plan
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
 
@@ -46,17 +46,17 @@ def test_formats_are_those_of_their_definitions(kind: str) -> None:
     scale = np.abs(blocks).max(axis=2, keepdims=True) / LARGEST[kind]
     expected = (on_grid((blocks / scale).astype(np.float32), kind) * scale).reshape(weight.shape)
     spec = KINDS[kind](block_size=16)
-    found = np.asarray(lora.rounded(jnp.asarray(weight), spec), np.float64)
+    found = np.asarray(weight_only_quant.rounded(jnp.asarray(weight), spec), np.float64)
     # A value in the middle of two may fall to either side. Such are few, but for the largest negative ones of integers:
     # those are the middle between -7 and -8, -127 and -128.
     off = np.abs(found - expected) > 1e-5 * np.abs(expected) + 1e-6
     largest = (np.abs(blocks) == np.abs(blocks).max(axis=2, keepdims=True)).reshape(weight.shape)
     assert off[~largest].mean() < 2e-3
     assert (np.abs(found - expected) <= (1.001 * np.broadcast_to(scale, blocks.shape)).reshape(weight.shape)).all()
-    values, scales = lora.quantize(jnp.asarray(weight), spec)
+    values, scales = weight_only_quant.quantize(jnp.asarray(weight), spec)
     assert values.shape == weight.shape
     np.testing.assert_allclose(scales, scale[:, :, 0], rtol=1e-6)
-    again = lora.dequantize(values, scales, spec)
+    again = weight_only_quant.dequantize(values, scales, spec)
     np.testing.assert_array_equal(again, found)
 
 
@@ -97,7 +97,7 @@ def test_aware_training_computes_with_the_weights_that_will_be_kept(
     assert set(aware.blueprint.trainable) == set(plain.blueprint.trainable)
     state, other, batch = trained(aware), trained(plain), sequences(4)
     kept = {
-        path: lora.rounded(leaf, KINDS[kind](block_size=8)) if path.endswith(".kernel") else leaf
+        path: weight_only_quant.rounded(leaf, KINDS[kind](block_size=8)) if path.endswith(".kernel") else leaf
         for path, leaf in state.trainable.items()
     }
     np.testing.assert_allclose(logp(aware, state.trainable, batch), logp(plain, kept, batch), rtol=1e-4, atol=1e-5)
