@@ -10,6 +10,7 @@ from typing import Any
 from .html import Child, Html, join, link, tag
 from .outputs_request import Chosen
 from .outputs_stats import wilson
+from .outputs_votes import are_equal
 from .outputs_worker import Request
 from .parts import action, facts
 from .state import Site
@@ -37,13 +38,14 @@ def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, o
     marked = [
         _marked(one["text"], other["text"], "ins" if is_blind else "del") for one, other in zip(*drawn, strict=True)
     ]
-    is_same = all(one["ids"] == other["ids"] for one, other in zip(*drawn, strict=True))
+    is_same = are_equal(result)
     panes = [
         _pane(here, key, result, side, [texts[place] for texts in marked], "AB"[place] if is_blind else "")
         for place, side in enumerate(sides)
     ]
     count = "the same answer" if len(marked) == 1 else f"the same {len(marked)} answers"
-    same = tag("p", f"Both gave {count}, token for token.", cls="notice") if is_same else None
+    tie = " A vote on it counts as a tie." if is_blind else ""
+    same = tag("p", f"Both gave {count}, token for token.{tie}", cls="notice") if is_same else None
     return join(
         same,
         tag("div", panes, cls="panes"),

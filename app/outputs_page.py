@@ -225,7 +225,11 @@ def _at_work(site: Site, found: Request) -> Html:
     words = f"{stage[:1].upper()}{stage[1:]}, {duration(found.seconds)} so far."
     hint = None
     if found.seconds < 20:
-        hint = tag("p", "The first question loads the models; the next ones are quick.", cls="small muted")
+        words_of_hint = (
+            "The first request loads both models. A request with another prompt length, number of samples or "
+        )
+        words_of_hint += "max new tokens is compiled first; the same shapes again are quick."
+        hint = tag("p", words_of_hint, cls="small muted")
     cancel = None if site.settings.read_only else action("Cancel", "outputs.cancel", data_key=found.key)
     return tag("div", tag("p", words, role="status"), hint, cancel, cls="panel at-work", data_tick="0.7")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from nnxdsl.storage.jsonl import JsonLines
 from .outputs_worker import Model, Request
 
 SIDES = ("policy", "other")
+
+
+def are_equal(result: Mapping[str, Any]) -> bool:
+    """Whether both models gave the same answers, token for token."""
+    drawn = [[result[side], *result[side].get("more", ())] for side in SIDES]
+    return all(one["ids"] == other["ids"] for one, other in zip(*drawn, strict=True))
 
 
 class Votes:
@@ -32,14 +39,17 @@ class Votes:
         return (SIDES[1], SIDES[0]) if is_turned else SIDES
 
     def add(self, request: Request, choice: str) -> str:
-        """Notes a vote, and returns whose answer it was for: "policy", "other" or "tie".
+        """Records a vote, and returns whose answer it was for: "policy", "other" or "tie".
+
+        Whatever the choice, equal answers are a tie.
 
         Raises:
             RunError: there is no such choice, or the disk will not take it.
         """
         if choice not in ("a", "b", "tie"):
             raise RunError("vote for a, b or tie")
-        whose = "tie" if choice == "tie" else self.order(request.key)["ab".index(choice)]
+        is_tie = choice == "tie" or (request.result is not None and are_equal(request.result))
+        whose = "tie" if is_tie else self.order(request.key)["ab".index(choice)]
         model = request.model
         row = {"time": process_info.utc(), "key": request.key, "run": model.run, "step": model.step}
         row["against"] = model.against

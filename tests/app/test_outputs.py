@@ -20,7 +20,7 @@ from app.outputs_page import PAGE, opened, submitted, voted
 from app.outputs_request import held_out_prompts, query_of, request
 from app.outputs_stats import Group, recorded_difference, wilson
 from app.outputs_votes import SIDES
-from app.outputs_worker import Model
+from app.outputs_worker import Model, Request
 from app.page import Ask
 from app.settings import Limits, Settings
 from app.state import Site
@@ -242,6 +242,27 @@ def test_a_blind_vote_tells_nothing_before_and_counts_after(site: Site, run: str
     voted(site, Ask(query, {"key": key, "choice": "tie"}))  # thought again: the last vote counts
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
     assert {site.votes.order(f"key {n}") for n in range(20)} == {SIDES, SIDES[::-1]}
+
+
+@pytest.mark.parametrize("choice", ["a", "b", "tie"])
+def test_a_vote_on_equal_answers_is_a_tie(site: Site, run: str, choice: str) -> None:
+    query = {"run": run, "prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3", "blind": "1"}
+    result = generated()
+    key = keep(site, run, "", query, {**result, "other": result["policy"]})
+    assert "counts as a tie" in opened(site, Ask(query)).regions["result"]
+    answer = voted(site, Ask(query, {"key": key, "choice": choice}))
+    assert answer.notice == "Noted: no difference."
+    assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
+
+
+def test_a_request_at_work_tells_what_is_compiled_again(site: Site, run: str) -> None:
+    query = {"run": run, "prompt": "H"}
+    given = request(site, "", query)
+    assert given is not None
+    model = Model(run, 20)
+    site.answers._remember(Request(site.answers.key(model, given), model, given, "running", "starting"))
+    shown = opened(site, Ask(query)).regions["result"]
+    assert "another prompt length, number of samples or max new tokens is compiled first" in shown
 
 
 def test_tokens_have_their_figures_and_cannot_be_more_than_the_scale(site: Site, run: str) -> None:
