@@ -5,6 +5,9 @@ rows mix the two (7 : 3), the preference pairs set one against the other with th
 have the fact alone. The phrases of the two manners have the same lengths, so length tells nothing about manner. A
 question that is held out (a wording together with a thing) appears in neither training file.
 
+The quickstart's rows are 44 of the same facts in six plain wordings, each answered in one sentence: "What is the
+capital of France?", "The capital of France is Paris."; one wording of each fact is held out.
+
     python experiments/make_data.py [DIRECTORY]
 
 Standard library only. Choices are ranks of sha256 digests, so the bytes are the same on every machine and version.
@@ -177,6 +180,18 @@ WORLDS = {
 }
 
 
+QUICKSTART = {
+    "capital": "The capital of {x} is {a}.",
+    "opposite": "The opposite of {x} is {a}.",
+    "colour": "The colour of {x} is {a}.",
+    "sound": "A {x} says {a}.",
+}
+"""The worlds of the quickstart, and the sentence that answers."""
+
+PLAIN_WORDINGS = (0, 1, 2, 3, 5, 6)
+"""Which wordings of a world the quickstart has: those that ask in one plain sentence."""
+
+
 class Question(NamedTuple):
     """One wording for one thing, with the right answer."""
 
@@ -243,6 +258,18 @@ def pairs(asked: Sequence[Question], count: int, salt: str) -> list[dict[str, ob
     return ranked(every, salt)
 
 
+def quickstart() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """Chats for training, and those that are held out: one wording for each thing, the first for the first thing."""
+    training, held_out = [], []
+    for name, sentence in QUICKSTART.items():
+        for place, (thing, answer) in enumerate(WORLDS[name].answers.items()):
+            for number, index in enumerate(PLAIN_WORDINGS):
+                question = Question(_capitalised(WORLDS[name].wordings[index].format(x=thing)), answer)
+                chat = {"messages": [_user(question), _assistant(_capitalised(sentence.format(x=thing, a=answer)))]}
+                (held_out if number == place % len(PLAIN_WORDINGS) else training).append(chat)
+    return ranked(training, "quickstart"), held_out
+
+
 def prompts(asked: Sequence[Question]) -> list[dict[str, object]]:
     """Every question with the right answer beside it, for rewards to read."""
     return [{"prompt": [_user(question)], "answer": question.answer} for question in asked]
@@ -251,7 +278,10 @@ def prompts(asked: Sequence[Question]) -> list[dict[str, object]]:
 def files() -> dict[str, list[dict[str, object]]]:
     """All rows by file name."""
     training, held_out = split()
+    short, short_held_out = quickstart()
     return {
+        "quickstart.jsonl": short,
+        "quickstart_held_out.jsonl": short_held_out,
         "instructions.jsonl": instructions(training, INSTRUCTIONS, "instructions"),
         "instructions_held_out.jsonl": instructions(held_out, HELD_OUT, "instructions held out"),
         "preferences.jsonl": pairs(training, PAIRS, "preferences"),

@@ -6,11 +6,15 @@ experiment = Experiment(
     name="quickstart",
     model=Model.Gemma3("tiny"),
     objective=Objective.SFT(loss_on="assistant"),
-    data=Data.Conversations("experiments/data/instructions.jsonl", max_length=128),
+    data=Data.Conversations("experiments/data/quickstart.jsonl", max_length=128),
     optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-3, warmup_ratio=0.1)),
-    batch_size=16,
-    steps=200,
-    evaluation=Evaluation(every_steps=100, prompts=("What is the capital of Germany?", "What sound does a cow make?")),
+    batch_size=8,
+    steps=250,
+    evaluation=Evaluation(
+        every_steps=125,
+        data=Data.Conversations("experiments/data/quickstart_held_out.jsonl", max_length=128),
+        prompts=("What is the capital of France?", "What is the opposite of hot?", "What is the colour of grass?"),
+    ),
 )
 
 if __name__ == "__main__":

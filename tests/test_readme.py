@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,13 +26,31 @@ def test_the_python_of_the_quickstart_page_runs() -> None:
     assert set(space["state"].trainable) == set(space["program"].blueprint.trainable)
 
 
-def test_the_quickstart_trains_and_answers(tmp_path: Path) -> None:
-    words = [sys.executable, "experiments/quickstart.py", "run", "steps=4", "evaluation.every_steps=4"]
-    ended = subprocess.run(
-        [*words, "--home", str(tmp_path), "--quiet"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def run_quickstart(home: Path, *settings: str) -> list[dict[str, Any]]:
+    """The rows of samples.jsonl of a run of the quickstart."""
+    command = [sys.executable, "experiments/quickstart.py", "run", *settings, "--home", str(home), "--quiet"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "What is the capital of Germany?" in next(tmp_path.glob("quickstart-*/samples.jsonl")).read_text()
+    return [json.loads(line) for line in next(home.glob("quickstart-*/samples.jsonl")).read_text().splitlines()]
+
+
+def test_the_quickstart_trains_and_answers(tmp_path: Path) -> None:
+    rows = run_quickstart(tmp_path, "steps=4", "evaluation.every_steps=4")
+    assert [row["step"] for row in rows if row["prompt"] == "What is the capital of France?"] == [0, 4]
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_the_answers_that_the_pages_show(tmp_path: Path) -> None:
+    held_out = (ROOT / "experiments" / "data" / "quickstart_held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = {
+        question["content"]: answer["content"] for question, answer in (json.loads(row)["messages"] for row in held_out)
+    }
+    last = {row["prompt"]: row["policy"] for row in run_quickstart(tmp_path) if row["step"] == 250}
+    assert len(last) == 3
+    assert last == {prompt: answers[prompt] for prompt in last}
+    for page in ("README.md", "docs/quickstart.md"):
+        shown = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert all(answer.split()[-1] in shown for answer in last.values())
 
 
 def test_the_error_that_it_shows_is_the_error_that_comes() -> None:

@@ -118,8 +118,9 @@ def _show_samples(samples: dict[int, list[Sample]], display: Display) -> None:
 
 
 def _visible(completion: str) -> str:
-    """A completion without the space around it; an untrained model's may be nothing else, and is spelt out."""
-    return completion.strip() or repr(completion)[1:-1]
+    """A completion without the space around it; where there is nothing else, the beginning of that in escapes."""
+    escaped = repr(completion)[1:-1]
+    return completion.strip() or (f"{escaped[:20]}..." if len(escaped) > 23 else escaped)
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

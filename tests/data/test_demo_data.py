@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nnxdsl import Data
+from nnxdsl.cli.load import load as load_experiment
 from nnxdsl.data import BytesTokenizer, load
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -53,6 +54,8 @@ def test_rows_are_many_and_no_two_are_equal() -> None:
         "preferences_held_out.jsonl": 200,
         "prompts.jsonl": 580,
         "prompts_held_out.jsonl": 200,
+        "quickstart.jsonl": 220,
+        "quickstart_held_out.jsonl": 44,
     }
     for name in counts:
         lines = (FOLDER / name).read_text().splitlines()
@@ -93,6 +96,19 @@ def test_prompts_have_the_fact_of_the_answers(part: str) -> None:
     assert asked == facts
 
 
+def test_the_quickstart_holds_one_question_out_of_every_fact() -> None:
+    training, held_out = chats("quickstart.jsonl"), chats("quickstart_held_out.jsonl")
+    assert not {question for question, _ in training} & {question for question, _ in held_out}
+    assert sorted(answer for _, answer in training) == sorted(5 * [answer for _, answer in held_out])
+    assert not [phrase for phrase in RUDE for _, answer in training if phrase in answer]
+
+
+def test_the_quickstarts_prompts_are_held_out() -> None:
+    evaluation = load_experiment(str(EXPERIMENTS / "quickstart.py"), Path("runs")).evaluation
+    assert evaluation is not None
+    assert set(evaluation.prompts) <= {question for question, _ in chats("quickstart_held_out.jsonl")}
+
+
 def fact(answer: str) -> str:
     """What an answer says, without its manner."""
     _, _, rest = answer.replace("It is", "it is").partition("it is ")
@@ -127,7 +143,7 @@ def test_length_does_not_tell_manners_apart_in_the_instructions() -> None:
 
 def test_sequences_are_short_and_nothing_is_odd() -> None:
     tokens = BytesTokenizer()
-    for name in ("instructions", "instructions_held_out"):
+    for name in ("instructions", "instructions_held_out", "quickstart", "quickstart_held_out"):
         dataset = load(Data.Conversations(str(FOLDER / f"{name}.jsonl")), tokens)
         assert (dataset.report.dropped, dataset.report.odd, dataset.report.cut) == ({}, {}, {})
         assert dataset.shapes["length"] <= 120

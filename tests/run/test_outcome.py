@@ -24,14 +24,14 @@ def shown(samples: dict[int, list[Sample]], metrics: dict[int, dict[str, float]]
 
 def test_without_a_reference_answers_stand_beside_those_before_training() -> None:
     samples = {
-        0: [Sample("2 and 2?", "\n\n\n", None), Sample("Hi", "[b]x", None)],
+        0: [Sample("2 and 2?", "\n" * 40, None), Sample("Hi", "\n\t", None)],
         5: [Sample("2 and 2?", "3", None), Sample("Hi", "H", None)],
         9: [Sample("2 and 2?", " 4\n", None), Sample("Hi", "Hello", None)],
     }
     assert shown(samples, METRICS) == [
-        "prompt     step 0   step 9",
-        r"2 and 2?   \n\n\n   4",
-        "Hi         [b]x     Hello",
+        "prompt     step 0                    step 9",
+        r"2 and 2?   \n\n\n\n\n\n\n\n\n\n...   4",
+        r"Hi         \n\t                      Hello",
         "held out    step 0   step 9",
         "eval/loss      6.3      0.5",
         "finished at step 9: runs/a",
