@@ -18,8 +18,8 @@ import time
 from importlib.metadata import version
 
 import attrs
+import gemma_shaped
 import jax
-import shaped
 
 import nnxdsl
 from nnxdsl import Model
@@ -51,11 +51,11 @@ def _(model: Alike) -> DecoderConfig:
 
 def child(layers: int, is_gemma: bool) -> dict[str, float]:
     """Processor seconds of each stage in this process, all threads together: others may be at work beside it."""
-    model = shaped.Shaped(layers=layers) if is_gemma else Alike(layers=layers)
-    asked = shaped.experiment(model, prompt=32, response=16)
+    model = gemma_shaped.Shaped(layers=layers) if is_gemma else Alike(layers=layers)
+    asked = gemma_shaped.experiment(model, prompt=32, response=16)
     marks = [time.process_time()]
     program = nnxdsl.compile(asked)
-    batch = program.shard_batch(shaped.pairs(asked))
+    batch = program.shard_batch(gemma_shaped.pairs(asked))
     marks.append(time.process_time())
     lowered = program.lower(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), batch))
     marks.append(time.process_time())

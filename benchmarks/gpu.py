@@ -1,4 +1,4 @@
-"""What nnxdsl does with one GPU: steps, memory and answers of models from 1B to 8B, random weights (G1 to G6).
+"""What nnxdsl does with one GPU: steps, memory and answers of models from 1B to 8B, random weights.
 
 `python benchmarks/gpu.py` takes one process for each job, so that its peak of memory is its own, and one that fails
 fails alone. `--tiny` runs everything on small models, on any device, to see that it works. `--set path=value ...`
@@ -53,7 +53,6 @@ class Job:
     """One measurement.
 
     Attributes:
-        goal: Which of the goals it belongs to, G1 to G6.
         model: The network.
         kind: "dpo" and "sft" take steps, "decode" answers.
         lora: Adapters are trained, and not all weights.
@@ -65,7 +64,6 @@ class Job:
         aim: What it should reach, in words.
     """
 
-    goal: str
     model: Model
     kind: Literal["dpo", "sft", "decode"]
     lora: bool = True
@@ -106,7 +104,7 @@ class Job:
 
 
 def _dpo(model: Model, rows: int, at_once: int, reference: Literal["cached", "online"], aim: str = "") -> Job:
-    return Job(goal="G1", model=model, kind="dpo", rows=rows, at_once=at_once, reference=reference, aim=aim)
+    return Job(model=model, kind="dpo", rows=rows, at_once=at_once, reference=reference, aim=aim)
 
 
 JOBS = {
@@ -117,11 +115,10 @@ JOBS = {
     "dpo-llama-3b": _dpo(LLAMA3, 32, 16, "cached"),
     "dpo-llama-8b": _dpo(LLAMA8, 32, 8, "cached", "60 % of the measured peak"),
     "dpo-llama-8b-online": _dpo(LLAMA8, 32, 8, "online"),
-    "sft-llama-8b": Job(goal="G2", model=LLAMA8, kind="sft", lengths=(4096,), rows=8, at_once=2, aim="15,500 tokens/s"),
-    "sft-gemma-1b-full": Job(goal="G3", model=GEMMA, kind="sft", lora=False, lengths=(2048,), rows=32, at_once=8),
-    "memory-llama-8b": Job(goal="G4", model=LLAMA8, kind="dpo", rows=1, at_once=1, aim="at most 16.5 GiB"),
+    "sft-llama-8b": Job(model=LLAMA8, kind="sft", lengths=(4096,), rows=8, at_once=2, aim="15,500 tokens/s"),
+    "sft-gemma-1b-full": Job(model=GEMMA, kind="sft", lora=False, lengths=(2048,), rows=32, at_once=8),
+    "memory-llama-8b": Job(model=LLAMA8, kind="dpo", rows=1, at_once=1, aim="at most 16.5 GiB"),
     "memory-llama-8b-nf4": Job(
-        goal="G4",
         model=LLAMA8,
         kind="dpo",
         quantization=Quantization.NF4(block_size=64),
@@ -130,7 +127,6 @@ JOBS = {
         aim="at most 7 GiB",
     ),
     "sft-gemma-1b-full-fp8": Job(
-        goal="G5",
         model=GEMMA,
         kind="sft",
         lora=False,
@@ -141,9 +137,9 @@ JOBS = {
         aim="faster than sft-gemma-1b-full, the same in bfloat16",
     ),
     "decode-llama-8b": Job(
-        goal="G6", model=LLAMA8, kind="decode", lengths=(64, 256), rows=1, at_once=1, aim="70 % of the bandwidth"
+        model=LLAMA8, kind="decode", lengths=(64, 256), rows=1, at_once=1, aim="70 % of the bandwidth"
     ),
-    "decode-llama-8b-16": Job(goal="G6", model=LLAMA8, kind="decode", lengths=(64, 256), rows=16, at_once=16),
+    "decode-llama-8b-16": Job(model=LLAMA8, kind="decode", lengths=(64, 256), rows=16, at_once=16),
 }
 """By name."""
 
@@ -282,7 +278,6 @@ def child(name: str, options: argparse.Namespace) -> dict[str, Any]:
     known = hardware.of_kind(device.device_kind)
     about = {
         "job": name,
-        "goal": job.goal,
         "aim": job.aim,
         "device": device.device_kind,
         "published_flops": known and known.flops,
@@ -298,7 +293,7 @@ def child(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def lines(told: dict[str, Any]) -> list[str]:
     """What people read of a job."""
-    found = [f"{told['goal']} {told['job']} on {told['device']}" + (f"; aim: {told['aim']}" if told["aim"] else "")]
+    found = [f"{told['job']} on {told['device']}" + (f"; aim: {told['aim']}" if told["aim"] else "")]
     times = f"minimum {min(told['seconds']):.4f} s, median {statistics.median(told['seconds']):.4f} s"
     if "seconds_per_token" in told:
         found.append(f"  {told['tokens_per_second']:,.1f} tokens/s, {1e3 * told['seconds_per_token']:.2f} ms a token")

@@ -1,7 +1,7 @@
 """Makes the environment of the trainers that nnxdsl is compared with: Tunix and TRL, of the versions of the results.
 
-`python benchmarks/make_peers.py [DIRECTORY]`; then `python benchmarks/step.py --peers DIRECTORY`. A package index is
-all it needs, and some gigabytes: the wheels of torch for Linux hold the libraries of CUDA.
+`python benchmarks/make_peers.py [DIRECTORY]`; then `python benchmarks/dpo_step.py --peers DIRECTORY`. A package index
+is all it needs, and some gigabytes: the wheels of torch for Linux hold the libraries of CUDA.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of a batch is real tokens, and how long a step takes, padded, bucketed and packed (C6).
+"""How much of a batch is real tokens, and how long a step takes, padded, bucketed and packed.
 
 `python benchmarks/packing.py` needs no data beyond the repository's: lengths are those of the shipped pairs, and drawn
 from log-normal distributions with about the medians of UltraFeedback's pairs under the tokenizer of Gemma 3 (prompts of

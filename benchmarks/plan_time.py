@@ -1,4 +1,4 @@
-"""How long `nnxdsl plan` takes, from the command to the end of its process, where no device is (C8).
+"""How long `nnxdsl plan` takes, from the command to the end of its process, where no device is.
 
 `python benchmarks/plan_time.py` plans LoRA-DPO and full training of Llama 3 8B on 8 and on 512 H200, each several times
 in a process of its own, as a person would. Nothing is kept from one to the next.

@@ -22,7 +22,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
-import small
+import step_model
 
 import nnxdsl
 from nnxdsl.data import PairBatch
@@ -81,7 +81,7 @@ def flops(prompt: int, response: int, *, is_shared: bool) -> float:
     Those of the frozen weights twice (forward, and to the inputs), of the head twice, of attention three times over
     the pairs of tokens that see each other, of adapters three times.
     """
-    config = small.CONFIG
+    config = step_model.CONFIG
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     embed, mlp = config.embed_dim, config.mlp_dim
     matrices = config.num_layers * (2 * embed * heads + 2 * embed * kv_heads + 3 * embed * mlp)
@@ -100,7 +100,7 @@ def rollout_batch(prompt: int, response: int) -> PairBatch:
     draw = np.random.default_rng(0)
 
     def ids(length: int) -> np.ndarray:
-        return draw.integers(1, small.CONFIG.vocab_size, (PAIRS, length)).astype(np.int32)
+        return draw.integers(1, step_model.CONFIG.vocab_size, (PAIRS, length)).astype(np.int32)
 
     lengths = (np.full(PAIRS, length, np.int32) for length in (prompt, response, response))
     known = np.zeros(PAIRS, np.float32)
@@ -112,7 +112,7 @@ def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     numbers = {"batch": PAIRS, "prompt": prompt, "response": response, "beta": 0.1, "learning_rate": 1e-5}
     numbers |= {"rank": RANK, "alpha": 32.0, "lora": True, "spread": False, "seed": 0}
     with tempfile.TemporaryDirectory() as place:
-        program = nnxdsl.compile(small.experiment(Path(place), numbers, "cached", random=True))
+        program = nnxdsl.compile(step_model.experiment(Path(place), numbers, "cached", random=True))
     state = program.init()
     shared = program.policy_loss
     twice = attrs.evolve(shared, forward=Twice(**attrs.asdict(shared.forward, recurse=False)))

@@ -18,17 +18,17 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import gemma_shaped
 import jax
-import shaped
 
 import nnxdsl
 from nnxdsl import Experiment, Model
 from nnxdsl.runtime.compile_cache import compile_cache
 
-GEMMA = shaped.Shaped(layers=18, embed_dim=160, mlp_dim=512, head_dim=64, vocab_size=32_768)
+GEMMA = gemma_shaped.Shaped(layers=18, embed_dim=160, mlp_dim=512, head_dim=64, vocab_size=32_768)
 PROGRAMS: dict[str, Experiment] = {
-    "recipe": shaped.experiment(Model.Gemma3("tiny"), rows=16, prompt=64, response=56, rank=16),
-    "gemma": shaped.experiment(GEMMA, rows=2, prompt=128, response=64, rank=16),
+    "recipe": gemma_shaped.experiment(Model.Gemma3("tiny"), rows=16, prompt=64, response=56, rank=16),
+    "gemma": gemma_shaped.experiment(GEMMA, rows=2, prompt=128, response=64, rank=16),
 }
 
 
@@ -36,7 +36,7 @@ def child(home: Path, name: str) -> dict[str, float]:
     """Weights, first and second step of a program in this process, seconds each; and the first loss."""
     began = time.perf_counter()
     with compile_cache(home, sys.exit):
-        program, batch = nnxdsl.compile(PROGRAMS[name]), shaped.pairs(PROGRAMS[name])
+        program, batch = nnxdsl.compile(PROGRAMS[name]), gemma_shaped.pairs(PROGRAMS[name])
         state = program.init()
         jax.block_until_ready(state)
         placed = time.perf_counter()

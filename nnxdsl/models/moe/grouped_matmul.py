@@ -2,11 +2,11 @@
 
 `jax.lax.ragged_dot` is that product. XLA has no such thing for CPUs: there it becomes a product of every row with every
 matrix, of which most is masked away. So CPUs get a loop over blocks of rows of one group, which multiplies little more
-than there is. By `python benchmarks/grouped.py --calls 15` (two cores that had other work besides, jax 0.10.2), 2,048
-rows and 8 matrices of 256 x 512 take 15 ms instead of 48, and with their gradients 30 instead of 233; 8,192 rows and 64
-matrices of 256 x 128 take 12 instead of 518, and 70 instead of 2,007. All tokens with all matrices, without sorting,
-take longer than the loop at every size that was tried (40 and 235; 77 and 309). GPUs and TPUs would idle in the loop
-and get `ragged_dot`, which XLA computes there in its own way; how fast that is, was not measured.
+than there is. By `python benchmarks/grouped_matmul.py --calls 15` (two cores that had other work besides, jax 0.10.2),
+2,048 rows and 8 matrices of 256 x 512 take 15 ms instead of 48, and with their gradients 30 instead of 233; 8,192 rows
+and 64 matrices of 256 x 128 take 12 instead of 518, and 70 instead of 2,007. All tokens with all matrices, without
+sorting, take longer than the loop at every size that was tried (40 and 235; 77 and 309). GPUs and TPUs would idle in
+the loop and get `ragged_dot`, which XLA computes there in its own way; how fast that is, was not measured.
 """
 
 from __future__ import annotations

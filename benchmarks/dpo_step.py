@@ -1,6 +1,6 @@
 """How long a DPO step takes on this machine's CPU, and how much memory: nnxdsl against Tunix and TRL.
 
-`python benchmarks/step.py --peers DIRECTORY`, with the environment that `make_peers.py` makes; without `--peers`,
+`python benchmarks/dpo_step.py --peers DIRECTORY`, with the environment that `make_peers.py` makes; without `--peers`,
 against a step in Tunix's layout alone. Every side is a process of its own on the same weights, token ids, adapters and
 settings in float32. They take a step by turns, while the others wait. Losses are compared; where they differ by more
 than 1e-4, or a side fails, the exit code is 1.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import small
+import step_model
 
 HERE = Path(__file__).parent
 SAME = 1e-4
@@ -151,8 +151,8 @@ class Case:
     def begin(self, name: tuple[str, str], flags: tuple[str, ...] = ()) -> Side:
         """A side of this case, which loads its model now."""
         kind, reference = name
-        scripts = {OURS: "ours.py", TUNIX: "peer_tunix.py", TRL: "peer_trl.py", LAYOUT: "peer_layout.py"}
-        script = scripts.get(kind, "ours.py")
+        scripts = {OURS: "side_nnxdsl.py", TUNIX: "side_tunix.py", TRL: "side_trl.py", LAYOUT: "side_tunix_layout.py"}
+        script = scripts.get(kind, "side_nnxdsl.py")
         checkout = self.before if kind == BEFORE and self.before is not None else HERE.parent
         python = str(self.peers) if kind in (TUNIX, TRL) else sys.executable
         words = [python, str(checkout / HERE.name / script), str(self.directory), *flags]
@@ -303,7 +303,7 @@ def measure(name: str, options: argparse.Namespace, place: Path, chosen: dict[bo
         "seed": 0,
     }
     directory = place / name
-    small.write(directory, numbers, batches=BATCHES)
+    step_model.write(directory, numbers, batches=BATCHES)
     case = Case(
         name,
         directory,

@@ -1,4 +1,4 @@
-"""nnxdsl's side of the comparison of steps; `step.py` runs it."""
+"""nnxdsl's side of the comparison of DPO steps; `dpo_step.py` runs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib.metadata
 import jax
 import numpy as np
 from side import Job, Turns, steps
-from small import CONFIG, experiment
+from step_model import CONFIG, experiment
 
 import nnxdsl
 from nnxdsl import data

@@ -1,9 +1,9 @@
 """Where the time of a reference goes that is asked at every step: its forward pass, what that keeps, and the rest.
 
-`python benchmarks/online.py [--rounds 7] [--json FILE]` takes the steps of `step.py` by turns, with the reference asked
-once and at every step, and beside them what such a step has to do more: the policy's forward pass alone, and that pass
-keeping what the backward pass needs, which the reference's does as well, since both go through one loop (so that the
-margin of equal models is exactly zero).
+`python benchmarks/online_reference.py [--rounds 7] [--json FILE]` takes the steps of `dpo_step.py` by turns, with the
+reference asked once and at every step, and beside them what such a step has to do more: the policy's forward pass
+alone, and that pass keeping what the backward pass needs, which the reference's does as well, since both go through one
+loop (so that the margin of equal models is exactly zero).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-import small
+import step_model
 
 import nnxdsl
 from nnxdsl import data
@@ -42,10 +42,10 @@ class Steps:
     """Steps of one job, on one batch."""
 
     def __init__(self, directory: Path, numbers: dict[str, Any], way: Literal["cached", "online"]) -> None:
-        asked = small.experiment(directory, numbers, way)
+        asked = step_model.experiment(directory, numbers, way)
         self.program = nnxdsl.compile(asked)
         self.state = self.program.init()
-        pairs = data.load(asked.data, data.BytesTokenizer(), vocabulary=small.CONFIG.vocab_size)
+        pairs = data.load(asked.data, data.BytesTokenizer(), vocabulary=step_model.CONFIG.vocab_size)
         batch = data.BatchSampler(pairs, batch_size=asked.batch_size, seed=0, order=asked.data.order).at(0)
         if way == "cached":
             batch = jax.tree.map(np.asarray, self.program.with_reference_logps(self.state, batch))
@@ -75,7 +75,7 @@ def measured(is_lora: bool, rounds: int) -> dict[str, list[float]]:
     """Seconds of each, in turn."""
     with tempfile.TemporaryDirectory() as place:
         numbers = {**NUMBERS, "lora": is_lora}
-        small.write(Path(place), numbers, batches=1)
+        step_model.write(Path(place), numbers, batches=1)
         sides = {way: Steps(Path(place), numbers, way) for way in WAYS}
         alone, keeping = sides["online"].forward()
         acts = {**{way: side.step for way, side in sides.items()}, "forward": alone, "keeping": keeping}

@@ -1,12 +1,13 @@
 """What loading weights takes: time beside that of reading the files, host memory beside their size.
 
-`python benchmarks/loading.py [--size 1b] [--rounds 3] [--cold] [--json FILE]` writes a random Gemma 3 in the Hub's
-format, bfloat16 in shards of at most 1 GiB, and then reads it in processes of their own that take turns: its bytes
-through a small buffer, its bytes into memory where they stay (the least that any reader does), as `nnxdsl.load` does,
-and as a LoRA run does, on one device and on eight virtual ones. Memory is the largest resident set above that after the
-imports; on CPUs it holds the arrays themselves, so 1.0 is the least. Each process first uses and frees as much memory
-as it will need: what a virtual machine's host gives out for the first time takes it seconds a GiB. With `--cold` the
-system forgets the files before each process, so that they are read from the disk. Exit code 1 beyond the aim.
+`python benchmarks/weight_loading.py [--size 1b] [--rounds 3] [--cold] [--json FILE]` writes a random Gemma 3 in the
+Hub's format, bfloat16 in shards of at most 1 GiB, and then reads it in processes of their own that take turns: its
+bytes through a small buffer, its bytes into memory where they stay (the least that any reader does), as `nnxdsl.load`
+does, and as a LoRA run does, on one device and on eight virtual ones. Memory is the largest resident set above that
+after the imports; on CPUs it holds the arrays themselves, so 1.0 is the least. Each process first uses and frees as
+much memory as it will need: what a virtual machine's host gives out for the first time takes it seconds a GiB. With
+`--cold` the system forgets the files before each process, so that they are read from the disk. Exit code 1 beyond the
+aim.
 """
 
 from __future__ import annotations

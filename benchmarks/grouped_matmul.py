@@ -1,8 +1,8 @@
 """How long rows times the matrix of their group take: our products, XLA's for any platform, and simpler ones.
 
-`python benchmarks/grouped.py` prints milliseconds, the best of several calls, of a product alone and of one with the
-gradients of both sides: in `nnxdsl.models.moe.grouped_matmul`, by `jax.lax.ragged_dot`, of all tokens with all matrices
-(nothing is sorted or skipped), and of as many rows with a single matrix, which is the least there could be.
+`python benchmarks/grouped_matmul.py` prints milliseconds, the best of several calls, of a product alone and of one with
+the gradients of both sides: in `nnxdsl.models.moe.grouped_matmul`, by `jax.lax.ragged_dot`, of all tokens with all
+matrices (nothing is sorted or skipped), and of as many rows with a single matrix, which is the least there could be.
 """
 
 from __future__ import annotations

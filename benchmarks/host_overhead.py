@@ -1,7 +1,7 @@
 """What a step costs the host: Python's thread between two steps of a 26-layer Gemma 3 that computes next to nothing.
 
-`python benchmarks/overhead.py` interleaves, in one process, `Program.step` on a batch that lies on the device, the same
-XLA program called with a flat list of arrays, and what a run does besides: batch, metrics, status. A thread's own
+`python benchmarks/host_overhead.py` interleaves, in one process, `Program.step` on a batch that lies on the device, the
+same XLA program called with a flat list of arrays, and what a run does besides: batch, metrics, status. A thread's own
 processor time is taken, from the call to its return; what the device computes meanwhile is in other threads.
 """
 
@@ -19,8 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import gemma_shaped
 import jax
-import shaped
 
 import nnxdsl
 from nnxdsl.planning.flops import work
@@ -38,8 +38,8 @@ class Bench:
     """A program, its state, and the ways of calling it."""
 
     def __init__(self, place: Path, layers: int) -> None:
-        asked = shaped.experiment(shaped.Shaped(layers=layers))
-        self.program, self.batch = nnxdsl.compile(asked), shaped.pairs(asked)
+        asked = gemma_shaped.experiment(gemma_shaped.Shaped(layers=layers))
+        self.program, self.batch = nnxdsl.compile(asked), gemma_shaped.pairs(asked)
         self.placed, self.flops = self.program.shard_batch(self.batch), work(self.program.blueprint, self.batch)
         self.state, self.metrics = self.program.step(self.program.init(), self.placed)
         self.leaves = [*jax.tree.leaves(self.state)]

@@ -1,6 +1,6 @@
 """What the web app costs: start, page switch, a list of 1,000 runs, an idle open page, 100,000 steps drawn.
 
-    python benchmarks/app.py [--json FILE]
+    python benchmarks/web_app.py [--json FILE]
 
 Serves directories that it makes in a temporary place and looks at them with Chromium, as a person would: a time ends
 when what was asked for can be seen. Needs the extra `browser` and Chromium; nothing else should run on the machine.

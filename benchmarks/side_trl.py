@@ -1,8 +1,9 @@
-"""TRL's side of the comparison of steps: its DPOTrainer, transformers' Gemma 3, adapters by peft; `step.py` runs it.
+"""TRL's side of the comparison of DPO steps: its DPOTrainer, transformers' Gemma 3, adapters by peft.
 
 At its best documented settings for a CPU: float32, nothing computed again, the fused AdamW, no clipping. The attention
-and `torch.compile` are for `step.py` to choose, the reference is asked once or at every step. Batches without padding
-(`padding_free`) are not to be had in TRL 1.16, and without Triton, so on CPUs, its loss scores every position of a row.
+and `torch.compile` are for `dpo_step.py` to choose, the reference is asked once or at every step. Batches without
+padding (`padding_free`) are not to be had in TRL 1.16, and without Triton, so on CPUs, its loss scores every position
+of a row.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each prompt stands once before each of its completions, rows are padded to the longest there may be, logits of every
 position exist at one time, and the reference is asked at every step in a call of its own. It is no trainer of anybody:
-it stands in for Tunix where that is not installed, and is named as what it is. `step.py` runs it.
+it stands in for Tunix where that is not installed, and is named as what it is. `dpo_step.py` runs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from side import Job, Turns, steps
-from small import experiment
+from step_model import experiment
 
 import nnxdsl
 from nnxdsl.models.attention.positions import TokenPositions

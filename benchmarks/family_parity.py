@@ -1,6 +1,6 @@
 """How near every family is to transformers, and to itself in other forms: the table of docs/guides/models.md.
 
-`python benchmarks/families.py [NAME ...]` prints it, one line for each of the stored checkpoints in
+`python benchmarks/family_parity.py [NAME ...]` prints it, one line for each of the stored checkpoints in
 tests/reference/families, which tests/reference/make_families.py made with transformers. All figures are the largest
 differences in float32, relative to the largest logit (logits, left, packed, LoRA, NF4, export) or to the figure itself
 (loss, gradient, 8 devices); an answer is equal or it is not.
@@ -158,7 +158,9 @@ class Family:
             if path in template.variables:
                 few[path] = whole[path] = leaf
             else:
-                few[path + weight_only_quant.QVALUE], few[path + weight_only_quant.SCALE] = weight_only_quant.quantize(leaf, NF4)
+                few[path + weight_only_quant.QVALUE], few[path + weight_only_quant.SCALE] = weight_only_quant.quantize(
+                    leaf, NF4
+                )
                 whole[path] = weight_only_quant.rounded(leaf, NF4)
         places = positions_right_padded(jnp.asarray(self.lengths), self.size)
         found = logits_of(template)(few, self.tokens, places)

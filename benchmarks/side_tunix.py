@@ -1,4 +1,4 @@
-"""Tunix's side of the comparison of steps: its DPOTrainer, its Gemma 3, adapters by qwix; `step.py` runs it.
+"""Tunix's side of the comparison of DPO steps: its DPOTrainer, its Gemma 3, adapters by qwix.
 
 At its best documented settings for one CPU: its graph cached (the default of `train`), nothing computed again
 (`RematConfig.NONE`), no metrics written, no checkpoints. It knows no reference of another time than the step's own.

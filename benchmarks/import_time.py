@@ -1,4 +1,4 @@
-"""How long the language takes: importing it, and building a sweep of 1,000 points. `python benchmarks/language.py`."""
+"""Seconds to import the language and to build a sweep of 1,000 points: `python benchmarks/import_time.py`."""
 
 from __future__ import annotations
 
