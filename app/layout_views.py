@@ -10,6 +10,7 @@ from nnxdsl.terminal.plan_view import facts as plan_facts
 
 from .html import Child, Html, join, tag
 from .parts import facts, table
+from .plan_words import TIGHT, verdict_of
 from .words import duration, number, size
 
 COLOURS = (
@@ -60,15 +61,7 @@ def _verdict(found: Mapping[str, Any]) -> Html:
         where = device["description"] if device else "no device is named"
         words = f"{size(found['bytes_per_device'])} on each device; how much it has is not known ({where})"
         return tag("p", words, cls="notice")
-    sign = "✔" if verdict["fits"] else "✘"
-    words = f" {verdict['share']:.1%} of what is usable on {device['description']}"
-    return tag(
-        "p",
-        tag("b", f"{sign} {verdict['message']}"),
-        tag("br"),
-        tag("span", words),
-        cls="notice verdict fits" if verdict["fits"] else "notice verdict bad",
-    )
+    return verdict_of(found)
 
 
 def _memory(found: Mapping[str, Any], name: str) -> Html:
@@ -139,7 +132,8 @@ def _share(share: float) -> str:
 def warnings(found: Mapping[str, Any]) -> Html | None:
     """What is worth a word."""
     if not found["warnings"]:
-        return tag("p", "✔ no warnings", cls="muted")
+        is_tight = found["verdict"] and found["verdict"]["share"] > TIGHT  # the verdict is a warning already
+        return None if is_tight else tag("p", "✔ no warnings", cls="muted")
     shown = [
         tag("li", tag("b", f"! {one['kind']} "), tag("code", one["path"]), f" {one['message']}")
         for one in found["warnings"]
@@ -221,10 +215,10 @@ def compiled(found: Mapping[str, Any]) -> Html:
         off = f"; planned were {size(planned)}, {planned / needs - 1:+.1%}" if needs else ""
         fits = report["usable"] is None or needs <= report["usable"]
         of = f" of {size(report['usable'])} usable" if report["usable"] else ""
-        sign = "✔ it fits" if fits else "✘ it does not fit"
-        parts.append(
-            tag("p", f"{sign}: XLA needs {size(needs)}{of}{off}.", cls="notice verdict fits" if fits else "notice bad")
-        )
+        is_tight = fits and report["usable"] is not None and needs > TIGHT * report["usable"]
+        sign = "⚠ it fits, with little room" if is_tight else "✔ it fits" if fits else "✘ it does not fit"
+        look = "warn-box" if is_tight else "verdict fits" if fits else "bad"
+        parts.append(tag("p", f"{sign}: XLA needs {size(needs)}{of}{off}.", cls=f"notice {look}"))
         rows = [(key, size(memory[key]), words) for key, words in FIGURES.items() if memory.get(key) is not None]
         parts.append(table(("Figure", "Bytes", "What it is"), rows, "XLA's figures for one device", ("Bytes",)))
     else:

@@ -11,16 +11,19 @@ from .html import Child, Html, join, tag
 from .parts import facts, table
 from .words import size
 
+TIGHT = 0.9
+"""The share of usable memory above which a plan that fits is a warning: estimates are within a tenth."""
+
+SEARCH = (
+    "Try a mesh with more devices, a device with more memory, a smaller micro-batch, an adapter or quantization; in a "
+    "terminal, `nnxdsl plan FILE --device NAME --count N --search` lists meshes on which it fits."
+)
+
 
 def plan_words(found: Mapping[str, Any]) -> Html:
     """What a run takes: the facts, the memory part by part, what is worth a word."""
-    device, verdict, total = found["device"], found["verdict"], found["bytes_per_device"]
-    parts: list[Child] = []
-    if verdict:
-        look = "notice" if verdict["fits"] else "notice bad"
-        sign = "✔ " if verdict["fits"] else "✘ "
-        words = f"{sign}{verdict['message']}; {verdict['share']:.0%} of what is usable on {device['description']}"
-        parts.append(tag("p", words, cls=look))
+    total = found["bytes_per_device"]
+    parts: list[Child] = [verdict_of(found)] if found["verdict"] else []
     for warning in found["warnings"]:
         parts.append(tag("p", tag("code", warning["path"]), f" {warning['message']}", cls="notice warn-box"))
     parts.append(facts([(name, text) for name, text in plan_facts(found)]))
@@ -37,6 +40,22 @@ def plan_words(found: Mapping[str, Any]) -> Html:
         )
     )
     return join(parts)
+
+
+def verdict_of(found: Mapping[str, Any]) -> Html:
+    """Whether a plan fits: green with room to spare, a warning where estimates may be wrong by what is left."""
+    verdict, device = found["verdict"], found["device"]
+    share, (message, _, remedy) = verdict["share"], verdict["message"].partition("; ")
+    words = f" {share:.1%} of what is usable on {device['description']}."
+    if not verdict["fits"]:
+        sign, look = "✘", "bad"
+        words += f" {remedy[:1].upper()}{remedy[1:]}." if remedy and not remedy.startswith("--") else f" {SEARCH}"
+    elif share > TIGHT:
+        sign, look = "⚠", "warn-box"
+        words += " That is tight: the memory of activations is an estimate, within a tenth of what XLA takes."
+    else:
+        sign, look = "✔", "fits"
+    return tag("p", tag("b", f"{sign} {message}"), tag("br"), tag("span", words), cls=f"notice verdict {look}")
 
 
 def memory_bar(parts: list[Mapping[str, Any]], total: float) -> Html:

@@ -17,6 +17,7 @@ from app import layout_arrays, layout_page, layout_request, layout_views
 from app.layout_grid import MOST, cells, chosen, drawing
 from app.layout_request import mesh_of, mesh_text, plan_job, rules_of, rules_text, with_placement
 from app.page import Ask
+from app.plan_words import plan_words
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Mesh, SpecError
@@ -176,6 +177,29 @@ def test_the_memory_adds_up(found: dict[str, Any]) -> None:
     over = {**found, "verdict": {"fits": False, "share": 1.5, "message": "does not fit"}}
     assert "✘ does not fit" in layout_views.summary(over, "a")
     assert "how much it has is not known" in layout_views.summary({**found, "device": None, "verdict": None}, "a")
+
+
+@pytest.mark.parametrize(
+    ("share", "remedy", "sign", "words"),
+    [
+        (0.5, "", "✔", ""),
+        (0.989, "", "⚠", "That is tight"),
+        (1.2, "; --search may find a mesh on which it fits", "✘", "nnxdsl plan FILE --device NAME --count N --search"),
+        (1.2, "; with memory.remat=full microbatch_size=2 it would take 9 GiB", "✘", "With memory.remat=full"),
+    ],
+)
+def test_a_plan_is_green_only_with_room_to_spare(
+    found: dict[str, Any], share: float, remedy: str, sign: str, words: str
+) -> None:
+    verdict = {"fits": share <= 1, "share": share, "message": f"fits or not: 1 of 2 GiB{remedy}"}
+    for html in (layout_views.summary({**found, "verdict": verdict}, "a"), plan_words({**found, "verdict": verdict})):
+        notice = html[html.index('class="notice verdict') :].partition("</p>")[0]
+        assert f"<b>{sign} " in notice
+        assert words in notice
+        assert ("verdict fits" in notice) == (sign == "✔")
+        assert ">--search" not in notice
+        assert " --search may" not in notice
+        assert ("✔" in html) == (sign == "✔")
 
 
 def test_what_a_plan_says_is_escaped(found: dict[str, Any]) -> None:
