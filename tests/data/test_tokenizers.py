@@ -139,7 +139,7 @@ def test_errors_say_what_would_be_right(bpe_dir: Path, tmp_path: Path, monkeypat
     )
     assert said["bad.json"].startswith("bad.json: no tokenizer that the tokenizers library can read: ")
     assert said["alone.json"] == (
-        'alone.json: nothing says which token ends a text; add tokenizer_config.json with an "eos_token" beside it'
+        'alone.json: no file names the token that ends a text; add tokenizer_config.json with an "eos_token" beside it'
     )
 
 

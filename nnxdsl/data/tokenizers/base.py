@@ -1,4 +1,4 @@
-"""Text as token ids: what every tokenizer offers, the built-in byte-level one, and which one an experiment means."""
+"""The protocol of tokenizers, the built-in byte-level one, and the choice of an experiment's tokenizer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _NAMES = ("tokenizer.json", "tokenizer.model")
 
 
 class TokenizerBase(Protocol):
-    """What the data floor asks of a tokenizer.
+    """Protocol of a tokenizer.
 
     Attributes:
-        vocab_size: Number of ids; every id is below it.
-        bos_id: Token that opens plain text, None if this tokenizer puts none there.
-        bos_token: Its text as chat templates write it; "" if there is none. May exist where `bos_id` is None.
+        vocab_size: Number of ids.
+        bos_id: Token before plain text, None if this tokenizer adds none.
+        bos_token: BOS in chat templates, "" if there is none; may exist if `bos_id` is None.
         eos_id: Token that ends a text.
         eos_token: Its text.
-        special_ids: Ids that are markers and no text (`decode` leaves them out).
-        stop_ids: Ids at which generation stops: `eos_id`, those of `generation_config.json`, known ends of turn.
+        special_ids: Special tokens, which `decode` skips.
+        stop_ids: Ids at which generation stops: `eos_id`, those of `generation_config.json`, usual end-of-turn tokens.
         chat_template: jinja2 source, None if there is none.
-        fingerprint: sha256 hex over everything that decides the ids of text, of chats and of where they end.
+        fingerprint: sha256 hex over everything that determines the ids of texts and chats.
     """
 
     vocab_size: int
@@ -43,19 +43,18 @@ class TokenizerBase(Protocol):
     fingerprint: str
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`. None is added; a special token written in the text becomes its id."""
+        """The ids of `text`, without BOS and EOS; a special token in the text becomes its id."""
         ...
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`, with bytes that are no UTF-8 as U+FFFD."""
+        """The text of `ids`, with bytes that are not UTF-8 as U+FFFD."""
         ...
 
 
 class BytesTokenizer:
-    """Every UTF-8 byte is a token; five markers follow the 256 bytes; ids up to `vocab_size` are unused.
+    """Every UTF-8 byte is a token, followed by five special tokens; further ids up to `vocab_size` are unused.
 
-    Needs no file and covers every text, so it serves tiny models and tests. Text is restored exactly by
-    `decode(encode(text), skip_special=False)`.
+    It needs no file, for tiny models and tests; `decode(encode(text), skip_special=False)` restores every text.
     """
 
     SPECIAL = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
@@ -73,7 +72,7 @@ class BytesTokenizer:
         self.fingerprint = hashlib.sha256(f"nnxdsl bytes 1\n{self.chat_template}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The bytes of `text`, markers as one id each."""
+        """The bytes of `text`, special tokens as one id each."""
         if "<" not in text:
             return list(text.encode("utf-8"))
         ids: list[int] = []
@@ -85,7 +84,7 @@ class BytesTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         out = bytearray()
         for token in ids:
             if token < 256:
@@ -97,17 +96,12 @@ class BytesTokenizer:
 
 
 def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
-    """The tokenizer that `spec` means.
+    """The tokenizer of an experiment with weights in `weights_dir` (None for random ones).
 
-    Args:
-        spec: `Tokenizer.Auto()` takes the one beside the weights, and bytes where there are no weights.
-        weights_dir: Directory of the weights, None for random ones.
-
-    Returns:
-        The tokenizer; with `Tokenizer.Auto()` and weights that come without one, a `MissingTokenizer`.
+    `Tokenizer.Auto()` is the tokenizer beside the weights (a `MissingTokenizer` if there is none), else bytes.
 
     Raises:
-        DataError: No tokenizer is where it should be, or it cannot be read.
+        DataError: There is no tokenizer at the path, or it cannot be read.
     """
     match spec:
         case Tokenizer.Bytes():
@@ -117,7 +111,7 @@ def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
         case Tokenizer.Auto():
             return BytesTokenizer() if weights_dir is None else _beside_weights(weights_dir)
         case _:
-            raise DataError(f"no way is known to open {spec!r}; use Tokenizer.Auto, Tokenizer.Bytes or Tokenizer.File")
+            raise DataError(f"cannot open {spec!r}; use Tokenizer.Auto, Tokenizer.Bytes or Tokenizer.File")
 
 
 def _beside_weights(directory: Path) -> TokenizerBase:

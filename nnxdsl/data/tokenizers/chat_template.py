@@ -1,4 +1,4 @@
-"""Chats as text: jinja2 templates in a sandbox. Knows no rows and no tokens."""
+"""Chats as text: jinja2 templates in a sandbox."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TURNS = """\
 <start_of_turn>model
 {% endif %}
 """
-"""The template of the built-in byte tokenizer: Gemma's turns, with a system turn of its own."""
+"""The template of the built-in byte tokenizer: that of Gemma, with a system turn."""
 
 TODAY = datetime.datetime(2024, 7, 26)
-"""What `strftime_now` says in templates. Fixed: the tokens of a run must not change with the day."""
+"""The date of `strftime_now` in templates, fixed so that tokens do not depend on the day."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`, by which Hub templates mark answers: here it only passes through."""
+    """`{% generation %}...{% endgeneration %}`, which marks answers in Hub templates, without effect."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it as a plain class attribute
 
@@ -52,7 +52,7 @@ class ChatTemplate:
         eos_token: Text of the token that ends one.
 
     Raises:
-        DataError: The source is no jinja2 template.
+        DataError: The source is not valid jinja2.
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
@@ -67,7 +67,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, tools: Tools | None = None
     ) -> str:
-        """The chat as text, with the opening of the model's next turn if asked for.
+        """The chat as text, as `apply_chat_template` of transformers.
 
         Args:
             messages: The chat.
@@ -75,20 +75,20 @@ class ChatTemplate:
             tools: JSON schemas of the functions that the model may call.
 
         Raises:
-            RowError: The template refuses the messages (`raise_exception`), or fails on them.
+            RowError: The template raises an exception.
         """
         try:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=add_generation_prompt, tools=tools, **self._tokens
             )
-        except Exception as error:  # templates are code of others: they raise TypeError, KeyError and more
+        except Exception as error:  # templates may raise anything
             what = str(error) or type(error).__name__
             raise RowError("template", f"the chat template cannot render this chat: {what}") from error
 
 
 @functools.cache
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The environment in which the Hub's templates are written: block whitespace trimmed, a few helpers, no access."""
+    """The environment of Hub templates: trimmed blocks, a few helpers, sandboxed."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -99,7 +99,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    # jinja2's own filter escapes HTML, which is wrong in a prompt.
+    # jinja2's own filter escapes HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers as model directories carry them: `tokenizer.json` and sentencepiece, with the JSON files beside them."""
+"""Tokenizers of model directories: `tokenizer.json` and sentencepiece, with the JSON files beside them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nnxdsl.data.loaders.files import kind_of
 from nnxdsl.errors import DataError
 
 _ENDS_OF_TURN = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
-"""Names that models of the field give to the end of a turn: generation stops at them even where no file says so."""
+"""Usual end-of-turn tokens: generation stops at them even if no file names them."""
 
 
 @attrs.frozen
 class _Beside:
-    """What the files beside a tokenizer say, each thing None (or empty) where none says it."""
+    """Settings in the files beside a tokenizer; None or empty if no file has them."""
 
     bos_token: str | None
     eos_token: str | None
@@ -31,19 +31,57 @@ class _Beside:
     chat_template: str | None
 
 
-class HFTokenizer:
+class _FileTokenizer:
+    """The part of a tokenizer that the files beside it determine; see `TokenizerBase` for the attributes."""
+
+    bos_token: str
+    eos_token: str
+    eos_id: int
+    stop_ids: frozenset[int]
+    chat_template: str | None
+    bos_id: int | None = None
+    fingerprint: str
+
+    def _set_special_tokens(
+        self, file: Path, beside: _Beside, id_of: Callable[[str], int | None], token_of: Callable[[int], str | None]
+    ) -> int | None:
+        """Sets all of them but `bos_id` and `fingerprint`; returns the id of BOS.
+
+        Raises:
+            DataError: No file names EOS, or a special token is not in the vocabulary.
+        """
+        for name, token in (("eos_token", beside.eos_token), ("bos_token", beside.bos_token)):
+            if token and id_of(token) is None:
+                raise DataError(f"{file}: {name} is {token!r}, which is no token of this vocabulary")
+        eos_id = id_of(beside.eos_token) if beside.eos_token else next(iter(beside.end_ids), None)
+        if eos_id is None:
+            raise DataError(
+                f"{file}: no file names the token that ends a text; add tokenizer_config.json with an "
+                f'"eos_token" beside it'
+            )
+        ends_of_turn = {token for token in map(id_of, _ENDS_OF_TURN) if token is not None}
+        self.bos_token, self.eos_token = beside.bos_token or "", beside.eos_token or token_of(eos_id) or ""
+        self.eos_id, self.stop_ids = eos_id, frozenset({eos_id, *beside.end_ids, *ends_of_turn})
+        self.chat_template = beside.chat_template
+        return id_of(beside.bos_token) if beside.bos_token else None
+
+    def _set_fingerprint(self, source: bytes) -> None:
+        ends = [self.bos_id, self.bos_token, self.eos_id, self.eos_token, sorted(self.stop_ids), self.chat_template]
+        self.fingerprint = hashlib.sha256(hashlib.sha256(source).digest() + json.dumps(ends).encode()).hexdigest()
+
+
+class HFTokenizer(_FileTokenizer):
     """A `tokenizer.json`, through the `tokenizers` library.
 
     BOS and EOS come from `tokenizer_config.json`, else `special_tokens_map.json`, else the ids in
-    `generation_config.json` or `config.json`. `bos_id` is None where the tokenizer does
-    not open plain text with BOS (GPT-2, Qwen).
+    `generation_config.json` or `config.json`. `bos_id` is None if the tokenizer adds no BOS to text (GPT-2, Qwen).
 
     Args:
         file: The `tokenizer.json`.
-        chat_template: jinja2 source, or a file with it, that replaces the directory's own.
+        chat_template: jinja2 source, or a file with it, in place of the directory's own.
 
     Raises:
-        DataError: The file is damaged, or nothing says which token ends a text.
+        DataError: The file is damaged, or no file names the token that ends a text.
     """
 
     def __init__(self, file: Path, chat_template: str | None = None) -> None:
@@ -52,7 +90,7 @@ class HFTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(source)
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"{file}: no tokenizer that the tokenizers library can read: {error}") from error
-        # A file may carry the settings of its last use; they would cut or pad rows without a word.
+        # A file may have truncation or padding enabled, which would silently change rows.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -62,31 +100,29 @@ class HFTokenizer:
         )
         beside = _read_beside(file.parent, chat_template)
         first = self._tokenizer.encode("a", add_special_tokens=True).ids[:1]
-        found = _find_ends(file, beside, vocabulary.get, self._tokenizer.id_to_token)
-        self.bos_token, self.eos_token, self.eos_id, self.stop_ids, bos_id = found
+        bos_id = self._set_special_tokens(file, beside, vocabulary.get, self._tokenizer.id_to_token)
         adds_bos = bos_id is not None and (first == [bos_id] if beside.add_bos is None else beside.add_bos)
         self.bos_id = bos_id if adds_bos else None
-        self.chat_template = beside.chat_template
-        self.fingerprint = _fingerprint(self, source)
+        self._set_fingerprint(source)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`; none is added."""
+        """The ids of `text`, without BOS and EOS."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`, by the file's own decoder."""
+        """The text of `ids`."""
         return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special)
 
 
-class SentencePieceTokenizer:
-    """A sentencepiece model (`tokenizer.model`). Its control pieces are recognised in text, as chat templates need it.
+class SentencePieceTokenizer(_FileTokenizer):
+    """A sentencepiece model (`tokenizer.model`). Control pieces in text become their ids, as chat templates need it.
 
     Args:
         file: The model.
-        chat_template: jinja2 source, or a file with it, that replaces the directory's own.
+        chat_template: jinja2 source, or a file with it, in place of the directory's own.
 
     Raises:
-        DataError: sentencepiece is not installed, the file is damaged, or nothing says which token ends a text.
+        DataError: sentencepiece is not installed, the file is damaged, or no file names the token that ends a text.
     """
 
     def __init__(self, file: Path, chat_template: str | None = None) -> None:
@@ -104,7 +140,7 @@ class SentencePieceTokenizer:
             raise DataError(f"{file}: no sentencepiece model: {str(error).splitlines()[0]}") from error
         self.vocab_size = self._model.get_piece_size()
         control = {self._model.id_to_piece(i): i for i in range(self.vocab_size) if self._model.is_control(i)}
-        # Models of chats have their turn markers as user-defined pieces, which are special all the same.
+        # Chat models define turn tokens as user-defined pieces, which count as special, too.
         markers = {piece: self._id(piece) for piece in ("<start_of_turn>", *_ENDS_OF_TURN)}
         self._control = control
         self.special_ids = frozenset(control.values()) | {i for i in markers.values() if i is not None}
@@ -115,14 +151,12 @@ class SentencePieceTokenizer:
             bos_token=beside.bos_token or self._piece(self._model.bos_id()),
             eos_token=beside.eos_token or self._piece(self._model.eos_id()),
         )
-        found = _find_ends(file, own, self._id, self._piece)
-        self.bos_token, self.eos_token, self.eos_id, self.stop_ids, bos_id = found
+        bos_id = self._set_special_tokens(file, own, self._id, self._piece)
         self.bos_id = None if beside.add_bos is False else bos_id
-        self.chat_template = beside.chat_template
-        self.fingerprint = _fingerprint(self, source)
+        self._set_fingerprint(source)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`; none is added."""
+        """The ids of `text`, without BOS and EOS."""
         if self._split is None:
             return self._model.encode(text)
         ids: list[int] = []
@@ -173,7 +207,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} where there is no file."""
+    """The object in a JSON file, {} without the file."""
     if not file.is_file():
         return {}
     try:
@@ -201,7 +235,7 @@ def _read_beside(directory: Path, template: str | None) -> _Beside:
 
 
 def _token_text(file: Path, name: str) -> str | None:
-    """A token as the JSON files write it: plain, or an object with its content."""
+    """A token in the JSON files: its text, or an object with it as "content"."""
     value = _read_json(file).get(name)
     token = value.get("content") if isinstance(value, dict) else value
     if not isinstance(token, str | None):
@@ -219,9 +253,9 @@ def _end_ids(file: Path) -> tuple[int, ...]:
 
 
 def _template(directory: Path) -> str | None:
-    alone = directory / "chat_template.jinja"
-    if alone.is_file():
-        return _read_text(alone)
+    jinja = directory / "chat_template.jinja"
+    if jinja.is_file():
+        return _read_text(jinja)
     for file in (directory / "tokenizer_config.json", directory / "chat_template.json"):
         template = _read_json(file).get("chat_template")
         if isinstance(template, list):
@@ -249,49 +283,10 @@ def _named(file: Path, templates: list[Any]) -> dict[str, str]:
 
 
 def _given_template(template: str) -> str:
-    """A template as source, or as the file that holds it."""
+    """The source of a template that is given as source or as a file."""
     if "{" in template:
         return template
     file = Path(template).expanduser()
     if not file.is_file():
         raise DataError(f"chat_template: {template!r} is neither jinja2 source nor a file")
     return _read_text(file)
-
-
-def _find_ends(
-    file: Path, beside: _Beside, id_of: Callable[[str], int | None], token_of: Callable[[int], str | None]
-) -> tuple[str, str, int, frozenset[int], int | None]:
-    """bos_token, eos_token, eos_id, stop_ids and the id of BOS; raises DataError where EOS is nowhere to be found."""
-    eos_token = beside.eos_token
-    eos_id = id_of(eos_token) if eos_token else next(iter(beside.end_ids), None)
-    if eos_token and eos_id is None:
-        raise DataError(f"{file}: eos_token is {eos_token!r}, which is no token of this vocabulary")
-    if eos_id is None:
-        raise DataError(
-            f'{file}: nothing says which token ends a text; add tokenizer_config.json with an "eos_token" beside it'
-        )
-    turns = {i for i in map(id_of, _ENDS_OF_TURN) if i is not None}
-    bos_id = id_of(beside.bos_token) if beside.bos_token else None
-    if beside.bos_token and bos_id is None:
-        raise DataError(f"{file}: bos_token is {beside.bos_token!r}, which is no token of this vocabulary")
-    return (
-        beside.bos_token or "",
-        eos_token or token_of(eos_id) or "",
-        eos_id,
-        frozenset({eos_id, *beside.end_ids, *turns}),
-        bos_id,
-    )
-
-
-def _fingerprint(tokenizer: HFTokenizer | SentencePieceTokenizer, source: bytes) -> str:
-    about = json.dumps(
-        [
-            tokenizer.bos_id,
-            tokenizer.bos_token,
-            tokenizer.eos_id,
-            tokenizer.eos_token,
-            sorted(tokenizer.stop_ids),
-            tokenizer.chat_template,
-        ]
-    )
-    return hashlib.sha256(hashlib.sha256(source).digest() + about.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Messages of a chat as rows have them, checked: roles, text, tool calls, tools. Knows no template and no tokens."""
+"""Messages of chats in rows, checked: roles, text, tool calls, tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nnxdsl.config.core.strict_json import parse_json
 from nnxdsl.data.loaders.files import RowError, kind_of
 
 Message = dict[str, Any]
-"""`{"role": ..., "content": text}`, with whatever else the row has (`name`, `tool_calls`) passed on to the template."""
+"""`{"role": ..., "content": text}`; other fields (`name`, `tool_calls`) are passed on to the template."""
 
 Tools = list[dict[str, Any]]
 """JSON schemas of functions, as the `tools` of a row."""
@@ -19,13 +19,13 @@ _CALL = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
 
 
 def read_messages(value: object, field: str) -> list[Message]:
-    """The messages of a row, checked: each has a role and a content that is text.
+    """The messages of a row, each with a role and a text as content.
 
-    Content given as parts (`[{"type": "text", "text": ...}]`) is joined; ShareGPT's `from`/`value` are understood. An
-    assistant's message may have `tool_calls` in the form of OpenAI, and then needs no content.
+    Content in parts (`[{"type": "text", "text": ...}]`) is joined; ShareGPT's `from`/`value` are supported. An
+    assistant's message may have OpenAI's `tool_calls`, and then needs no content.
 
     Raises:
-        RowError: What is wrong, and in which message (counted from 1).
+        RowError: Names the problem and the message (from 1).
     """
     if not isinstance(value, list) or not value:
         got = "an empty list" if value == [] else kind_of(value)
@@ -34,10 +34,10 @@ def read_messages(value: object, field: str) -> list[Message]:
 
 
 def read_tools(row: Mapping[str, Any]) -> Tools | None:
-    """The functions in the field `tools`, which a chat template describes to the model; None where a row has none.
+    """The functions in the field `tools`, for the chat template; None if there are none.
 
     Raises:
-        RowError: The field is neither a list of objects nor the JSON text of one.
+        RowError: The field is neither a list of objects nor its JSON text.
     """
     tools = row.get("tools")
     if isinstance(tools, str):
@@ -53,7 +53,7 @@ def read_tools(row: Mapping[str, Any]) -> Tools | None:
 
 
 def content_of(message: Message) -> str:
-    """The text of a message, "" where it has only tool calls."""
+    """The text of a message, "" if it has only tool calls."""
     return message.get("content") or ""
 
 
@@ -63,7 +63,7 @@ def is_blank(message: Message) -> bool:
 
 
 def odd_messages(messages: Sequence[Message]) -> Iterator[str]:
-    """What deserves a look in a chat that can be learnt from."""
+    """Warnings for a valid chat."""
     if any(is_blank(message) for message in messages):
         yield "blank message"
     if all(message["role"] == "assistant" for message in messages):
@@ -84,74 +84,74 @@ def texts(value: object) -> Iterator[str]:
                 yield from texts(item)
 
 
-def _message(item: object, where: str) -> Message:
+def _message(item: object, location: str) -> Message:
     if not isinstance(item, Mapping):
-        raise RowError("wrong type", f"{where}: expected an object with 'role' and 'content', got {kind_of(item)}")
-    # An empty list of calls is what exports write where there are none.
+        raise RowError("wrong type", f"{location}: expected an object with 'role' and 'content', got {kind_of(item)}")
+    # Exports write an empty list location there are no calls.
     message = {str(key): part for key, part in item.items() if part is not None and (key, part) != ("tool_calls", [])}
     if "from" in message and "value" in message:
         if "role" in message or "content" in message:
-            raise RowError("two forms", f"{where}: has both from/value and role/content; keep one of them")
-        speaker = message.pop("from")
-        if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
-            got = repr(speaker[:40]) if isinstance(speaker, str) else kind_of(speaker)
-            raise RowError("wrong type", f"{where}: 'from' is {got}; known are {', '.join(_SHAREGPT_ROLES)}")
-        message |= {"role": _SHAREGPT_ROLES[speaker], "content": message.pop("value")}
+            raise RowError("two forms", f"{location}: has both from/value and role/content; keep one of them")
+        role = message.pop("from")
+        if not isinstance(role, str) or role not in _SHAREGPT_ROLES:
+            got = repr(role[:40]) if isinstance(role, str) else kind_of(role)
+            raise RowError("wrong type", f"{location}: 'from' is {got}; expected one of {', '.join(_SHAREGPT_ROLES)}")
+        message |= {"role": _SHAREGPT_ROLES[role], "content": message.pop("value")}
     if "role" in message and not isinstance(message["role"], str):
-        raise RowError("wrong type", f"{where}: 'role': expected text, got {kind_of(message['role'])}")
+        raise RowError("wrong type", f"{location}: 'role': expected text, got {kind_of(message['role'])}")
     if "tool_calls" in message:
         if message.get("role") != "assistant":
-            raise RowError("wrong type", f"{where}: 'tool_calls' may only stand in a message of the assistant")
-        message["tool_calls"] = _tool_calls(message["tool_calls"], where)
+            raise RowError("wrong type", f"{location}: only messages of the assistant may have 'tool_calls'")
+        message["tool_calls"] = _tool_calls(message["tool_calls"], location)
         if "content" in item:
-            message.setdefault("content", None)  # as templates know it from OpenAI
+            message.setdefault("content", None)  # null, as in OpenAI's format
     for name in ("role", "content"):
         if name not in message and not (name == "content" and "tool_calls" in message):
             has = ", ".join(message) or "nothing"
-            raise RowError("missing field", f"{where}: '{name}' is missing; this message has: {has}")
+            raise RowError("missing field", f"{location}: '{name}' is missing; this message has: {has}")
     if message.get("content") is not None:
-        message["content"] = _content(message["content"], where)
+        message["content"] = _content(message["content"], location)
     return message
 
 
-def _content(content: object, where: str) -> str:
+def _content(content: object, location: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RowError("wrong type", f"{where}: 'content': expected text, got {kind_of(content)}")
-    return "".join(_text_of_part(part, where) for part in content)
+        raise RowError("wrong type", f"{location}: 'content': expected text, got {kind_of(content)}")
+    return "".join(_text_of_part(part, location) for part in content)
 
 
-def _text_of_part(part: object, where: str) -> str:
+def _text_of_part(part: object, location: str) -> str:
     fields = {key: item for key, item in part.items() if item is not None} if isinstance(part, Mapping) else {}
     text = fields.pop("text", None)
     if not isinstance(text, str) or fields.pop("type", "text") != "text":
-        raise RowError("wrong type", f"{where}: 'content': only text parts can be read, got {str(part)[:60]}")
+        raise RowError("wrong type", f"{location}: 'content': only text parts can be read, got {str(part)[:60]}")
     if fields:
         names = ", ".join(map(str, fields))
-        raise RowError("wrong type", f"{where}: 'content': a text part has fields that are not read: {names[:60]}")
+        raise RowError("wrong type", f"{location}: 'content': a text part has fields that are not read: {names[:60]}")
     return text
 
 
-def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: object, location: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise RowError("wrong type", f"{where}: 'tool_calls': expected a list of {_CALL}, got {kind_of(calls)}")
-    return [_tool_call(call, f"{where}: 'tool_calls'[{place}]") for place, call in enumerate(calls)]
+        raise RowError("wrong type", f"{location}: 'tool_calls': expected a list of {_CALL}, got {kind_of(calls)}")
+    return [_tool_call(call, f"{location}: 'tool_calls'[{place}]") for place, call in enumerate(calls)]
 
 
-def _tool_call(call: object, where: str) -> dict[str, Any]:
-    """A call as OpenAI writes it, or its function alone."""
+def _tool_call(call: object, location: str) -> dict[str, Any]:
+    """A call in OpenAI's format, or its function alone."""
     function = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise RowError("wrong type", f"{where}: expected {_CALL}, got {kind_of(function)}")
+        raise RowError("wrong type", f"{location}: expected {_CALL}, got {kind_of(function)}")
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name.strip():
-        raise RowError("wrong type", f"{where}: expected {_CALL}, but its name is {kind_of(name)}")
+        raise RowError("wrong type", f"{location}: expected {_CALL}, but its name is {kind_of(name)}")
     if not isinstance(arguments, Mapping | str | None):
         raise RowError(
-            "wrong type", f"{where}: 'arguments': expected an object or its JSON text, got {kind_of(arguments)}"
+            "wrong type", f"{location}: 'arguments': expected an object or its JSON text, got {kind_of(arguments)}"
         )
-    found = {key: part for key, part in call.items() if part is not None}
+    parts = {key: part for key, part in call.items() if part is not None}
     if function is not call:
-        found["function"] = {key: part for key, part in function.items() if part is not None}
-    return found
+        parts["function"] = {key: part for key, part in function.items() if part is not None}
+    return parts
