@@ -248,7 +248,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(lab: Any, finished: Any) -
     code, _, err = lab.python("dpo.py")
     assert code == 0, err
     name = victim.relative_to(run / "checkpoints" / "00000040").as_posix()
-    said = f"checkpoint step 40 is damaged: {name} has changed since it was written (sha256 differs); going back to step 36"
+    damage = f"{name} has changed since it was written (sha256 differs)"
+    said = f"checkpoint step 40 is damaged: {damage}; going back to step 36"
     assert said in err.splitlines()
     assert said in [event["event"] for event in RunDirectory(run).events()]
     assert said in RunDirectory(run).log.read_text(encoding="utf-8")
