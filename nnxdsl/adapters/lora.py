@@ -125,13 +125,13 @@ class _LayerAdapter:
         return variables
 
 
-def _ratio(share: _LayerAdapter, weight: jax.Array, a: jax.Array, b: jax.Array, m: jax.Array) -> jax.Array:
+def _ratio(layer_adapter: _LayerAdapter, weight: jax.Array, a: jax.Array, b: jax.Array, m: jax.Array) -> jax.Array:
     """DoRA's `m / |V|`, `[..., out]` float32; `|V|` is a constant in gradients.
 
     The product with it is in float32 too: bfloat16 has no value between 1 and 1.0078, and magnitudes change by less.
     """
     weight, a, b = (jax.lax.stop_gradient(part) for part in (weight, a, b))
-    ratio = m.astype(jnp.float32) / lora_math.norm(weight, a, b, share.scale)
+    ratio = m.astype(jnp.float32) / lora_math.norm(weight, a, b, layer_adapter.scale)
     # Compiled programs round the norm differently; this makes a new adapter equal to its base in all of them.
     rounding = jnp.where(jnp.abs(ratio - 1) < ROUNDING, 1 - ratio, 0)
     return ratio + jax.lax.stop_gradient(rounding)
@@ -151,19 +151,19 @@ class AdaptedLinear(Linear):
     kernel_lora_m: nnx.LoRAParam
 
     def __init__(self, plain: Linear, adapter: LowRank, path: str = "") -> None:
-        self.kernel, self.bias, self.share = plain.kernel, plain.bias, _LayerAdapter.from_adapter(adapter, path)
-        for end, variable in self.share.variables(plain.kernel).items():
+        self.kernel, self.bias, self.layer_adapter = plain.kernel, plain.bias, _LayerAdapter.from_adapter(adapter, path)
+        for end, variable in self.layer_adapter.variables(plain.kernel).items():
             setattr(self, f"kernel{end}", variable)
 
     def _product(self, x: jax.Array) -> jax.Array:
-        result, share = super()._product(x), self.share
+        result, layer_adapter = super()._product(x), self.layer_adapter
         a, b = self.kernel_lora_a[...], self.kernel_lora_b[...]
         with without_quantization():
-            low = jnp.dot(dropped(x, share.dropout, share.salt), a.astype(x.dtype))
-            result = result + jnp.dot(low, b.astype(x.dtype)) * share.scale
-            if not share.has_magnitude:
+            low = jnp.dot(dropped(x, layer_adapter.dropout, layer_adapter.salt), a.astype(x.dtype))
+            result = result + jnp.dot(low, b.astype(x.dtype)) * layer_adapter.scale
+            if not layer_adapter.has_magnitude:
                 return result
-            ratio = _ratio(share, dequantized_kernel(self.kernel), a, b, self.kernel_lora_m[...])
+            ratio = _ratio(layer_adapter, dequantized_kernel(self.kernel), a, b, self.kernel_lora_m[...])
             return (result.astype(jnp.float32) * ratio).astype(x.dtype)
 
 
@@ -188,9 +188,10 @@ class AdaptedExperts(ExpertLinear):
         self, plain: ExpertLinear, adapter: LowRank | None, quantization: Quantization | None, path: str = ""
     ) -> None:
         kernel = plain.kernel
-        self.bias, self.share = plain.bias, None if adapter is None else _LayerAdapter.from_adapter(adapter, path)
+        self.bias = plain.bias
+        self.layer_adapter = None if adapter is None else _LayerAdapter.from_adapter(adapter, path)
         self.kernel = kernel if quantization is None else QuantizedWeight(kernel, quantization)
-        for end, variable in ({} if self.share is None else self.share.variables(kernel)).items():
+        for end, variable in ({} if self.layer_adapter is None else self.layer_adapter.variables(kernel)).items():
             setattr(self, f"kernel{end}", variable)
 
     def product(self, x: jax.Array, expert: jax.Array) -> jax.Array:
@@ -201,14 +202,14 @@ class AdaptedExperts(ExpertLinear):
             result = jax.checkpoint(lambda x: expert_dot(x, quantized.dequantize(), expert))(x)
         else:
             result = super().product(x, expert)
-        share = self.share
-        if share is None:
+        layer_adapter = self.layer_adapter
+        if layer_adapter is None:
             return result
         a, b = self.kernel_lora_a[...], self.kernel_lora_b[...]
         low = expert_dot(x, a, expert, axis=None)  # [B, T, k, rank]
-        result = result + share.scale * expert_dot(low, b, expert)
-        if not share.has_magnitude:
+        result = result + layer_adapter.scale * expert_dot(low, b, expert)
+        if not layer_adapter.has_magnitude:
             return result
-        ratio = _ratio(share, dequantized_kernel(self.kernel), a, b, self.kernel_lora_m[...])  # [E, out]
+        ratio = _ratio(layer_adapter, dequantized_kernel(self.kernel), a, b, self.kernel_lora_m[...])  # [E, out]
         each = jnp.take(ratio, expert, axis=0, mode="clip")  # slots without an expert are not used
         return (result.astype(jnp.float32) * each).astype(x.dtype)

@@ -31,18 +31,18 @@ def problems(
         path_in_group(path).removesuffix(".kernel"): leaf for path, leaf in base.items() if path.endswith(".kernel")
     }
     names = {part for path in linears for part in path.split(".")[2:]}
-    found: list[Problem] = []
+    listed: list[Problem] = []
     for field, spec in (("adapter", adapter), ("quantization", quantization)):
         for index, target in enumerate(spec.targets if spec is not None else ()):
             if not any(named(target, path) for path in linears):
                 message = f"'{target}' matches no linear layer{suggest(target, names)}"
-                found.append(Problem(f"{field}.targets.{index}", message))
+                listed.append(Problem(f"{field}.targets.{index}", message))
     if isinstance(adapter, LoRA | DoRA):
-        found += _pattern_problems(adapter, linears)
+        listed += _pattern_problems(adapter, linears)
     if quantization is not None:
         targeted = {path: leaf for path, leaf in linears.items() if matches(path, quantization)}
         if not quantization.freezes:
-            found += [
+            listed += [
                 Problem(
                     "quantization.targets", f"{path} is of experts, whose products cannot be quantized; name others"
                 )
@@ -50,12 +50,12 @@ def problems(
             ]
         block = quantization.block_size or 1
         sizes = {starred(path): leaf.shape[-2] for path, leaf in targeted.items()}
-        found += [
+        listed += [
             Problem("quantization.block_size", f"{size} inputs of {path} are not divisible by blocks of {block}")
             for path, size in sizes.items()
             if size % block
         ]
-    return found
+    return listed
 
 
 def _pattern_problems(adapter: LowRank, linears: Mapping[str, ParamSpec]) -> Iterator[Problem]:

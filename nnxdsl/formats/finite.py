@@ -25,33 +25,33 @@ def count_non_finite(array: np.ndarray) -> int:
     return sum(int(np.count_nonzero((block & ~_sign(block)) >= infinity)) for block, infinity in _bits(array))
 
 
-def require_finite(arrays: Mapping[str, Callable[[], np.ndarray]] | Mapping[str, np.ndarray], where: object) -> None:
+def require_finite(arrays: Mapping[str, Callable[[], np.ndarray]] | Mapping[str, np.ndarray], origin: object) -> None:
     """Refuses arrays with NaN or infinity.
 
     Args:
         arrays: Arrays, or functions that read them, by name.
-        where: The file or directory that they come from, for the message.
+        origin: The file or directory that they come from, for the message.
 
     Raises:
         WeightsError: Names the arrays with non-finite values, and the number of them in each.
     """
     read = ((name, array() if callable(array) else array) for name, array in arrays.items())
-    found = [(name, count, array.size) for name, array in read if (count := count_non_finite(array))]
-    if found:
-        raise WeightsError(non_finite_message(found, where))
+    counts = [(name, count, array.size) for name, array in read if (count := count_non_finite(array))]
+    if counts:
+        raise WeightsError(non_finite_message(counts, origin))
 
 
-def non_finite_message(found: Iterable[tuple[str, int, int]], where: object) -> str:
+def non_finite_message(counts: Iterable[tuple[str, int, int]], origin: object) -> str:
     """The error message for non-finite arrays: name, number of non-finite values, size."""
-    lines = [f"{name}: {count:,} of {size:,} values are NaN or infinite" for name, count, size in found]
+    lines = [f"{name}: {count:,} of {size:,} values are NaN or infinite" for name, count, size in counts]
     more = [f"and {len(lines) - MAX_NAMED} more"] if len(lines) > MAX_NAMED else []
     arrays = "1 array holds" if len(lines) == 1 else f"{len(lines)} arrays hold"
-    return "\n  ".join([f"{where}: {arrays} NaN or infinity; {HINT}:", *lines[:MAX_NAMED], *more])
+    return "\n  ".join([f"{origin}: {arrays} NaN or infinity; {HINT}:", *lines[:MAX_NAMED], *more])
 
 
-def _holds_non_finite(found: tuple[np.ndarray, int]) -> bool:
+def _holds_non_finite(block: tuple[np.ndarray, int]) -> bool:
     """Infinity and NaN have the largest exponent: as integers they are the largest values of either sign."""
-    bits, infinity = found
+    bits, infinity = block
     positive = bits.view(bits.dtype.str.replace("u", "i")).max(initial=0) >= infinity
     return bool(positive or bits.max(initial=0) >= infinity + int(_sign(bits)))
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import jax
@@ -19,12 +19,10 @@ from nnxdsl.formats.files import PICKLE_REFUSED, read_json
 from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, tensor_sources
 from nnxdsl.formats.mapped_arrays import MappedArray
-from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, dequantize
+from nnxdsl.formats.quantized import StoredTensor, dequantize
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.models.params import AbstractModel, is_mtp_param
-
-StoredTensor = safetensors.Tensor | Mxfp4 | BlockFloat8
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -252,24 +250,10 @@ class HubReader:
         )
 
 
-class Shaped(Protocol):
-    """Anything with a shape and a dtype: an array, or a `jax.ShapeDtypeStruct`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the array."""
-        ...
-
-
 def write(
     directory: str | Path,
     config: DecoderConfig,
-    leaves: Mapping[str, Shaped],
+    leaves: Mapping[str, jax.Array | np.ndarray | jax.ShapeDtypeStruct],
     *,
     value: Callable[[str], jax.Array | np.ndarray] | None = None,
     max_shard_bytes: int | None = None,
@@ -292,20 +276,20 @@ def write(
         WeightsError: An array is missing, or is none of the base model (an adapter: merge it first); or no family of
             the Hub has such a decoder.
     """
-    about = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
-    wanted = tensor_sources(config, about["model_type"])
-    if wanted.keys() != leaves.keys():
-        problems = [f"{path}: missing" for path in wanted if path not in leaves]
-        problems += [f"{path}: no array of the base model" for path in leaves if path not in wanted]
+    config_json = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
+    sources = tensor_sources(config, config_json["model_type"])
+    if sources.keys() != leaves.keys():
+        problems = [f"{path}: missing" for path in sources if path not in leaves]
+        problems += [f"{path}: no array of the base model" for path in leaves if path not in sources]
         raise WeightsError("\n  ".join([f"{directory}: cannot be written:", *problems]))
     origin: dict[str, list[tuple[str, int]]] = {}
-    for path, source in wanted.items():
+    for path, source in sources.items():
         for number, name in enumerate(source.names):
             origin.setdefault(tensor_name(name), []).append((path, number))
-            for copy in (copy for copy, of in copies(config, about["model_type"]).items() if of == name):
+            for copy in (copy for copy, of in copies(config, config_json["model_type"]).items() if of == name):
                 origin[tensor_name(copy)] = [(path, number)]
     tensors = {
-        name: (wanted[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
+        name: (sources[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, [(path, _), *_] in origin.items()
     }
     current: dict[str, Any] = {}  # the arrays being written: all tensors of one array follow each other
@@ -314,7 +298,7 @@ def write(
         if origin[name][0][0] not in current:
             current.clear()
             current.update((path, leaves[path] if value is None else value(path)) for path, _ in origin[name])
-        parts = [hf_names.part(wanted[path], current[path], number) for path, number in origin[name]]
+        parts = [hf_names.part(sources[path], current[path], number) for path, number in origin[name]]
         return parts[0] if len(parts) == 1 else np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
 
     directory = Path(directory)
@@ -334,7 +318,7 @@ def write(
         }
         (directory / INDEX).write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
         (directory / SINGLE).unlink(missing_ok=True)  # transformers would read it instead of the shards
-    (directory / "config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(config_json, indent=2) + "\n", encoding="utf-8")
 
 
 def tensor_name(name: str, prefix: str = "model.") -> str:
@@ -375,11 +359,11 @@ def files_of(directory: str | Path) -> list[Path]:
 
 def _pickled(directory: Path) -> str:
     """How to convert the pickled weights of a directory, if it has some; they are never read."""
-    found = sorted(file.name for file in directory.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-    if not found:
+    names = sorted(file.name for file in directory.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if not names:
         return ""
     return (
-        f"; {', '.join(found)} {PICKLE_REFUSED}. If "
+        f"; {', '.join(names)} {PICKLE_REFUSED}. If "
         f'you trust it, convert it with torch and transformers: python -c "from transformers import '
         f"AutoModelForCausalLM as M; M.from_pretrained('{directory}').save_pretrained('{directory}-safetensors')\""
     )

@@ -36,5 +36,5 @@ def locate(path: str) -> Path:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(
             f"{path}: no such directory (relative to {Path.cwd()}), and it cannot be downloaded: {reason}; "
-            f"without a network, copy the repository's files to a directory and give its path"
+            f"without a network, copy the repository's files to a directory and name that"
         ) from error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
 
 from nnxdsl.formats.mapped_arrays import MappedArray
+from nnxdsl.formats.quantized import StoredTensor
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Norms
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
@@ -32,29 +33,6 @@ _NORMS: dict[Norms, dict[str, str]] = {
 }
 
 
-class Part(Protocol):
-    """One tensor of a file."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape as read."""
-        ...
-
-    @property
-    def numpy(self) -> np.dtype:
-        """The dtype as read."""
-        ...
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether `read` returns a memory-mapped view."""
-        ...
-
-    def read(self) -> np.ndarray:
-        """Reads the values."""
-        ...
-
-
 def part(source: TensorSource, leaf: Any, number: int) -> np.ndarray:
     """One tensor of an array, in the layout of the file; for a tensor shared by several arrays, its slice."""
     array = np.asarray(leaf[np.unravel_index(number, source.leading)] if source.leading else leaf)
@@ -63,13 +41,13 @@ def part(source: TensorSource, leaf: Any, number: int) -> np.ndarray:
     return array.T if source.transposed else array
 
 
-def mapped(source: TensorSource, parts: Sequence[Part]) -> MappedArray:
+def mapped(source: TensorSource, parts: Sequence[StoredTensor]) -> MappedArray:
     """The array that is made of `parts`, none of which is read yet."""
     number, count = source.share
     *shape, last = parts[0].shape[source.unit :]
     shape = (last, *reversed(shape)) if source.transposed else (*shape, last // count)
 
-    def read(part: Part) -> np.ndarray:
+    def read(part: StoredTensor) -> np.ndarray:
         array = part.read()[0] if source.unit else part.read()
         return array.T if source.transposed else array[..., number::count] if count > 1 else array
 
@@ -97,13 +75,13 @@ def _mtp(config: DecoderConfig, model_type: str | None) -> dict[str, TensorSourc
     """Sources of the multi-token-prediction layer, if there is one."""
     names = _mtp_names(model_type)
     prefix, block_prefix = (before.format(config.num_layers) for before in (names.prefix, names.block_prefix))
-    found: dict[str, TensorSource] = {}
+    sources: dict[str, TensorSource] = {}
     for kind in config.mtp_layer_kinds:
         for ours, own in _layer(config, kind, model_type, dense=False).items():
-            found[f"mtp.block.{ours}"] = attrs.evolve(own, names=tuple(block_prefix + name for name in own.names))
+            sources[f"mtp.block.{ours}"] = attrs.evolve(own, names=tuple(block_prefix + name for name in own.names))
         for ours, name in zip(_AROUND_MTP, names.around, strict=True):
-            found[f"mtp.{ours}"] = TensorSource((f"{prefix}{name}.weight",), transposed=ours == "join.kernel")
-    return found
+            sources[f"mtp.{ours}"] = TensorSource((f"{prefix}{name}.weight",), transposed=ours == "join.kernel")
+    return sources
 
 
 def _mtp_names(model_type: str | None) -> MTPTensors:
@@ -141,35 +119,35 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         config: The decoder's architecture.
         model_type: The Hub's name of the family, for names that differ between families.
     """
-    found = {path: TensorSource((name,)) for path, name in _TOP.items()}
+    sources = {path: TensorSource((name,)) for path, name in _TOP.items()}
     if not config.tied_head:
-        found["lm_head.kernel"] = TensorSource((HEAD,))
+        sources["lm_head.kernel"] = TensorSource((HEAD,))
     dense = config.dense
     first, pattern, periods = config.dense_layers, config.period, config.periods
     for block, kind in enumerate(config.prefix_layers):
         for ours, own in _layer(config, kind, model_type, dense=True).items():
             names = tuple(f"layers.{block}.{name}" for name in own.names)
-            found[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
+            sources[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
     for block, kind in enumerate(config.pattern if periods else ()):
         for ours, own in _layer(config, kind, model_type, dense=dense[first + block]).items():
             layers = (first + period * pattern + block for period in range(periods))
             names = tuple(f"layers.{layer}.{name}" for layer in layers for name in own.names)
             stack = {"names": names, "leading": (periods, *own.leading)}
-            found[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
+            sources[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
     for block, kind in enumerate(config.suffix_layers):
         layer = first + periods * pattern + block
         for ours, own in _layer(config, kind, model_type, dense=dense[layer]).items():
             names = tuple(f"layers.{layer}.{name}" for name in own.names)
-            found[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
-    return found | _mtp(config, model_type)
+            sources[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
+    return sources | _mtp(config, model_type)
 
 
 def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool) -> dict[str, TensorSource]:
     """Sources of the arrays of a layer of this kind; a dense one has the gated MLP."""
-    found = config.mixer(kind).tensors(config) | {
+    sources = config.mixer(kind).tensors(config) | {
         f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.norms].items()
     }
     family = family_named(model_type)
     if config.moe is not None and not dense and family is not None and family.moe_tensors is not None:
-        return found | family.moe_tensors(config.moe)
-    return found | (MLPConfig() if dense else config.feed_forward).tensors(config)
+        return sources | family.moe_tensors(config.moe)
+    return sources | (MLPConfig() if dense else config.feed_forward).tensors(config)

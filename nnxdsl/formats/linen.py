@@ -55,18 +55,18 @@ def parts(shapes: Mapping[str, tuple[int, ...]], *, unrolled: bool = False) -> d
         if any(_NUMBERED.fullmatch(key) for key in path.split(".")):
             raise WeightsError(f"{path}: a name that ends in a number is ambiguous in a tree with numbered lists")
     period = _period(shapes)
-    found: dict[Name, Part] = {}
+    tree_parts: dict[Name, Part] = {}
     for path, shape in shapes.items():
         keys = path.split(".")
         block = int(keys[2]) if len(keys) > 3 and keys[2].isdecimal() else 0
         if unrolled and tuple(keys[:2]) == _STACK:
             for number in range(shape[0]):
-                found[(f"layers_{number * period + block}", *_with_indices(keys[3:]))] = Part(path, number)
+                tree_parts[(f"layers_{number * period + block}", *_with_indices(keys[3:]))] = Part(path, number)
         elif unrolled and tuple(keys[:2]) == _TAIL:
-            found[(f"layers_{_periods(shapes) * period + block}", *_with_indices(keys[3:]))] = Part(path)
+            tree_parts[(f"layers_{_periods(shapes) * period + block}", *_with_indices(keys[3:]))] = Part(path)
         else:
-            found[_with_indices(keys)] = Part(path)
-    return found
+            tree_parts[_with_indices(keys)] = Part(path)
+    return tree_parts
 
 
 def leaves(names: Iterable[Name], period: int | None = None) -> dict[str, tuple[Name, ...]]:
@@ -169,23 +169,30 @@ def put(tree: dict[str, Any], name: Name, value: Any) -> None:
     tree[name[-1]] = value
 
 
+def without_collection(name: Name) -> Name:
+    """The name without leading "params", of which MaxText nests two."""
+    while len(name) > 1 and name[0] == PARAMS:
+        name = name[1:]
+    return name
+
+
 def _with_indices(keys: list[str]) -> Name:
     """Appends indices of lists to the names before them: ("blocks", "0") becomes ("blocks_0",)."""
-    found: list[str] = []
+    joined: list[str] = []
     for key in keys:
-        if key.isdecimal() and found:
-            found[-1] += f"_{key}"
+        if key.isdecimal() and joined:
+            joined[-1] += f"_{key}"
         else:
-            found.append(key)
-    return tuple(found)
+            joined.append(key)
+    return tuple(joined)
 
 
 def _split(name: Name) -> list[str]:
-    found: list[str] = []
+    parts_of_name: list[str] = []
     for key in name:
         match = _NUMBERED.fullmatch(key)
-        found += [match["name"], match["number"]] if match else [key]
-    return found
+        parts_of_name += [match["name"], match["number"]] if match else [key]
+    return parts_of_name
 
 
 def _layer_of(name: Name) -> re.Match[str] | None:

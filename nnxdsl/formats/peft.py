@@ -101,7 +101,7 @@ def read(
     kind = DoRA if fields.get("use_dora") is True else LoRA
     sides = [side for side in _SUFFIXES if kind is DoRA or side in "AB"]
     parts = _parts(config)
-    found: dict[tuple[str, str], dict[int, safetensors.Tensor]] = {}  # by path and matrix ("A", "B")
+    by_side: dict[tuple[str, str], dict[int, safetensors.Tensor]] = {}  # by path and matrix ("A", "B")
     names: dict[str, str] = {}  # module names in the file, by tensor of the Hub
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
@@ -112,21 +112,21 @@ def read(
             continue
         part = parts[hub_name]
         names[hub_name] = match["module"]
-        found.setdefault((part.path, side), {})[part.number] = tensor
+        by_side.setdefault((part.path, side), {})[part.number] = tensor
     modules = [(_in_period(parts[hub_name].path), module) for hub_name, module in names.items()]
     scales = scales_of(fields, modules, problems)
-    targets = targets_of({path for path, _ in found}, base)
+    targets = targets_of({path for path, _ in by_side}, base)
     # The targets may cover more layers than the file: those are reported as missing.
     paths = [path for path in base if path.endswith(".kernel") and any(_matches(target, path) for target in targets)]
-    problems += _misfits(found, sides, paths, base, config, names, scales)
-    if not found and not problems:
+    problems += _misfits(by_side, sides, paths, base, config, names, scales)
+    if not by_side and not problems:
         problems.append(Problem(WEIGHTS, "holds no tensors"))
     if problems or scales is None:
         raise WeightsError("\n  ".join([f"{directory}: cannot be read as {kind.__qualname__}:", *map(str, problems)]))
     if not allow_non_finite:
         require_finite({name: tensor.read for name, tensor in tensors.items()}, directory / WEIGHTS)
     leaves = {
-        path + _SUFFIXES[side]: _stacked(path, side, by_number, config) for (path, side), by_number in found.items()
+        path + _SUFFIXES[side]: _stacked(path, side, by_number, config) for (path, side), by_number in by_side.items()
     }
     (rank, alpha), ranks, alphas = _patterns(scales, base)
     scaling = "sqrt_rank" if fields.get("use_rslora") is True else "rank"
@@ -157,14 +157,14 @@ def write(
         WeightsError: A path is not that of a linear layer's adapter.
     """
     directory = Path(directory)
-    wanted = tensor_sources(config)
+    sources = tensor_sources(config)
     prefix = PREFIXES[0] if is_multimodal else PREFIXES[-1]
     origin: dict[str, tuple[str, int]] = {}
     modules: dict[str, str] = {}  # paths within a layer group, by module
     for path in leaves:
         side = next((side for side, ending in _SUFFIXES.items() if path.endswith(ending)), None)
         kernel = path if side is None else path.removesuffix(_SUFFIXES[side])
-        source = None if side is None else wanted.get(kernel)
+        source = None if side is None else sources.get(kernel)
         if source is None or not _is_linear(kernel, source):
             raise WeightsError(f"{path}: PEFT does not support this layer; export the model with its adapter merged")
         for number, name in enumerate(source.names):
@@ -175,7 +175,7 @@ def write(
 
     def value(name: str) -> np.ndarray:
         path, number = origin[name]
-        return (leaves[path][number] if wanted[path.rpartition("_lora_")[0]].leading else leaves[path]).T
+        return (leaves[path][number] if sources[path.rpartition("_lora_")[0]].leading else leaves[path]).T
 
     tensors = {name: (value(name).shape, leaves[path].dtype) for name, (path, _) in origin.items()}
     safetensors.write(directory / WEIGHTS, tensors, value)
@@ -214,22 +214,22 @@ def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str
         paths: Paths of kernels, such as `layers.blocks.0.mlp.up.kernel`.
         base: The arrays of the base model.
     """
-    every = {_in_period(path) for path in base if path.endswith(".kernel") and ".blocks." in path}
-    meant = {_in_period(path) for path in paths}
-    found: list[str] = []
-    left = set(meant)
+    linears = {_in_period(path) for path in base if path.endswith(".kernel") and ".blocks." in path}
+    chosen = {_in_period(path) for path in paths}
+    targets: list[str] = []
+    left = set(chosen)
     # From groups of layers to single ones.
-    split = sorted(path.split(".") for path in every)
+    split = sorted(path.split(".") for path in linears)
     candidates = {tuple(keys[2:-1]): None for keys in split}  # ("attention",)
     candidates |= {tuple(keys[2:]): None for keys in split}  # ("attention", "query")
     candidates |= {tuple(keys): None for keys in split}  # ("blocks", "0", "attention", "query")
     for candidate in candidates:
         target = ".".join(candidate)
-        covered = {path for path in every if _matches(target, path)} if target else set()
-        if covered & left and covered <= meant:
-            found.append(target)
+        covered = {path for path in linears if _matches(target, path)} if target else set()
+        if covered & left and covered <= chosen:
+            targets.append(target)
             left -= covered
-    return tuple(found)
+    return tuple(targets)
 
 
 def _is_linear(path: str, source: TensorSource) -> bool:
@@ -263,23 +263,23 @@ Patterns = tuple[tuple[str, Any], ...]
 
 def _patterns(scales: Mapping[str, Scale], base: Mapping[str, ParamSpec]) -> tuple[Scale, Patterns, Patterns]:
     """The rank and alpha of most layers, and `ranks` and `alphas` of `Adapter.LoRA` for the others."""
-    every = [path for path in base if path.endswith(".kernel") and ".blocks." in path]
+    linears = [path for path in base if path.endswith(".kernel") and ".blocks." in path]
     defaults: list[Any] = []
     others: list[Patterns] = []
     for number in range(2):
-        ((most, _),) = Counter(scale[number] for scale in scales.values()).most_common(1)
-        values = dict.fromkeys(scale[number] for scale in scales.values() if scale[number] != most)
-        found: list[tuple[str, Any]] = []
+        ((default, _),) = Counter(scale[number] for scale in scales.values()).most_common(1)
+        values = dict.fromkeys(scale[number] for scale in scales.values() if scale[number] != default)
+        patterns: list[tuple[str, Any]] = []
         for value in values:
-            meant = [path for path in every if scales.get(_in_period(path), (None, None))[number] == value]
-            found += [(target, value) for target in targets_of(meant, base)]
-        defaults.append(most)
-        others.append(tuple(found))
+            matching = [path for path in linears if scales.get(_in_period(path), (None, None))[number] == value]
+            patterns += [(target, value) for target in targets_of(matching, base)]
+        defaults.append(default)
+        others.append(tuple(patterns))
     return (defaults[0], defaults[1]), others[0], others[1]
 
 
 def _misfits(
-    found: Mapping[tuple[str, str], Mapping[int, safetensors.Tensor]],
+    by_side: Mapping[tuple[str, str], Mapping[int, safetensors.Tensor]],
     sides: Iterable[str],
     paths: Iterable[str],
     base: Mapping[str, ParamSpec],
@@ -289,15 +289,15 @@ def _misfits(
 ) -> list[Problem]:
     """Every tensor of some arrays that is missing, has another shape, or a dtype that is not supported."""
     problems: list[Problem] = []
-    wanted = tensor_sources(config)
+    sources = tensor_sources(config)
     for path in paths:
         inputs, outputs = base[path].shape[-2:]
         rank = 0 if scales is None else scales.get(_in_period(path), (0, 0))[0]
         shapes = {"A": (rank, inputs), "B": (outputs, rank), "magnitude_vector": (outputs,)}
         for side in sides:
-            tensors, shape, array = found.get((path, side), {}), shapes[side], path + _SUFFIXES[side]
+            tensors, shape, array = by_side.get((path, side), {}), shapes[side], path + _SUFFIXES[side]
             ending = ".weight" if side in ("A", "B") else ""
-            for number, name in enumerate(wanted[path].names):
+            for number, name in enumerate(sources[path].names):
                 module = names.get(name) or f"{_module_prefix(names)}{name}".removesuffix(".weight")
                 full, tensor = f"base_model.model.{module}.lora_{side}{ending}", tensors.get(number)
                 if tensor is None:

@@ -121,7 +121,10 @@ def _block(length: int, count: int) -> int:
     return size
 
 
-def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor | Mxfp4 | BlockFloat8]]:
+StoredTensor = Tensor | Mxfp4 | BlockFloat8
+
+
+def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, StoredTensor]]:
     """A checkpoint's tensors by name, with each quantized tensor and its scales as one, under the unquantized name.
 
     Tensors whose scales do not match are returned unchanged; the reader reports them as unexpected.

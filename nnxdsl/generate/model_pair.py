@@ -35,6 +35,7 @@ from nnxdsl.program.forward import ForwardOutput, Leaves
 from nnxdsl.program.reference import OwnWeights
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.weights import sources
+from nnxdsl.weights.saved_run import saved_experiment
 
 REFERENCE = "reference"
 """What a policy is compared with where no step is named."""
@@ -119,7 +120,7 @@ class ModelPair:
             WeightsError: the first weights are not there any more.
             DataError: the held-out rows or the tokenizer cannot be read.
         """
-        experiment = sources.saved_experiment(directory)
+        experiment = saved_experiment(directory)
         with CheckpointReader(directory / "checkpoints") as checkpoints:
             steps = checkpoints.steps()
             if not steps:
@@ -306,7 +307,7 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
     directory = home / run
     if not step.isdigit() or not run or "/" in run or run.startswith(".") or not (directory / "run.json").is_file():
         raise RunError(f"expected RUN@STEP with a run of {home}, got {against!r}")
-    experiment = sources.saved_experiment(directory)
+    experiment = saved_experiment(directory)
     compute = mine.blueprint.compute.name
     program = compile_experiment(evolve(experiment, {"mesh": Mesh(), "precision.compute": compute}))
     ids = [_tokenizer(one, home).encode(PROBE) for one in (mine.experiment, program.experiment)]

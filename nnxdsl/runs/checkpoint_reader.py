@@ -64,12 +64,12 @@ class CheckpointReader:
 
     def steps(self) -> list[int]:
         """All committed steps, in order; whether their arrays are undamaged, `latest_good` and `restore` check."""
-        found: list[int] = []
+        committed: list[int] = []
         for step in self._on_disk():
             with contextlib.suppress(DamageError):
                 self._manifest(step)
-                found.append(step)
-        return found
+                committed.append(step)
+        return committed
 
     def latest_good(self) -> Good:
         """Finds the newest step whose files all match their digests; reads every byte of it.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.runs.status import Status
-from nnxdsl.storage.jsonl import Row
 
 
 class Follower(RunDirectory):
@@ -28,34 +25,15 @@ class Follower(RunDirectory):
         """The log file of this process."""
         return self.path / f"log.{self._process}.txt"
 
-    def write_layout(self, layout: Any) -> None:
-        """Does nothing: process 0 writes it."""
+    def _do_nothing(self, *_: Any, **__: Any) -> None: ...
 
-    def write_status(self, **fields: Unpack[Status]) -> None:
-        """Does nothing: process 0 writes it."""
+    write_layout = write_status = put_back = clear_requests = _do_nothing
+    append_metrics = append_evaluation = append_sample = append_event = _do_nothing
 
-    def put_back(self, status: Status) -> None:
-        """Does nothing: process 0 writes it."""
-
-    def append_attempt(self, record: Row) -> int:
+    def append_attempt(self, *_: Any, **__: Any) -> int:
         """Does nothing; the number 0 is never written."""
         return 0
 
-    def append_metrics(self, row: Row) -> None:
-        """Does nothing: process 0 has the same metrics and writes them."""
-
-    def append_evaluation(self, row: Row) -> None:
-        """Does nothing: see `append_metrics`."""
-
-    def append_sample(self, row: Row) -> None:
-        """Does nothing: see `append_metrics`."""
-
-    def append_event(self, row: Row) -> None:
-        """Does nothing: process 0 writes it."""
-
-    def repair_rows(self, start: int, prompts: Sequence[str] = ()) -> list[str]:
-        """Does nothing: process 0 writes it."""
+    def repair_rows(self, *_: Any, **__: Any) -> list[str]:
+        """Does nothing."""
         return []
-
-    def clear_requests(self) -> None:
-        """Does nothing: process 0 writes it."""

@@ -41,10 +41,6 @@ class RunLock:
         """Acquires the lock without waiting."""
         self.path = directory / NAME
         self.recovered: Holder | None = None
-        self._descriptor: int | None = None
-        self._acquire()
-
-    def _acquire(self) -> None:
         is_new = not self.path.exists()
         try:
             descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT)
@@ -68,7 +64,7 @@ class RunLock:
         except BaseException:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self._descriptor: int | None = descriptor
 
     def release(self) -> None:
         """Empties the record and releases the lock; a second call does nothing."""

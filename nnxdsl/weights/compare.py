@@ -1,4 +1,4 @@
-"""Two models' weights, array by array: which there are, their shapes and dtypes, and how far their values differ."""
+"""Compares the weights of two models: names, shapes and dtypes of arrays, and differences of their values."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from nnxdsl.weights.open import Weights, open_tensors, open_weights
 
 Verdict = Literal["same", "differs", "only in the first", "only in the second"]
 
-_PIECE = 1 << 22
-"""Elements that are compared at a time, in float64."""
+_CHUNK = 1 << 22
+"""Number of values that are compared at a time, in float64."""
 
 
 @attrs.frozen(kw_only=True)
 class Difference:
-    """One array of either side.
+    """The result for one array.
 
     Attributes:
-        path: ours, or the files' own name of it where both are Hub directories.
-        verdict: what is true of it.
-        shapes: of the first and the second; None where there is none.
-        dtypes: likewise, by name.
-        largest: the largest absolute difference of two values; None where the shapes differ, NaN where one of two
-            values alone is NaN.
-        relative: the largest difference as a part of the second's value; infinity where that is zero.
-        count: how many values differ by more than is let pass.
+        path: Our path, or the name in the files if both models are Hub directories.
+        verdict: The result.
+        shapes: In the first and the second model; None if it is missing.
+        dtypes: Likewise, by name.
+        largest: The largest absolute difference; None if the shapes differ, NaN if only one of two values is NaN.
+        relative: The largest difference relative to the second model's value; infinity if that is zero.
+        count: Number of values whose difference exceeds the tolerance.
     """
 
     path: str
@@ -43,35 +42,35 @@ class Difference:
     count: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values; what is not finite as text, since JSON has no word for it."""
-        found = attrs.asdict(self)
+        """JSON values, with non-finite numbers as strings."""
+        fields = attrs.asdict(self)
         for name in ("largest", "relative"):
-            value = found[name]
-            found[name] = value if value is None or math.isfinite(value) else str(value)
-        return found
+            value = fields[name]
+            fields[name] = value if value is None or math.isfinite(value) else str(value)
+        return fields
 
 
 def compare(
     first: str | Path, second: str | Path, *, rtol: float | None = None, atol: float | None = None
 ) -> Iterator[Difference]:
-    """Compares two models' weights, holding one array of each at a time.
+    """Compares the weights of two models, with one array of each in memory at a time.
 
-    Without tolerances arrays are the same if shape, dtype and every value are; with any, if the shapes are and every
-    value of the first is within `atol + rtol * |value of the second|` of it, whatever the dtypes. A NaN equals a NaN.
+    Without tolerances arrays are the same if shapes, dtypes and all values are equal; with one, if the shapes are equal
+    and all values differ by at most `atol + rtol * |value of the second|`, for any dtypes. A NaN equals a NaN.
 
     Args:
-        first: weights of any format that `weights_in.FORMATS` says.
-        second: others. Two Hub directories are compared tensor by tensor under their files' names, which needs no
-            family; any others under our paths.
-        rtol: relative tolerance; None for 0.
-        atol: absolute tolerance; None for 0.
+        first: Weights of any format in `open.FORMATS`.
+        second: Other weights. Two Hub directories are compared tensor by tensor under their own names, which needs no
+            supported family; others under our paths.
+        rtol: Relative tolerance; None for 0.
+        atol: Absolute tolerance; None for 0.
 
     Yields:
-        For each array of either, in the first's order and then the second's.
+        A result for each array, in the order of the first model and then of the second.
 
     Raises:
-        RunError: a tolerance is below 0, or a side has no weights.
-        WeightsError: a side cannot be read.
+        RunError: A tolerance is negative, or a path holds no weights.
+        WeightsError: Weights cannot be read.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not 0 <= value < math.inf:
@@ -88,32 +87,32 @@ def _opened(first: Path, second: Path) -> tuple[Weights, Weights]:
         return as_tensors[0], as_tensors[1]
     left, right = open_weights(first), open_weights(second)
     if (left.kind == "tensors") != (right.kind == "tensors"):
-        named = left if left.kind == "tensors" else right
-        raise RunError(f"{named.where}: safetensors without a config.json can only be compared with others")
+        tensors = left if left.kind == "tensors" else right
+        raise RunError(f"{tensors.path}: safetensors without a config.json can only be compared with others")
     return left, right
 
 
 def _compared(path: str, left: Weights, right: Weights, rtol: float, atol: float, *, exact: bool) -> Difference:
     a, b = (side.shapes.get(path) for side in (left, right))
     dtypes = tuple(str(side.dtype(path)) if path in side.shapes else None for side in (left, right))
-    about: dict[str, Any] = {"path": path, "shapes": (a, b), "dtypes": dtypes}
+    fields: dict[str, Any] = {"path": path, "shapes": (a, b), "dtypes": dtypes}
     if a is None or b is None:
-        return Difference(**about, verdict="only in the second" if a is None else "only in the first")
+        return Difference(**fields, verdict="only in the second" if a is None else "only in the first")
     if a != b:
-        return Difference(**about, verdict="differs")
+        return Difference(**fields, verdict="differs")
     largest, relative, count = _values(left.read(path), right.read(path), rtol, atol)
     same = count == 0 and not (exact and dtypes[0] != dtypes[1])
-    return Difference(**about, verdict="same" if same else "differs", largest=largest, relative=relative, count=count)
+    return Difference(**fields, verdict="same" if same else "differs", largest=largest, relative=relative, count=count)
 
 
 def _values(left: np.ndarray, right: np.ndarray, rtol: float, atol: float) -> tuple[float, float, int]:
-    """Largest absolute and relative difference, and how many values differ by more than is let pass."""
+    """Largest absolute and relative difference, and the number of values whose difference exceeds the tolerance."""
     flat = left.reshape(-1), right.reshape(-1)
     largest = relative = 0.0
     count = 0
-    for start in range(0, flat[0].size, _PIECE):
-        a, b = (np.asarray(side[start : start + _PIECE], np.float64) for side in flat)
-        # Equal covers infinities, whose difference is NaN; and what is NaN on both sides is the same.
+    for start in range(0, flat[0].size, _CHUNK):
+        a, b = (np.asarray(side[start : start + _CHUNK], np.float64) for side in flat)
+        # Covers infinities, whose difference is NaN, and values that are NaN on both sides.
         equal = (a == b) | (np.isnan(a) & np.isnan(b))
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             difference = np.where(equal, 0.0, np.abs(a - b))
@@ -124,5 +123,5 @@ def _values(left: np.ndarray, right: np.ndarray, rtol: float, atol: float) -> tu
 
 
 def _larger(so_far: float, values: np.ndarray) -> float:
-    """The larger of both; a NaN is kept, since it is the largest difference of all."""
+    """The maximum; NaN if any value is NaN."""
     return float(np.max(values, initial=so_far)) if not math.isnan(so_far) else so_far

@@ -1,4 +1,4 @@
-"""Weights from one format to another: Hub directories, checkpoints of weights alone, Linen trees."""
+"""Converts weights between formats: Hub directories, checkpoints of weights only, Linen trees."""
 
 from __future__ import annotations
 
@@ -19,31 +19,29 @@ from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.params import is_mtp_param
-from nnxdsl.runs.checkpoint_format import find
-from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights import tokenizer_files
 from nnxdsl.weights.export import DTYPES, counted, export
-from nnxdsl.weights.open import CONFIG, LINEN, PARAMS, Weights, open_weights, template_of
-from nnxdsl.weights.run_weights import GROUP, RunWeights, host
+from nnxdsl.weights.open import CONFIG, LINEN, Weights, open_weights, template_of
+from nnxdsl.weights.saved_run import PARAMS, TRAINABLE, SavedRun
 
 Format = Literal["hub", "checkpoint", "linen"]
 
 
 @attrs.frozen(kw_only=True)
 class Converted:
-    """What was written.
+    """The result of `convert`.
 
     Attributes:
-        source: what was read.
-        kind: the format it had.
-        directory: what was written.
-        to: the format that it has.
-        arrays: how many were written.
-        size: bytes of all arrays.
-        notes: what else is to be known.
+        source: The path that was read.
+        kind: Its format.
+        directory: The directory that was written.
+        to: Its format.
+        arrays: Number of arrays.
+        size: Bytes of all arrays.
+        notes: Remarks for the user.
     """
 
     source: Path
@@ -55,7 +53,7 @@ class Converted:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The fields as JSON values."""
         return {
             **attrs.asdict(self), "source": str(self.source), "directory": str(self.directory),
             "notes": list(self.notes),
@@ -72,24 +70,24 @@ def convert(
     unrolled: bool = False,
     display: Display | None = None,
 ) -> Converted:
-    """Writes weights in another format; values stay as they are, bit for bit, unless a dtype is asked for.
+    """Writes weights in another format; values are unchanged, bit for bit, unless a dtype is given.
 
-    A run's weights have its adapter merged into them, in float32, but to "checkpoint": then what it trained is copied
-    without the optimizer's state, with its experiment, and `Weights.Checkpoint` starts from it as from the run.
+    The adapter of a run is merged into its weights, in float32. To "checkpoint", the run's trained arrays are copied
+    instead, with its experiment and without the optimizer state; `Weights.Checkpoint` starts from it as from the run.
 
     Args:
-        source: weights of any format that `weights_in.FORMATS` says.
-        directory: where to; nothing may be there.
-        to: "hub": what transformers loads; "checkpoint": ours, of weights alone; "linen": `params.msgpack`, which
-            `flax.serialization.msgpack_restore` reads, with `config.json` beside it.
-        dtype: of all arrays; None for each as it is.
-        max_shard_bytes: the most that one file holds; to "hub" only.
-        unrolled: each layer by itself, as `layers_0`; to "linen" only.
-        display: what people see of it; None for nothing.
+        source: Weights of any format in `open.FORMATS`.
+        directory: The directory to write, which must not exist.
+        to: "hub": a directory for transformers; "checkpoint": our format, weights only; "linen": `params.msgpack` for
+            `flax.serialization.msgpack_restore`, with a `config.json`.
+        dtype: The dtype of all arrays; None for no change.
+        max_shard_bytes: Largest size of a file; for "hub" only.
+        unrolled: Whether each layer is separate, as `layers_0`; for "linen" only.
+        display: Shows progress; None for nothing.
 
     Raises:
-        RunError: something is at `directory`, the disk will not take it, or settings do not go together.
-        WeightsError: weights that cannot be read, or that nothing says the network of.
+        RunError: `directory` exists, a write failed, or settings are inconsistent.
+        WeightsError: The weights cannot be read, or their architecture is unknown.
     """
     place, target = Path(source), Path(directory)
     _refuse(to, dtype, max_shard_bytes, unrolled)
@@ -106,8 +104,8 @@ def convert(
                 notes=exported.notes,
             )  # fmt: skip
         if to == "checkpoint":
-            return _stripped(place, target, dtype)
-    config = _fitting(weights)
+            return _without_optimizer(place, target, dtype)
+    config = _checked_config(weights)
     shapes = {
         path: jax.ShapeDtypeStruct(shape, DTYPES[dtype] if dtype else weights.dtype(path))
         for path, shape in weights.shapes.items()
@@ -118,17 +116,17 @@ def convert(
         count()
         return np.asarray(weights.read(path)).astype(shapes[path].dtype, copy=False)
 
-    beside = weights.where if weights.where.is_dir() else weights.where.parent
-    about = _about(beside)
+    origin = weights.path if weights.path.is_dir() else weights.path.parent
+    origin_config = hf.read_fields(origin) if (origin / CONFIG).is_file() else {}
     with appearing(target) as new:
         if to == "hub":
             hf.write(
-                new, config, shapes, value=value, max_shard_bytes=max_shard_bytes, fields=_ids(about),
-                like=about.get("model_type"),
+                new, config, shapes, value=value, max_shard_bytes=max_shard_bytes, fields=_token_ids(origin_config),
+                like=origin_config.get("model_type"),
             )  # fmt: skip
         else:
             name = np.dtype(shapes["embed.embedding"].dtype).name
-            fields = {**to_hf(config, name, about.get("model_type")), **_ids(about)}
+            fields = {**to_hf(config, name, origin_config.get("model_type")), **_token_ids(origin_config)}
             (new / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
             if to == "linen":
                 _write_linen(new / LINEN[0], shapes, value, unrolled=unrolled)
@@ -136,7 +134,7 @@ def convert(
                 with Checkpoints(new / "checkpoints") as checkpoints:
                     arrays: Any = {path: value(path) for path in shapes}
                     checkpoints.save(0, {PARAMS: arrays}, {"weights": True})
-        tokenizer_files.copy(beside, new)
+        tokenizer_files.copy(origin, new)
     size = sum(int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize for shape in shapes.values())
     return Converted(source=place, kind=weights.kind, directory=target, to=to, arrays=len(shapes), size=size)
 
@@ -152,14 +150,14 @@ def _refuse(to: str, dtype: str | None, max_shard_bytes: int | None, unrolled: b
         raise RunError(f"unrolled has no effect to '{to}'")
 
 
-def _fitting(weights: Weights) -> DecoderConfig:
-    """The network of some weights, which they must fit.
+def _checked_config(weights: Weights) -> DecoderConfig:
+    """The architecture of some weights, compared with their arrays.
 
     Raises:
-        WeightsError: nothing says it; or every array that is missing, left over or of another shape.
+        WeightsError: It is unknown; or names every array that is missing, unexpected or of another shape.
     """
     if weights.config is None:
-        raise WeightsError(f"{weights.where}: put the network's config.json beside it, as the Hub has it")
+        raise WeightsError(f"{weights.path}: needs the model's config.json in the same directory, in the Hub's format")
     config = attrs.evolve(weights.config, mtp_layers=int(any(is_mtp_param(path) for path in weights.shapes)))
     base = template_of(config).variables
     names = {path: ", ".join(source.names) for path, source in tensor_sources(config).items()}
@@ -170,35 +168,27 @@ def _fitting(weights: Weights) -> DecoderConfig:
         for path, leaf in base.items()
         if weights.shapes.get(path) != leaf.shape
     ]
-    problems += [f"{path}: no part of this network" for path in weights.shapes if path not in base]
+    problems += [f"{path}: no array of this model" for path in weights.shapes if path not in base]
     if problems:
-        raise WeightsError("\n  ".join([f"{weights.where}: {len(problems)} arrays do not fit:", *problems]))
+        raise WeightsError("\n  ".join([f"{weights.path}: {len(problems)} arrays do not fit:", *problems]))
     return config
 
 
-def _stripped(source: Path, target: Path, dtype: str | None) -> Converted:
-    """A run's experiment and what it trained at one step, without the state of its optimizer."""
+def _without_optimizer(source: Path, target: Path, dtype: str | None) -> Converted:
+    """Copies a run's experiment and its trained arrays at one step, without the optimizer state."""
     if dtype is not None:
-        raise RunError("dtype has no effect to 'checkpoint' from a run, whose arrays stay float32")
-    saved = RunWeights.open(source)
-    directory, _ = find(source)
-    with CheckpointReader(directory) as checkpoints:
-        infos = checkpoints.contents(saved.step)[GROUP]
-        targets = {
-            name: jax.ShapeDtypeStruct(info.shape, np.dtype(info.dtype), sharding=host())
-            for name, info in infos.items()
-        }
-        arrays = checkpoints.restore(saved.step, {GROUP: targets})[GROUP]
-        meta = checkpoints.meta(saved.step)
+        raise RunError("dtype has no effect from a run to 'checkpoint', which keeps float32")
+    run = SavedRun.open(source)
+    arrays = run.restore()
     with appearing(target) as new:
         for name in ("experiment.json", "experiment.py"):
-            if (saved.directory / name).is_file():
-                shutil.copyfile(saved.directory / name, new / name)
+            if (run.directory / name).is_file():
+                shutil.copyfile(run.directory / name, new / name)
         with Checkpoints(new / "checkpoints") as checkpoints:
-            checkpoints.save(saved.step, {GROUP: arrays}, meta)
+            checkpoints.save(run.step, {TRAINABLE: arrays}, run.checkpoints.meta(run.step))
     notes = ()
-    if saved.adapter is not None:
-        notes = ("holds the adapter alone: its base is where the run's experiment says",)
+    if run.experiment.adapter is not None:
+        notes = ("holds the adapter only; its base is named in the run's experiment",)
     size = sum(array.nbytes for array in arrays.values())
     return Converted(
         source=source, kind="run", directory=target, to="checkpoint", arrays=len(arrays), size=size, notes=notes
@@ -212,18 +202,18 @@ def _write_linen(
     *,
     unrolled: bool,
 ) -> None:
-    """A tree as Flax's own msgpack, array after array: the whole of it is never in memory."""
+    """Writes a tree in Flax's msgpack format, one array after another, so that only one is in memory."""
     parts = linen.parts({path: shape.shape for path, shape in shapes.items()}, unrolled=unrolled)
     tree: dict[str, Any] = {}
     for name, part in parts.items():
         linen.put(tree, (linen.PARAMS, *name), part)
-    held: dict[str, np.ndarray] = {}  # the leaf whose parts are being written
+    current: dict[str, np.ndarray] = {}  # the array whose parts are being written
 
     def read(part: linen.Part) -> np.ndarray:
-        if part.path not in held:
-            held.clear()
-            held[part.path] = value(part.path)
-        array = held[part.path]
+        if part.path not in current:
+            current.clear()
+            current[part.path] = value(part.path)
+        array = current[part.path]
         return np.ascontiguousarray(array if part.number is None else array[part.number])
 
     with file.open("wb") as stream:
@@ -232,7 +222,7 @@ def _write_linen(
             if isinstance(node, linen.Part):
                 stream.write(flax.serialization.msgpack_serialize(read(node), in_place=True))
                 return
-            stream.write(b"\xdf" + len(node).to_bytes(4, "big"))  # a map of so many keys; "map 32" of msgpack
+            stream.write(b"\xdf" + len(node).to_bytes(4, "big"))  # a map with this number of keys: "map 32" of msgpack
             for key, below in node.items():
                 stream.write(flax.serialization.msgpack_serialize(key))
                 write(below)
@@ -240,11 +230,6 @@ def _write_linen(
         write(tree)
 
 
-def _about(directory: Path) -> dict[str, Any]:
-    file = directory / CONFIG
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _ids(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `config.json` says of tokens, which the network's numbers do not."""
-    return {name: about[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in about}
+def _token_ids(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of special tokens in a `config.json`, which are not part of the architecture."""
+    return {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in fields}

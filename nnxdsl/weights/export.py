@@ -1,9 +1,8 @@
-"""What a run learnt, as other people's programs load it: a Hub directory, or an adapter in PEFT's format."""
+"""Exports the result of a run as a Hub directory, or its adapter in PEFT's format, and verifies the logits."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,9 +26,10 @@ from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import family_of, to_hf
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.init import ArrayLike
+from nnxdsl.runtime.backend import host_device
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
 from nnxdsl.terminal.display import Display
-from nnxdsl.weights.run_weights import RunWeights, host_device
+from nnxdsl.weights.run_weights import RunWeights
 from nnxdsl.weights.tokenizer_files import TokenizerFiles
 
 DTYPES = {
@@ -37,32 +37,32 @@ DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
-"""In which weights are written, by name."""
+"""Supported dtypes of exported weights, by name."""
 
-CLOSE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
-"""Largest difference that rounding may make between logits of what is written and those of the run, as a part of the
-largest: in float32 that of merging and of sums in another order, else that of the weights' own rounding."""
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
+"""Largest difference of logits after the export, relative to the largest logit: in float32 from merging and sums in
+another order, else from the rounding of the weights."""
 
 ROWS, LENGTH = 2, 32
-"""Of the tokens on which logits are compared; drawn from a fixed seed."""
+"""Shape of the tokens on which logits are compared, drawn from a fixed seed."""
 
 
 @attrs.frozen(kw_only=True)
 class Exported:
-    """What was written.
+    """The result of `export`.
 
     Attributes:
-        directory: where.
-        run: the run it is of.
-        step: the checkpoint's step.
+        directory: The directory that was written.
+        run: The id of the run.
+        step: The step of the checkpoint.
         kind: "model" or "adapter".
-        dtype: of the weights.
-        files: names and sizes in bytes.
-        difference: largest difference between a logit of what was read back and that of the run's model.
-        largest: the run's largest logit, to judge it by.
-        tokenizer: which tokenizer is beside the weights.
-        base: of an adapter, what it belongs to; None where that is nowhere in the Hub's format.
-        notes: what else is to be known.
+        dtype: The dtype of the weights.
+        files: Names and sizes in bytes.
+        difference: Largest difference between the logits of the exported model and those of the run's model.
+        largest: The largest logit of the run's model, for comparison.
+        tokenizer: A description of the tokenizer that was written.
+        base: The base model of an adapter; None if it is in no Hub format.
+        notes: Remarks for the user.
     """
 
     directory: Path
@@ -78,7 +78,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The fields as JSON values."""
         return {**attrs.asdict(self), "directory": str(self.directory), "notes": list(self.notes)}
 
 
@@ -91,27 +91,24 @@ def export(
     max_shard_bytes: int | None = None,
     display: Display | None = None,
 ) -> Exported:
-    """Writes what a run learnt for transformers or PEFT to load, from its newest good checkpoint.
+    """Exports the newest undamaged checkpoint of a run for transformers or PEFT.
 
-    Weights are read, merged and written one leaf at a time. Then the directory is read back, and its logits are
-    compared with those of the run's own model; only then it has its name. Relative paths in the experiment, such as
-    that of its first weights, are taken from the directory that this process works in.
+    Weights are read, merged and written one array at a time. Then the directory is read back, and its logits are
+    compared with those of the run's own model before it is renamed to its final name. Relative paths in the experiment,
+    such as that of its initial weights, are resolved in the working directory of this process.
 
     Args:
-        run: a run's directory, or one step of it: `runs/NAME-ID/checkpoints/STEP`.
-        directory: where to; nothing may be there.
-        adapter: write the adapter alone, for PEFT, and not the weights with the adapter in them.
-        dtype: of what is written: "float32", "bfloat16" or "float16".
-        max_shard_bytes: the most that one file of weights holds; None for one file.
-        display: what people see of it; None for nothing.
-
-    Returns:
-        What was written.
+        run: A run directory, or one step of it: `runs/NAME-ID/checkpoints/STEP`.
+        directory: The directory to write, which must not exist.
+        adapter: Whether to write only the adapter, for PEFT, instead of the weights with the adapter merged.
+        dtype: The dtype of the weights: "float32", "bfloat16" or "float16".
+        max_shard_bytes: Largest size of a file of weights; None for one file.
+        display: Shows progress; None for nothing.
 
     Raises:
-        RunError: there is no such run, something is at `directory`, or the disk will not take it.
-        WeightsError: there is no checkpoint, no adapter, no family of the Hub with such a network, or what was written
-            does not compute what the run's model does.
+        RunError: There is no such run, `directory` exists, or a write failed.
+        WeightsError: There is no checkpoint, no adapter, no family of the Hub with this architecture, or the exported
+            model computes other logits than the run's.
     """
     target = Path(directory)
     if dtype not in DTYPES:
@@ -124,14 +121,14 @@ def export(
     saved = RunWeights.open(Path(run))
     if adapter and saved.adapter is None:
         raise WeightsError(f"{run} trained all weights and has no adapter; export it without --adapter")
-    to_hf(saved.config)  # refused before anything is written
-    tokenizer = TokenizerFiles.of(saved.experiment, saved.directory.parent)
+    to_hf(saved.config)  # raises before anything is written
+    tokenizer = TokenizerFiles.from_experiment(saved.experiment, saved.directory.parent)
     notes = _notes(saved)
     with appearing(target) as place:
         if adapter:
-            base, multimodal = _base_of(saved)
-            _write_adapter(place, saved, dtype, base, multimodal)
-            notes += () if base else (_baseless(saved),)
+            base, is_multimodal = _base_model(saved)
+            _write_adapter(place, saved, dtype, base, is_multimodal)
+            notes += () if base else (_note_on_base(saved),)
         else:
             base = None
             _write_model(place, saved, dtype, max_shard_bytes, tokenizer.ids(saved.config.vocab_size), display)
@@ -169,7 +166,7 @@ def _write_model(
 
 
 def counted(display: Display, stage: str, total: int) -> Callable[[], None]:
-    """Begins a stage of so many arrays; what is returned counts one, which moves the bar where there is one."""
+    """Starts a progress bar over `total` arrays; the returned function advances it by one."""
     display.stage(stage, total, unit="arrays")
     numbers = itertools.count(1)
 
@@ -187,38 +184,35 @@ def _write_adapter(place: Path, saved: RunWeights, dtype: str, base: str | None,
 
 
 def _compare(place: Path, target: Path, saved: RunWeights, dtype: str, *, is_adapter: bool) -> tuple[float, float]:
-    """The largest difference of a logit, and the run's largest logit.
-
-    One of the two models is in memory at a time.
+    """The largest difference of a logit, and the run's largest logit; with one model in memory at a time.
 
     Raises:
-        WeightsError: they differ by more than rounding explains, or arrays are not what was written.
+        WeightsError: The difference exceeds the tolerance, or the files hold another model or adapter.
     """
     tokens = _tokens(saved.config)
     forward = forward_of(saved.policy)
-    wanted = logits(saved.policy, saved.policy_leaf, tokens, forward)
+    expected = logits(saved.policy, saved.policy_leaf, tokens, forward)
     if is_adapter:
         read = peft.read(place, saved.config, saved.base)
-        ours = saved.adapter
-        assert ours is not None
-        if problems := list(read.unlike(ours, saved.adapter_leaves())):
-            found = "\n  ".join(map(str, problems))
-            raise WeightsError(f"{target}: was read back as another adapter, which should not be:\n  {found}")
-        given = read.leaves
-        got = logits(saved.policy, lambda path: given[path] if path in given else saved.weight(path), tokens, forward)
+        assert saved.adapter is not None
+        if problems := list(read.unlike(saved.adapter, saved.adapter_leaves())):
+            listed = "\n  ".join(map(str, problems))
+            raise WeightsError(f"{target}: internal error: the files hold another adapter:\n  {listed}")
+        own = read.leaves
+        got = logits(saved.policy, lambda path: own[path] if path in own else saved.weight(path), tokens, forward)
     else:
         reader = hf.HubReader(place)
         problems = reader.check(saved.plain)
         if problems or reader.config != saved.config:
-            found = "\n  ".join(map(str, problems or ["config.json says another network"]))
-            raise WeightsError(f"{target}: was read back as something else, which should not be:\n  {found}")
-        again = forward if saved.plain is saved.policy else None
-        got = logits(saved.plain, reader.leaf, tokens, again)
-    difference, largest = float(np.abs(got - wanted).max()), float(np.abs(wanted).max())
-    if not difference <= CLOSE[dtype] * largest:  # a NaN is no agreement either
+            listed = "\n  ".join(map(str, problems or ["config.json has another architecture"]))
+            raise WeightsError(f"{target}: internal error: the files hold another model:\n  {listed}")
+        compiled = forward if saved.plain is saved.policy else None
+        got = logits(saved.plain, reader.leaf, tokens, compiled)
+    difference, largest = float(np.abs(got - expected).max()), float(np.abs(expected).max())
+    if not difference <= TOLERANCES[dtype] * largest:  # also refuses NaN
         raise WeightsError(
-            f"{target}: what was written gives logits up to {difference:.3g} away from those of the run, of which the "
-            f"largest is {largest:.3g}; {dtype} explains no more than {CLOSE[dtype] * largest:.3g}, so it was not kept"
+            f"{target}: logits of the exported model differ by up to {difference:.3g} from those of the run, whose "
+            f"largest is {largest:.3g}; the tolerance in {dtype} is {TOLERANCES[dtype] * largest:.3g}; nothing was kept"
         )
     return difference, largest
 
@@ -245,10 +239,10 @@ def logits(
     """A model's logits, computed on the host in float32.
 
     Args:
-        template: the model.
-        leaf: gives its arrays by path.
+        template: The model.
+        leaf: Returns its arrays by path.
         tokens: `[B, T]`.
-        forward: of the same template, if it has been compiled already.
+        forward: The function of `forward_of` for the same template, if it is compiled already.
 
     Returns:
         `[B, T, V]` float32.
@@ -264,46 +258,46 @@ def _tokens(config: DecoderConfig) -> np.ndarray:
 
 
 def model_type(experiment: Experiment) -> str | None:
-    """What the Hub calls the family of an experiment's network; None where that is not known."""
+    """The Hub's `model_type` of an experiment's model; None if it is unknown."""
     model = experiment.model
     places = [place.path for place in (model, model.weights) if isinstance(place, HF | Model.HF)]
     for place in map(Path, places):
         if (file := place.expanduser() / "config.json").is_file():
-            return json.loads(file.read_text(encoding="utf-8")).get("model_type")
+            return hf.read_fields(file.parent).get("model_type")
     family = family_of(model)
     return None if family is None else family.model_types[0]
 
 
-def _base_of(saved: RunWeights) -> tuple[str | None, bool]:
-    """What an adapter belongs to, and whether transformers loads that with parts for other inputs than text."""
+def _base_model(saved: RunWeights) -> tuple[str | None, bool]:
+    """The path or name of an adapter's base model, and whether transformers loads it as a multimodal model."""
     weights = saved.experiment.model.weights
     if not isinstance(weights, HF):
         return None, False
     directory = locate(weights.path)
-    fields = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    fields = hf.read_fields(directory)
     is_local = Path(weights.path).expanduser().is_dir()
     return os.fspath(directory.resolve()) if is_local else weights.path, "text_config" in fields
 
 
-def _baseless(saved: RunWeights) -> str:
-    """Where the base of an adapter is to be had, that no Hub directory is."""
+def _note_on_base(saved: RunWeights) -> str:
+    """How to get the base model of an adapter if it is no Hub directory."""
     match saved.experiment.model.weights:
         case From(experiment=earlier) if earlier.quantization is None:
-            base = f"the base is what {earlier.id} ended with: nnxdsl export {earlier.id} BASE"
+            base = f"the base is the final model of {earlier.id}: nnxdsl export {earlier.id} BASE"
         case Checkpoint(path=path):
-            base = f"the base is what {path} holds: nnxdsl export {path} BASE"
+            base = f"the base is the model in {path}: nnxdsl export {path} BASE"
         case weights:
-            base = f"the run began with Weights.{type(weights).__name__}; without --adapter the base is in the export"
-    return f"base_model_name_or_path is empty, since no Hub directory is the base; {base}"
+            base = f"the run started from Weights.{type(weights).__name__}; an export without --adapter holds it"
+    return f"base_model_name_or_path is empty, since the base is no Hub directory; {base}"
 
 
 def _notes(saved: RunWeights) -> tuple[str, ...]:
-    notes = tuple(f"{damage}; an earlier one was taken" for damage in saved.passed_over)
+    notes = tuple(f"{damage}; an earlier one was used" for damage in saved.damaged)
     if saved.experiment.quantization is None or saved.adapter is None:
         return notes
     kind = type(saved.experiment.quantization).__name__
     return (
         *notes,
-        f"the run kept its base in few bits ({kind}); what is exported, and what its logits were compared with, is its "
-        f"adapter on the weights before they were quantised",
+        f"the run quantized its base ({kind}); the export, and the logits it was compared with, are those of its "
+        f"adapter on the unquantized weights",
     )

@@ -1,4 +1,4 @@
-"""Trees that somebody else saved with orbax, read one array at a time; knows no names."""
+"""Reads trees that other programs saved with orbax, one array at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import orbax.checkpoint as ocp
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import linen
-from nnxdsl.weights.run_weights import host
+from nnxdsl.runs.checkpoint_format import first_line
+from nnxdsl.runtime.backend import host_sharding
 
 _MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
 
 
-def is_one(path: Path) -> bool:
-    """Whether a directory is a tree of orbax's, or holds one as its item `default` or `items`."""
+def is_tree(path: Path) -> bool:
+    """Whether a directory is an orbax tree, or holds one as its item `default`, `items` or `params`."""
     return _item(path) is not None
 
 
@@ -32,44 +33,41 @@ def _item(path: Path) -> Path | None:
 def open_tree(
     path: Path,
 ) -> tuple[dict[linen.Name, tuple[tuple[int, ...], np.dtype]], Callable[[linen.Name], np.ndarray]]:
-    """Shapes and dtypes of a tree's arrays by name, and what reads one of them.
+    """Shapes and dtypes of a tree's arrays by name, and a function that reads one of them.
 
     Raises:
-        WeightsError: it cannot be read, or holds what is no array.
+        WeightsError: It cannot be read, or holds values that are no arrays.
     """
     place = _item(path)
     if place is None:
-        raise WeightsError(f"{path}: no tree of orbax's")
-    handler: Any = ocp.PyTreeCheckpointHandler()  # whose paths are of a type of its own
+        raise WeightsError(f"{path}: not an orbax tree")
+    handler: Any = ocp.PyTreeCheckpointHandler()  # typed with orbax's own path type
     try:
         tree: Any = handler.metadata(place.absolute()).tree
         full = dict(_flat(tree))
-    except Exception as error:  # orbax has many
-        raise WeightsError(f"{path}: cannot be read by orbax: {type(error).__name__}: {_line(error)}") from None
+    except Exception as error:  # orbax raises many types
+        raise WeightsError(f"{path}: cannot be read by orbax: {first_line(error)}") from None
     names: dict[linen.Name, linen.Name] = {}
     for keys, info in full.items():
         if getattr(info, "shape", None) is None or getattr(info, "dtype", None) is None:
             raise WeightsError(f"{path}: {'.'.join(keys)}: expected an array, got {type(info).__name__}")
-        short = keys
-        while short[0] == linen.PARAMS and len(short) > 1:
-            short = short[1:]
-        names[short] = keys
+        names[linen.without_collection(keys)] = keys
 
     def read(name: linen.Name) -> np.ndarray:
         keys = names[name]
         info = full[keys]
-        wanted: dict[str, Any] = {}
-        linen.put(wanted, keys, jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=host()))
+        target: dict[str, Any] = {}
+        linen.put(target, keys, jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=host_sharding()))
         args = ocp.args.PyTreeRestore(
-            item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+            item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
         )
         try:
-            found: Any = handler.restore(place.absolute(), args=args)
-        except Exception as error:  # orbax and tensorstore have many
-            raise WeightsError(f"{path}: {'.'.join(keys)}: cannot be read: {_line(error)}") from None
+            value: Any = handler.restore(place.absolute(), args=args)
+        except Exception as error:  # orbax and tensorstore raise many types
+            raise WeightsError(f"{path}: {'.'.join(keys)}: cannot be read: {first_line(error)}") from None
         for key in keys:
-            found = found[key]
-        return np.asarray(found)
+            value = value[key]
+        return np.asarray(value)
 
     return {short: (tuple(full[keys].shape), np.dtype(full[keys].dtype)) for short, keys in names.items()}, read
 
@@ -80,7 +78,3 @@ def _flat(tree: Any, above: linen.Name = ()) -> Any:
             yield from _flat(value, (*above, str(key)))
         else:
             yield (*above, str(key)), value
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,11 +1,10 @@
-"""The model that a run saved, read leaf by leaf: its base, its adapter, and both in one; writes nothing."""
+"""The model that a run saved, read array by array: its base, its adapter, and both merged; writes nothing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import jax
@@ -14,42 +13,36 @@ import numpy as np
 
 from nnxdsl.adapters import lora_math
 from nnxdsl.config.adapter import LowRank
-from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.sharding import Mesh
-from nnxdsl.errors import RunError, WeightsError
+from nnxdsl.errors import RunError
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
-from nnxdsl.program.blueprint import build_blueprint, template
+from nnxdsl.program.blueprint import template
 from nnxdsl.program.init import ArrayLike, Source
-from nnxdsl.runs.checkpoint_format import find
-from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
 from nnxdsl.weights import sources
+from nnxdsl.weights.saved_run import SavedRun
 
-GROUP = "trainable"
-"""What of a checkpoint is the model's; the rest is the optimizer's."""
-
-AHEAD_BYTES = 1 << 26
-"""Of small arrays that are read together."""
+READ_AHEAD_BYTES = 1 << 26
+"""Small arrays are read together up to this size."""
 
 
 @attrs.frozen(eq=False)
 class RunWeights:
-    """What a run's checkpoint holds of a model. Each leaf is read when it is asked for, and none is kept after that.
+    """The model in a run's checkpoint. Arrays are read on demand and not kept.
 
-    Where the run kept its base in few bits, the base here is what was quantised, not what was left of it: an adapter
-    belongs to the model that people have, and few bits are how it fitted into memory.
+    For a run with a quantized base, the base here is the original, unquantized one: that is the model on which users
+    load the adapter.
 
     Attributes:
-        directory: the run's directory.
-        step: optimizer steps done.
-        experiment: what the run was asked for.
-        config: the network's numbers.
-        base: leaves of the published network by path, in the dtypes in which the run kept them.
-        plain: the published network.
-        policy: the network with the run's adapter beside its weights, none of them in few bits.
-        adapter: the run's adapter; None where all weights were trained.
-        passed_over: newer checkpoints that are damaged, and how.
+        directory: The run directory.
+        step: Number of optimizer steps done.
+        experiment: The run's experiment.
+        config: The architecture.
+        base: Arrays of the base model by path, in the dtypes of the run.
+        plain: The base model.
+        policy: The base model with the run's adapter, not quantized.
+        adapter: The run's adapter; None if all weights were trained.
+        damaged: A message for each newer checkpoint that is damaged.
     """
 
     directory: Path
@@ -60,100 +53,71 @@ class RunWeights:
     plain: AbstractModel
     policy: AbstractModel
     adapter: LowRank | None
-    passed_over: tuple[str, ...]
-    _trained: Mapping[str, ParamSpec]
-    _checkpoints: CheckpointReader
+    damaged: tuple[str, ...]
+    _run: SavedRun
     _source: Source | None
     _ahead: dict[str, jax.Array] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def open(cls, path: Path) -> RunWeights:
-        """Opens the newest good checkpoint of a run, or one step of it.
-
-        Args:
-            path: a run's directory, its `checkpoints`, or one step in there.
+        """Opens the newest undamaged checkpoint of a run, or one step of it; errors as for `SavedRun.open`.
 
         Raises:
-            WeightsError: there is no checkpoint yet, or its experiment is not there.
-            RunError: there is no such run, or its checkpoints are damaged.
+            RunError: The run has an adapter that cannot be merged.
         """
-        directory, step = find(path)
-        experiment = sources.saved_experiment(path)
-        checkpoints = CheckpointReader(directory)
-        good = checkpoints.latest_good() if step is None else Good(step)
-        step = good.step
-        if step is None:
-            raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
-        # Its own dtypes, which may have gone by a device that this machine does not have.
-        identity = checkpoints.meta(step)["identity"]
-        blueprint = build_blueprint(evolve(experiment, {"mesh": Mesh(), "precision.compute": identity["compute"]}))
-        adapter = experiment.adapter
+        run = SavedRun.open(path)
+        blueprint, adapter = run.blueprint, run.experiment.adapter
         if adapter is not None and not isinstance(adapter, LowRank):
-            raise RunError(f"{path}: nothing knows how to merge {type(adapter).__qualname__}")
+            raise RunError(f"{path}: adapters of type {type(adapter).__qualname__} cannot be merged")
         policy = template(blueprint.config, blueprint.frozen_dtype, adapter) if adapter else blueprint.base_template
-        run = directory.parent
-        source = sources.open_source(blueprint, run.parent) if blueprint.frozen else None
+        source = sources.open_source(blueprint, run.directory.parent) if blueprint.frozen else None
         return cls(
-            run, step, experiment, blueprint.config, blueprint.base, blueprint.base_template, policy, adapter,
-            tuple(map(str, good.damaged)), blueprint.trainable, checkpoints, source,
+            run.directory, run.step, run.experiment, blueprint.config, blueprint.base, blueprint.base_template, policy,
+            adapter, tuple(map(str, run.damaged)), run, source,
         )  # fmt: skip
 
+    @property
+    def _trained(self) -> Mapping[str, ParamSpec]:
+        return self._run.blueprint.trainable
+
     def trained(self, path: str) -> np.ndarray:
-        """One array that the run trained, float32, by the path that it has in the checkpoint."""
+        """One array that the run trained, float32, by its path in the checkpoint."""
         if path not in self._ahead:
             self._ahead.clear()
-            targets = self._next(path)
-            self._ahead.update(self._checkpoints.restore(self.step, {GROUP: targets})[GROUP])
+            self._ahead.update(self._run.restore(self._read_together(path)))
         return np.asarray(self._ahead.pop(path))
 
-    def _next(self, path: str) -> dict[str, jax.ShapeDtypeStruct]:
-        """An array, and those after it that are read with it: to read is slow to begin, and small arrays are many."""
+    def _read_together(self, path: str) -> list[str]:
+        """An array and the small ones after it, since each read has a high latency."""
         paths = list(self._trained)
-        found: dict[str, jax.ShapeDtypeStruct] = {}
+        together: list[str] = []
         size = 0
         for each in paths[paths.index(path) :]:
             leaf = self._trained[each]
             size += math.prod(leaf.shape) * leaf.dtype.itemsize
-            if found and size > AHEAD_BYTES:
+            if together and size > READ_AHEAD_BYTES:
                 break
-            found[each] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host())
-        return found
+            together.append(each)
+        return together
 
     def weight(self, path: str) -> ArrayLike:
-        """A weight of the published network without the adapter, in the dtype that the run kept it in."""
+        """A weight of the base model without the adapter, in the dtype of the run."""
         if self._source is None or path in self._trained:
             return self.trained(path)
         return jnp.asarray(self._source.leaf(path), self.base[path].dtype)
 
-    def adapted(self, path: str) -> bool:
-        """Whether the adapter changes the weight of a path."""
-        return path + lora_math.A in self._trained
-
     def merged(self, path: str) -> np.ndarray:
-        """A weight of the published network with the adapter in it, float32."""
+        """A weight of the base model with the adapter merged, float32."""
         weight = self.weight(path)
-        if not self.adapted(path):
+        if path + lora_math.A not in self._trained:
             return np.asarray(weight, np.float32)
-        assert self.adapter is not None  # there is nothing else that adapts
+        assert self.adapter is not None
         return np.asarray(lora_math.merged(self.adapter, path, jnp.asarray(weight), self.trained))
 
     def adapter_leaves(self) -> dict[str, np.ndarray]:
-        """All arrays of the adapter, by path; small."""
+        """All arrays of the adapter, by path."""
         return {path: self.trained(path) for path in self._trained if lora_math.is_adapter(path)}
 
     def policy_leaf(self, path: str) -> ArrayLike:
-        """An array of `policy`: a weight as it is, or one of the adapter."""
+        """An array of `policy`: a weight without the adapter, or an array of the adapter."""
         return self.trained(path) if path in self._trained else self.weight(path)
-
-
-def host() -> jax.sharding.Sharding:
-    """The host's memory, where it is a device of its own; else the first device."""
-    return jax.sharding.SingleDeviceSharding(host_device())
-
-
-def host_device() -> Any:
-    """The host, where it is a device of its own; else the first device."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves no other device
-        return jax.local_devices()[0]

@@ -1,8 +1,7 @@
-"""Where a run's first weights and its tokenizer are: Hub directories, checkpoints, earlier experiments."""
+"""Sources of a run's initial weights and its tokenizer: Hub directories, checkpoints, earlier experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -12,10 +11,8 @@ import numpy as np
 
 from nnxdsl.adapters import lora_math, weight_only_quant
 from nnxdsl.config.adapter import LowRank, unlike
-from nnxdsl.config.core.serialization import evolve, from_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.reference import Reference
-from nnxdsl.config.sharding import Mesh
 from nnxdsl.config.tokenizer import Auto
 from nnxdsl.config.weights import HF, PEFT, Checkpoint, From, Merged, Weights
 from nnxdsl.errors import PlanError, Problem, WeightsError
@@ -24,15 +21,11 @@ from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.models.params import is_mtp_param
 from nnxdsl.program import init
-from nnxdsl.program.blueprint import Blueprint, build_blueprint, build_unplaced
+from nnxdsl.program.blueprint import Blueprint, build_unplaced
 from nnxdsl.program.init import ArrayLike, Source, TeacherSource
 from nnxdsl.program.teacher import teacher_of
 from nnxdsl.runs.checkpoint_format import find
-from nnxdsl.runs.checkpoint_reader import CheckpointReader
-from nnxdsl.storage.jsonl import read_json
-
-PARAMS = "params"
-"""The group of a checkpoint that holds weights alone."""
+from nnxdsl.weights.saved_run import SavedRun, WeightsCheckpoint, saved_experiment
 
 
 def tokenizer_directory(experiment: Experiment, home: Path) -> Path | None:
@@ -52,7 +45,7 @@ def tokenizer_directory(experiment: Experiment, home: Path) -> Path | None:
 
 
 def tokenizer_owner(experiment: Experiment) -> Experiment:
-    """The experiment whose `model.tokenizer` counts: with `Auto` over a checkpoint, that of the run it came from."""
+    """The experiment whose `model.tokenizer` is used: with `Auto` over a checkpoint, that of the run it came from."""
     match experiment.model.weights:
         case From(experiment=earlier) if isinstance(experiment.model.tokenizer, Auto):
             return tokenizer_owner(earlier)
@@ -66,42 +59,44 @@ def tokenizer_owner(experiment: Experiment) -> Experiment:
 
 
 def open_source(blueprint: Blueprint, home: Path) -> Source:
-    """The source of an experiment's base weights, and of its teacher's or its reference's own, runs included.
+    """Opens the base weights of an experiment, and those of its teacher or of a reference with own weights.
 
     Args:
-        blueprint: Of the experiment.
-        home: The directory of all runs, where those of earlier experiments are.
+        blueprint: The blueprint of the experiment.
+        home: The directory of all runs, with those of earlier experiments.
 
     Raises:
-        WeightsError: there is no such run, or it is of another network.
-        PlanError: tensors of a Hub directory are missing or of another shape.
+        WeightsError: There is no such run, or it has another architecture.
+        PlanError: Tensors of a Hub directory are missing or have another shape.
     """
-    own, teacher = _own_source(blueprint, home), teacher_of(blueprint.experiment)
+    own, teacher = _policy_source(blueprint, home), teacher_of(blueprint.experiment)
     if blueprint.reference.has_own_weights:
         reference = blueprint.experiment.reference
         assert isinstance(reference, Reference.Checkpoint)
         return init.ReferenceSource(own, _model_source(init.with_weights(blueprint, reference.weights), home))
-    return (
-        own if teacher is None else TeacherSource(own, _own_source(build_unplaced(teacher, blueprint.platform), home))
-    )
+    if teacher is None:
+        return own
+    return TeacherSource(own, _policy_source(build_unplaced(teacher, blueprint.platform), home))
 
 
-def _own_source(blueprint: Blueprint, home: Path) -> Source:
-    """As `open_source`, without what a teacher has."""
-    experiment = blueprint.experiment
+def _policy_source(blueprint: Blueprint, home: Path) -> Source:
+    """The base weights, and the initial arrays of an adapter that starts from another one."""
     base = _model_source(blueprint, home)
-    match experiment.adapter and experiment.adapter.start:
+    match blueprint.experiment.adapter and blueprint.experiment.adapter.start:
         case Checkpoint() | From() as place:
-            return init.AdapterSource(base, _adapter_of(place, blueprint, home))
+            return init.AdapterSource(base, _adapter_start(place, blueprint, home))
         case _:
             return init.with_adapter_start(blueprint, base)
 
 
 def _model_source(blueprint: Blueprint, home: Path) -> Source:
-    """The source of a model's weights, without an adapter that goes on beside them."""
+    """The base weights only."""
     match blueprint.experiment.model.weights:
         case Checkpoint() as place:
-            return checkpoint_source(blueprint, place)
+            path = Path(place.path).expanduser()
+            if (find(path)[0].parent / "experiment.json").is_file():
+                return CheckpointSource(blueprint, place, path)
+            return WeightsOnlySource(blueprint, path, allow_non_finite=place.allow_non_finite)
         case From() as place:
             return CheckpointSource(blueprint, place, home)
         case Merged(base=base) as merged:
@@ -112,108 +107,51 @@ def _model_source(blueprint: Blueprint, home: Path) -> Source:
 
 
 def _with_weights(experiment: Experiment, weights: Weights) -> Experiment:
-    """The experiment with other first weights."""
+    """The experiment with other initial weights."""
     return attrs.evolve(experiment, model=attrs.evolve(experiment.model, weights=weights))
 
 
-def saved_experiment(path: Path) -> Experiment:
-    """The experiment that a run directory, or one of its checkpoints, belongs to."""
-    directory, _ = find(path.expanduser())
-    file = directory.parent / "experiment.json"
-    if not file.is_file():
-        raise WeightsError(f"{path}: {file} is missing, so it is not known which experiment saved it")
-    return from_dict(read_json(file), Experiment)
-
-
 def _experiment_or_none(path: Path) -> Experiment | None:
-    """The experiment that saved a checkpoint; None for a checkpoint of weights alone, which no run saved."""
+    """The experiment that saved a checkpoint; None for a checkpoint of weights only."""
     directory, _ = find(path.expanduser())
     is_run = (directory.parent / "experiment.json").is_file() or not (directory.parent / "config.json").is_file()
     return saved_experiment(path) if is_run else None
 
 
 class CheckpointSource:
-    """The weights that a run saved, as weights of the published network: an adapter is merged into its base.
+    """The weights that a run saved, with its adapter merged into the base.
 
-    What comes out is the model that the run ended with: where it kept its base in few bits, the adapter is merged into
-    that base, errors of rounding included, since that is what it was trained on. Nothing in the run's directory is
-    written or swept.
+    This is the final model of the run: with a quantized base, the adapter is merged into the dequantized base,
+    including its rounding errors, since that is what the adapter was trained on. Writes nothing into the run directory.
     """
 
     def __init__(self, blueprint: Blueprint, place: Checkpoint | From, home: Path) -> None:
         path = _path_of(place, home)
-        run = _Trained.open(place, home)
-        further = run.blueprint.config.mtp_layers
-        if attrs.evolve(run.blueprint.config, mtp_layers=0) != attrs.evolve(blueprint.config, mtp_layers=0):
+        self._run, self._trained = _open_trained(place, home)
+        self._blueprint, self.experiment, self.step = self._run.blueprint, self._run.experiment, self._run.step
+        if not _has_same_architecture(self._blueprint, blueprint):
             raise WeightsError(
-                f"{path} holds weights of another network than {type(blueprint.experiment.model).__qualname__}"
+                f"{path} holds weights of another model than {type(blueprint.experiment.model).__qualname__}"
             )
-        if further < blueprint.config.mtp_layers:
-            raise WeightsError(f"{path} holds no layer that predicts further ahead; set model.mtp_layers=0")
-        self.experiment, self.step, self._earlier, self._saved = run.experiment, run.step, run.blueprint, run.leaves
-        # The earlier run's own earlier runs are beside it, which need not be where this one is.
-        beside = run.directory.parent.parent
-        self._base = open_source(run.blueprint, beside) if run.blueprint.frozen else None
+        if self._blueprint.config.mtp_layers < blueprint.config.mtp_layers:
+            raise WeightsError(f"{path} holds no multi-token-prediction (MTP) layer; set model.mtp_layers=0")
+        # Runs from which the earlier run started are in its own home, which may be another than this one's.
+        own_home = self._run.directory.parent
+        self._base = open_source(self._blueprint, own_home) if self._blueprint.frozen else None
 
     def leaf(self, path: str) -> ArrayLike:
-        """The weight of one path; float32 where it was trained."""
-        if self._base is None or path in self._saved:
-            return np.asarray(self._saved[path])
-        weight = jnp.asarray(self._base.leaf(path), self._earlier.base[path].dtype)
+        """The weight at a path; float32 if it was trained."""
+        if self._base is None or path in self._trained:
+            return np.asarray(self._trained[path])
+        weight = jnp.asarray(self._base.leaf(path), self._blueprint.base[path].dtype)
         quantization = self.experiment.quantization
-        if quantization is not None and path not in self._earlier.frozen:
+        if quantization is not None and path not in self._blueprint.frozen:
             weight = weight_only_quant.rounded(weight, quantization)
-        if path + lora_math.A not in self._saved:
+        if path + lora_math.A not in self._trained:
             return weight
         adapter = self.experiment.adapter
         assert isinstance(adapter, LowRank)
-        return lora_math.merged(adapter, path, weight, lambda name: np.asarray(self._saved[name]))
-
-
-@attrs.frozen(eq=False)
-class _Trained:
-    """What a run had trained at one step.
-
-    Attributes:
-        directory: Its checkpoints.
-        step: Optimizer steps done.
-        experiment: What it was asked for.
-        blueprint: Of that, on one device.
-        leaves: Its trainable arrays by path, float32, in the host's memory.
-    """
-
-    directory: Path
-    step: int
-    experiment: Experiment
-    blueprint: Blueprint
-    leaves: Mapping[str, jax.Array]
-
-    @classmethod
-    def open(cls, place: Checkpoint | From, home: Path) -> _Trained:
-        """Reads the newest good checkpoint of a run, or one step of it.
-
-        Raises:
-            WeightsError: there is none, or its experiment is not there; or it holds NaN or infinity.
-        """
-        path = _path_of(place, home)
-        experiment = saved_experiment(path)
-        directory, step = find(path)
-        with CheckpointReader(directory) as checkpoints:
-            step = checkpoints.latest_good().step if step is None else step
-            if step is None:
-                raise WeightsError(f"{path} has no checkpoint yet; run its experiment first")
-            # Its own dtypes, which may have gone by a device that this machine does not have.
-            computed = checkpoints.meta(step)["identity"]["compute"]
-            blueprint = build_blueprint(evolve(experiment, {"mesh": Mesh(), "precision.compute": computed}))
-            here = _host()
-            targets = {
-                p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
-                for p, leaf in blueprint.trainable.items()
-            }
-            leaves = checkpoints.restore(step, {"trainable": targets})["trainable"]
-        if not place.allow_non_finite:
-            require_finite({name: np.asarray(leaf) for name, leaf in leaves.items()}, path)
-        return cls(directory, step, experiment, blueprint, leaves)
+        return lora_math.merged(adapter, path, weight, lambda name: np.asarray(self._trained[name]))
 
 
 def _path_of(place: Checkpoint | From, home: Path) -> Path:
@@ -221,46 +159,61 @@ def _path_of(place: Checkpoint | From, home: Path) -> Path:
     return Path(place.path).expanduser() if isinstance(place, Checkpoint) else home / place.experiment.id
 
 
-def _adapter_on(
-    place: Checkpoint | From, blueprint: Blueprint, home: Path, where: str
+def _open_trained(place: Checkpoint | From, home: Path) -> tuple[SavedRun, dict[str, jax.Array]]:
+    """A run and its trained arrays; a WeightsError if they hold NaN or infinity that `place` does not allow."""
+    path = _path_of(place, home)
+    run = SavedRun.open(path)
+    trained = run.restore()
+    if not place.allow_non_finite:
+        require_finite({name: np.asarray(leaf) for name, leaf in trained.items()}, path)
+    return run, trained
+
+
+def _has_same_architecture(one: Blueprint, other: Blueprint) -> bool:
+    """Whether two models are equal apart from multi-token-prediction layers."""
+    return attrs.evolve(one.config, mtp_layers=0) == attrs.evolve(other.config, mtp_layers=0)
+
+
+def _saved_adapter(
+    place: Checkpoint | From, blueprint: Blueprint, home: Path, field: str
 ) -> tuple[LowRank, dict[str, np.ndarray]]:
-    """The adapter that a run ended with, and its arrays by path.
+    """The adapter that a run saved, and its arrays by path.
 
     Args:
         place: The run.
-        blueprint: Of a model with the weights that the adapter must be on.
+        blueprint: A model with the base weights that the adapter must have.
         home: The directory of all runs.
-        where: The field that names the run.
+        field: The field of the experiment that names the run, for messages.
 
     Raises:
-        PlanError: it is on other weights, or of another network.
-        WeightsError: there is none.
+        PlanError: It has other base weights or another architecture.
+        WeightsError: The run has no adapter.
     """
-    path = _path_of(place, home)
-    run, ours = _Trained.open(place, home), blueprint.experiment
+    path, ours = _path_of(place, home), blueprint.experiment
+    run, trained = _open_trained(place, home)
     adapter = run.experiment.adapter
     if not isinstance(adapter, LowRank):
         raise WeightsError(f"{path} trained all weights and has no adapter; start from it with model.weights")
     problems: list[Problem] = []
     if run.experiment.model.weights != ours.model.weights:
         message = f"its adapter belongs to {run.experiment.model.weights!r}, not to {ours.model.weights!r}"
-        problems.append(Problem(where, message))
-    if attrs.evolve(run.blueprint.config, mtp_layers=0) != attrs.evolve(blueprint.config, mtp_layers=0):
-        problems.append(Problem(where, f"{path} is of another network than {type(ours.model).__qualname__}"))
+        problems.append(Problem(field, message))
+    if not _has_same_architecture(run.blueprint, blueprint):
+        problems.append(Problem(field, f"{path} is of another model than {type(ours.model).__qualname__}"))
     if problems:
         raise PlanError(problems, f"Experiment '{ours.name}'")
-    return adapter, {name: np.asarray(leaf) for name, leaf in run.leaves.items()}
+    return adapter, {name: np.asarray(leaf) for name, leaf in trained.items()}
 
 
-def _adapter_of(place: Checkpoint | From, blueprint: Blueprint, home: Path) -> dict[str, np.ndarray]:
-    """The adapter that a run ended with, for another run to go on with.
+def _adapter_start(place: Checkpoint | From, blueprint: Blueprint, home: Path) -> dict[str, np.ndarray]:
+    """The arrays of the adapter from which the experiment's adapter starts.
 
     Raises:
-        PlanError: it is not like the adapter that is asked for, or not on the same weights.
-        WeightsError: there is none.
+        PlanError: The two adapters differ in their settings or base weights.
+        WeightsError: The run has no adapter.
     """
     ours = blueprint.experiment
-    theirs, leaves = _adapter_on(place, blueprint, home, "adapter.start")
+    theirs, leaves = _saved_adapter(place, blueprint, home, "adapter.start")
     assert isinstance(ours.adapter, LowRank)
     if problems := list(unlike(ours.adapter, theirs)):
         raise PlanError(problems, f"Experiment '{ours.name}'")
@@ -268,17 +221,17 @@ def _adapter_of(place: Checkpoint | From, blueprint: Blueprint, home: Path) -> d
 
 
 class MergedSource:
-    """Weights with several adapters in them: `W + sum of coefficient (V - W)`, V the weight with one of them, float32.
+    """Weights with several merged adapters: `W + sum of coefficient (V - W)`, V the weight with one of them, float32.
 
     Args:
-        blueprint: Of the model that the adapters were trained on.
-        merged: The adapters, and how much of each.
-        base: That model's weights.
+        blueprint: The model on which the adapters were trained.
+        merged: The adapters and their coefficients.
+        base: The weights of that model.
         home: The directory of all runs.
 
     Raises:
-        PlanError: a run's adapter is of other weights or of another network.
-        WeightsError: there is no adapter.
+        PlanError: An adapter has other base weights or another architecture.
+        WeightsError: A run has no adapter.
     """
 
     def __init__(self, blueprint: Blueprint, merged: Merged, base: Source, home: Path) -> None:
@@ -286,81 +239,53 @@ class MergedSource:
         for place, coefficient in zip(merged.adapters, merged.coefficients, strict=True):
             if isinstance(place, PEFT):
                 directory, allow = Path(place.path).expanduser(), place.allow_non_finite
-                found = peft.read(directory, blueprint.config, blueprint.base, allow_non_finite=allow)
-                self._parts.append((coefficient, found.adapter, found.leaves))
+                read = peft.read(directory, blueprint.config, blueprint.base, allow_non_finite=allow)
+                self._parts.append((coefficient, read.adapter, read.leaves))
                 continue
             assert isinstance(place, Checkpoint | From)
-            self._parts.append((coefficient, *_adapter_on(place, blueprint, home, "model.weights.adapters")))
+            self._parts.append((coefficient, *_saved_adapter(place, blueprint, home, "model.weights.adapters")))
 
     def leaf(self, path: str) -> ArrayLike:
-        """The weight of one path; float32 where adapters are merged into it."""
+        """The weight at a path; float32 if adapters are merged into it."""
         weight = self._base.leaf(path)
-        inside = [(c, adapter, leaves) for c, adapter, leaves in self._parts if path + lora_math.A in leaves]
-        if not inside:
+        parts = [(c, adapter, leaves) for c, adapter, leaves in self._parts if path + lora_math.A in leaves]
+        if not parts:
             return weight
         plain = jnp.asarray(weight, jnp.float32)
         return plain + sum(
-            c * (lora_math.merged(adapter, path, plain, of.__getitem__) - plain) for c, adapter, of in inside
+            c * (lora_math.merged(adapter, path, plain, leaves.__getitem__) - plain) for c, adapter, leaves in parts
         )
 
 
-def checkpoint_source(blueprint: Blueprint, place: Checkpoint) -> Source:
-    """The weights of a run, of one of its checkpoints, or of a checkpoint of weights alone."""
-    path = Path(place.path).expanduser()
-    directory, _ = find(path)
-    if (directory.parent / "experiment.json").is_file():
-        return CheckpointSource(blueprint, place, path)
-    return WeightsAlone(blueprint, path, allow_non_finite=place.allow_non_finite)
-
-
-class WeightsAlone:
-    """A checkpoint of weights alone, as `nnxdsl convert --to checkpoint` writes it; each array is read when asked for.
+class WeightsOnlySource:
+    """The arrays of a checkpoint of weights only, read one at a time.
 
     Raises:
-        WeightsError: it holds no weights; or every array that is missing, left over or of another shape.
+        WeightsError: It holds no weights; or names every array that is missing, unexpected or of another shape.
     """
 
     def __init__(self, blueprint: Blueprint, path: Path, *, allow_non_finite: bool = False) -> None:
-        directory, step = find(path)
         self._path, self._allow_non_finite = path, allow_non_finite
-        self._checkpoints = CheckpointReader(directory)
-        step = self._checkpoints.latest_good().step if step is None else step
-        if step is None:
-            raise WeightsError(f"{path} has no checkpoint yet")
-        self._step = step
-        contents = self._checkpoints.contents(step).get(PARAMS)
-        if contents is None:
-            raise WeightsError(f"{path}: is of a run whose experiment.json is gone, so it is not known what it holds")
-        self._contents = contents
+        self._checkpoint = WeightsCheckpoint(path)
+        arrays = self._checkpoint.arrays
         problems = [
             f"{name}: expected an array of shape {leaf.shape}, "
-            + (f"got {contents[name].shape}" if name in contents else "there is none")
+            + (f"got {arrays[name].shape}" if name in arrays else "there is none")
             for name, leaf in blueprint.base.items()
-            if name not in contents or tuple(contents[name].shape) != leaf.shape
+            if name not in arrays or arrays[name].shape != leaf.shape
         ]
-        others = (name for name in contents if name not in blueprint.base and not is_mtp_param(name))
-        problems += [f"{name}: no part of this network" for name in others]
+        others = (name for name in arrays if name not in blueprint.base and not is_mtp_param(name))
+        problems += [f"{name}: no array of this model" for name in others]
         if problems:
             raise WeightsError("\n  ".join([f"{path}: {len(problems)} arrays do not fit:", *problems]))
 
     def leaf(self, path: str) -> ArrayLike:
-        """The weight of one path, in the dtype that it is stored in.
+        """The weight at a path, in the dtype in which it is stored.
 
         Raises:
-            WeightsError: it holds NaN or infinity.
+            WeightsError: It holds NaN or infinity.
         """
-        info = self._contents[path]
-        target = jax.ShapeDtypeStruct(info.shape, np.dtype(info.dtype), sharding=_host())
-        found = np.asarray(self._checkpoints.restore(self._step, {PARAMS: {path: target}})[PARAMS][path])
-        if not (self._allow_non_finite or all_finite(found)):
-            require_finite({path: found}, self._path)
-        return found
-
-
-def _host() -> jax.sharding.Sharding:
-    """The host's memory, where it is a device of its own; else the first device."""
-    try:
-        device = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves no other device
-        device = jax.local_devices()[0]
-    return jax.sharding.SingleDeviceSharding(device)
+        weight = self._checkpoint.read(path)
+        if not (self._allow_non_finite or all_finite(weight)):
+            require_finite({path: weight}, self._path)
+        return weight

@@ -1,4 +1,4 @@
-"""The tokenizer of a run as files beside its weights, and what generation needs to know of it; knows no weights."""
+"""Writes the tokenizer of a run, and the generation config, into a directory of weights."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ NAMES = (
     "chat_template.json",
     GENERATION,
 )
-"""Files that stand beside weights on the Hub and belong to the tokenizer, or to generation."""
+"""Files of tokenizers and generation in a Hub directory."""
 
 
 @attrs.frozen
 class TokenizerFiles:
-    """What a directory of weights is given beside them.
+    """The tokenizer files for a directory of weights.
 
     Attributes:
-        description: what it is, for people.
-        source: the directory that it is copied from; None where nothing is.
-        only: the tokenizer's own file, where it was named and not its directory.
-        template: the chat template that is used in place of the directory's own.
-        tokenizer: the tokenizer itself; None where it could not be opened.
+        description: A description for the user.
+        source: The directory to copy files from; None for none.
+        only: The tokenizer's file, if the experiment names a file and not a directory.
+        template: A chat template that replaces the directory's own.
+        tokenizer: The tokenizer; None if it could not be opened.
     """
 
     description: str
@@ -52,18 +52,18 @@ class TokenizerFiles:
     tokenizer: TokenizerBase | None = None
 
     @classmethod
-    def of(cls, experiment: Experiment, home: Path) -> TokenizerFiles:
-        """Those of the tokenizer that a run used."""
+    def from_experiment(cls, experiment: Experiment, home: Path) -> TokenizerFiles:
+        """The files of the tokenizer that a run used."""
         try:
             owner = sources.tokenizer_owner(experiment)
             directory = sources.tokenizer_directory(owner, home)
             tokenizer = open_tokenizer(owner.model.tokenizer, directory)
         except (NnxdslError, OSError) as error:
-            return cls(f"none is written, since that of the run cannot be opened: {error}")
+            return cls(f"none, since the run's tokenizer cannot be opened: {error}")
         if isinstance(tokenizer, MissingTokenizer):
-            return cls("none is written, since the weights of the run came without one", directory)
+            return cls("none, since the run's weights have no tokenizer", directory)
         if isinstance(tokenizer, BytesTokenizer):
-            return cls("the built-in bytes, as a tokenizer.json that gives the same ids", tokenizer=tokenizer)
+            return cls("the built-in byte tokenizer, as a tokenizer.json with the same ids", tokenizer=tokenizer)
         spec = owner.model.tokenizer
         if isinstance(spec, File):
             path = Path(spec.path).expanduser()
@@ -72,29 +72,29 @@ class TokenizerFiles:
             return cls(f"that of {path}", directory, only, template, tokenizer)
         return cls(f"that of {directory}", directory, tokenizer=tokenizer)
 
-    def ids(self, words: int) -> dict[str, Any]:
-        """What `config.json` says of it: the ids that begin, end and fill a text.
+    def ids(self, vocab_size: int) -> dict[str, Any]:
+        """The ids of special tokens for `config.json`.
 
-        Those beyond so many words of the model are left out, which transformers would not load: a run on rows of ids
-        may have a tokenizer with more.
+        Ids beyond the model's vocabulary are left out, since transformers would refuse them: a run on rows of token ids
+        may have a tokenizer with a larger vocabulary.
         """
         if self.tokenizer is None:
             return {}
-        found: dict[str, Any] = {"bos_token_id": self.tokenizer.bos_id, "eos_token_id": self.tokenizer.eos_id}
+        ids: dict[str, Any] = {"bos_token_id": self.tokenizer.bos_id, "eos_token_id": self.tokenizer.eos_id}
         if isinstance(self.tokenizer, BytesTokenizer):
-            found["pad_token_id"] = self.tokenizer.pad_id
-        return {name: word for name, word in found.items() if word is None or word < words}
+            ids["pad_token_id"] = self.tokenizer.pad_id
+        return {name: token for name, token in ids.items() if token is None or token < vocab_size}
 
-    def write(self, directory: Path, max_length: int, words: int) -> None:
+    def write(self, directory: Path, max_length: int, vocab_size: int) -> None:
         """Writes the files.
 
         Args:
-            directory: where to.
-            max_length: positions of the model.
-            words: of the model's vocabulary.
+            directory: The directory of the weights.
+            max_length: The maximum length of the model.
+            vocab_size: The size of the model's vocabulary.
 
         Raises:
-            DataError: what was written is not the same tokenizer.
+            DataError: The files hold another tokenizer.
         """
         if self.source is not None:
             copy(self.source, directory)
@@ -107,8 +107,8 @@ class TokenizerFiles:
                 text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 (directory / name).write_text(text, encoding="utf-8")
         if self.tokenizer is not None and not (directory / GENERATION).exists():
-            ends = [word for word in sorted(self.tokenizer.stop_ids) if word < words]
-            settings = {**self.ids(words), "eos_token_id": ends or None}
+            stop_ids = [token for token in sorted(self.tokenizer.stop_ids) if token < vocab_size]
+            settings = {**self.ids(vocab_size), "eos_token_id": stop_ids or None}
             (directory / GENERATION).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         self._check(directory)
 
@@ -116,14 +116,12 @@ class TokenizerFiles:
         if self.tokenizer is None or isinstance(self.tokenizer, BytesTokenizer):
             return
         if open_tokenizer(Tokenizer.File(str(directory)), None).fingerprint != self.tokenizer.fingerprint:
-            raise DataError(
-                f"{directory}: its tokenizer is not that of the run, {self.description}; this should not be"
-            )
+            raise DataError(f"{directory}: internal error: its tokenizer is not that of the run, {self.description}")
 
 
 def copy(source: Path, directory: Path) -> list[str]:
-    """Copies the tokenizer's files of one directory to another, and gives their names."""
-    found = [name for name in NAMES if (source / name).is_file()]
-    for name in found:
+    """Copies the tokenizer files of one directory to another, and returns their names."""
+    names = [name for name in NAMES if (source / name).is_file()]
+    for name in names:
         shutil.copyfile(source / name, directory / name)
-    return found
+    return names

@@ -22,6 +22,7 @@ from nnxdsl.weights import sources
 from nnxdsl.weights.compare import compare
 from nnxdsl.weights.convert import convert
 from nnxdsl.weights.open import open_weights
+from nnxdsl.weights.saved_run import saved_experiment
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 GEMMA, LLAMA = REFERENCE / "gemma3" / "scaled", REFERENCE / "llama3" / "untied"
@@ -95,7 +96,7 @@ def test_a_run_without_its_optimizer_starts_another(finished: Any, tmp_path: Pat
     with CheckpointReader(done.directory / "checkpoints") as checkpoints:
         assert list(checkpoints.contents(60)) == ["trainable"]
     assert differing(run, done.directory) == []
-    asked = evolve(sources.saved_experiment(run), {"model.weights": Weights.Checkpoint(str(done.directory))})
+    asked = evolve(saved_experiment(run), {"model.weights": Weights.Checkpoint(str(done.directory))})
     source = sources.open_source(build_blueprint(asked), tmp_path)
     assert np.array_equal(source.leaf("embed.embedding"), open_weights(run).read("embed.embedding"))
     convert(run, tmp_path / "hub", "hub")
@@ -165,7 +166,7 @@ def test_what_does_not_fit_is_listed_by_both_names(damaged: Path, tmp_path: Path
         "got (32, 23)",
         f"  layers.blocks.0.pre_attention_norm.scale: {file}: expected a tensor "
         "model.layers.2.input_layernorm.weight of shape (24,), there is none",
-        f"  model.extra.weight: {file}: no part of a text decoder of 3 layers",
+        f"  model.extra.weight: {file}: no tensor of a text decoder of 3 layers",
     }
     convert(LLAMA, tmp_path / "linen", "linen")
     file = tmp_path / "linen" / "params.msgpack"
@@ -181,7 +182,7 @@ def test_what_does_not_fit_is_listed_by_both_names(damaged: Path, tmp_path: Path
         f"{tmp_path / 'linen' / 'params.msgpack'}: 3 arrays do not fit:",
         f"  layers.blocks.0.mlp.up.kernel: expected an array of shape (3, 24, 32), there is none ({names})",
         "  norm.scale: expected an array of shape (24,), got (7,) (norm.weight)",
-        "  norm.bias: no part of this network",
+        "  norm.bias: no array of this model",
     }
     assert not (tmp_path / "out").exists()
 
@@ -202,13 +203,13 @@ def test_files_that_will_not_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
             f"WeightsError: {tmp_path / INDEX}: names files outside of its directory, which are not read: '{outside}'"
         )
     (tmp_path / "cut.msgpack").write_bytes(flax.serialization.to_bytes({"a": np.zeros(9)})[:-9])
-    assert f"{tmp_path / 'cut.msgpack'}: damaged, or no tree of Flax's: " in refused(tmp_path / "cut.msgpack")
+    assert f"{tmp_path / 'cut.msgpack'}: damaged, or not a Flax msgpack file: " in refused(tmp_path / "cut.msgpack")
     np.savez(tmp_path / "objects.npz", a=np.array([{}], dtype=object))
-    assert "a: holds objects, which are pickled; save it" in refused(tmp_path / "objects.npz")
+    assert "a: holds pickled objects; save it" in refused(tmp_path / "objects.npz")
     (tmp_path / "cut.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:-30])
-    assert "cut.npz: damaged, or no .npz file: " in refused(tmp_path / "cut.npz")
+    assert "cut.npz: damaged, or not an .npz file: " in refused(tmp_path / "cut.npz")
     (tmp_path / "empty").mkdir()
-    assert "holds no weights that are known; expected a Hub directory" in refused(tmp_path / "empty")
+    assert "holds no weights of a supported format; expected a Hub directory" in refused(tmp_path / "empty")
     assert "no such file or directory" in refused(tmp_path / "nowhere")
 
 

@@ -28,6 +28,7 @@ from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.storage.atomic_dir import appearing
 from nnxdsl.weights import sources
 from nnxdsl.weights.export import Exported, export
+from nnxdsl.weights.saved_run import saved_experiment
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24)).astype(np.int32)
 TEXTS = ("Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n<eos", "".join(map(chr, range(1, 300))))
@@ -35,7 +36,7 @@ TEXTS = ("Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n<eos", "".join(
 
 def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
     """Of the model that a run ended with, an adapter beside its base, as training has it."""
-    program = compile_experiment(sources.saved_experiment(run))
+    program = compile_experiment(saved_experiment(run))
     state = program.init(sources.open_source(program.blueprint, run.parent))
     with CheckpointReader(run / "checkpoints") as checkpoints:
         step = checkpoints.steps()[-1]
@@ -111,11 +112,11 @@ def test_an_adapter_merged_and_alone(finished: Any, base: Exported, tmp_path: Pa
     alone = export(run, tmp_path / "alone", adapter=True)
     assert (alone.kind, alone.base, alone.difference) == ("adapter", None, 0.0)
     assert alone.notes == (
-        "base_model_name_or_path is empty, since no Hub directory is the base; the base is what "
-        f"{finished.run('sft').name} ended with: nnxdsl export {finished.run('sft').name} BASE",
+        "base_model_name_or_path is empty, since the base is no Hub directory; the base is the final model of "
+        f"{finished.run('sft').name}: nnxdsl export {finished.run('sft').name} BASE",
     )
     reader = HubReader(base.directory)
-    template = compile_experiment(sources.saved_experiment(run)).blueprint.base
+    template = compile_experiment(saved_experiment(run)).blueprint.base
     found = peft.read(alone.directory, reader.config, template)
     assert found.adapter == Adapter.LoRA(rank=4, alpha=8.0)
     arrays = saved_arrays(run)
@@ -237,10 +238,10 @@ def test_few_bits_are_exported_as_they_were_before(lab: Any, tmp_path: Path) -> 
     assert code == 0, err
     (run,) = (lab.place / "runs").glob("sft-*")
     done = export(run, tmp_path / "out")
-    assert done.notes[0].startswith("the run kept its base in few bits (NF4); what is exported")
+    assert done.notes[0].startswith("the run quantized its base (NF4); the export")
     assert done.difference < 1e-5 * done.largest
     # The frozen weights without an adapter are the first ones, not what four bits left of them.
-    experiment = nnxdsl.evolve(sources.saved_experiment(run), {"adapter": None, "quantization": None})
+    experiment = nnxdsl.evolve(saved_experiment(run), {"adapter": None, "quantization": None})
     source = sources.open_source(compile_experiment(experiment).blueprint, tmp_path)
     reader = HubReader(tmp_path / "out")
     assert np.array_equal(reader.leaf("embed.embedding"), source.leaf("embed.embedding"))

@@ -107,7 +107,7 @@ def test_another_network_is_refused(finished: Any) -> None:
     )
     with pytest.raises(WeightsError) as raised:
         sources.open_source(build_blueprint(experiment), run.parent)
-    assert str(raised.value) == f"{run} holds weights of another network than Model.Gemma3"
+    assert str(raised.value) == f"{run} holds weights of another model than Model.Gemma3"
 
 
 def test_a_run_without_a_checkpoint(finished: Any, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights import sources
 from nnxdsl.weights.convert import convert
+from nnxdsl.weights.saved_run import saved_experiment
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 REPLAY = REFERENCE / "replay"
@@ -153,7 +154,7 @@ def test_an_adapter_that_is_not_the_one_asked_for() -> None:
 @pytest.mark.slow
 def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
     dpo = finished.run("dpo")
-    earlier = sources.saved_experiment(dpo)
+    earlier = saved_experiment(dpo)
     fields = {"name": "more", "evaluation": None}
     for start in (Weights.Checkpoint(str(dpo)), Weights.From(earlier)):
         asked = evolve(earlier, {**fields, "adapter.start": start})
@@ -208,7 +209,7 @@ def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(both.leaf("norm.scale"), source(model).leaf("norm.scale"))
 
     dpo = finished.run("dpo")
-    earlier = sources.saved_experiment(dpo)
+    earlier = saved_experiment(dpo)
     merged = Weights.Merged(earlier.model.weights, adapters=(Weights.From(earlier),), coefficients=(1.0,))
     asked = build_blueprint(
         evolve(earlier, {"name": "more", "adapter": None, "memory.offload": (), "model.weights": merged})

@@ -44,7 +44,7 @@ def test_a_run_on_token_ids_needs_no_tokenizer(tmp_path: Path) -> None:
     outcome = run(asked, tmp_path / "runs", Display(quiet=True))
     assert outcome.state == "finished"
     exported = export(tmp_path / "runs" / asked.id, tmp_path / "exported")
-    assert exported.tokenizer == "none is written, since the weights of the run came without one"
+    assert exported.tokenizer == "none, since the run's weights have no tokenizer"
     assert nnxdsl.load(tmp_path / "exported")(np.array([[2, 3]])).shape == (1, 2, 96)
 
 
