@@ -21,6 +21,8 @@ from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import Problem, SpecError, join
 
+from .words import whole
+
 NONE = ""
 """The type's text where a field holds None."""
 
@@ -144,8 +146,8 @@ def _items(spec: type[Spec], texts: Mapping[str, str], path: str, problems: list
 
 def item_count(texts: Mapping[str, str], path: str) -> int | None:
     """The number of members of a tuple of specs; None where its text is no such number."""
-    text = texts.get(path, "") or "0"
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MAX_ITEMS else None
+    count = whole(texts.get(path, "") or "0")
+    return count if count is not None and count <= MAX_ITEMS else None
 
 
 def with_item(texts: Mapping[str, str], path: str, spec: type[Spec]) -> dict[str, str]:
@@ -165,10 +167,10 @@ def without_item(texts: Mapping[str, str], path: str, index: int) -> dict[str, s
     found: dict[str, str] = {}
     for name, text in texts.items():
         place, _, field = name.removeprefix(f"{path}.").partition(".")
-        if not name.startswith(f"{path}.") or not place.isdecimal() or int(place) < index:
+        if not name.startswith(f"{path}.") or (at := whole(place)) is None or at < index:
             found[name] = text
-        elif int(place) > index:
-            found[join(path, f"{int(place) - 1}.{field}")] = text
+        elif at > index:
+            found[join(path, f"{at - 1}.{field}")] = text
     return {**found, path: str(count - 1)}
 
 

@@ -19,6 +19,7 @@ from .new_plan import device_of, planned
 from .page import Action, Answer, Ask, Page
 from .parts import action
 from .state import Site
+from .words import whole
 
 COPIED = (
     "Another tab has changed this draft since this page was opened. Your version is a draft of its own now, which this "
@@ -109,7 +110,7 @@ def edit_items(site: Site, ask: Ask) -> Answer:
     if spec is None:
         return Answer(notice=f"{path} has no members to edit; reload the page.", bad=True)
     if index:
-        texts = form_texts.without_item(texts, path, int(index) if index.isascii() and index.isdecimal() else -1)
+        texts = form_texts.without_item(texts, path, -1 if (at := whole(index)) is None else at)
     else:
         texts = form_texts.with_item(texts, path, spec)
     return _edited(site, ask, form_texts.completed(texts), with_form=True)

@@ -18,6 +18,7 @@ from .outputs_worker import Model
 from .page import Ask
 from .settings import Limits
 from .state import Site
+from .words import whole
 
 TABS = {"": "Generate", "tokens": "Tokens", "pairs": "Pairs"}
 DOES = {"": "generate", "tokens": "tokens", "pairs": "pairs"}
@@ -80,9 +81,9 @@ def chosen(site: Site, ask: Ask) -> Chosen:
     run = ask.query.get("run", "")
     row = site.index.row(run) if run else None
     steps = [] if row is None else steps_of(row.path)
-    given, against = ask.query.get("step", ""), ask.query.get("against", "")
-    step = int(given) if given.isdigit() and int(given) in (*steps, 0) else (steps[0] if steps else 0)
-    is_step = against.isdigit() and int(against) in (*steps, 0) and int(against) != step
+    given, against = whole(ask.query.get("step", "")), ask.query.get("against", "")
+    step = given if given is not None and given in (*steps, 0) else (steps[0] if steps else 0)
+    is_step = whole(against) in (*steps, 0) and whole(against) != step
     if not is_step and not (row is not None and _is_of_another(site, row.id, against)):
         against = "reference"
     tab = ask.query.get("tab", "")
@@ -92,8 +93,8 @@ def chosen(site: Site, ask: Ask) -> Chosen:
 def _is_of_another(site: Site, run: str, against: str) -> bool:
     """Whether it is `RUN@STEP` with a checkpoint of another run that is there."""
     other, _, step = against.rpartition("@")
-    row = site.index.row(other) if step.isdigit() and other and other != run else None
-    return row is not None and int(step) in steps_of(row.path)
+    row = site.index.row(other) if whole(step) is not None and other and other != run else None
+    return row is not None and whole(step) in steps_of(row.path)
 
 
 def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
@@ -134,8 +135,8 @@ def steps_of(run: Path) -> list[int]:
         names = [entry.name for entry in (run / "checkpoints").iterdir()]
     except OSError:
         return []
-    there = [name for name in names if name.isdigit() and (run / "checkpoints" / name / "manifest.json").is_file()]
-    return sorted(map(int, there), reverse=True)
+    there = [whole(name) for name in names if (run / "checkpoints" / name / "manifest.json").is_file()]
+    return sorted((step for step in there if step is not None), reverse=True)
 
 
 def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | None:
@@ -225,10 +226,10 @@ def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
     stored, side = site.answers.find(query["from"]), query.get("side", "policy")
     if stored is None or stored.result is None or side not in SIDES or "prompt_ids" not in stored.result:
         return None
-    drawn, number = [stored.result[side], *stored.result[side].get("more", ())], query.get("n", "1")
-    if not number.isdigit() or not 1 <= int(number) <= len(drawn):
+    drawn, number = [stored.result[side], *stored.result[side].get("more", ())], whole(query.get("n", "1"))
+    if number is None or not 1 <= number <= len(drawn):
         return None
-    ids = drawn[int(number) - 1]["ids"]
+    ids = drawn[number - 1]["ids"]
     return {"do": "tokens", "prompt_ids": stored.result["prompt_ids"], "completion_ids": ids}
 
 
@@ -241,9 +242,10 @@ def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:
 
 def _whole(query: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = query.get(name, "").strip() or DEFAULTS.get(name, "")
-    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+    value = whole(text)
+    if value is None or not low <= value <= high:
         raise RunError(f"{name}: expected a whole number from {low:,} to {high:,}, got {text[:40]!r}")
-    return int(text)
+    return value
 
 
 def _real(query: Mapping[str, str], name: str, low: float, high: float) -> float:

@@ -33,6 +33,7 @@ from nnxdsl.storage.jsonl import read_json, replace
 from .jobs import SHOWN, JobState, environment
 from .run_paths import run_path
 from .settings import Settings
+from .words import whole
 
 COMMAND = ("-m", "nnxdsl.generate.worker")
 
@@ -150,7 +151,7 @@ class Answers:
         """
         run = run_path(self._settings.home, model.run)
         other, _, number = model.against.rpartition("@")
-        step = int(number) if number.isdigit() else 0
+        step = whole(number) or 0
         files = _files(run, {model.step} if other else {model.step, step})
         files += _files(run_path(self._settings.home, other), {step}) if other else []
         depends = {

@@ -16,7 +16,7 @@ from .index import Row
 from .page import Ask
 from .series import Columns, not_finite, smoothed, thinned
 from .state import Site
-from .words import duration
+from .words import duration, whole
 
 TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Loss", ("loss", "eval/loss")),
@@ -135,8 +135,8 @@ def _marks(directory: RunDirectory, starts: dict[int, int], axis: Axis) -> list[
     again = [at(step, f"attempt {number} began at step {step}") for number, step in starts.items() if number > 1]
     saved: list[Mark] = []
     try:
-        names = [entry.name for entry in directory.checkpoints.iterdir() if entry.name.isdigit()]
-        saved = [at(int(name), f"checkpoint of step {int(name)}") for name in names]
+        steps = [whole(entry.name) for entry in directory.checkpoints.iterdir()]
+        saved = [at(step, f"checkpoint of step {step}") for step in steps if step is not None]
     except OSError:
         pass
     return [*again, *saved][:MARKS]

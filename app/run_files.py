@@ -14,7 +14,7 @@ from .launch import tail
 from .page import Ask
 from .parts import facts, table
 from .state import Site
-from .words import size, time_of
+from .words import size, time_of, whole
 
 _WRONG = re.compile(r"\b\w*Error\b|Traceback|^refused")
 SHOWN_SAMPLES = 60
@@ -80,8 +80,8 @@ def samples(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     if not found:
         return tag("p", "No answers yet. Prompts in evaluation.prompts are answered at every evaluation.", cls="empty")
     steps = sorted({sample["step"] for sample in found})
-    chosen = ask.query.get("step", "")
-    step = int(chosen) if chosen.isdigit() and int(chosen) in steps else steps[-1]
+    chosen = whole(ask.query.get("step", ""))
+    step = chosen if chosen in steps else steps[-1]
     options = [tag("option", f"step {one}", value=one, selected=one == step) for one in steps]
     form = tag("form", tag("label", "Answers at ", tag("select", options, name="step")), data_query=True, cls="row")
     cards = [

@@ -20,7 +20,7 @@ from .parts import action, progress, run_link, state_badge, tag_link
 from .series import sampled
 from .state import Site
 from .tags import words_of
-from .words import age, duration, number, time_of
+from .words import age, duration, number, time_of, whole
 
 SHOWN = 100
 STATES = ("running", "queued", "stopped", "finished", "failed", "lost")
@@ -276,8 +276,7 @@ def _table(site: Site, chosen: list[Row], ask: Ask) -> Html:
 
 
 def _page(ask: Ask) -> int:
-    text = ask.query.get("pages", "1")
-    return min(50, max(1, int(text))) if text.isdigit() else 1
+    return min(50, max(1, whole(ask.query.get("pages", "")) or 1))
 
 
 def _row(site: Site, row: Row, is_ticked: bool) -> Html:

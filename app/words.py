@@ -25,6 +25,15 @@ def number(value: object) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def whole(text: str) -> int | None:
+    """The number of a text of ASCII digits, as a URL or a file name has it; None for any other text.
+
+    >>> [whole(text) for text in ("12", "²", "-1", "9" * 5000)]
+    [12, None, None, None]
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+
+
 def duration(seconds: float | None) -> str:
     """`42 s`, `3:05 min`, `2:07 h`, `3 d 4 h`."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:

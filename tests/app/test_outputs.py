@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import doctest
 import io
@@ -22,6 +23,7 @@ from app.outputs_stats import Group, recorded_difference, wilson
 from app.outputs_votes import SIDES
 from app.outputs_worker import Model, Request
 from app.page import Ask
+from app.pages import PAGES
 from app.settings import Limits, Settings
 from app.state import Site
 from nnxdsl import Data, Evaluation, RunError
@@ -346,6 +348,20 @@ def test_what_is_beyond_a_limit_is_refused(site: Site, run: str, tab: str, query
     with pytest.raises(RunError, match=words):
         request(site, tab, query)
     assert words.partition(":")[0] in shown(site, run=run, tab=tab, **query)
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "9" * 5_000, "-1", "1e3"])
+def test_a_number_of_a_url_that_is_none_is_no_fault_of_the_app(site: Site, run: str, text: str) -> None:
+    (site.run(run).path / "samples.jsonl").write_text(json.dumps({"step": 10, "prompt": "a", "policy": "b"}) + "\n")
+    (site.run(run).path / "checkpoints" / "²").mkdir()
+    names = ("step", "pages", "n", "against", "samples", "max", "seed", "limit", "top_k")
+    numbers = dict.fromkeys(names, text)
+    for page in PAGES:
+        for tab in ("", "samples", "tokens", "pairs"):
+            query = {**numbers, "id": run, "run": run, "tab": tab, "prompt": "a", "against": f"{run}@{text}"}
+            for given in (query, {**query, "against": text, "temperature": "1"}):
+                with contextlib.suppress(RunError):
+                    page.offered(read_only=True)["open"](site, Ask(given))
 
 
 def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> None:
