@@ -20,7 +20,9 @@ from .run_paths import directory_path, run_path
 from .series import last_row
 from .words import parsed
 
-SHOWN_METRICS = ("loss", "rewards/accuracies", "rewards/margins")
+FILES = ("run.json", "status.json", "metrics.jsonl", "checkpoints")
+"""What a row depends on."""
+
 LIVE = ("starting", "compiling", "running", "stopping", "silent")
 
 
@@ -38,6 +40,7 @@ class Row:
         metrics: The last row of training figures.
         created: When it was made, ISO 8601.
         problem: What is damaged.
+        doubt: Why it has not finished although its status says so.
         seconds: From its first start to its end, or to now.
         quiet: Seconds since its last sign of life.
     """
@@ -50,6 +53,7 @@ class Row:
     metrics: dict[str, Any] = attrs.Factory(dict)
     created: str | None = None
     problem: str | None = None
+    doubt: str | None = None
     seconds: float | None = None
     quiet: float = float("inf")
 
@@ -72,6 +76,7 @@ class _CachedRow:
     metrics: dict[str, Any]
     created: str | None
     problem: str | None
+    doubt: str | None = None
 
 
 class Index:
@@ -114,7 +119,7 @@ class Index:
 
     def _row(self, name: str) -> Row:
         path = self.home / name
-        signature = tuple(_stamp(path / file) for file in ("run.json", "status.json", "metrics.jsonl"))
+        signature = tuple(_stamp(path / file) for file in FILES)
         cached = self._rows.get(name)
         if cached is None or cached.signature != signature:
             cached = self._rows[name] = _read(path, signature, cached)
@@ -129,7 +134,7 @@ class Index:
                 problem=cached.problem,
             )
         quiet = process_info.seconds_since(status.get("heartbeat") or {})
-        state = state_of(status)
+        state = "lost" if cached.doubt else state_of(status)
         began = parsed(cached.created)
         beat = (status.get("heartbeat") or {}).get("wall")
         lasted = beat - began.timestamp() if began is not None and isinstance(beat, int | float) else None
@@ -141,6 +146,7 @@ class Index:
             facts=cached.facts,
             metrics=cached.metrics,
             created=cached.created,
+            doubt=cached.doubt,
             seconds=lasted,
             quiet=quiet,
         )
@@ -157,7 +163,7 @@ def _read(path: Path, signature: tuple[Any, ...], before: _CachedRow | None) -> 
     try:
         run = RunDirectory(run_path(path.parent, path.name))
         created = run.created
-        status = run.status()
+        status, doubt = run.status(), run.doubt()
     except RunError as error:
         return _CachedRow(signature, None, {}, {}, None, str(error))
     facts = before.facts if before is not None and before.signature[0] == signature[0] else {}
@@ -166,7 +172,7 @@ def _read(path: Path, signature: tuple[Any, ...], before: _CachedRow | None) -> 
             facts = facts_of(read_json(path / "experiment.json"))
         except RunError:
             facts = {}
-    return _CachedRow(signature, status, facts, last_row(path / "metrics.jsonl"), created, None)
+    return _CachedRow(signature, status, facts, last_row(path / "metrics.jsonl"), created, None, doubt)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -35,6 +35,7 @@ from .jobs import environment
 from .presets import Presets
 from .run_paths import run_path
 from .settings import Settings
+from .words import whole
 
 MAX_LAUNCHES = 500
 TAIL = 16_000
@@ -63,8 +64,7 @@ class Launch:
     @property
     def began(self) -> float:
         """When, in seconds since 1970."""
-        stamp = self.directory.name.partition("-")[0]
-        return int(stamp) / 1e9 if stamp.isdigit() else 0.0
+        return (whole(self.directory.name.partition("-")[0]) or 0) / 1e9
 
     @property
     def is_alive(self) -> bool:
@@ -202,8 +202,9 @@ class Launcher:
             raise RunError(f"{run} is being started or at work already (process {newest.process.pid}); open it")
         if not (path / "run.json").exists():
             return
-        status = RunDirectory(path).status()
-        if status.get("state") == "finished":
+        directory = RunDirectory(path)
+        status = directory.status()
+        if directory.liveness() == "finished":
             raise RunError(
                 f"{run} has finished; open it, or change a field (the seed, for instance) to make another run"
             )
@@ -325,10 +326,11 @@ class Launcher:
         names = sorted(entry.name for entry in os.scandir(place)) if place.is_dir() else []
         found: list[Waiting] = []
         for name in names:
-            stamp, _, run = name.partition("-")
-            if stamp.isdigit() and (place / name / "experiment.json").is_file():
+            text, _, run = name.partition("-")
+            stamp = whole(text)
+            if stamp is not None and (place / name / "experiment.json").is_file():
                 recipe = (place / name / "recipe").read_text("utf-8") if (place / name / "recipe").is_file() else ""
-                found.append(Waiting(place / name, run, _iso(int(stamp)), recipe))
+                found.append(Waiting(place / name, run, _iso(stamp), recipe))
         return found
 
     def move(self, run: str, places: int, who: str = "") -> str:

@@ -88,6 +88,9 @@ def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | Non
         error = str(status.get("error") or "It did not say why.")
         return join(tag("pre", error, cls="error", role="alert"), _blame(directory, row, error))
     if state == "lost":
+        if row.doubt:
+            words = f"{row.doubt}. Resume continues from its newest checkpoint."
+            return tag("p", words, cls="notice bad", role="alert")
         checkpoint = status.get("checkpoint")
         saved = (
             f"It was saved last at step {checkpoint}; resume goes on there." if checkpoint else "Nothing was saved yet."

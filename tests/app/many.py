@@ -66,7 +66,10 @@ def write_run(home: Path, made: Experiment, state: str, steps: int, **status: ob
     (path / "run.json").write_text(json.dumps(record))
     said = {"state": state, "step": steps, "total": made.steps, "heartbeat": process_info.clock(), **status}
     (path / "status.json").write_text(json.dumps(said))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(steps, made.seed)))
+    written = rows(steps, made.seed)
+    if written and state == "finished":  # a run that has finished has figures of its last step
+        written[-1]["step"] = made.steps - 1
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
     return path
 
 

@@ -60,6 +60,29 @@ def test_a_run_whose_process_is_gone_is_lost_at_once(tmp_path: Path) -> None:
     child.communicate()
 
 
+def test_a_run_that_says_it_has_finished_and_has_not_is_lost_and_can_be_resumed(settings: Settings) -> None:
+    made = experiment(0)
+    path = write_run(settings.home, made, "finished", 100)
+    index, launcher = Index(settings.home), Launcher(settings)
+    assert index.rows()[0].state == "finished"
+    with pytest.raises(RunError, match="has finished"):
+        launcher.launch(made)
+    place = path / "checkpoints" / "00000040"
+    place.mkdir()
+    (place / "manifest.json").write_text("{}")
+    row = index.rows()[0]
+    assert (row.state, row.is_live) == ("lost", False)
+    assert "the newest checkpoint is of step 40 of 100" in (row.doubt or "")
+    site = Site.of(settings)
+    head = run_page.opened(site, Ask({"id": path.name})).regions["head"]
+    site.close()
+    assert "the newest checkpoint is of step 40 of 100" in head
+    assert 'data-do="run.resume"' in head
+    launch = launcher.resume(path.name)
+    launcher.kill(path.name)
+    assert launch.run == path.name
+
+
 def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:
     path = write_run(tmp_path, experiment(0), "finished", 3)
     (path / "status.json").write_text("{")
