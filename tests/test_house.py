@@ -66,7 +66,7 @@ ONLY_IN = {
     "orbax": {"runs/checkpointer.py", "runs/checkpoint_reader.py", "weights/orbax.py"},
     "huggingface_hub": {"formats/hf_download.py"},
     "cattrs": {"config/core/serialization.py"},
-    "tokenizers": {"data/tokenizers/huggingface.py"},
+    "tokenizers": {"data/tokenizers/huggingface.py", "data/tokenizers/bytes_as_hf.py"},
     "jinja2": {"data/tokenizers/chat_template.py"},
     "submitit": {"launch/slurm_engine.py"},
     "ray": {"launch/ray_engine.py"},

@@ -1,4 +1,4 @@
-"""What a run learns from: files to rows to tokens to typed batches, in numpy. Knows no jax and no model."""
+"""Training data: from files to rows, tokens and typed batches of numpy arrays. Loads no jax."""
 
 from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset

@@ -44,12 +44,7 @@ class Collator(abc.ABC):
 def make_collator(batching: Batching, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     """The collator of a dataset; other packages register theirs with `@make_collator.register(MyBatching)`.
 
-    Args:
-        batching: How rows become a batch.
-        dataset: The rows.
-        batch_size: Rows of a step.
-        blocks: Number of blocks of a packed batch.
-        sample: Returns the rows of several steps.
+    `blocks` is their number in a packed batch, whose sizes are chosen for the steps that `sample` returns.
 
     Raises:
         DataError: The dataset does not support this batching.

@@ -104,12 +104,7 @@ class Dataset(abc.ABC):
         raise self._not_implemented("packing_lengths")
 
     def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> Batch:
-        """A packed batch.
-
-        Args:
-            rows: Of this dataset.
-            size: Of the batch.
-            layout: The position of each of `rows`.
+        """A packed batch of rows of this dataset; `layout` has the position of each of them.
 
         Raises:
             DataError: This kind of dataset cannot be packed.

@@ -22,10 +22,7 @@ class Pairs(Dataset):
     """[rows] in KTO, 1 where `chosen` is a desirable completion, else 0."""
 
     def with_reference_logps(self, logps: npt.NDArray[np.float32]) -> Pairs:
-        """The same pairs, whose batches have cached reference log-probabilities.
-
-        Args:
-            logps: [rows, 2] float32, of chosen and rejected.
+        """The same pairs with cached reference log-probabilities of chosen and rejected, `logps` [rows, 2].
 
         Raises:
             ValueError: `logps` has another shape.

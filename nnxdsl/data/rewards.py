@@ -1,6 +1,6 @@
-"""Reward functions by name: found, checked against the rows that they read, and called, with errors that name the row.
+"""Reward functions by name: looked up, checked against the columns that they read, and called.
 
-Two are here, under `contains_answer` and `exact_answer`; others are registered with `@nnxdsl.reward(name)`.
+`contains_answer` and `exact_answer` are built in; others are registered with `@nnxdsl.reward(name)`.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from nnxdsl.config.objectives.reward import Function, Reward, functions, reward
 from nnxdsl.errors import DataError, PlanError, Problem, RunError, suggest
 
 SHOWN = 80
-"""Characters of an answer that a message shows."""
+"""Characters of a completion in messages."""
 
 
 @reward("exact_answer")
 def exact_answer(completion: str, answer: str) -> float:
-    """1 where the answer is the row's `answer` and nothing else, blanks around it left out, else 0."""
+    """1 if the completion equals the row's `answer`, blanks around both stripped, else 0."""
     return float(completion.strip() == answer.strip())
 
 
 @reward("contains_answer")
 def contains_answer(completion: str, answer: str) -> float:
-    """1 where the row's `answer` stands somewhere in the answer, in lower or upper case, else 0."""
+    """1 if the completion contains the row's `answer`, case-insensitively, else 0."""
     return float(answer.strip().casefold() in completion.casefold())
 
 
 @attrs.frozen
-class _Found:
+class _BoundReward:
     """A reward with its function.
 
     Attributes:
-        reward: As asked for.
+        reward: Its config.
         function: The function.
         reads: Columns that it has parameters for; None for all.
-        needs: Of these, the ones without a default.
+        needs: Those without a default.
     """
 
     reward: Reward
@@ -52,21 +52,18 @@ class _Found:
 
 
 class Rewards:
-    """The rewards of an objective.
-
-    Args:
-        asked: Which, with their weights.
+    """The reward functions of an objective.
 
     Raises:
-        PlanError: A name that nothing is registered under, or a function that takes no answer; all at once.
+        PlanError: Names that are not registered, and functions without a parameter for the completion.
     """
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         problems: list[Problem] = []
-        self._found: list[_Found] = []
+        self._rewards: list[_BoundReward] = []
         for index, one in enumerate(rewards):
             try:
-                self._found.append(_found(one))
+                self._rewards.append(_resolve(one))
             except LookupError as error:
                 problems.append(Problem(f"objective.rewards.{index}.name", str(error.args[0])))
         if problems:
@@ -75,60 +72,51 @@ class Rewards:
         self.weights = tuple(one.weight for one in rewards)
 
     def fingerprint(self) -> str:
-        """sha256 hex over the source of all functions, as far as it can be read: another source is another reward."""
+        """sha256 hex over the sources of all functions, as far as they can be read."""
         digest = hashlib.sha256()
-        for found in self._found:
+        for one in self._rewards:
             try:
-                source = inspect.getsource(found.function)
-            except (OSError, TypeError):  # written at a prompt, or no function of Python's
-                source = repr(getattr(found.function, "__qualname__", ""))
-            digest.update(f"{found.reward.name}\n{source}\n".encode())
+                source = inspect.getsource(one.function)
+            except (OSError, TypeError):  # defined interactively, or not in Python
+                source = repr(getattr(one.function, "__qualname__", ""))
+            digest.update(f"{one.reward.name}\n{source}\n".encode())
         return digest.hexdigest()
 
     def check(self, columns: Sequence[Mapping[str, Any]], row_ids: Sequence[str]) -> None:
-        """Refuses rows that lack a column which a function cannot do without.
-
-        Raises:
-            DataError: Names the function, the column and the first such row.
-        """
-        for found in self._found:
-            for name in found.needs:
+        """Raises DataError for the first row without a column that a function needs."""
+        for one in self._rewards:
+            for name in one.needs:
                 for row_id, row in zip(row_ids, columns, strict=True):
                     if name not in row:
                         raise DataError(
-                            f"{row_id}: reward '{found.reward.name}' reads '{name}', which the row does not have; it "
+                            f"{row_id}: reward '{one.reward.name}' reads '{name}', which the row does not have; it "
                             f"has: {', '.join(row)}"
                         )
 
-    def of(self, completion: str, row: Mapping[str, Any], row_id: str) -> list[float]:
-        """What an answer is worth to each function, not weighted.
-
-        Args:
-            completion: The answer's text.
-            row: The columns of its prompt's row, `prompt` among them.
-            row_id: `file:line` of the row.
+    def score(self, completion: str, row: Mapping[str, Any], row_id: str) -> list[float]:
+        """The value of each function, not weighted, for a completion of the prompt in a row with its columns.
 
         Raises:
-            RunError: A function raised, or gave something that is no finite number; names row, function and value.
+            RunError: A function raised or did not return a finite number; names row, function and value.
         """
-        return [_value(found, completion, row, row_id) for found in self._found]
+        return [_value(one, completion, row, row_id) for one in self._rewards]
 
 
-def _value(found: _Found, completion: str, row: Mapping[str, Any], row_id: str) -> float:
-    read = {name: value for name, value in row.items() if found.reads is None or name in found.reads}
-    where = f"{row_id}: reward '{found.reward.name}'"
+def _value(bound: _BoundReward, completion: str, row: Mapping[str, Any], row_id: str) -> float:
+    read = {name: value for name, value in row.items() if bound.reads is None or name in bound.reads}
+    name = f"{row_id}: reward '{bound.reward.name}'"
     shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
     try:
-        value: Any = found.function(completion, **read)
+        value: Any = bound.function(completion, **read)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise RunError(f"{where} failed with {what}; the answer was {shown!r}") from error
+        raise RunError(f"{name} failed with {what}; the answer was {shown!r}") from error
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise RunError(f"{where} gave {value!r}, which is no finite number; the answer was {shown!r}")
+        raise RunError(f"{name} gave {value!r}, which is no finite number; the answer was {shown!r}")
     return float(value)
 
 
-def _found(reward: Reward) -> _Found:
+def _resolve(reward: Reward) -> _BoundReward:
     function = functions.get(reward.name)
     if function is None and ":" in reward.name:
         function = _imported(reward.name)
@@ -145,14 +133,14 @@ def _found(reward: Reward) -> _Found:
     named = [one for one in rest if one.kind is not one.VAR_KEYWORD]
     takes_all = len(named) < len(rest)
     needs = tuple(one.name for one in named if one.default is one.empty)
-    return _Found(reward, function, None if takes_all else frozenset(one.name for one in named), needs)
+    return _BoundReward(reward, function, None if takes_all else frozenset(one.name for one in named), needs)
 
 
 def _imported(name: str) -> Function:
     try:
-        found = import_name(name)
+        function = import_name(name)
     except ValueError as error:
         raise LookupError(str(error)) from error
-    if not callable(found):
+    if not callable(function):
         raise LookupError(f"'{name}' is no function")
-    return cast("Function", found)
+    return cast("Function", function)

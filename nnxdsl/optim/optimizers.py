@@ -24,12 +24,9 @@ PATTERNS = ("undecayed", "by_adamw")
 
 @singledispatch
 def build(optimizer: Optimizer, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
-    """The optax transformation of an optimizer; register an `Optimizer` of your own here.
+    """The optax transformation of an optimizer, from its learning rate and the role of each trainable path.
 
-    Args:
-        optimizer: Its config.
-        curve: Learning rate by step.
-        roles: Of each trainable path.
+    Register an `Optimizer` of your own here.
     """
     name = type(optimizer).__name__
     raise NotRegisteredError(

@@ -19,12 +19,7 @@ Curve = Callable[[Any], Any]
 
 @singledispatch
 def learning_rate(schedule: Schedule, steps: int) -> Curve:
-    """The learning rate as a function of the zero-based optimizer step; register a `Schedule` of your own here.
-
-    Args:
-        schedule: Its config.
-        steps: Optimizer steps of the whole run.
-    """
+    """The learning rate by zero-based optimizer step in a run of `steps`; register a `Schedule` of your own here."""
     name = type(schedule).__name__
     raise NotRegisteredError(
         f"no learning rate is registered for {type(schedule).__qualname__}; write\n"

@@ -1,1 +1,1 @@
-"""What is known before a device is touched: memory, FLOPs, step time, the best mesh, ahead-of-time compilation."""
+"""Planning without devices: memory, FLOPs, step time, the search for a mesh, ahead-of-time compilation."""

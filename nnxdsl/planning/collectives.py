@@ -89,10 +89,8 @@ class _Computation:
 def collectives(text: str) -> list[Traffic]:
     """The collectives of a compiled program, summed by kind, most bytes first.
 
-    Those of a loop are multiplied by its trip count (1 if unknown); of a conditional's branches the largest counts.
-
-    Args:
-        text: `compiled.as_text()`: the program of one device.
+    `text` is `compiled.as_text()`, the program of one device. Collectives of a loop are multiplied by its trip count (1
+    if unknown); of a conditional's branches the largest counts.
     """
     computations, entry = _read(text)
     totals: dict[str, _Sums] = {}

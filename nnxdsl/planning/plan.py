@@ -40,12 +40,7 @@ _DEVICE_FIELDS = ("name", "description", "memory", "usable")
 
 
 def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = None) -> dict[str, Any]:
-    """The plan of an experiment.
-
-    Args:
-        experiment: The experiment.
-        platform: "cpu", "gpu" or "tpu", by which `Precision.compute="auto"` is resolved.
-        device: The target device; None for no verdict.
+    """The plan of an experiment on a platform ("cpu", "gpu" or "tpu"), with a verdict if a device is given.
 
     Raises:
         PlanError: Names everything that is inconsistent.

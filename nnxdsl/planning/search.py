@@ -44,13 +44,9 @@ class Placement:
 def search(
     experiment: Experiment, device: Device, count: int, *, on_progress: Callable[[int, int], None] = lambda *_: None
 ) -> tuple[list[Placement], int]:
-    """The placements that fit, quickest first, and the number of those tried.
+    """The placements of an experiment that fit `count` devices, quickest first, and the number of those tried.
 
-    Args:
-        experiment: The experiment; its results do not depend on the placement.
-        device: The kind of device.
-        count: Number of devices.
-        on_progress: Called with the number of meshes done and of all meshes.
+    `on_progress` is called with the number of meshes done and of all meshes.
 
     Raises:
         PlanError: The catalogue has no figures of the device, or the data's lengths are unknown.

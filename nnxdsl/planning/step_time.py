@@ -101,13 +101,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
 
 
 def cost(blueprint: Blueprint, longest: Lengths, device: Device) -> Cost:
-    """Seconds of one step on devices of one kind.
-
-    Args:
-        blueprint: The program.
-        longest: Lengths of the longest rows of its data.
-        device: A device with published speeds.
-    """
+    """Seconds of one step of rows of the longest lengths, on devices with published speeds."""
     step = work(blueprint, longest)
     assert device.flops
     assert device.bandwidth

@@ -32,54 +32,50 @@ ACTIVATION_AXES = (
 """Logical axes of activations only."""
 
 
+def _dtype_name(dtype: DTypeLike) -> str:
+    return jnp.dtype(dtype).name
+
+
 @attrs.frozen
 class Array:
     """One array before it is placed.
 
     Attributes:
         shape: Global shape.
-        dtype: Its dtype.
+        dtype: Name of its dtype.
         axes: Logical axes of its dimensions.
         owner: For an array of the optimizer, the path of its parameter; else empty.
         has_worker_axis: Whether its first dimension is that of DiLoCo workers.
     """
 
     shape: tuple[int, ...]
-    dtype: DTypeLike
+    dtype: str = attrs.field(converter=_dtype_name)
     axes: Axes
     owner: str = ""
     has_worker_axis: bool = False
 
 
-@attrs.frozen
-class Placed:
+@attrs.frozen(kw_only=True)
+class Placed(Array):
     """One array with its sharding.
 
     Attributes:
         path: Dotted path.
         part: "frozen", "trainable", "reference", "optimizer" or "teacher".
-        shape: Global shape.
-        dtype: Name of its dtype.
-        axes: Logical axes of its dimensions.
         rules: The rules by which it was resolved.
         resolved: Its partition.
         shards: Number of shards of each dimension.
         replicas: Number of devices that hold the same shard.
         memory: "device", or "host" if offloaded.
-        has_worker_axis: Whether its first dimension is that of DiLoCo workers.
     """
 
     path: str
     part: str
-    shape: tuple[int, ...]
-    dtype: str
-    axes: Axes
     rules: Rules
     resolved: Resolved
     shards: tuple[int, ...]
     replicas: int
     memory: str
-    has_worker_axis: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
@@ -173,7 +169,7 @@ class Layout:
 
     def _place(self, part: str, path: str, array: Array) -> Placed:
         # Optimizer state follows the rules of its parameter, so that both have the same sharding.
-        rules, dtype = self._rules_of(array.owner or path), jnp.dtype(array.dtype).name
+        rules = self._rules_of(array.owner or path)
         shape = array.shape if self.mesh.indivisible == "replicate" else None
         resolved = resolve(array.axes, rules, self.mesh.sizes, shape=shape)
         if array.has_worker_axis and (axis := over(self.workers, self.mesh)):
@@ -184,10 +180,16 @@ class Layout:
         if part == "optimizer" and self.mesh.zero1:
             resolved = self._over_data(array, resolved)
         shards = tuple(self._shards(target) for target in resolved.spec)
-        replicas = self.mesh.device_count // math.prod(shards)
-        memory = "host" if part in self.offload else "device"
-        placed = (array.shape, dtype, array.axes, rules, resolved, shards, replicas, memory, array.has_worker_axis)
-        return Placed(path, part, *placed)
+        return Placed(
+            **attrs.asdict(array, recurse=False),
+            path=path,
+            part=part,
+            rules=rules,
+            resolved=resolved,
+            shards=shards,
+            replicas=self.mesh.device_count // math.prod(shards),
+            memory="host" if part in self.offload else "device",
+        )
 
     def _over_data(self, array: Array, resolved: Resolved) -> Resolved:
         """ZeRO stage 1: shards the largest dimension that `data` divides over it, unless `data` is in use."""
@@ -319,11 +321,7 @@ class Layout:
     ) -> Callable[[str, jax.Array], jax.Array]:
         """The function from a parameter's path and value to the value with its sharding, which its gradient gets, too.
 
-        It takes a whole array or a slice of a stacked one, and fetches it from host memory if it is offloaded.
-
-        Args:
-            mesh: The devices.
-            parts: Where the parameter is looked up.
+        It takes a whole array of `parts` or a slice of a stacked one, and fetches it from host memory if offloaded.
         """
         arrays_of = [self.arrays[part] for part in parts if part in self.arrays]
 

@@ -48,12 +48,7 @@ def usable_memory(device: Any) -> int | None:
 
 
 def device_mesh(spec: MeshSpec, devices: Sequence[Any], owner: str = "Mesh") -> Mesh:
-    """The mesh over the first `spec.device_count` devices.
-
-    Args:
-        spec: Sizes of the axes, and the number of slices.
-        devices: Attached ones, or those of a topology.
-        owner: Whose mesh it is, for error messages.
+    """The mesh over the first devices, attached ones or those of a topology; errors name its `owner`.
 
     Raises:
         PlanError: There are fewer devices, or fewer slices.

@@ -23,10 +23,7 @@ from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_section, sho
 def show_why(plan: Mapping[str, Any], path: str, console: Console) -> None:
     """Print why an array has its partition: its dimensions, and every rule that was tried.
 
-    Args:
-        plan: As `nnxdsl plan --json` prints it.
-        path: Of the array; see `select`. If it matches arrays with different layouts, they are listed.
-        console: Where to print.
+    If the path (see `select`) matches arrays with different layouts, they are listed.
 
     Raises:
         RunError: No array matches; names the nearest paths.

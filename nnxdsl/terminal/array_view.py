@@ -64,10 +64,7 @@ def slices_of(mesh: Mapping[str, int], across: Mapping[str, int]) -> np.ndarray:
 def draw(plan: Mapping[str, Any], path: str, console: Console) -> None:
     """Print the grid of devices, each with the number and colour of the block that it holds of one array.
 
-    Args:
-        plan: As `nnxdsl plan --json` prints it.
-        path: Of the array; see `nnxdsl.terminal.array_selection.select`. Arrays with different layouts are listed.
-        console: If it is too narrow for all devices, a corner of the grid is drawn.
+    Arrays with different layouts that match the path are listed; of a grid wider than the console a corner is drawn.
 
     Raises:
         RunError: No array matches; names the nearest paths.
@@ -155,12 +152,7 @@ class Grid:
         return None
 
     def lines(self, block_of: np.ndarray, slices: np.ndarray) -> Iterator[Text]:
-        """The drawing: headings, then a line for each row of devices.
-
-        Args:
-            block_of: The block of each device.
-            slices: The slice of each device.
-        """
+        """The drawing, from the block and the slice of each device: headings, then a line for each row of devices."""
         shown = (slice(self.rows_shown), slice(self.columns_shown))
         block_of, slices = (array.reshape(self.rows, self.columns)[shown] for array in (block_of, slices))
         beside, below = slices[:, 1:] != slices[:, :-1], slices[1:] != slices[:-1]
@@ -252,7 +244,7 @@ def _legend(array: Mapping[str, Any], mesh: Mapping[str, int], grid: Grid, slice
     yield "each cell is a device, with the number and colour of its block"
     yield f"{pluralize(count, 'block')}, each on {pluralize(array['replicas'], 'device')} (x{array['replicas']})"
     if slices > 1:
-        yield f"heavy lines lie between the {slices} slices"
+        yield f"heavy lines separate the {slices} slices"
     if split := grid._split_axis():
         yield f"{split} is split into rows of {pluralize(grid.columns, 'device')}: +1 is the next device along it"
     if grid.left_out():

@@ -23,12 +23,7 @@ from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_section
 
 
 def show_plan(plan: Mapping[str, Any], console: Console) -> None:
-    """Print a whole plan: summary, memory, warnings, arrays, and what was compiled.
-
-    Args:
-        plan: As `nnxdsl plan --json` prints it.
-        console: Columns that do not fit its width are left out, and named.
-    """
+    """Print a plan of `nnxdsl plan --json`: summary, memory, warnings, arrays, and the compiler's report."""
     console.print(line(plan["id"], "bold"))
     console.print(grid_of(facts(plan)))
     gap(console)

@@ -209,7 +209,7 @@ class Rollouts:
 
         def found() -> list[list[float]]:
             pairs = zip(texts, rows, strict=True)
-            return [self.rewards.of(text, prompts.columns[row], prompts.row_ids[row]) for text, row in pairs]
+            return [self.rewards.score(text, prompts.columns[row], prompts.row_ids[row]) for text, row in pairs]
 
         return distributed.on_process_0(found)  # a user's function may not say the same in every process
 

@@ -34,7 +34,7 @@ def test_a_function_gets_the_columns_that_it_names() -> None:
     found = Rewards((Reward("some"), Reward("all", weight=0.5)))
     row = {"prompt": "Hi", "answer": "a", "bonus": 3.0}
     found.check([row], ["x.jsonl:1"])
-    assert found.of("text", row, "x.jsonl:1") == [3.0, 3.0]
+    assert found.score("text", row, "x.jsonl:1") == [3.0, 3.0]
     assert seen == {"completion": "text", "answer": "a", "bonus": 3.0}
     assert (found.names, found.weights) == (("some", "all"), (1.0, 0.5))
 
@@ -42,14 +42,14 @@ def test_a_function_gets_the_columns_that_it_names() -> None:
 def test_rewards_that_are_there() -> None:
     found = Rewards((Reward("exact_answer"), Reward("contains_answer")))
     row = {"prompt": "?", "answer": "Paris"}
-    assert found.of(" Paris\n", row, "") == [1.0, 1.0]
-    assert found.of("It is paris.", row, "") == [0.0, 1.0]
-    assert found.of("Rome", row, "") == [0.0, 0.0]
+    assert found.score(" Paris\n", row, "") == [1.0, 1.0]
+    assert found.score("It is paris.", row, "") == [0.0, 1.0]
+    assert found.score("Rome", row, "") == [0.0, 0.0]
 
 
 def test_a_function_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNXDSL_ALLOW", "operator")
-    assert Rewards((Reward("operator:length_hint"),)).of("four", {}, "") == [4.0]
+    assert Rewards((Reward("operator:length_hint"),)).score("four", {}, "") == [4.0]
 
 
 def test_names_that_nothing_has_are_told_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,14 +73,14 @@ def test_a_function_that_raises_names_row_function_and_answer() -> None:
         return 1 / len(completion[:0])
 
     with pytest.raises(RunError, match=r"^x.jsonl:7: reward 'bad' failed with ZeroDivisionError: .*answer was 'Yes'$"):
-        Rewards((Reward("bad"),)).of("Yes", {}, "x.jsonl:7")
+        Rewards((Reward("bad"),)).score("Yes", {}, "x.jsonl:7")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "1", [1.0]])
 def test_a_value_that_is_no_finite_number(value: object) -> None:
     reward("odd")(lambda completion: value)
     with pytest.raises(RunError) as error:
-        Rewards((Reward("odd"),)).of("Yes", {}, "x.jsonl:7")
+        Rewards((Reward("odd"),)).score("Yes", {}, "x.jsonl:7")
     assert str(error.value) == (
         f"x.jsonl:7: reward 'odd' gave {value!r}, which is no finite number; the answer was 'Yes'"
     )

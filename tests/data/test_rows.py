@@ -59,7 +59,7 @@ def test_null_fields_are_missing_fields(write) -> None:
 def test_what_cannot_be_read_is_said_and_the_next_row_is_read(write, line: bytes, message: str) -> None:
     first, second = read_rows(write(line, {"a": 1}))
     assert isinstance(first.value, RowError)
-    assert first.where == "rows.jsonl:1"
+    assert first.place == "rows.jsonl:1"
     assert first.value.what.startswith(message)
     assert tuple(second) == ("rows.jsonl:2", {"a": 1})
 
@@ -79,7 +79,7 @@ def test_a_line_over_the_limit_is_passed_over(write, monkeypatch: pytest.MonkeyP
     first, second = read_rows(path)
     assert isinstance(first.value, RowError)
     assert first.value.what == "the line is longer than 1 MiB"
-    assert second.where == "rows.jsonl:2"
+    assert second.place == "rows.jsonl:2"
     assert isinstance(second.value, dict)
 
 
@@ -106,7 +106,7 @@ def test_parquet_gives_the_same_rows_as_jsonl(write) -> None:
     parquet.write_table(arrow.Table.from_pylist([*ROWS, {"prompt": "no more"}]), Path("rows.parquet"))
     path = write(*ROWS, {"prompt": "no more"})
     assert [row.value for row in read_rows("rows.parquet")] == [row.value for row in read_rows(path)]
-    assert [row.where for row in read_rows("rows.parquet")] == [f"rows.parquet:row {n}" for n in (1, 2, 3)]
+    assert [row.place for row in read_rows("rows.parquet")] == [f"rows.parquet:row {n}" for n in (1, 2, 3)]
 
 
 def test_damaged_parquet_is_one_error(tmp_path: Path) -> None:

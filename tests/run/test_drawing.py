@@ -158,7 +158,7 @@ def test_a_picture_in_full() -> None:
         "\n"
         "each cell is a device, with the number and colour of its block\n"
         "8 blocks, each on 2 devices (x2)\n"
-        "heavy lines lie between the 2 slices\n"
+        "heavy lines separate the 2 slices\n"
         "  block 0: [0:288, 0:3456]  (embed over fsdp, mlp over tensor)\n"
         "  block 1: [0:288, 3456:6912]\n"
         "  block 2: [288:576, 0:3456]\n"

@@ -1,1 +1,1 @@
-"""From files to rows: one file for each kind of data, and the report of rows that were left out."""
+"""From files to datasets: a file for each kind of data, and the report of bad rows."""

@@ -1,4 +1,4 @@
-"""Fields of a row, taken out with a check of their type. Knows what to say if it is wrong, not what the fields mean."""
+"""Fields of rows, read with a check of their type."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ Fields = Mapping[str, Any]
 
 
 def require(row: Fields, names: Iterable[str], reads: str) -> None:
-    """Refuses a row that lacks one of `names`; `reads` says what would be right.
-
-    Raises:
-        RowError: Names the first field that is missing and those that are there.
-    """
+    """Raises RowError for the first of `names` that a row lacks; `reads` is the advice in its message."""
     for name in names:
         if name not in row:
             has = ", ".join(row) or "nothing"
@@ -23,23 +19,13 @@ def require(row: Fields, names: Iterable[str], reads: str) -> None:
 
 
 def other_forms(row: Fields, read: str, others: Iterable[str]) -> tuple[str, ...]:
-    """What is odd about a row that also has fields of another form, which are not read.
-
-    Args:
-        row: The fields.
-        read: Names of the form that is read, for people.
-        others: Names of the fields of other forms.
-    """
+    """A warning if a row read as the form `read` also has fields of other forms, which are not read."""
     also = ", ".join(name for name in others if name in row)
     return (f"two forms ({read} is read, {also} is not)",) if also else ()
 
 
 def read_text(row: Fields, name: str) -> str:
-    """A field that must be text.
-
-    Raises:
-        RowError: It is something else.
-    """
+    """A field of text; raises RowError for another type."""
     value = row[name]
     if not isinstance(value, str):
         raise RowError("wrong type", f"field '{name}': expected text, got {kind_of(value)}")
@@ -47,11 +33,7 @@ def read_text(row: Fields, name: str) -> str:
 
 
 def read_ids(row: Fields, name: str, vocab_size: int) -> list[int]:
-    """A field that must be a list of token ids below `vocab_size`.
-
-    Raises:
-        RowError: It is something else, or an id is out of range.
-    """
+    """A field of token ids below `vocab_size`; raises RowError for another type or an id out of range."""
     value = row[name]
     if not isinstance(value, list):
         raise RowError("wrong type", f"field '{name}': expected a list of token ids, got {kind_of(value)}")
@@ -66,11 +48,7 @@ def read_ids(row: Fields, name: str, vocab_size: int) -> list[int]:
 
 
 def read_text_or_chat(row: Fields, name: str) -> str | list[Any]:
-    """A field that must be text or a list (of messages, which are checked where they are read).
-
-    Raises:
-        RowError: It is something else.
-    """
+    """A field of text or a list (of messages, which `read_messages` checks); raises RowError for another type."""
     value = row[name]
     if not isinstance(value, str | list):
         raise RowError("wrong type", f"field '{name}': expected text or a list of messages, got {kind_of(value)}")

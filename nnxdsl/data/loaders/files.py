@@ -1,4 +1,4 @@
-"""Files as rows with their places: streamed JSONL and Parquet. Knows nothing of what a row means."""
+"""Rows of files with their positions: JSONL and Parquet, streamed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nnxdsl.config.core.strict_json import parse_json
 from nnxdsl.errors import DataError
 
 MAX_LINE = 16 * 2**20
-"""Longest line of a JSONL file in bytes; what is longer is not a row but a broken file."""
+"""Maximal bytes of a line of JSONL; longer lines mean a broken file."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class RowError(Exception):
-    """A row that cannot be learnt from: `kind` is its name in the report, `what` says why."""
+    """A bad row: `kind` is its name in the report, `what` the reason."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
@@ -32,47 +32,39 @@ class Row(NamedTuple):
     """One row of a file.
 
     Attributes:
-        where: `file:line`, or `file:row N` for Parquet; both count from 1.
-        value: Its fields, or why it has none.
+        place: `file:line`, or `file:row N` for Parquet; both from 1.
+        value: Its fields, or the reason why it cannot be read.
     """
 
-    where: str
+    place: str
     value: dict[str, Any] | RowError
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a `.parquet` or JSONL file, one at a time. Fields that are null are left out, in both formats.
+    """The rows of a `.parquet` or JSONL file, one at a time, without null fields.
 
-    A row that cannot be read comes as a `RowError`, so that the caller's policy decides; rows after it are still read.
+    A row that cannot be read is a `RowError`, and the rows after it are still read.
 
     Raises:
-        DataError: The file is missing, is a directory, or is no readable Parquet file.
+        DataError: The file is missing, a directory, or not readable as Parquet.
     """
     file = existing_file(path)
     return _parquet_rows(path, file) if file.suffix == ".parquet" else _jsonl_rows(path, file)
 
 
 def existing_file(path: str) -> Path:
-    """`path` as a file that is there.
-
-    Raises:
-        DataError: It is not there (names the current directory for a relative path), or is not a file.
-    """
+    """The existing file at `path`; raises DataError if there is none."""
     file = Path(path).expanduser()
     if file.is_file():
         return file
     if file.is_dir():
         raise DataError(f"{path}: is a directory; give one JSONL or Parquet file")
-    beside = "" if file.is_absolute() else f" (looked in the current directory, {os.getcwd()})"
-    raise DataError(f"{path}: no such file{beside}")
+    base = "" if file.is_absolute() else f" (looked in the current directory, {os.getcwd()})"
+    raise DataError(f"{path}: no such file{base}")
 
 
 def file_digest(path: str) -> str:
-    """sha256 of the file's bytes in hex, read in pieces.
-
-    Raises:
-        DataError: The file is missing or cannot be read.
-    """
+    """sha256 hex of a file; raises DataError if it is missing or cannot be read."""
     file = existing_file(path)
     try:
         with file.open("rb") as handle:
@@ -85,19 +77,19 @@ def _jsonl_rows(path: str, file: Path) -> Iterator[Row]:
     try:
         with file.open("rb") as handle:
             for number, line in enumerate(_lines(handle), start=1):
-                where = f"{path}:{number}"
+                place = f"{path}:{number}"
                 if line is None:
-                    yield Row(where, RowError("line too long", f"the line is longer than {MAX_LINE // 2**20} MiB"))
+                    yield Row(place, RowError("line too long", f"the line is longer than {MAX_LINE // 2**20} MiB"))
                     continue
                 line = line.removeprefix(_BOM) if number == 1 else line
                 if line.strip():
-                    yield Row(where, _parse(line))
+                    yield Row(place, _parse(line))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _lines(handle: BinaryIO) -> Iterator[bytes | None]:
-    """Lines as bytes; None for one over the limit, which is passed over without being held."""
+    """Lines as bytes; None for one over the limit, which is skipped without being read into memory."""
     while line := handle.readline(MAX_LINE + 1):
         if len(line) <= MAX_LINE:
             yield line
@@ -118,12 +110,12 @@ def _parse(line: bytes) -> dict[str, Any] | RowError:
     except json.JSONDecodeError as error:
         hint = "; JSONL wants one whole object on each line" if text.strip() in "[{" else ""
         return RowError("bad JSON", f"bad JSON at column {error.colno}: {error.msg}{hint}")
-    except ValueError as error:  # valid for some parsers, but no data that all of them would read alike
+    except ValueError as error:  # accepted by some parsers, but ambiguous
         return RowError("bad JSON", f"bad JSON: {error}")
     if not isinstance(value, dict):
         return RowError("not an object", f"expected an object with fields, got {kind_of(value)}")
     if "\\ud" in text or "\\uD" in text:
-        # JSON can spell half a surrogate pair, which is no text: no tokenizer can encode it.
+        # JSON can escape half a surrogate pair, which no tokenizer can encode.
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
@@ -153,7 +145,7 @@ def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, in words for messages."""
+    """A description of a JSON value for messages."""
     match value:
         case None:
             return "null"

@@ -1,4 +1,4 @@
-"""What became of a file's rows, counted: kept, cut, left out, odd. Knows no file and no tokens."""
+"""Counts of a file's rows: accepted, truncated, dropped, unusual."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Length:
-    """Token counts of one part of the kept rows, after cutting."""
+    """Token counts of one part of the accepted rows, after truncation."""
 
     total: int
     longest: int
@@ -18,18 +18,18 @@ class Length:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """What became of the rows of one file.
+    """Counts of the rows of one file.
 
     Attributes:
-        source: The file, as the experiment names it.
-        rows: Rows read, blank lines not counted.
-        accepted: Rows that are learnt from.
-        cut: Kept rows of which a part was cut, by part ("prompt", "chosen", "rejected", "tokens").
-        dropped: Rows left out, by what is wrong with them.
-        odd: Kept rows that deserve a look ("duplicate", "merged border", "blank message"), by kind.
-        first: Where the first row of each dropped or odd kind stands.
+        source: The file, as in the experiment.
+        rows: Rows read, without blank lines.
+        accepted: Rows in the dataset.
+        cut: Accepted rows with a truncated part, by part ("prompt", "chosen", "rejected", "tokens").
+        dropped: Bad rows, by kind.
+        odd: Accepted rows with a warning ("duplicate", "merged border", "blank message"), by kind.
+        first: Position of the first row of each dropped or odd kind.
         lengths: Tokens of each part.
-        unread: Kept rows with a column that this kind of data does not read, by the column's name.
+        unread: Accepted rows with a column that this kind of data does not read, by column.
     """
 
     source: str
@@ -43,14 +43,14 @@ class Report:
     unread: Mapping[str, int] = attrs.field(factory=dict)
 
     def lines(self) -> list[str]:
-        """The report for people: one line for the file, one for each part, one for each kind of trouble."""
+        """The report as text: a line for the file, for each part, and for each kind of bad or unusual rows."""
         out = [f"{self.source}: {self.rows:,} rows, {self.accepted:,} kept"]
         for part, length in self.lengths.items():
             cut = f"; {self.cut[part]:,} cut" if self.cut.get(part) else ""
             mean = length.total / max(1, self.accepted)
             out.append(f"{part}: {length.total:,} tokens, {mean:.1f} a row, longest {length.longest:,}{cut}")
-        for word, counts in (("left out", self.dropped), ("odd, kept", self.odd)):
-            out += [f"{word}: {count:,} {kind} (first: {self.first[kind]})" for kind, count in counts.items()]
+        for label, counts in (("left out", self.dropped), ("odd, kept", self.odd)):
+            out += [f"{label}: {count:,} {kind} (first: {self.first[kind]})" for kind, count in counts.items()]
         if self.unread:
             out.append("columns not read: " + ", ".join(f"{name} ({rows:,})" for name, rows in self.unread.items()))
         return out

@@ -67,12 +67,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, tools: Tools | None = None
     ) -> str:
-        """The chat as text, as `apply_chat_template` of transformers.
-
-        Args:
-            messages: The chat.
-            add_generation_prompt: Whether to open the model's next turn.
-            tools: JSON schemas of the functions that the model may call.
+        """The chat as text, as by `apply_chat_template` of transformers.
 
         Raises:
             RowError: The template raises an exception.

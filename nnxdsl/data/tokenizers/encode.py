@@ -84,12 +84,7 @@ class Encoder:
     def check_chat(
         self, messages: Sequence[Message], tools: Tools | None = None, *, is_prompt: bool = False
     ) -> tuple[str, ...]:
-        """Warnings for a chat that the template renders completely.
-
-        Args:
-            messages: The chat.
-            tools: The functions that the model may call.
-            is_prompt: Whether the generation prompt follows.
+        """Warnings for a chat that the template renders completely; `is_prompt`: with a generation prompt.
 
         Raises:
             RowError: The template leaves out a content, a tool call or the tools.
@@ -125,10 +120,7 @@ class Encoder:
 
         The template is rendered before and after each of the assistant's turns to find their tokens.
 
-        Args:
-            messages: The chat.
-            first_target: Index of the message from which on assistant turns are targets.
-            tools: The functions that the model may call.
+        Assistant turns before message `first_target` are no targets.
 
         Raises:
             RowError: The template cannot render the chat, or renders earlier turns differently once later ones follow.

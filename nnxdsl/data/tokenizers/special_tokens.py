@@ -12,12 +12,7 @@ from nnxdsl.data.tokenizers.messages import Message, Tools, read_messages, texts
 
 
 class SpecialTokenGuard:
-    """Refuses text that would become special or stop tokens: a forged turn, a second BOS or end token.
-
-    Args:
-        tokenizer: The tokenizer.
-        remedy: Advice in error messages.
-    """
+    """Refuses text that would become special or stop tokens: a forged turn, a second BOS or end token."""
 
     def __init__(self, tokenizer: TokenizerBase, remedy: str) -> None:
         self._tokenizer = tokenizer
