@@ -45,6 +45,11 @@ class Model(Spec):
     Attributes:
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
+        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
+            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
+        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
+            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
+            is, and is exported with the rest.
     """
 
     DeepSeekV3: ClassVar[type[deepseek_v3.DeepSeekV3]]
@@ -122,12 +127,6 @@ class HF(Model):
     Attributes:
         path: A directory in the format of the Hugging Face Hub, whose `config.json` says the network.
         weights: Where the first parameters come from; where it is not given, `Weights.HF` of the same directory.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
-            is, and is exported with the rest.
     """
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})

@@ -17,7 +17,7 @@ from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, MoE, SharedRope, TiedHead
 from nnxdsl.models.families.hf_config import ConfigFile
 from nnxdsl.models.families.registry import register
@@ -29,13 +29,6 @@ class DeepSeekV3(Model):
 
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
-            is, and is exported with the rest.
     """
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
@@ -211,6 +204,12 @@ class _Experts(MoE):
         return {"feed_forward": MoEConfig(**values)}
 
 
+_DEFAULTS = transformers_defaults(layers=61, embed=7168, mlp=18_432, heads=128, kv_heads=None, head_dim=None,
+                                  vocab=129_280, length=4096, moe_intermediate_size=2048, n_shared_experts=1,
+                                  n_routed_experts=256, num_experts_per_tok=8, n_group=8, topk_group=4,
+                                  q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+                                  v_head_dim=128)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="DeepSeek-V3",
@@ -218,28 +217,7 @@ FAMILY = register(
         sizes=DEEPSEEK_V3,
         architecture="DeepseekV3ForCausalLM",
         model_types=("deepseek_v3",),
-        defaults={
-            "vocab_size": 129_280,
-            "hidden_size": 7168,
-            "intermediate_size": 18_432,
-            "num_hidden_layers": 61,
-            "num_attention_heads": 128,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-6,
-            "moe_intermediate_size": 2048,
-            "n_shared_experts": 1,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "n_group": 8,
-            "topk_group": 4,
-            "q_lora_rank": None,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-        },
+        defaults=_DEFAULTS,
         fixed={
             "hidden_act": "silu",
             "attention_bias": False,
@@ -257,13 +235,8 @@ FAMILY = register(
         fields=(
             _MLA(),
             _Experts(
-                numbers={
-                    "n_routed_experts": "num_experts",
-                    "num_experts_per_tok": "num_experts_per_tok",
-                    "moe_intermediate_size": "mlp_dim",
-                    "n_group": "n_group",
-                    "topk_group": "topk_group",
-                },
+                count="n_routed_experts",
+                others={"n_group": "n_group", "topk_group": "topk_group"},
                 norm_topk_prob=True,
                 constants=_SCORING,
             ),

@@ -83,6 +83,47 @@ def decoder(
     return DecoderConfig(**{**CHOICES, **numbers, **fields})
 
 
+def transformers_defaults(
+    *,
+    layers: int,
+    embed: int,
+    mlp: int,
+    heads: int,
+    kv_heads: int | None,
+    head_dim: int | None,
+    vocab: int,
+    length: int,
+    norm_eps: float = 1e-6,
+    **others: int | None,
+) -> dict[str, Any]:
+    """Value in transformers of each number that a `config.json` may leave out, by the short names of `decoder`.
+
+    Args:
+        layers: `num_hidden_layers`.
+        embed: `hidden_size`.
+        mlp: `intermediate_size`.
+        heads: `num_attention_heads`.
+        kv_heads: `num_key_value_heads`; None where it follows from others, as for all these.
+        head_dim: `head_dim`.
+        vocab: `vocab_size`.
+        length: `max_position_embeddings`.
+        norm_eps: `rms_norm_eps`.
+        **others: numbers of this family alone, by their names in `config.json`.
+    """
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": embed,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "max_position_embeddings": length,
+        "rms_norm_eps": norm_eps,
+        **others,
+    }
+
+
 @attrs.frozen(kw_only=True)
 class Family:
     """A family of models: a table of what it has in common with others, and of what differs.
@@ -94,8 +135,7 @@ class Family:
         architecture: the class of transformers, for `config.json`.
         model_types: the values of `model_type` that are read; the first is written.
         choices: fields of DecoderConfig that all its members share, where they differ from `CHOICES`.
-        defaults: transformers' value of each number that a `config.json` may leave out; None where it follows from
-            others.
+        defaults: transformers' value of each number that a `config.json` may leave out, see `transformers_defaults`.
         fixed: fields of `config.json` that would change the mathematics, with the one value that is implemented.
         ignored: fields of `config.json` that have no effect on the forward pass in this family.
         fields: readers and writers of the other fields, in their order.

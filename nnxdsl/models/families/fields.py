@@ -233,16 +233,26 @@ class MoE(Fields):
     """Experts of all layers.
 
     Attributes:
-        numbers: fields of `config.json` among the family's `defaults`, and those of MoEConfig.
+        count: the name of `num_experts` in `config.json`; it is among the family's `defaults`, as are the next two.
+        width: the name of an expert's `mlp_dim`.
+        others: the names of other numbers, and their fields of MoEConfig.
         norm_topk_prob: transformers' default of that field; None in families without it.
         constants: fields of MoEConfig that all members share.
     """
 
-    numbers: Mapping[str, str]
+    count: str = "num_experts"
+    width: str = "moe_intermediate_size"
+    others: Mapping[str, str] = attrs.Factory(dict)
     norm_topk_prob: bool | None = None
     constants: Mapping[str, Any] = attrs.Factory(dict)
     names: ClassVar[tuple[str, ...]] = ("num_local_experts", "output_router_logits", "router_aux_loss_coef")
     decides: ClassVar[tuple[str, ...]] = ("feed_forward",)
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """The names in `config.json`, and the fields of MoEConfig."""
+        named = {self.count: "num_experts", "num_experts_per_tok": "num_experts_per_tok", self.width: "mlp_dim"}
+        return {**named, **self.others}
 
     def reads(self) -> tuple[str, ...]:
         return self.names if self.norm_topk_prob is None else (*self.names, "norm_topk_prob")
@@ -269,7 +279,7 @@ class MoE(Fields):
         values = {ours: getattr(moe, ours) for ours in self.numbers.values()}
         if self.norm_topk_prob is not None:
             values["norm_topk_prob"] = moe.norm_topk_prob
-        if "intermediate_size" in self.numbers:
+        if self.width == "intermediate_size":
             values["mlp_dim"] = config.mlp_dim
         if self.constants.get("shared_expert_gate"):
             values["shared_expert_dim"] = moe.shared_expert_dim or moe.mlp_dim

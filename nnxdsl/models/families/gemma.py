@@ -10,7 +10,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope
 from nnxdsl.models.families.hf_config import ConfigFile
 from nnxdsl.models.families.registry import register
@@ -22,8 +22,6 @@ class Gemma(Model):
 
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "2b", "7b"] = attrs.field(kw_only=False)
@@ -64,6 +62,9 @@ class _Activation(Fields):
         return {"hidden_act": _ACTIVATION}
 
 
+_DEFAULTS = transformers_defaults(layers=28, embed=3072, mlp=24_576, heads=16, kv_heads=16, head_dim=256,
+                                  vocab=256_000, length=8192)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Gemma",
@@ -72,17 +73,7 @@ FAMILY = register(
         architecture="GemmaForCausalLM",
         model_types=("gemma",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 256_000,
-            "hidden_size": 3072,
-            "intermediate_size": 24_576,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "head_dim": 256,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-6,
-        },
+        defaults=_DEFAULTS,
         fixed={
             "attention_bias": False,
             "attention_dropout": 0.0,

@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import Rope, local_then_global
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import ScaledQueries, SharedRope, SoftCaps, WindowPattern
 from nnxdsl.models.families.registry import register
 
@@ -20,8 +20,6 @@ class Gemma2(Model):
 
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "2b", "9b", "27b"] = attrs.field(kw_only=False)
@@ -48,6 +46,9 @@ GEMMA2 = {
     "27b": _size(layers=46, embed=4608, mlp=36_864, heads=32, kv_heads=16, head_dim=128, scalar=144),
 }  # fmt: skip
 
+_DEFAULTS = transformers_defaults(layers=26, embed=2304, mlp=9216, heads=8, kv_heads=4, head_dim=256, vocab=256_000,
+                                  length=8192, query_pre_attn_scalar=256, sliding_window=4096)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Gemma 2",
@@ -56,19 +57,7 @@ FAMILY = register(
         architecture="Gemma2ForCausalLM",
         model_types=("gemma2",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 256_000,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-6,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-        },
+        defaults=_DEFAULTS,
         fixed={
             "hidden_activation": "gelu_pytorch_tanh",
             "attention_bias": False,

@@ -11,7 +11,7 @@ import attrs
 from nnxdsl.config.model import Model
 from nnxdsl.errors import WeightsError
 from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, ScaledQueries, SoftCaps, WindowPattern
 from nnxdsl.models.families.hf_config import ConfigFile
 from nnxdsl.models.families.hf_rope import NAMES, read_entry, read_ropes, rope_to_hf
@@ -24,8 +24,6 @@ class Gemma3(Model):
 
     Attributes:
         size: Published size, or "tiny": 6 layers, 1.2 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "270m", "1b", "4b", "12b", "27b"] = attrs.field(kw_only=False)
@@ -110,6 +108,10 @@ class _Ropes(Fields):
         return {"rope_local": Rope(theta=(config.rope_local or config.rope_global).theta)}
 
 
+# the published 4b, 12b and 27b files leave out what equals them
+_DEFAULTS = transformers_defaults(layers=26, embed=2304, mlp=9216, heads=8, kv_heads=4, head_dim=256, vocab=262_208,
+                                  length=131_072, query_pre_attn_scalar=256, sliding_window=4096)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Gemma 3",
@@ -118,19 +120,7 @@ FAMILY = register(
         architecture="Gemma3ForCausalLM",
         model_types=("gemma3_text", "gemma3"),
         choices=_CHOICES,
-        defaults={  # the published 4b, 12b and 27b files leave out what equals them
-            "vocab_size": 262_208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-6,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-        },
+        defaults=_DEFAULTS,
         fixed={
             "hidden_activation": "gelu_pytorch_tanh",
             "attention_bias": False,

@@ -15,7 +15,7 @@ from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import TensorSource
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, MoE, SharedRope, TiedHead, WindowPattern
 from nnxdsl.models.families.registry import register
 
@@ -26,10 +26,6 @@ class GPTOSS(Model):
 
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "20b", "120b"] = attrs.field(kw_only=False)
@@ -97,6 +93,10 @@ def _with_rope(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields
 
 
+_DEFAULTS = transformers_defaults(layers=36, embed=2880, mlp=2880, heads=64, kv_heads=8, head_dim=64, vocab=201_088,
+                                  length=131_072, norm_eps=1e-5, sliding_window=128, num_local_experts=128,
+                                  num_experts_per_tok=4)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="GPT-OSS",
@@ -105,20 +105,7 @@ FAMILY = register(
         architecture="GptOssForCausalLM",
         model_types=("gpt_oss",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 201_088,
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-        },
+        defaults=_DEFAULTS,
         fixed={
             "hidden_act": "silu",
             "attention_bias": True,
@@ -130,11 +117,8 @@ FAMILY = register(
         fields=(
             Heads(),
             MoE(
-                numbers={
-                    "num_local_experts": "num_experts",
-                    "num_experts_per_tok": "num_experts_per_tok",
-                    "intermediate_size": "mlp_dim",
-                },
+                count="num_local_experts",
+                width="intermediate_size",
                 constants=_EXPERTS,
             ),
             WindowPattern(pattern=("local", "global"), default=128),

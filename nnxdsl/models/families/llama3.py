@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import Llama3RopeScaling, Rope
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead
 from nnxdsl.models.families.registry import register
 
@@ -20,8 +20,6 @@ class Llama3(Model):
 
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "1b", "3b", "8b", "70b", "405b"] = attrs.field(kw_only=False)
@@ -46,6 +44,9 @@ LLAMA3 = {
     "405b": _size(layers=126, embed=16_384, mlp=53_248, heads=128, rope=_rope(8.0), tied_head=False),
 }  # fmt: skip
 
+_DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=11_008, heads=32, kv_heads=None, head_dim=None,
+                                  vocab=32_000, length=2048)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Llama 3",
@@ -53,17 +54,7 @@ FAMILY = register(
         sizes=LLAMA3,
         architecture="LlamaForCausalLM",
         model_types=("llama",),
-        defaults={
-            "vocab_size": 32_000,
-            "hidden_size": 4096,
-            "intermediate_size": 11_008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-        },
+        defaults=_DEFAULTS,
         fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False},
         ignored=("pretraining_tp",),  # which once split sums without changing them
         fields=(Heads(), SharedRope(), TiedHead()),

@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import Rope
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead, UniformWindow
 from nnxdsl.models.families.registry import register
 
@@ -20,8 +20,6 @@ class Mistral(Model):
 
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "7b-v0.1", "7b", "nemo-12b", "small-24b"] = attrs.field(kw_only=False)
@@ -41,6 +39,9 @@ MISTRAL = {
     "small-24b": _size(layers=40, embed=5120, mlp=32_768, heads=32, rope=Rope(theta=1e8), vocab=131_072, length=32_768),
 }  # fmt: skip
 
+_DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=14_336, heads=32, kv_heads=8, head_dim=None,
+                                  vocab=32_000, length=131_072)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Mistral",
@@ -48,17 +49,7 @@ FAMILY = register(
         sizes=MISTRAL,
         architecture="MistralForCausalLM",
         model_types=("mistral",),
-        defaults={
-            "vocab_size": 32_000,
-            "hidden_size": 4096,
-            "intermediate_size": 14_336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": None,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-6,
-        },
+        defaults=_DEFAULTS,
         fixed={"hidden_act": "silu", "attention_dropout": 0.0},
         fields=(Heads(), UniformWindow(default=4096), SharedRope(), TiedHead()),
     )

@@ -14,7 +14,7 @@ from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope
 from nnxdsl.models.config.moe import MoEConfig, moe_tensors
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, MoE, SharedRope, TiedHead, UniformWindow
 from nnxdsl.models.families.registry import register
 
@@ -25,10 +25,6 @@ class Mixtral(Model):
 
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "8x7b", "8x22b"] = attrs.field(kw_only=False)
@@ -48,6 +44,10 @@ MIXTRAL = {
     "8x22b": _size(layers=56, embed=6144, mlp=16_384, heads=48, length=65_536),
 }
 
+_DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=14_336, heads=32, kv_heads=8, head_dim=None,
+                                  vocab=32_000, length=131_072, norm_eps=1e-5, num_local_experts=8,
+                                  num_experts_per_tok=2)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Mixtral",
@@ -55,28 +55,13 @@ FAMILY = register(
         sizes=MIXTRAL,
         architecture="MixtralForCausalLM",
         model_types=("mixtral",),
-        defaults={
-            "vocab_size": 32_000,
-            "hidden_size": 4096,
-            "intermediate_size": 14_336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": None,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-5,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
+        defaults=_DEFAULTS,
         fixed={"hidden_act": "silu", "attention_dropout": 0.0, "router_jitter_noise": 0.0},
         fields=(
             Heads(),
             MoE(
-                numbers={
-                    "num_local_experts": "num_experts",
-                    "num_experts_per_tok": "num_experts_per_tok",
-                    "intermediate_size": "mlp_dim",
-                }
+                count="num_local_experts",
+                width="intermediate_size",
             ),
             UniformWindow(default=None),
             SharedRope(theta=1e6),

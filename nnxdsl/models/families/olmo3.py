@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn, local_then_global
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead, WindowPattern
 from nnxdsl.models.families.hf_config import KINDS, ConfigFile
 from nnxdsl.models.families.hf_rope import read_rope, read_ropes, rope_to_hf
@@ -22,8 +22,6 @@ class Olmo3(Model):
 
     Attributes:
         size: Published size, or "tiny": 6 layers, 1.3 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "7b", "32b"] = attrs.field(kw_only=False)
@@ -79,6 +77,9 @@ class _Ropes(SharedRope):
         return {"rope_local": Rope(theta=config.rope_global.theta)}
 
 
+_DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=11_008, heads=32, kv_heads=None, head_dim=None,
+                                  vocab=50_304, length=2048, norm_eps=1e-5, sliding_window=4096)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="OLMo 3",
@@ -87,18 +88,7 @@ FAMILY = register(
         architecture="Olmo3ForCausalLM",
         model_types=("olmo3",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 50_304,
-            "hidden_size": 4096,
-            "intermediate_size": 11_008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": 4096,
-        },
+        defaults=_DEFAULTS,
         fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0},
         fields=(Heads(), WindowPattern(pattern=_PATTERN, default=4096), _Ropes(), TiedHead()),
     )

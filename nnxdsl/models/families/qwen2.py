@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import Rope
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, LateWindows, SharedRope, TiedHead
 from nnxdsl.models.families.registry import register
 
@@ -20,8 +20,6 @@ class Qwen2(Model):
 
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"] = attrs.field(kw_only=False)
@@ -44,6 +42,9 @@ QWEN2 = {
     "72b": _size(layers=80, embed=8192, mlp=29_568, heads=64, kv_heads=8),
 }
 
+_DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=22_016, heads=32, kv_heads=32, head_dim=None,
+                                  vocab=151_936, length=32_768)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Qwen2",
@@ -52,17 +53,7 @@ FAMILY = register(
         architecture="Qwen2ForCausalLM",
         model_types=("qwen2",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 151_936,
-            "hidden_size": 4096,
-            "intermediate_size": 22_016,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "head_dim": None,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-        },
+        defaults=_DEFAULTS,
         fixed={"hidden_act": "silu", "attention_dropout": 0.0},
         fields=(Heads(), LateWindows(), SharedRope(), TiedHead()),
     )

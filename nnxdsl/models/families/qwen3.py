@@ -9,7 +9,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import Rope
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, LateWindows, SharedRope, TiedHead
 from nnxdsl.models.families.registry import register
 
@@ -20,8 +20,6 @@ class Qwen3(Model):
 
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
     """
 
     size: Literal["tiny", "0.6b", "1.7b", "4b", "8b", "14b", "32b"] = attrs.field(kw_only=False)
@@ -43,6 +41,9 @@ QWEN3 = {
     "32b": _size(layers=64, embed=5120, mlp=25_600, heads=64, kv_heads=8),
 }
 
+_DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=22_016, heads=32, kv_heads=32, head_dim=128,
+                                  vocab=151_936, length=32_768)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Qwen3",
@@ -51,17 +52,7 @@ FAMILY = register(
         architecture="Qwen3ForCausalLM",
         model_types=("qwen3",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 151_936,
-            "hidden_size": 4096,
-            "intermediate_size": 22_016,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-        },
+        defaults=_DEFAULTS,
         fixed={"hidden_act": "silu", "attention_dropout": 0.0, "attention_bias": False},
         fields=(Heads(), LateWindows(), SharedRope(), TiedHead()),
     )

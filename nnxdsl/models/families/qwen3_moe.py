@@ -13,7 +13,7 @@ from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope
 from nnxdsl.models.config.moe import MoEConfig
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import DenseLayers, Heads, MoE, SharedRope, TiedHead, UniformWindow, with_num_experts
 from nnxdsl.models.families.registry import register
 
@@ -24,10 +24,6 @@ class Qwen3MoE(Model):
 
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
     """
 
     size: Literal["tiny", "30b-a3b", "235b-a22b"] = attrs.field(kw_only=False)
@@ -51,6 +47,10 @@ QWEN3_MOE = {
     "235b-a22b": _size(layers=94, embed=4096, mlp=12_288, expert=1536, heads=64),
 }  # fmt: skip
 
+_DEFAULTS = transformers_defaults(layers=24, embed=2048, mlp=6144, heads=32, kv_heads=4, head_dim=None,
+                                  vocab=151_936, length=32_768, num_experts=128, num_experts_per_tok=8,
+                                  moe_intermediate_size=768)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Qwen3 MoE",
@@ -59,31 +59,13 @@ FAMILY = register(
         architecture="Qwen3MoeForCausalLM",
         model_types=("qwen3_moe",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 151_936,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": None,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-        },
+        defaults=_DEFAULTS,
         fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0},
         ignored=("max_window_layers",),  # which counts in the dense models of the family alone
         fields=(
             Heads(),
             UniformWindow(default=4096, is_switched=True),
             MoE(
-                numbers={
-                    "num_experts": "num_experts",
-                    "num_experts_per_tok": "num_experts_per_tok",
-                    "moe_intermediate_size": "mlp_dim",
-                },
                 norm_topk_prob=False,
             ),
             DenseLayers(),

@@ -16,7 +16,7 @@ from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors
-from nnxdsl.models.families.family import Family, decoder
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, MoE, SharedRope, TiedHead, with_num_experts
 from nnxdsl.models.families.hf_config import LINEAR_KINDS, ConfigFile, layer_types
 from nnxdsl.models.families.registry import register
@@ -28,13 +28,6 @@ class Qwen3Next(Model):
 
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
-        weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
-        router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
-            4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
-        mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
-            is, and is exported with the rest.
     """
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
@@ -110,6 +103,12 @@ class _Mixers(Fields):
         return {"linear_attention": config.linear_attention or QWEN3_NEXT["80b-a3b"].linear_attention}
 
 
+_DEFAULTS = transformers_defaults(layers=48, embed=2048, mlp=5632, heads=16, kv_heads=2, head_dim=256, vocab=151_936,
+                                  length=32_768, linear_conv_kernel_dim=4, linear_key_head_dim=128,
+                                  linear_value_head_dim=128, linear_num_key_heads=16, linear_num_value_heads=32,
+                                  moe_intermediate_size=512, shared_expert_intermediate_size=512, num_experts=512,
+                                  num_experts_per_tok=10)  # fmt: skip
+
 FAMILY = register(
     Family(
         title="Qwen3-Next",
@@ -118,26 +117,7 @@ FAMILY = register(
         architecture="Qwen3NextForCausalLM",
         model_types=("qwen3_next",),
         choices=_CHOICES,
-        defaults={
-            "vocab_size": 151_936,
-            "hidden_size": 2048,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-        },
+        defaults=_DEFAULTS,
         fixed={
             "hidden_act": "silu",
             "attention_bias": False,
@@ -149,12 +129,7 @@ FAMILY = register(
             Heads(),
             _Mixers(),
             MoE(
-                numbers={
-                    "num_experts": "num_experts",
-                    "num_experts_per_tok": "num_experts_per_tok",
-                    "moe_intermediate_size": "mlp_dim",
-                    "shared_expert_intermediate_size": "shared_expert_dim",
-                },
+                others={"shared_expert_intermediate_size": "shared_expert_dim"},
                 norm_topk_prob=True,
                 constants={"shared_expert_gate": True},
             ),
