@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import RowLayout
-from nnxdsl.models.attention.splash import _one_row, _parts, _rolled, _two_rows
 
 
 def attend_cudnn(
@@ -88,3 +87,44 @@ def _causal(
         local_window_size=None if window is None else (window - 1, 0),
         implementation=implementation,
     )
+
+
+def _parts(x: jax.Array, row: RowLayout) -> list[jax.Array]:
+    """The parts of a row's slots `[B, T, ...]`."""
+    found, start = [], 0
+    for size in row.parts:
+        found.append(x[:, start : start + size])
+        start += size
+    return found
+
+
+def _two_rows(x: jax.Array, row: RowLayout) -> jax.Array:
+    """`[B, 2, P + R, ...]`: the prompt and one completion, side by side, of `[B, P + 2R, ...]`."""
+    prompt, *completions = _parts(x, row)
+    return jnp.stack([jnp.concatenate([prompt, completion], axis=1) for completion in completions], axis=1)
+
+
+def _one_row(x: jax.Array, row: RowLayout) -> jax.Array:
+    """The inverse of `_two_rows`, with the prompt of the first row, and zeros in slots that are never used."""
+    prompt = row.parts[0]
+    unused = jnp.zeros((len(x), row.size - sum(row.parts), *x.shape[3:]), x.dtype)
+    return jnp.concatenate([x[:, 0, :prompt], *(x[:, one, prompt:] for one in range(x.shape[1])), unused], axis=1)
+
+
+@jax.custom_vjp
+def _rolled(x: jax.Array, shift: jax.Array) -> jax.Array:
+    """`[B, 2, L, ...]` with slot s + shift of each row at slot s, round and round; `shift` is `[B]`."""
+    slots = (jnp.arange(x.shape[2])[None, :] + shift[:, None]) % x.shape[2]  # [B, L]
+    return jax.vmap(lambda rows, slots: jnp.take(rows, slots, axis=1, mode="clip"))(x, slots)
+
+
+def _rolled_forward(x: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _rolled(x, shift), shift
+
+
+def _rolled_backward(shift: jax.Array, toward: jax.Array) -> tuple[jax.Array, None]:
+    # Rolled back, as no slot is read twice; autodiff would scatter and add.
+    return _rolled(toward, -shift), None
+
+
+_rolled.defvjp(_rolled_forward, _rolled_backward)

@@ -9,11 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.blockwise import attend_in_blocks
-from nnxdsl.models.attention.cudnn import attend_cudnn
-from nnxdsl.models.attention.dot_product import dot_product_attention
-from nnxdsl.models.attention.kv_cache import KV, attention_with_cache, empty_kv
-from nnxdsl.models.attention.splash import attend_splash
+from nnxdsl.models.attention.kv_cache import KV, empty_kv
+from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
@@ -81,33 +78,16 @@ class Attention(nnx.Module):
         if self.normed == "head" and self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = apply_rotary(query, view.rope), apply_rotary(key, view.rope)
-        new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
-        if past is None:
-            mixed = self._mix(query, key, value, view)  # [B, T, N, H]
-        else:
-            assert view.mask is not None  # the decoder refuses other kernels with a cache
-            mixed = attention_with_cache(query, past, new, view.mask, self.query_scale, self.soft_cap, self._sinks)
+        mixed, new = self_attention(
+            query,
+            key,
+            value,
+            view,
+            past,
+            scale=self.query_scale,
+            soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
+        )  # [B, T, N, H]
         if gate is not None:
             mixed = from_inputs(lambda mixed, gate: mixed * jax.nn.sigmoid(gate))(mixed, gate)
         return self.output(named(mixed.reshape(*before, -1), "attention_output")), new
-
-    @property
-    def _sinks(self) -> jax.Array | None:
-        return None if self.sinks is None else self.sinks[...]
-
-    def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
-        kernel, row, window = view.method.kernel, view.method.row, view.method.window
-        if view.mask is not None:
-            return dot_product_attention(query, key, value, view.mask, self.query_scale, self.soft_cap, self._sinks)
-        assert row is not None  # the decoder refuses other kernels where nothing is known of the row
-        given = {"window": window, "scale": self.query_scale}
-        if kernel == "chunked":
-            blocks = {"soft_cap": self.soft_cap, "sinks": self._sinks, "queries": view.method.queries}
-            return attend_in_blocks(query, key, value, view.positions, row, **given, **blocks)
-        if self.sinks is not None:
-            raise ValueError(f"{kernel} attention has no sinks")
-        if kernel == "splash":
-            return attend_splash(query, key, value, view.positions, row, **given, soft_cap=self.soft_cap)
-        if self.soft_cap is not None:
-            raise ValueError("cuDNN's attention has no soft cap")
-        return attend_cudnn(query, key, value, view.positions, row, **given)

@@ -9,11 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.blockwise import attend_in_blocks
-from nnxdsl.models.attention.cudnn import attend_cudnn
-from nnxdsl.models.attention.dot_product import dot_product_attention
-from nnxdsl.models.attention.kv_cache import KV, attention_with_cache, empty_kv
-from nnxdsl.models.attention.splash import attend_splash
+from nnxdsl.models.attention.kv_cache import KV, empty_kv
+from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
@@ -109,12 +106,7 @@ class LatentAttention(nnx.Module):
         turned = self._rotate(turned[:, :, None], view)  # [B, T, 1, R], the same for all heads
         turned = jnp.broadcast_to(turned, (*still.shape[:3], turned.shape[-1]))
         key = jnp.concatenate([still, turned], axis=-1)
-        new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
-        if past is None:
-            mixed = self._mix(query, key, value, view)  # [B, T, N, V]
-        else:
-            assert view.mask is not None  # the decoder refuses other kernels with a cache
-            mixed = attention_with_cache(query, past, new, view.mask, self.query_scale)
+        mixed, new = self_attention(query, key, value, view, past, scale=self.query_scale)  # [B, T, N, V]
         return self.output(named(mixed.reshape(split), "attention_output")), new
 
     def _query(self, x: jax.Array) -> jax.Array:
@@ -127,21 +119,3 @@ class LatentAttention(nnx.Module):
         if self.config.rope_interleave:  # neighbours become halves; as all queries and keys do, products stay the same
             x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
         return apply_rotary(x, view.rope)
-
-    def _mix(self, query: jax.Array, key: jax.Array, value: jax.Array, view: View) -> jax.Array:
-        kernel, row = view.method.kernel, view.method.row
-        if view.mask is not None:
-            return dot_product_attention(query, key, value, view.mask, self.query_scale)
-        assert row is not None  # the decoder refuses other kernels where nothing is known of the row
-        given = {"window": view.method.window, "scale": self.query_scale}
-        if kernel == "chunked":
-            return attend_in_blocks(query, key, value, view.positions, row, **given, queries=view.method.queries)
-        if kernel == "splash":
-            return attend_splash(query, key, value, view.positions, row, **given)
-        # cuDNN's kernel wants keys and values of one width.
-        width = value.shape[-1]
-        wide = max(width, key.shape[-1])
-        query, key, value = (
-            jnp.pad(part, ((0, 0), (0, 0), (0, 0), (0, wide - part.shape[-1]))) for part in (query, key, value)
-        )
-        return attend_cudnn(query, key, value, view.positions, row, **given)[..., :width]
