@@ -39,6 +39,7 @@ CLASS = {"type": "her_lab:Hers"}
 IMPORTING = (
     "importlib.import_module",
     "import_module",
+    "resolve_name",
     "__import__",
     "exec",
     "eval",
@@ -116,7 +117,8 @@ def test_one_file_imports_what_data_names() -> None:
         "nnxdsl/cli/dispatch.py: f'{verbs.__name__}.{verb}'",
         "nnxdsl/cli/verbs/app.py: f'{name}.command'",  # nnxdsl._app
         "nnxdsl/models/families/__init__.py: f'{__name__}.{_module.name}'",  # files of the package
-        "nnxdsl/models/mixer.py: module",  # a constant of a mixer's config class
+        "nnxdsl/models/mixer.py: config.mixer(kind).module",  # a constant of a mixer's config class
+        "nnxdsl/models/feed_forward.py: config.module",  # a constant of a feed-forward's config class
         "nnxdsl/runtime/compile_cache.py: module",
         "nnxdsl/launch/engines.py: launcher.library or __name__",  # a constant of its class
         "nnxdsl/launch/engines.py: module",  # a constant of a launcher's class

@@ -179,9 +179,6 @@ def declare(**options: object) -> type[Spec]:
 
 DECLARATIONS: dict[str, Callable[[], object]] = {
     "not keyword-only": lambda: declare(frozen=True),
-    "without equality": lambda: declare(frozen=True, kw_only=True, eq=False),
-    "without __init__": lambda: declare(frozen=True, kw_only=True, init=False),
-    "without repr": lambda: declare(frozen=True, kw_only=True, repr=False),
 }
 
 

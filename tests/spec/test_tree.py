@@ -30,6 +30,6 @@ def test_specs_inside_other_classes_go_through_the_same_reader() -> None:
         batch_size=1,
     )
     trial = Trial(experiment, (0.5, 1.0), Objective.DPO(beta=0.3))
-    tree = json.loads(json.dumps(converter.unstructure(trial)))
+    tree = json.loads(json.dumps(converter().unstructure(trial)))
     assert tree["objective"]["type"] == "DPO"
-    assert converter.structure(tree, Trial) == trial
+    assert converter().structure(tree, Trial) == trial

@@ -7,6 +7,7 @@ class below a family is a member, reachable as `Objective.DPO`.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,56 @@ class UnsetError(AttributeError):
     """A field was read that is unset, since the value given for it is invalid."""
 
 
+def _init(self: Spec, *args: object, **values: object) -> None:
+    """Checks all fields, and raises one error with all problems."""
+    cls = type(self)
+    if "__attrs_attrs__" not in vars(cls):
+        raise TypeError(_declare_it(cls))
+    problems: list[Problem] = []
+    given = _bind(cls, args, values, problems)
+    _fill(self, given, problems)
+    if problems:
+        raise SpecError(problems, describe(cls, given))
+
+
+def _equal(self: Spec, other: object) -> bool:
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return all(getattr(self, name) == getattr(other, name) for name in attrs.fields_dict(type(self)))
+
+
+def _hash(self: Spec) -> int:
+    return hash((type(self), *(getattr(self, name) for name in attrs.fields_dict(type(self)))))
+
+
+def _repr(self: Spec) -> str:
+    fields = (f"{name}={getattr(self, name, attrs.NOTHING)!r}" for name in attrs.fields_dict(type(self)))
+    return f"{type(self).__qualname__.rpartition('>.')[2]}({', '.join(fields)})"
+
+
+_METHODS: dict[str, Callable[..., Any]] = {"__init__": _init, "__eq__": _equal, "__hash__": _hash, "__repr__": _repr}
+"""The methods of all specs, in place of those that attrs would compile for each class."""
+
+
+class _Signature:
+    """The signature of a class, for `help` and `inspect.signature`."""
+
+    def __get__(self, instance: object, cls: type[Spec]) -> inspect.Signature:
+        kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        fields = sorted(attrs.fields(cls), key=lambda field: field.kw_only)
+        return inspect.Signature(
+            [
+                inspect.Parameter(
+                    field.name,
+                    kinds[not field.kw_only],
+                    default=inspect.Parameter.empty if field.default is attrs.NOTHING else field.default,
+                    annotation=field.type,
+                )
+                for field in fields
+            ]
+        )
+
+
 @attrs.frozen(kw_only=True)
 class Spec:
     """Base of every object that an experiment is made of.
@@ -55,6 +106,16 @@ class Spec:
     family: ClassVar[type[Spec]]
     tag: ClassVar[str]
 
+    if not TYPE_CHECKING:  # a type checker takes them from the decorator
+        __signature__ = _Signature()
+
+        def __init_subclass__(cls, **options: Any) -> None:
+            # attrs leaves methods that a class has: its own, compiled for each class, would take a third of the import.
+            super().__init_subclass__(**options)
+            for name, method in _METHODS.items():
+                if name not in vars(cls):
+                    setattr(cls, name, method)
+
     @classmethod
     def __attrs_init_subclass__(cls) -> None:
         _check_declaration(cls)
@@ -71,7 +132,6 @@ class Spec:
         else:
             cls.tag = f"{cls.__module__}:{cls.__qualname__}"
             third_party[cls.tag] = cls
-        cls.__init__ = _checked_init(cls)  # type: ignore[method-assign]
 
     @classmethod
     def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
@@ -209,22 +269,6 @@ def _check_field(field: Field, value: object) -> tuple[object, list[Problem]]:
     return checked, found
 
 
-def _checked_init(cls: type[Spec]) -> Callable[..., None]:
-    """An `__init__` with the signature of the one that attrs wrote, which reports everything together."""
-
-    @functools.wraps(cls.__init__)
-    def init(self: Spec, *args: object, **values: object) -> None:
-        if type(self) is not cls:
-            raise TypeError(_declare_it(type(self)))
-        problems: list[Problem] = []
-        given = _bind(cls, args, values, problems)
-        _fill(self, given, problems)
-        if problems:
-            raise SpecError(problems, describe(cls, given))
-
-    return init
-
-
 def _bind(
     cls: type[Spec], args: tuple[object, ...], values: Mapping[str, object], problems: list[Problem]
 ) -> dict[str, object]:
@@ -248,7 +292,7 @@ def _declare_it(cls: type[Spec]) -> str:
 def _check_declaration(cls: type[Spec]) -> None:
     """Checks a class while it is being defined, before its annotations can be resolved."""
     props = attrs.inspect(cls)
-    made = props.added_init and props.added_eq and props.added_repr and not hasattr(cls, "__attrs_post_init__")
+    made = _METHODS.items() <= vars(cls).items() and not hasattr(cls, "__attrs_post_init__")
     if not (props.is_frozen and props.kw_only is attrs.ClassProps.KeywordOnly.YES and made):
         detail = "" if made else ", with __init__, __eq__ and __repr__ left to attrs"
         raise TypeError(_declare_it(cls) + detail)

@@ -5,13 +5,13 @@ A path is dotted: `objective.beta`, `evaluation.prompts.0`.
 
 from __future__ import annotations
 
+import functools
 import json
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
-import cattrs
 
 from nnxdsl.config.core.base import (
     BROKEN,
@@ -37,8 +37,9 @@ DEEPEST = 59
 """Levels of a tree that is read; each stage of `Weights.From` takes three."""
 
 SpecT = TypeVar("SpecT", bound=Spec)
-converter = cattrs.Converter()
-"""For attrs classes of other packages that hold specs: `converter.unstructure(x)`, `converter.structure(tree, X)`."""
+
+if TYPE_CHECKING:
+    import cattrs
 
 
 def to_dict(spec: Spec) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def to_dict(spec: Spec) -> dict[str, Any]:
     Raises:
         SpecError: if the class of a node could not be imported again by whoever reads the tree.
     """
-    tree = cast("dict[str, Any]", converter.unstructure(spec))
+    tree = _encode(spec)
     return {"schema": SCHEMA, **tree} if tree["type"] == "Experiment" else tree
 
 
@@ -144,17 +145,30 @@ def _called(spec: Spec) -> str:
 
 def _encode(spec: Spec) -> dict[str, Any]:
     require_importable(type(spec))
-    return {"type": spec.tag, **{name: converter.unstructure(child) for name, child in _children(spec).items()}}
+    return {"type": spec.tag, **{name: _encode_value(child) for name, child in _children(spec).items()}}
+
+
+def _encode_value(value: object) -> Any:
+    if isinstance(value, Spec):
+        return _encode(value)
+    return [_encode_value(item) for item in cast("tuple[object, ...]", value)] if isinstance(value, tuple) else value
 
 
 def _is_spec(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, Spec)
 
 
-converter.register_unstructure_hook_func(_is_spec, _encode)
-converter.register_unstructure_hook(tuple, lambda items: [converter.unstructure(item) for item in items])
-# One reader for whole trees and for specs inside other classes: it knows tags and says all that is wrong.
-converter.register_structure_hook_func(_is_spec, lambda tree, cls: from_dict(tree, cls))
+@functools.cache
+def converter() -> cattrs.Converter:
+    """For attrs classes that hold specs: `converter().unstructure(x)`, `converter().structure(tree, X)`."""
+    import cattrs  # noqa: PLC0415 - a fifth of the package's import time
+
+    made = cattrs.Converter()
+    made.register_unstructure_hook_func(_is_spec, _encode)
+    made.register_unstructure_hook(tuple, lambda items: [made.unstructure(item) for item in items])
+    # The same reader as for whole trees: it reports all problems together.
+    made.register_structure_hook_func(_is_spec, lambda tree, cls: from_dict(tree, cls))
+    return made
 
 
 def _heading(tree: Mapping[str, Any], expected: type[Spec]) -> str:
