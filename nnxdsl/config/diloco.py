@@ -83,9 +83,6 @@ class DiLoCo(Outer):
     With one worker, a rate of 1 and no momentum it is the inner optimizer.
 
     Attributes:
-        workers: Number of workers. With a multiple of the mesh's `data` each worker has devices of its own, and no
-            gradient is reduced over `data` between synchronizations.
-        every_steps: Optimizer steps between synchronizations (the paper's H).
         lr: The outer learning rate.
         momentum: Decay of the outer velocity; 0 keeps none.
     """

@@ -29,6 +29,8 @@ class Optimizer(Spec):
     Attributes:
         schedule: The learning rate.
         max_grad_norm: Gradients with a larger global norm are scaled down to it; None leaves them as they are.
+        weight_decay: Decay per unit of learning rate; norm scales, biases and other vectors are not decayed.
+        undecayed: Patterns for the paths of other arrays that are not decayed either, such as "embed".
     """
 
     AdamW: ClassVar[type[members.AdamW]]
@@ -46,13 +48,9 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv:1711.05101).
 
     Attributes:
-        schedule: The learning rate.
-        max_grad_norm: Gradients with a larger global norm are scaled down to it; None leaves them as they are.
         b1: Decay of the running mean of gradients.
         b2: Decay of the running mean of squared gradients.
         eps: Added to the root of the latter.
-        weight_decay: Decay per unit of learning rate; norm scales, biases and other vectors are not decayed.
-        undecayed: Patterns for the paths of other arrays that are not decayed either, such as "embed".
         mu_dtype: Format in which the mean of gradients is kept.
         nu_dtype: Format in which the mean of squared gradients is kept.
     """
@@ -79,8 +77,6 @@ class SGD(Optimizer):
     """Stochastic gradient descent.
 
     Attributes:
-        schedule: The learning rate.
-        max_grad_norm: Gradients with a larger global norm are scaled down to it; None leaves them as they are.
         momentum: Decay of the velocity; None keeps none.
     """
 
@@ -95,12 +91,8 @@ class Lion(Optimizer):
     as much larger.
 
     Attributes:
-        schedule: The learning rate.
-        max_grad_norm: Gradients with a larger global norm are scaled down to it; None leaves them as they are.
         b1: Weight of the running mean, beside the gradient itself, in the mean whose sign is taken.
         b2: Decay of the running mean of gradients.
-        weight_decay: Decay per unit of learning rate; norm scales, biases and other vectors are not decayed.
-        undecayed: Patterns for the paths of other arrays that are not decayed either, such as "embed".
         mu_dtype: Format in which the mean of gradients is kept.
     """
 
@@ -124,15 +116,11 @@ class Adafactor(Optimizer):
     where Adam keeps a matrix. There is no mean of gradients.
 
     Attributes:
-        schedule: The learning rate.
-        max_grad_norm: Gradients with a larger global norm are scaled down to it; None leaves them as they are.
         decay_exponent: The means' decay at step t (from 1) is `1 - t ** -decay_exponent`.
         max_update_rms: Updates of a weight with a larger root mean square are scaled down to it; None leaves them.
         scale: What the learning rate is a part of: "weights", the root mean square of the weight that is updated (at
             least 0.001), or "one".
         min_factored: Matrices of which both axes are as long or longer keep rows and columns, others all elements.
-        weight_decay: Decay per unit of learning rate; norm scales, biases and other vectors are not decayed.
-        undecayed: Patterns for the paths of other arrays that are not decayed either, such as "embed".
     """
 
     decay_exponent: float = attrs.field(default=0.8, validator=positive)
@@ -155,8 +143,6 @@ class Muon(Optimizer):
     are stacked in an array. Embeddings, output heads, norms, biases and all else is updated by AdamW.
 
     Attributes:
-        schedule: The learning rate.
-        max_grad_norm: Gradients with a larger global norm are scaled down to it; None leaves them as they are.
         momentum: Decay of the running mean of gradients, which is Nesterov's.
         iterations: Newton-Schulz steps.
         update_rms: Root mean square of each matrix's update in units of the learning rate, so that a rate for AdamW
@@ -166,8 +152,6 @@ class Muon(Optimizer):
         eps: Of AdamW, added to the root of the latter.
         by_adamw: Patterns for the paths of matrices that AdamW updates as well, such as "router".
         adamw_rate: AdamW's learning rate as a part of the schedule's.
-        weight_decay: Decay per unit of learning rate; norm scales, biases and other vectors are not decayed.
-        undecayed: Patterns for the paths of other arrays that are not decayed either, such as "embed".
         mu_dtype: Format in which means of gradients are kept.
     """
 

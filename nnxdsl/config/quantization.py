@@ -61,7 +61,6 @@ class InBlocks(Quantization):
 
     Attributes:
         block_size: How many inputs of a weight share a scale.
-        targets: Which linear layers: names of modules or of groups of them.
     """
 
     is_base: ClassVar[bool] = True
@@ -97,8 +96,6 @@ class QAT(Quantization):
     the rounding as if it were not there, and are not rounded.
 
     Attributes:
-        block_size: How many inputs of a weight share a scale; None for all inputs of an output.
-        targets: Which linear layers: names of modules or of groups of them.
         weights: What weights are rounded to.
         activations: What the inputs of those layers are rounded to, each token scaled by itself; None leaves them.
     """
@@ -111,12 +108,7 @@ class QAT(Quantization):
 
 @attrs.frozen(kw_only=True)
 class Int8Training(Quantization):
-    """All products of linear layers in eight-bit integers: weights, activations and gradients; weights stay float32.
-
-    Attributes:
-        block_size: How many inputs of a weight share a scale; None for all inputs of an output.
-        targets: Which linear layers: names of modules or of groups of them.
-    """
+    """All products of linear layers in eight-bit integers: weights, activations and gradients; weights stay float32."""
 
     freezes: ClassVar[bool] = False
 
@@ -126,10 +118,6 @@ class FP8Training(Quantization):
     """All products of linear layers in eight-bit floats; weights stay float32 (Micikevicius et al. 2022).
 
     Weights and activations are e4m3, gradients, which need range more than digits, e5m2 (arXiv:2209.05433).
-
-    Attributes:
-        block_size: How many inputs of a weight share a scale; None for all inputs of an output.
-        targets: Which linear layers: names of modules or of groups of them.
     """
 
     freezes: ClassVar[bool] = False

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Schedule(Spec):
-    """The learning rate as a function of the optimizer step."""
+    """The learning rate as a function of the optimizer step.
+
+    Attributes:
+        peak_lr: Learning rate at the end of the warm-up.
+        warmup_ratio: Part of all steps that the warm-up takes.
+        final_ratio: Rate that is reached as the run ends, as a part of the peak.
+    """
 
     Constant: ClassVar[type[members.Constant]]
     WarmupCosine: ClassVar[type[members.WarmupCosine]]
@@ -39,13 +45,7 @@ class Constant(Schedule):
 
 @attrs.frozen(kw_only=True)
 class WarmupCosine(Schedule):
-    """Linear from zero to the peak, then half a cosine down (Loshchilov & Hutter 2017, arXiv:1608.03983).
-
-    Attributes:
-        peak_lr: Learning rate at the end of the warm-up.
-        warmup_ratio: Part of all steps that the warm-up takes.
-        final_ratio: Rate that is reached as the run ends, as a part of the peak.
-    """
+    """Linear from zero to the peak, then half a cosine down (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
 
     peak_lr: float = attrs.field(validator=positive)
     warmup_ratio: float = attrs.field(default=0.1, validator=fraction)
@@ -54,13 +54,7 @@ class WarmupCosine(Schedule):
 
 @attrs.frozen(kw_only=True)
 class WarmupLinear(Schedule):
-    """Linear from zero to the peak, then linear down; with `warmup_ratio=0`, linear down from the first step.
-
-    Attributes:
-        peak_lr: Learning rate at the end of the warm-up.
-        warmup_ratio: Part of all steps that the warm-up takes.
-        final_ratio: Rate that is reached as the run ends, as a part of the peak.
-    """
+    """Linear from zero to the peak, then linear down; with `warmup_ratio=0`, linear down from the first step."""
 
     peak_lr: float = attrs.field(validator=positive)
     warmup_ratio: float = attrs.field(default=0.1, validator=fraction)
@@ -76,9 +70,7 @@ class WSD(Schedule):
 
     Attributes:
         peak_lr: Learning rate between the warm-up and the decay.
-        warmup_ratio: Part of all steps that the warm-up takes.
         decay_ratio: Part of all steps that the decay takes, at the end of the run.
-        final_ratio: Rate that is reached as the run ends, as a part of the peak.
     """
 
     peak_lr: float = attrs.field(validator=positive)
@@ -103,7 +95,6 @@ class InverseSqrt(Schedule):
     on the length of the run, so the warm-up is counted in steps.
 
     Attributes:
-        peak_lr: Learning rate at the end of the warm-up.
         warmup_steps: Steps of the warm-up.
     """
 

@@ -18,7 +18,12 @@ above_one = Limit(above=1)
 
 @attrs.frozen(kw_only=True)
 class Guard(Spec):
-    """What happens at a non-finite or spiking step. No run ever continues with weights that such a step has changed."""
+    """What happens at a non-finite or spiking step. No run ever continues with weights that such a step has changed.
+
+    Attributes:
+        max_in_a_row: The run ends when more steps than these are skipped one after the other.
+        max_total: The run ends when more steps than these have been skipped in all.
+    """
 
     Stop: ClassVar[type[members.Stop]]
     Skip: ClassVar[type[members.Skip]]
@@ -35,10 +40,6 @@ class Skip(Guard):
     """A step whose loss or gradient is NaN or infinite changes neither weights nor optimizer, and is counted.
 
     The learning rate stands still as well: it goes by the steps that were not skipped.
-
-    Attributes:
-        max_in_a_row: The run ends when more steps than these are skipped one after the other.
-        max_total: The run ends when more steps than these have been skipped in all.
     """
 
     max_in_a_row: int = attrs.field(default=3, validator=positive)
@@ -53,8 +54,6 @@ class SkipSpikes(Guard):
     the window is full, steps are skipped for NaN and infinities alone.
 
     Attributes:
-        max_in_a_row: The run ends when more steps than these are skipped one after the other.
-        max_total: The run ends when more steps than these have been skipped in all.
         window: Of how many steps the median is taken.
         max_norm_ratio: A gradient norm of more than so many medians is a spike; it is measured before it is clipped.
         max_loss_ratio: A loss of more than so many medians is a spike, for losses above zero; None leaves it unwatched.

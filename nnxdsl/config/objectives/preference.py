@@ -38,10 +38,8 @@ _share = Limit(at_least=0, at_most=1)
 
 
 @attrs.frozen(kw_only=True)
-class DPO(Objective):
-    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290, equation 7).
-
-    Per pair `-(1 - e) s(beta d) - e s(-beta d)`, with the label smoothing `e` of conservative DPO (Mitchell 2023).
+class WithReference(Objective):
+    """A loss of pairs that compares the policy with a reference; fields of its members mean the same in all of them.
 
     Attributes:
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
@@ -51,10 +49,26 @@ class DPO(Objective):
         weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
+    is_base: ClassVar[bool] = True
     batch_kind: ClassVar[str] = "pairs"
     needs_reference: ClassVar[bool] = True
+
+
+@attrs.frozen(kw_only=True)
+class OfDifference(WithReference):
+    """A loss of the difference `d` of the two scores of a pair."""
+
+    is_base: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
+
+
+@attrs.frozen(kw_only=True)
+class DPO(OfDifference):
+    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290, equation 7).
+
+    Per pair `-(1 - e) s(beta d) - e s(-beta d)`, with the label smoothing `e` of conservative DPO (Mitchell 2023).
+    """
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
@@ -64,23 +78,14 @@ class DPO(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class RobustDPO(Objective):
+class RobustDPO(OfDifference):
     """DPO whose mean is right although some labels are swapped (Chowdhury et al. 2024, arXiv:2403.00409).
 
     Per pair `(-(1 - e) s(beta d) + e s(-beta d)) / (1 - 2 e)`.
 
     Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         label_smoothing: Probability `e` that the labels of a pair are swapped.
-        divergence: How the distance from the reference is measured.
-        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
-
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-    of_difference: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.1, validator=_swapped)
@@ -90,7 +95,7 @@ class RobustDPO(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class IPO(Objective):
+class IPO(OfDifference):
     """Identity preference optimisation (Azar et al. 2023, arXiv:2310.12036, equation 17), averaged over tokens.
 
     Per pair `(c / nC - r / nR - 1 / (2 tau))^2`. The paper writes sums; its authors confirmed to TRL's that they took
@@ -99,13 +104,8 @@ class IPO(Objective):
     Attributes:
         tau: Strength of the pull towards the reference; the gap of the means aims at 1 / (2 tau) nats per token.
             Rewards are `tau` times summed log-ratios.
-        divergence: How the distance from the reference is measured.
-        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-    of_difference: ClassVar[bool] = True
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"weighting"})
 
     tau: float = attrs.field(default=0.1, validator=positive)
@@ -114,22 +114,14 @@ class IPO(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class Hinge(Objective):
+class Hinge(OfDifference):
     """The hinge of SLiC-HF on DPO's rewards (Zhao et al. 2023, arXiv:2305.10425; Liu et al. 2023, arXiv:2309.06657).
 
     Per pair `max(0, 1 - beta d)`.
 
     Attributes:
         beta: Strength of the pull towards the reference: a pair counts until `d` is 1 / beta nats.
-        divergence: How the distance from the reference is measured.
-        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
-
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-    of_difference: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
@@ -138,20 +130,15 @@ class Hinge(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class LengthNormalizedDPO(Objective):
+class LengthNormalizedDPO(OfDifference):
     """DPO on means over tokens, as Tulu 3 was trained (Lambert et al. 2024, arXiv:2411.15124).
 
     Per pair `-s(beta (c / nC - r / nR))`.
 
     Attributes:
         beta: Strength of the pull towards the reference, per token; rewards are `beta` times summed log-ratios.
-        divergence: How the distance from the reference is measured.
-        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
 
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-    of_difference: ClassVar[bool] = True
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"weighting"})
 
     beta: float = attrs.field(default=5.0, validator=positive)
@@ -160,23 +147,15 @@ class LengthNormalizedDPO(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class EXO(Objective):
+class EXO(OfDifference):
     """Efficient exact optimisation (Ji et al. 2024, arXiv:2402.00856, equation 16): a reverse KL of preferences.
 
     Per pair `q (log q - log(1 - e)) + (1 - q) (log(1 - q) - log e)`, where `q = sigmoid(beta d)`.
 
     Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
-        label_smoothing: Probability `e` that the rejected completion is better; it cannot be 0, which has no logarithm.
-        divergence: How the distance from the reference is measured.
-        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
+        label_smoothing: Probability `e` that the rejected completion is better; it cannot be 0, which has no
+                logarithm.
     """
-
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-    of_difference: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=1e-3, validator=Limit(above=0, below=0.5))
@@ -186,23 +165,14 @@ class EXO(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class DiscoPOP(Objective):
+class DiscoPOP(OfDifference):
     """The loss that a language model found: log-ratio modulated (Lu et al. 2024, arXiv:2406.08414, equation 5).
 
     Per pair `-(1 - g) s(beta d) + g exp(-beta d)`, where `g = sigmoid(beta d / tau)`.
 
     Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
         tau: Temperature of the blend `g` of the logistic and the exponential loss.
-        divergence: How the distance from the reference is measured.
-        ld_alpha: What a token counts beyond the length of the pair's shorter completion.
-        weighting: "wpo" weighs pairs by how likely the policy finds their completions, see above.
     """
-
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-    of_difference: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
 
     beta: float = attrs.field(default=0.05, validator=positive)
     tau: float = attrs.field(default=0.05, validator=positive)
@@ -212,36 +182,27 @@ class DiscoPOP(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class NCA(Objective):
+class NCA(WithReference):
     """Noise contrastive alignment on pairs (Chen et al. 2024, arXiv:2402.05369): likelihoods themselves, not their gap.
 
     Per pair `-s(beta c) - s(-beta c) / 2 - s(-beta r) / 2`.
-
-    Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
     """
-
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
 
 
 @attrs.frozen(kw_only=True)
-class BCO(Objective):
+class BCO(WithReference):
     """Binary classifier optimisation on pairs (Jung et al. 2024, arXiv:2404.04656).
 
     Per pair `-s(beta c - h) - s(h - beta r)` with a reward shift `h`, through which no gradient goes: 0, as in TRL's
     `bco_pair`, or half the sum of the mean rewards of chosen and of rejected completions (the paper's definition).
 
     Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
-        shift: "none", or "batch" for the means over the whole batch, whatever its micro-batches; held-out batches have
-            their own. The paper has a running mean over batches.
+        shift: "none", or "batch" for the means over the whole batch, whatever its micro-batches; held-out batches
+            have their own. The paper has a running mean over batches.
     """
 
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"shift"})
 
     beta: float = attrs.field(default=0.1, validator=positive)
@@ -255,7 +216,7 @@ class BCO(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class SPPO(Objective):
+class SPPO(WithReference):
     """Self-play preference optimisation (Wu et al. 2024, arXiv:2405.00675, equation 4.7) with hard labels.
 
     Per pair `(c - 1 / (2 beta))^2 + (r + 1 / (2 beta))^2`: the chosen completion is taken to win always.
@@ -264,61 +225,40 @@ class SPPO(Objective):
         beta: The inverse of the paper's `eta`: log-ratios aim at 1 / (2 beta) and -1 / (2 beta) nats.
     """
 
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
-
     beta: float = attrs.field(default=1e-3, validator=positive)
 
 
 @attrs.frozen(kw_only=True)
-class APOZero(Objective):
+class APOZero(WithReference):
     """Anchored preference optimisation (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7), "zero".
 
     Per pair `1 - sigmoid(beta c) + sigmoid(beta r)`: chosen up, rejected down. It is for chosen completions
     that are better than the model's own.
-
-    Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
     """
-
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
 
 
 @attrs.frozen(kw_only=True)
-class APODown(Objective):
+class APODown(WithReference):
     """Anchored preference optimisation (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8), "down".
 
     Per pair `sigmoid(beta c) + 1 - sigmoid(beta d)`: both down, rejected further. It is for chosen
     completions that are worse than the model's own.
-
-    Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
     """
-
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
 
 
 @attrs.frozen(kw_only=True)
-class AOT(Objective):
+class AOT(WithReference):
     """Alignment by optimal transport (Melnyk et al. 2024, arXiv:2406.05882), paired: gaps as distributions.
 
     DPO's formula with another `d`: gaps of log-probabilities (chosen minus rejected) are sorted over the batch, the
     policy's and the reference's each for itself, and the k-th of the one is compared with the k-th of the other. So it
     is a loss of whole batches, whatever their micro-batches: held-out batches sort their own rows.
-
-    Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
-        label_smoothing: Assumed fraction of pairs whose labels are swapped.
     """
 
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
     compares_across_batch: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
@@ -326,20 +266,14 @@ class AOT(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class AOTUnpaired(Objective):
+class AOTUnpaired(WithReference):
     """Alignment by optimal transport (Melnyk et al. 2024, arXiv:2406.05882), unpaired: chosen against rejected.
 
     DPO's formula with another `d`: all `c` and all `r` of the batch are sorted, each for itself, and the k-th `c` is
     compared with the k-th `r`. So it is a loss of whole batches, whatever their micro-batches: held-out batches sort
     their own rows.
-
-    Attributes:
-        beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.
-        label_smoothing: Assumed fraction of pairs whose labels are swapped.
     """
 
-    batch_kind: ClassVar[str] = "pairs"
-    needs_reference: ClassVar[bool] = True
     compares_across_batch: ClassVar[bool] = True
 
     beta: float = attrs.field(default=0.1, validator=positive)
