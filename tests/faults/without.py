@@ -124,7 +124,7 @@ GUARDS = [
     ),
     Guard(
         "11", "a step without its manifest is no step", "runs/checkpoint_reader.py",
-        "self._manifest(step)\n                found.append(step)", "found.append(step)",
+        "self._manifest(step)\n                committed.append(step)", "committed.append(step)",
         "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
     ),
     Guard(
