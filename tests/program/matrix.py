@@ -355,7 +355,7 @@ def reason(fields: dict[str, Any]) -> str:
 
 def refusals() -> str:
     """The table of what does not go together."""
-    lines = ["| together | what is said |", "|---|---|"]
+    lines = ["| combination | message |", "|---|---|"]
     return "\n".join([*lines, *(f"| {name} | {reason(fields)} |" for name, fields in REFUSED.items())])
 
 
