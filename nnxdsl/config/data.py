@@ -74,8 +74,12 @@ class Data(Spec):
     Text: ClassVar[type[data.Text]]
     Prompts: ClassVar[type[data.Prompts]]
 
-    yields: ClassVar[str] = ""
-    """What kind of batch it yields: "pairs", "feedback" or "sequences"."""
+    batch_kind: ClassVar[str] = ""
+    """The kind of batch that it yields: "pairs", "feedback", "sequences" or "prompts"."""
+    length_fields: ClassVar[tuple[str, ...]] = ()
+    """Its fields whose sum is the most tokens of a sequence; () where nothing bounds it."""
+    caches_reference: ClassVar[bool] = False
+    """Whether log-probabilities of the reference are precomputed for it, unless `Memory.reference` is set."""
     rows: ClassVar[str] = "rows"
     """What its rows are called in messages."""
 
@@ -83,11 +87,15 @@ class Data(Spec):
     order: Order = Shuffled()
     bad_rows: BadRows = Stop()
 
+    def max_lengths(self) -> tuple[int, ...]:
+        """The values of `length_fields`, in tokens."""
+        return tuple(getattr(self, name) for name in self.length_fields)
+
     def check(self, experiment: Experiment, path: str = "data") -> Iterable[Problem]:
         """The objective reads such rows; as the training data, or as that of an evaluation at another path."""
         kind, objective = experiment.objective.batch_kind, type(experiment.objective).__qualname__
-        if self.yields != kind:
-            usable = [cls for cls in members(Data).values() if cls.yields == kind]
+        if self.batch_kind != kind:
+            usable = [cls for cls in members(Data).values() if cls.batch_kind == kind]
             rows = " or ".join(cls.rows for cls in usable) or kind
             cure = " or ".join(cls.__qualname__ for cls in usable) or f"data that yields {kind}"
             message = f"{objective} reads {rows}, {type(self).__qualname__} yields {self.rows}; use {cure}"
@@ -107,6 +115,7 @@ class Answered(Data):
     """
 
     is_base: ClassVar[bool] = True
+    length_fields: ClassVar[tuple[str, ...]] = ("max_prompt_length", "max_completion_length")
 
     path: str = attrs.field(kw_only=False, validator=filled)
     max_prompt_length: int = attrs.field(default=512, validator=positive)
@@ -121,7 +130,8 @@ class Preferences(Answered):
     `prompt_ids`, `chosen_ids`, `rejected_ids`, which need no tokenizer.
     """
 
-    yields: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
+    caches_reference: ClassVar[bool] = True
     rows: ClassVar[str] = "preference pairs"
 
 
@@ -134,7 +144,8 @@ class Feedback(Answered):
     as two: its chosen answer is desirable, its rejected one is not.
     """
 
-    yields: ClassVar[str] = "feedback"
+    batch_kind: ClassVar[str] = "feedback"
+    caches_reference: ClassVar[bool] = True
     rows: ClassVar[str] = "labelled answers"
 
 
@@ -151,7 +162,8 @@ class Conversations(Data):
         bad_rows: What happens to rows that cannot be learnt from.
     """
 
-    yields: ClassVar[str] = "sequences"
+    batch_kind: ClassVar[str] = "sequences"
+    length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
     rows: ClassVar[str] = "conversations"
 
     path: str = attrs.field(kw_only=False, validator=filled)
@@ -170,7 +182,8 @@ class Text(Data):
         bad_rows: What happens to rows that cannot be learnt from.
     """
 
-    yields: ClassVar[str] = "sequences"
+    batch_kind: ClassVar[str] = "sequences"
+    length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
     rows: ClassVar[str] = "texts"
 
     path: str = attrs.field(kw_only=False, validator=filled)
@@ -181,7 +194,7 @@ class Text(Data):
         """Text has no turns and no prompts, of which an objective could read some alone."""
         yield from super().check(experiment, path)
         objective = experiment.objective
-        has_choice = objective.batch_kind == self.yields and "loss_on" in declared(type(objective))
+        has_choice = objective.batch_kind == self.batch_kind and "loss_on" in declared(type(objective))
         if has_choice and objective.loss_on != "all":
             message = f"{objective.loss_on!r} has no meaning for {type(self).__qualname__} ({path}); use loss_on='all'"
             yield Problem("objective.loss_on", message)
@@ -198,5 +211,5 @@ class Prompts(Answered):
         bad_rows: What happens to rows that cannot be answered.
     """
 
-    yields: ClassVar[str] = "prompts"
+    batch_kind: ClassVar[str] = "prompts"
     rows: ClassVar[str] = "prompts"

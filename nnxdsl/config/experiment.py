@@ -15,7 +15,7 @@ from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.base import Spec, declared, gather
 from nnxdsl.config.core.run_id import run_id
 from nnxdsl.config.core.validators import Limit, name, positive
-from nnxdsl.config.data import Data, Feedback, Preferences
+from nnxdsl.config.data import Data
 from nnxdsl.config.diloco import Outer
 from nnxdsl.config.evaluation import Evaluation
 from nnxdsl.config.memory import Memory
@@ -125,11 +125,7 @@ class Experiment(Spec):
         if self.memory.reference != "auto":
             return self.memory.reference
         held_out = None if self.evaluation is None else self.evaluation.data
-        return (
-            "cached"
-            if all(isinstance(data, Preferences | Feedback | None) for data in (self.data, held_out))
-            else "online"
-        )
+        return "cached" if all(data is None or data.caches_reference for data in (self.data, held_out)) else "online"
 
     @property
     def router_aux_loss_coef(self) -> float:

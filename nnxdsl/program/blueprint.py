@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from nnxdsl.adapters import lora, lora_math, targets
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Packed
-from nnxdsl.config.data import Conversations, Data, Feedback, Preferences, Prompts, Text
+from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.quantization import Quantization
@@ -338,15 +338,10 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
     limit, size = config.max_length, type(experiment.model).__qualname__
     found: list[Problem] = []
     for where, data in sources:
-        if (
-            isinstance(data, Preferences | Feedback | Prompts)
-            and data.max_prompt_length + data.max_completion_length > limit
-        ):
-            together = data.max_prompt_length + data.max_completion_length
-            message = f"prompt and response may take {together} tokens, {size} reads at most {limit}"
-            found.append(Problem(f"{where}.max_prompt_length", message))
-        elif isinstance(data, Conversations | Text) and data.max_length > limit:
-            found.append(Problem(f"{where}.max_length", f"{data.max_length} tokens, {size} reads at most {limit}"))
+        tokens = sum(data.max_lengths())
+        if tokens > limit:
+            message = f"{' + '.join(data.length_fields)} is {tokens} tokens, {size} reads at most {limit}"
+            found.append(Problem(f"{where}.{data.length_fields[0]}", message))
     if experiment.evaluation is not None and experiment.evaluation.max_new_tokens >= limit:
         message = (
             f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"

@@ -141,7 +141,7 @@ def test_a_state_of_another_order_is_refused_with_everything_that_changed(pairs:
 class Numbers(Data):
     """A source of another package."""
 
-    yields: ClassVar[str] = "sequences"
+    batch_kind: ClassVar[str] = "sequences"
 
 
 @attrs.frozen(kw_only=True)

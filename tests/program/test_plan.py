@@ -156,7 +156,7 @@ def test_the_layout_within_is_the_layout(asked: Callable[..., Experiment]) -> No
 class Streamed(Data):
     """Data of a third party, of whose lengths nothing is known."""
 
-    yields: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
 
 
 def test_data_of_unknown_lengths(asked: Callable[..., Experiment]) -> None:

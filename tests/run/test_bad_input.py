@@ -83,8 +83,8 @@ HEADING = "in Experiment 'dpo'\n"
         ),
         (
             ["data.max_prompt_length=1000", "data.max_completion_length=100"],
-            f"PlanError: 1 problem {HEADING}  data.max_prompt_length: prompt and response may take 1100 tokens, Model.Gemma3 "
-            "reads at most 1024\n",
+            f"PlanError: 1 problem {HEADING}  data.max_prompt_length: max_prompt_length + max_completion_length is "
+            "1100 tokens, Model.Gemma3 reads at most 1024\n",
         ),
         (
             ["evaluation.max_new_tokens=1010"],

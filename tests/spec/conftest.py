@@ -268,7 +268,7 @@ def evaluations(draw: st.DrawFn, data: st.SearchStrategy[Any]) -> Evaluation:
 def experiments(draw: st.DrawFn) -> Experiment:
     """Valid experiments: what is checked between fields is made to fit, everything else is anything."""
     objective = draw(st.from_type(Objective))
-    sources = [cls for cls in members_of(Data) if cls.yields == objective.batch_kind]
+    sources = [cls for cls in members_of(Data) if cls.batch_kind == objective.batch_kind]
     if Data.Text in sources and objective.loss_on != "all":
         sources.remove(Data.Text)
     data = st.one_of([of_noun(cls) for cls in sources])

@@ -5,6 +5,7 @@ Importing the package registers the built-in kinds; `register` adds others.
 
 from nnxdsl.program.batches import packed_pairs, packed_sequences, pairs, rollouts, sequences
 from nnxdsl.program.batches.base import (
+    AbstractArrays,
     BatchKind,
     BatchLengths,
     Lengths,
@@ -17,6 +18,7 @@ from nnxdsl.program.batches.base import (
 )
 
 __all__ = [
+    "AbstractArrays",
     "BatchKind",
     "BatchLengths",
     "Lengths",

@@ -1,35 +1,24 @@
-"""The longest batches that an experiment's data may yield, before a row of it is read."""
+"""The largest batch that an experiment's data may yield, before a row of it is read."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
 from nnxdsl.config.batching import Batching, Packed, Padded
-from nnxdsl.config.data import Conversations, Data, Feedback, Preferences, Prompts, Text
-from nnxdsl.data.batch import Batch, PackedPairs, PackedSequences, PairBatch, RolloutBatch, SequenceBatch
+from nnxdsl.config.data import Data
+from nnxdsl.data.batch import Batch
 from nnxdsl.data.packing import Packer, Size
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.program.batches.base import Lengths
+from nnxdsl.program.batches.base import AbstractArrays, Lengths, kind_of_data
 
 PADDED = Padded()
 
 
 def lengths(data: Data) -> Lengths:
-    """The longest rows that an experiment's data may yield."""
-    match data:
-        case Preferences() | Feedback():
-            return Lengths(data.max_prompt_length + 2 * data.max_completion_length, 2 * data.max_completion_length)
-        case Prompts():
-            return Lengths(data.max_prompt_length + data.max_completion_length, data.max_completion_length)
-        case Conversations() | Text():
-            return Lengths(data.max_length, data.max_length - 1)
-        case _:
-            return Lengths(0, 0)
+    """The longest row that an experiment's data may yield; of no tokens where nothing bounds it."""
+    kind = kind_of_data(data)
+    return Lengths(0, 0) if kind is None else kind.padded(kind.abstract(data, AbstractArrays(1)))[1]
 
 
 def abstract_batch(
@@ -42,60 +31,31 @@ def abstract_batch(
     blocks: int = 1,
     teacher_top_k: int | None = None,
 ) -> Batch:
-    """The largest batch of an experiment's data, without its arrays.
+    """The largest batch of an experiment's data, without values.
 
     Args:
-        data: Where rows come from.
+        data: Source of the rows.
         rows: Of the data, in a batch.
         sharding: Of all its arrays.
-        has_cached: Whether pairs carry what the reference says of them, and answers what the policy said of them.
-        batching: How rows become arrays; what is cut to its own length is padded at most.
+        has_cached: Whether pairs carry the reference's log-probabilities, and rollouts those of sampling.
+        batching: How rows become arrays; bucketed batches are as long as padded ones at most.
         blocks: Of a packed batch.
-        teacher_top_k: How many words of a teacher sequences carry for each target; None for nothing of one.
+        teacher_top_k: How many of a teacher's likeliest tokens sequences carry for each target; None for no teacher.
 
     Raises:
-        NotRegisteredError: nothing is known of this data's lengths.
+        NotRegisteredError: Nothing bounds the lengths of this data's rows.
     """
-    longest = lengths(data)
-    packed = largest(longest, rows, batching, blocks) if isinstance(batching, Packed) and longest.trunk else None
-    count = rows if packed is None else blocks
-
-    def array(*shape: int, dtype: Any = jnp.int32) -> Any:
-        return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=sharding)
-
-    def top(targets: int, count: int) -> tuple[Any, Any]:
-        return array(targets, count), array(targets, count + 1, dtype=jnp.float32)
-
-    if packed is not None:
-        tokens, targets = array(packed.rows, packed.length), array(packed.targets)
-        if isinstance(data, Preferences | Feedback):
-            items, weight = array(packed.items), array(packed.items, dtype=jnp.float32)
-            cached, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
-            rows_of = tokens, tokens, tokens, tokens
-            return PackedPairs(*rows_of, targets, targets, targets, items, items, items, weight, cached, cached, liked)
-        mask = array(packed.targets, dtype=jnp.bool_)
-        teacher = () if teacher_top_k is None else top(packed.targets, teacher_top_k)
-        return PackedSequences(tokens, tokens, tokens, targets, targets, mask, array(dtype=jnp.float32), *teacher)
-    weight = array(dtype=jnp.float32)
-    match data:
-        case (
-            Preferences(max_prompt_length=prompt, max_completion_length=response)
-            | Feedback(max_prompt_length=prompt, max_completion_length=response)
-        ):
-            tokens = (array(prompt), array(response), array(response))
-            cached, liked = weight if has_cached else None, weight if isinstance(data, Feedback) else None
-            return PairBatch(*tokens, array(), array(), array(), weight, cached, cached, liked)
-        case Prompts(max_prompt_length=prompt, max_completion_length=response):
-            mask, old = array(response, dtype=jnp.bool_), array(response, dtype=jnp.float32) if has_cached else None
-            teacher = array(prompt + response), array(), array(response), mask
-            return RolloutBatch(*teacher, weight, weight, weight, old)
-        case Conversations(max_length=length) | Text(max_length=length):
-            teacher = () if teacher_top_k is None else top(length, teacher_top_k)
-            return SequenceBatch(array(length), array(), array(length, dtype=jnp.bool_), weight, *teacher)
-        case _:
-            raise NotRegisteredError(
-                f"{type(data).__qualname__} says nothing of its lengths, so its program cannot be compiled ahead"
-            )
+    kind = kind_of_data(data)
+    if kind is None:
+        raise NotRegisteredError(
+            f"{type(data).__qualname__} has no length_fields, or no kind of batch is registered for "
+            f"{data.batch_kind!r}, so its program cannot be compiled ahead of time"
+        )
+    packed = kind_of_data(data, is_packed=True)
+    if isinstance(batching, Packed) and packed is not None:
+        arrays = AbstractArrays(blocks, sharding, has_cached, teacher_top_k)
+        return packed.abstract(data, arrays, largest(lengths(data), rows, batching, blocks))
+    return kind.abstract(data, AbstractArrays(rows, sharding, has_cached, teacher_top_k))
 
 
 def largest(longest: Lengths, rows: int, batching: Packed, blocks: int) -> Size:

@@ -14,8 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Sharding
 
+from nnxdsl.config.data import Data
 from nnxdsl.data.batch import Batch
+from nnxdsl.data.packing import Size
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.losses.base import PairLogps
 from nnxdsl.losses.distillation import DistillationInputs
@@ -112,6 +115,35 @@ class BatchLengths:
         return int(whole - (len(self.branches) - 1) * np.sum(attended_pairs(self.shared, window)))
 
 
+@attrs.frozen
+class AbstractArrays:
+    """What an abstract batch is made of: shapes and dtypes without values, for plans and ahead-of-time compilation.
+
+    Attributes:
+        count: Rows of a batch, or blocks of a packed one: the first dimension of all its arrays.
+        sharding: Of all its arrays; None for none.
+        has_cached: Whether the batch carries precomputed log-probabilities: the reference's of pairs, those of sampling
+            of rollouts.
+        teacher_top_k: How many of a teacher's likeliest tokens the batch carries for each target; None for none.
+    """
+
+    count: int
+    sharding: Sharding | None = None
+    has_cached: bool = False
+    teacher_top_k: int | None = None
+
+    def array(self, *shape: int, dtype: Any = jnp.int32) -> Any:
+        """An array `[count, *shape]` without values."""
+        return jax.ShapeDtypeStruct((self.count, *shape), dtype, sharding=self.sharding)
+
+    def top_k(self, targets: int) -> tuple[Any, ...]:
+        """A teacher's top-k of so many targets a row: token ids and log-probabilities; () where there is none."""
+        if self.teacher_top_k is None:
+            return ()
+        k = self.teacher_top_k
+        return self.array(targets, k), self.array(targets, k + 1, dtype=jnp.float32)
+
+
 class BatchKind(Generic[BatchT]):
     """How one class of batch is trained on; what a kind does not have keeps the default."""
 
@@ -175,13 +207,37 @@ class BatchKind(Generic[BatchT]):
         """Rows of a batch and the tokens of each, padding among them."""
         raise NotImplementedError
 
+    def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> BatchT:
+        """The largest batch of such data, without values.
+
+        Args:
+            data: Source of the rows; `data.max_lengths()` bounds them.
+            arrays: Makes the arrays.
+            size: Of a packed batch.
+        """
+        raise NotImplementedError
+
 
 _KINDS: dict[type, BatchKind[Any]] = {}
+_KINDS_OF_DATA: dict[tuple[str, bool], BatchKind[Any]] = {}
 
 
-def register(batch: type[BatchT], kind: BatchKind[BatchT]) -> None:
-    """Makes a class of batch known to training steps and plans."""
+def register(batch: type[BatchT], kind: BatchKind[BatchT], *batch_kinds: str, is_packed: bool = False) -> None:
+    """Registers a class of batch for training steps and plans.
+
+    Args:
+        batch: The class.
+        kind: How it is trained on.
+        batch_kinds: The `Data.batch_kind` of data whose batches are of this class.
+        is_packed: Whether these are its packed batches, or those with a row of the data in each row.
+    """
     _KINDS[batch] = kind
+    _KINDS_OF_DATA.update({(name, is_packed): kind for name in batch_kinds})
+
+
+def kind_of_data(data: Data, *, is_packed: bool = False) -> BatchKind[Any] | None:
+    """The kind of the batches of such data; None where no kind is registered, or nothing bounds its rows."""
+    return _KINDS_OF_DATA.get((data.batch_kind, is_packed)) if data.length_fields else None
 
 
 def kind_of(batch: Batch) -> BatchKind[Any]:

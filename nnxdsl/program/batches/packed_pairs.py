@@ -5,10 +5,21 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from nnxdsl.config.data import Data
 from nnxdsl.data.batch import PackedPairs
+from nnxdsl.data.packing import Size
 from nnxdsl.losses.base import PairLogps
 from nnxdsl.losses.lm_head.token_stats import TokenStats
-from nnxdsl.program.batches.base import Lengths, LossInputs, PairOptions, Rows, Targets, gather_sources, register
+from nnxdsl.program.batches.base import (
+    AbstractArrays,
+    Lengths,
+    LossInputs,
+    PairOptions,
+    Rows,
+    Targets,
+    gather_sources,
+    register,
+)
 from nnxdsl.program.batches.packed_sequences import packed_lengths, packed_rows
 from nnxdsl.program.batches.pairs import AnyPairs
 
@@ -53,5 +64,12 @@ class PackedPairKind(AnyPairs[PackedPairs]):
         """Rows of a batch and the tokens of each, padding among them."""
         return packed_lengths(batch)
 
+    def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> PackedPairs:
+        """The largest batch of such data, without values."""
+        assert size is not None
+        tokens, targets = arrays.array(size.rows, size.length), arrays.array(size.targets)
+        lengths = arrays.array(size.items)
+        return PackedPairs(*[tokens] * 4, *[targets] * 3, *[lengths] * 3, *self.scores(data, arrays, size.items))
 
-register(PackedPairs, PackedPairKind())
+
+register(PackedPairs, PackedPairKind(), "pairs", "feedback", is_packed=True)

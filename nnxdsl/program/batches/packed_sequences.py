@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxdsl.config.data import Data
 from nnxdsl.data.batch import PackedPairs, PackedSequences
+from nnxdsl.data.packing import Size
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import TokenPositions
-from nnxdsl.program.batches.base import BatchLengths, Lengths, Rows, Targets, gather_sources, register
+from nnxdsl.program.batches.base import AbstractArrays, BatchLengths, Lengths, Rows, Targets, gather_sources, register
 from nnxdsl.program.batches.sequences import AnySequences, single_branch
 
 
@@ -52,6 +54,14 @@ class PackedSequenceKind(AnySequences[PackedSequences]):
         """Rows of a batch and the tokens of each, padding among them."""
         return packed_lengths(batch)
 
+    def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> PackedSequences:
+        """The largest batch of such data, without values."""
+        assert size is not None
+        tokens, targets = arrays.array(size.rows, size.length), arrays.array(size.targets)
+        mask, weight = arrays.array(size.targets, dtype=jnp.bool_), arrays.array(dtype=jnp.float32)
+        top_k = arrays.top_k(size.targets)
+        return PackedSequences(tokens, tokens, tokens, targets, targets, mask, weight, *top_k)
+
 
 def packed_rows(batch: PackedSequences | PackedPairs, branch: jax.Array) -> Rows:
     """The rows of all blocks, `[G * r, T]`."""
@@ -66,4 +76,4 @@ def packed_lengths(batch: PackedSequences | PackedPairs) -> tuple[int, Lengths]:
     return rows, Lengths(batch.tokens.shape[2], batch.target.shape[1] // per_block)
 
 
-register(PackedSequences, PackedSequenceKind())
+register(PackedSequences, PackedSequenceKind(), "sequences", is_packed=True)

@@ -7,16 +7,21 @@ no metric of tokens is a mean.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxdsl.config.data import Data
 from nnxdsl.data.batch import PairBatch
+from nnxdsl.data.packing import Size
 from nnxdsl.losses.base import PairLogps
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.program.batches.base import (
+    AbstractArrays,
     BatchKind,
     BatchLengths,
     BatchT,
@@ -60,6 +65,12 @@ class AnyPairs(BatchKind[BatchT]):
         prompt, *branches = (real_lengths(field, batch.weight) for field in fields)
         targets = int(sum(np.sum(branch) for branch in branches))
         return BatchLengths(prompt, tuple(branches), targets, batch.reference_chosen is not None)
+
+    def scores(self, data: Data, arrays: AbstractArrays, *shape: int) -> tuple[Any, ...]:
+        """The abstract weights, reference log-probabilities and labels of pairs, the last three fields of a batch."""
+        weight = arrays.array(*shape, dtype=jnp.float32)
+        cached = weight if arrays.has_cached else None
+        return weight, cached, cached, weight if data.batch_kind == "feedback" else None
 
 
 class PairKind(AnyPairs[PairBatch]):
@@ -112,6 +123,13 @@ class PairKind(AnyPairs[PairBatch]):
         response = batch.chosen.shape[1]
         return len(batch.weight), Lengths(batch.prompt.shape[1] + 2 * response, 2 * response)
 
+    def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> PairBatch:
+        """The largest batch of such data, without values."""
+        prompt, response = data.max_lengths()
+        tokens = arrays.array(prompt), arrays.array(response), arrays.array(response)
+        lengths = arrays.array(), arrays.array(), arrays.array()
+        return PairBatch(*tokens, *lengths, *self.scores(data, arrays))
+
 
 def pair_positions(batch: PairBatch) -> TokenPositions:
     """Where the tokens of `[prompt | chosen | rejected]` stand: prompts end at their last slot, completions do not."""
@@ -131,4 +149,4 @@ def pair_positions(batch: PairBatch) -> TokenPositions:
     )
 
 
-register(PairBatch, PairKind())
+register(PairBatch, PairKind(), "pairs", "feedback")

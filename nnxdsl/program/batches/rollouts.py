@@ -5,12 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from nnxdsl.config.data import Data
 from nnxdsl.data.batch import RolloutBatch
+from nnxdsl.data.packing import Size
 from nnxdsl.losses.grpo import RolloutOutputs
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.batches.base import (
+    AbstractArrays,
     BatchKind,
     BatchLengths,
     Lengths,
@@ -60,5 +63,13 @@ class RolloutKind(BatchKind[RolloutBatch]):
         """Rows of a batch and the tokens of each, padding among them."""
         return len(batch.weight), Lengths(batch.tokens.shape[1], batch.answer.shape[1])
 
+    def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> RolloutBatch:
+        """The largest batch of such data, without values."""
+        prompt, response = data.max_lengths()
+        weight, mask = arrays.array(dtype=jnp.float32), arrays.array(response, dtype=jnp.bool_)
+        old_logps = arrays.array(response, dtype=jnp.float32) if arrays.has_cached else None
+        tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response), mask
+        return RolloutBatch(*tokens, weight, weight, weight, old_logps)
 
-register(RolloutBatch, RolloutKind())
+
+register(RolloutBatch, RolloutKind(), "prompts")

@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxdsl.config.data import Data
 from nnxdsl.data.batch import SequenceBatch
+from nnxdsl.data.packing import Size
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.batches.base import (
+    AbstractArrays,
     BatchKind,
     BatchLengths,
     BatchT,
@@ -91,10 +94,16 @@ class SequenceKind(AnySequences[SequenceBatch]):
         """Rows of a batch and the tokens of each, padding among them."""
         return len(batch.weight), Lengths(batch.tokens.shape[1], batch.tokens.shape[1] - 1)
 
+    def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> SequenceBatch:
+        """The largest batch of such data, without values."""
+        (length,) = data.max_lengths()
+        mask, weight = arrays.array(length, dtype=jnp.bool_), arrays.array(dtype=jnp.float32)
+        return SequenceBatch(arrays.array(length), arrays.array(), mask, weight, *arrays.top_k(length))
+
 
 def single_branch(lengths: np.ndarray, loss_mask: np.ndarray) -> BatchLengths:
     """Rows without a shared prompt."""
     return BatchLengths(np.zeros_like(lengths), (lengths,), int(np.sum(loss_mask)))
 
 
-register(SequenceBatch, SequenceKind())
+register(SequenceBatch, SequenceKind(), "sequences")

@@ -34,7 +34,7 @@ class Mixture(Data):
         sources: What is mixed.
     """
 
-    yields: ClassVar[str] = "pairs"
+    batch_kind: ClassVar[str] = "pairs"
     rows: ClassVar[str] = "preference pairs"
 
     sources: tuple[Data, ...]
