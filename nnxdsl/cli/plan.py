@@ -21,7 +21,8 @@ from nnxdsl.planning.aot_process import compiled_report
 from nnxdsl.planning.plan import describe, plan
 from nnxdsl.planning.search import Placement, search
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.runtime.backend import local_platform, use_cpu
+from nnxdsl.runtime.backend import use_cpu
+from nnxdsl.runtime.xla_flags import platform as local_platform
 from nnxdsl.sharding import hardware
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.terminal.array_rules_view import show_why

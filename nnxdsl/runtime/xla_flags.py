@@ -55,7 +55,7 @@ _FLAGS: dict[Platform, tuple[str, tuple[str, ...]]] = {
     "tpu": ("LIBTPU_INIT_ARGS", _TPU),
 }
 _PACKAGES = ("jaxlib", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "libtpu")
-_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin")
 
 # Every build of jaxlib knows the GPU flags, so that the probe needs no GPU; only libtpu knows those of TPUs.
 _PROBES: dict[str, str] = {
@@ -92,8 +92,9 @@ def platform(environment: Mapping[str, str] = os.environ) -> Platform:
     """The platform that jax will use, without loading it: from `JAX_PLATFORMS`, else from drivers and plugins."""
     chosen = environment.get("JAX_PLATFORMS", "").partition(",")[0]
     if chosen:
-        return {"cuda": "gpu", "gpu": "gpu", "tpu": "tpu"}.get(chosen, "cpu")  # pyright: ignore[reportReturnType]
-    if Path("/dev/nvidiactl").exists() and any(importlib.util.find_spec(name) for name in _PLUGINS):
+        return {"cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu"}.get(chosen, "cpu")  # pyright: ignore[reportReturnType]
+    has_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
+    if has_gpu and any(importlib.util.find_spec(name) for name in _PLUGINS):
         return "gpu"
     has_tpu = Path("/dev/accel0").exists() or Path("/dev/vfio/0").exists()
     return "tpu" if has_tpu and importlib.util.find_spec("libtpu") else "cpu"
