@@ -1,1 +1,1 @@
-"""Other people's files: safetensors, Hugging Face checkpoints, PEFT adapters, Linen trees, quantized tensors."""
+"""File formats of other libraries: safetensors, Hugging Face checkpoints, PEFT, Linen trees, quantized tensors."""

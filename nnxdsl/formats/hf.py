@@ -54,7 +54,7 @@ def read_config(directory: str | Path) -> DecoderConfig:
     stored = _count_layers(Path(directory))
     if stored is not None and config.num_layers > stored:  # before a model of that size is built
         raise WeightsError(
-            f"{file}: num_hidden_layers is {config.num_layers}, the weights beside it have {stored} layers"
+            f"{file}: num_hidden_layers is {config.num_layers}, the weights in the same directory have {stored} layers"
         )
     return config
 

@@ -144,23 +144,26 @@ def _reason(file: Path, total: int) -> str | None:
         placed = sorted(
             (*entry["data_offsets"], name, entry["dtype"], entry["shape"]) for name, entry in entries.items()
         )
-        at, before = 0, "the header"
+        end, previous = 0, "the header"
         for start, stop, name, dtype, shape in placed:
-            if start != at:
-                what = f"overlaps with {before}" if start < at else f"{start - at} bytes before it belong to no tensor"
-                begins = f"the header says {data + start}, behind {before} comes {data + at}"
-                return f"{name} should begin where the one before it ends: {begins}; {what}"
-            wanted = math.prod(shape) * _BITS[dtype] / 8
-            if stop - start != wanted:
-                takes = f"{name} of shape {tuple(shape)} and dtype {dtype} should take {wanted:.15g} bytes"
+            if start != end:
+                is_overlap = start < end
+                gap = (
+                    f"overlaps with {previous}" if is_overlap else f"{start - end} bytes before it belong to no tensor"
+                )
+                starts = f"{name} should start at byte {data + end}, where {previous} ends"
+                return f"{starts}, but the header says {data + start}: {gap}"
+            expected = math.prod(shape) * _BITS[dtype] / 8
+            if stop - start != expected:
+                takes = f"{name} of shape {tuple(shape)} and dtype {dtype} should take {expected:.15g} bytes"
                 return f"{takes}, the header says {stop - start}"
-            at, before = stop, name
+            end, previous = stop, name
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
-    end = data + at
+    end += data
     if end > total:
-        return f"{before} should end at byte {end}, the file has {total} bytes; get the file again"
-    return None if end == total else f"{before} ends at byte {end}, the file has {total} bytes: the rest is no tensor's"
+        return f"{previous} should end at byte {end}, the file has {total} bytes; download the file again"
+    return None if end == total else f"{previous} ends at byte {end}, but the file has {total} bytes"
 
 
 def size(shape: Iterable[int], dtype: np.dtype) -> int:

@@ -171,7 +171,7 @@ class RunDirectory(RunRows):
             states = ", ".join(get_args(State))
             raise RunError(f"{self.path / 'status.json'}: damaged; expected an object with a state ({states})")
         if (problem := problem_in(cast(dict[str, Any], value), _STATUS)) is not None:
-            raise RunError(f"{self.path / 'status.json'}: damaged; {problem}; run it again, which writes it anew")
+            raise RunError(f"{self.path / 'status.json'}: damaged; {problem}; run it again to rewrite the file")
         return cast(Status, value)
 
     def doubt(self) -> str | None:

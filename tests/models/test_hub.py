@@ -189,7 +189,7 @@ def test_damaged_files(plain: Path) -> None:
     file.write_bytes(raw[:-100])
     assert message() == (
         f"{file}: damaged: {last} should end at byte {len(raw)}, the file has {len(raw) - 100} bytes; "
-        "get the file again"
+        "download the file again"
     )
     length = int.from_bytes(raw[:8], "little")
     file.write_bytes(raw[:500])

@@ -68,16 +68,15 @@ DAMAGED: dict[str, tuple[Any, bytes, str]] = {
     "overlap": (
         {**HALF, "b": entry(shape=[4], data_offsets=[8, 24])},
         b"\0" * 24,
-        "b should begin where the one before it ends: the header says 140, behind a comes 148; overlaps with a",
+        "b should start at byte 148, where a ends, but the header says 140: overlaps with a",
     ),
     "hole": (
         {**HALF, "b": entry(shape=[2], data_offsets=[24, 32])},
         b"\0" * 32,
-        "b should begin where the one before it ends: the header says 157, behind a comes 149; "
-        "8 bytes before it belong to no tensor",
+        "b should start at byte 149, where a ends, but the header says 157: 8 bytes before it belong to no tensor",
     ),
-    "rest": (HALF, b"\0" * 20, "a ends at byte 86, the file has 90 bytes: the rest is no tensor's"),
-    "cut": (HALF, b"\0" * 12, "a should end at byte 86, the file has 82 bytes; get the file again"),
+    "rest": (HALF, b"\0" * 20, "a ends at byte 86, but the file has 90 bytes"),
+    "cut": (HALF, b"\0" * 12, "a should end at byte 86, the file has 82 bytes; download the file again"),
 }
 
 
