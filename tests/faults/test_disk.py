@@ -61,8 +61,8 @@ def test_a_save_that_has_no_room_is_refused_before_it_is_written(lab: Lab, whole
         refused = lab.refused("--home", "small/runs")
         found = re.fullmatch(
             r"CheckpointError: checkpoint step 9 could not be saved in .*/small/runs/tiny-\w+/checkpoints: it takes "
-            r"(\d+\.\d) KiB, and (\d+\.\d) KiB are free; step 6 is still there; free some space or name another directory, "
-            r"and run again",
+            r"(\d+\.\d) KiB, and (\d+\.\d) KiB are free; step 6 is still there; free some space or name "
+            r"another directory, and run again",
             refused,
         )
         assert found is not None, refused
@@ -79,7 +79,7 @@ def test_a_run_is_refused_whose_first_save_has_no_room(lab: Lab) -> None:
         fill(place, 60_000)
         said = lab.refused("--home", "small/runs")
         assert "CheckpointError: checkpoint step 3 could not be saved in " in said
-        assert "; there is no earlier one; make room" in said
+        assert "; there is no earlier one; free some space" in said
         assert not list((place / "runs").glob("tiny-*"))
 
 
