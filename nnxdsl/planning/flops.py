@@ -81,14 +81,14 @@ def weights(blueprint: Blueprint) -> Weights:
 
 def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
     """Model FLOPs of one step; the reference does not run for a batch with its log-probabilities."""
-    of, mtp_kinds = weights(blueprint), blueprint.mtp_layer_kinds
+    counts, mtp_kinds = weights(blueprint), blueprint.mtp_layer_kinds
     scores = _attention(blueprint.config, blueprint.config.layers + mtp_kinds, lengths)
     attention = sum(scores)
     # An MTP layer is taken to have as many targets as the head; it lacks the first ones of sequences.
-    forward = 2 * of.trunk * lengths.tokens + 2 * of.head * lengths.targets * (1 + len(mtp_kinds))
+    forward = 2 * counts.trunk * lengths.tokens + 2 * counts.head * lengths.targets * (1 + len(mtp_kinds))
     passes = 3 if blueprint.experiment.adapter is None else 2
-    step = passes * forward + 3 * attention + 3 * 2 * of.adapter * lengths.tokens
-    step -= 2 * of.idle * lengths.tokens + 2 * sum(scores[layer] for layer in of.idle_layers)
+    step = passes * forward + 3 * attention + 3 * 2 * counts.adapter * lengths.tokens
+    step -= 2 * counts.idle * lengths.tokens + 2 * sum(scores[layer] for layer in counts.idle_layers)
     reference = forward + attention if _runs_reference(blueprint, lengths) else 0
     teacher = blueprint.teacher
     return step + reference + (0 if teacher is None or teacher.is_precomputed else _teacher_flops(teacher, lengths))
@@ -128,7 +128,7 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
         padded: Tokens and targets of each row, padding included.
         runs_reference: Whether the step runs the reference.
     """
-    of, config = weights(blueprint), blueprint.config
+    counts, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
     tokens, targets = rows * padded.trunk, rows * padded.head * (1 + len(blueprint.mtp_layer_kinds))
     scores = 2 * config.num_heads * sum(config.head_widths) * padded.trunk * tokens
@@ -137,25 +137,25 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
     twice = blueprint.experiment.compares_parts  # GradCache: each part has a forward pass of its own before the loss
     passes = 1 + 1 + (not adapted) + again + runs_reference + twice
     # The reference is the base with its adapters off.
-    layers = 2 * of.trunk * tokens * passes + 2 * of.adapter * tokens * (3 + again + twice)
+    layers = 2 * counts.trunk * tokens * passes + 2 * counts.adapter * tokens * (3 + again + twice)
     layers += scores * (3 + mixed_again + runs_reference + twice)
     # A frozen head's gradient is computed in its forward pass (`target_logprobs.py`); a trained one computes its logits
     # once more in the backward pass, unless they are few enough to be kept.
     is_trained = blueprint.head_path in blueprint.trainable
     heads = 4 if is_trained else 2
     if blueprint.teacher is None:
-        return layers, 2 * of.head * targets * (heads + runs_reference + twice)
+        return layers, 2 * counts.head * targets * (heads + runs_reference + twice)
     objective, teacher = blueprint.experiment.objective, blueprint.teacher
     labels = heads if isinstance(objective, Distill) and objective.hard_weight else 1
     if blueprint.teacher.is_precomputed:  # the student's logits, computed again in the backward pass
-        return layers, 2 * targets * of.head * (labels + 3 + is_trained)
+        return layers, 2 * targets * counts.head * (labels + 3 + is_trained)
     # The divergence computes both heads' logits twice, and once more in the backward pass (`losses/distillation.py`).
     there = teacher.config
     layers_with_scores = sum(there.mixer(kind).is_attention for kind in there.layers)
     layers += 2 * _trunk(teacher) * tokens
     layers += 2 * there.num_heads * sum(there.head_widths) * padded.trunk * tokens * layers_with_scores
     teacher_head = 3 * there.vocab_size * there.embed_dim
-    return layers, 2 * targets * (of.head * (labels + 4 + is_trained) + teacher_head)
+    return layers, 2 * targets * (counts.head * (labels + 4 + is_trained) + teacher_head)
 
 
 def work(blueprint: Blueprint, batch: Batch) -> Flops:

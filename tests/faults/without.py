@@ -200,7 +200,7 @@ GUARDS = [
     ),
     Guard(
         "22", "a loss far above the median is a spike", "optim/step_guard.py",
-        "(found[name] > ratio * usual)", "(found[name] < 0)",
+        "(values[name] > ratio * median)", "(values[name] < 0)",
         f"{STEPS}test_a_spike_is_skipped_and_written_down",
     ),
     Guard(
@@ -210,7 +210,7 @@ GUARDS = [
     ),
     Guard(
         "24", "bad rows are refused", "data/loaders/build.py",
-        "if count and self._most is None:", "if False:",
+        "if count and self._limit is None:", "if False:",
         f"{CHANGES}test_bad_rows_of_each_kind_are_named_or_counted",
     ),
     Guard(
