@@ -1,4 +1,4 @@
-"""The decoder: a period of layers that repeats, and the scan over periods; knows no mesh, adapter or loss."""
+"""The decoder: a scan over a repeated group of layers, between prefix and suffix layers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from nnxdsl.models.remat import Remat, with_remat
 
 
 class LayerGroup(nnx.Module):
-    """Layers that follow each other; the decoder repeats it, and adapters are put on it before it is repeated.
+    """Consecutive layers: the body of the decoder's scan; adapters are applied to it before it is stacked.
 
     Args:
-        config: the decoder's numbers.
+        config: the decoder's config.
         kinds: of its layers, in their order.
-        dense: whether each has one MLP, even where the config has experts; empty for none.
+        dense: whether each layer has the gated MLP, whatever `config.feed_forward` is; empty for none.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -59,13 +59,13 @@ class LayerGroup(nnx.Module):
     def __call__(
         self, x: jax.Array, context: Context, past: LayerCaches | None = None, *, return_kv: bool = False
     ) -> tuple[jax.Array, LayerCaches | None, RouterStats | None]:
-        """`[B, T, D]` to the same, what a cache takes of it, and what its routers say.
+        """The layers' output, the update of their caches, and the sum of their router statistics.
 
         Args:
-            x: the residual stream.
-            context: of this call.
-            past: what the cache holds of these layers, if there is one.
-            return_kv: also return this call's keys and values; of local layers those that the window can still reach.
+            x: the residual stream, `[B, T, D]`.
+            context: the positions and masks of this call.
+            past: the caches of these layers, or None.
+            return_kv: also return this call's keys and values; of local layers those within the window.
         """
         news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": []}
         routing = None
@@ -81,9 +81,9 @@ class LayerGroup(nnx.Module):
 
 
 def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
-    """What computes each of some layers: those that differ in their weights alone are traced and lowered once.
+    """A callable for each layer; layers with equal graphdefs are traced and lowered once.
 
-    Layers that share nothing, as those of qwix, which knows each by its path, are computed as they are.
+    qwix's layers differ in their paths, so each is called as it is.
     """
     parts = [nnx.split(block) for block in blocks]
     times = Counter(graphdef for graphdef, _ in parts)
@@ -99,18 +99,18 @@ def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
 
 
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
-    """The smallest inputs that a LayerGroup of `config` runs on: what an `adapt` function gives to qwix."""
-    places = positions_right_padded(jnp.ones((1,), jnp.int32), 1)
-    return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, places)
+    """The smallest inputs of a LayerGroup, with which qwix traces it."""
+    positions = positions_right_padded(jnp.ones((1,), jnp.int32), 1)
+    return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, positions)
 
 
 class DecoderOutput(NamedTuple):
-    """What a decoder says of tokens.
+    """The output of a decoder.
 
     Attributes:
         hidden: states after the final norm, `[B, T, D]`.
         cache_update: what a cache takes of the tokens; None without `return_kv`.
-        router_stats: what the routers of all layers say together; None without experts, and of layers in stages.
+        router_stats: the sum over all layers; None without experts and under pipeline parallelism.
     """
 
     hidden: jax.Array
@@ -125,21 +125,21 @@ class Decoder(nnx.Module):
     stack position `i // period`; the layers after the last whole period are `tail.blocks`.
 
     Args:
-        config: the decoder's numbers.
+        config: the decoder's config.
         rngs: draws the weights from its `params` stream.
         param_dtype: dtype of all weights.
-        adapt: applied to a LayerGroup before it is stacked; may return one of another class with
-            more Variables (as qwix does). It is traced under `vmap`. What it draws from a seed of its own is the same
-            for each period of the stack: draw such leaves anew where that matters.
+        adapt: applied to a LayerGroup before it is stacked; may return another class with more Variables (as qwix
+            does). It is traced under `vmap`, so arrays that it draws from a fixed seed are the same for each period of
+            the stack.
 
     Attributes:
         embed: the embedding.
-        lead: a LayerGroup of the layers before the stack, without experts; None without any.
+        lead: a LayerGroup of the dense layers before the stack; None without any.
         layers: a LayerGroup whose Variables have a leading axis "layers" of `config.periods`; None without periods.
         tail: a LayerGroup of the remaining layers; None without any.
         norm: the final norm.
         lm_head: the output head; None where it is tied to the embedding.
-        mtp: what predicts the token after the next one; None where there is none. Nothing but `mtp_hidden` runs it.
+        mtp: the multi-token-prediction (MTP) layer, which only `mtp_hidden` runs; None without one.
     """
 
     def __init__(
@@ -189,25 +189,24 @@ class Decoder(nnx.Module):
         Args:
             tokens: `[B, T]` int32.
             positions: of the tokens, each `[B, T]`.
-            cache: if given, the tokens also look at what it holds. Padding may stand before a row's tokens, not among
-                them: local layers forget by the number of tokens.
-            return_kv: also return what a cache takes of these tokens.
+            cache: tokens to attend to as well. A row may begin with padding, but have none between its tokens: local
+                layers count tokens.
+            return_kv: also return the update of a cache.
             dtype: of the residual stream and the matrix products; norms, softmax and RoPE are float32.
-            remat: what the backward pass keeps of each period of layers; see `models.remat`.
-            stages: cuts the stack of periods into stages that work at the same time; not with a cache.
-            method: how attention is computed; its window is that of each kind of layer. To a cache, whose slots are
-                data of the call, it is "dense".
+            remat: rematerialization policy of each period of layers; see `models.remat`.
+            stages: divides the stack of periods into pipeline stages; not with a cache.
+            method: how attention is computed; its window is that of each kind of layer. With a cache it is "dense".
 
         Returns:
             Hidden states in `dtype`, and with `return_kv` the update of a cache.
 
         Raises:
-            ValueError: a kernel needs the layout of the row, and `method` has none or one of another length.
+            ValueError: the kernel needs the layout of the row, and `method` has none or one of another length.
         """
         length = tokens.shape[1]
         row = method.row if cache is None else None
         if method.kernel != "dense" and (row is None or row.size != length):
-            raise ValueError(f"{method.kernel} attention needs to know how {length} slots are laid out, got {row}")
+            raise ValueError(f"{method.kernel} attention needs the layout of {length} slots, got {row}")
         shared = context(self.config, positions, cache, method)
         stamp(positions)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
@@ -238,20 +237,20 @@ class Decoder(nnx.Module):
         remat: Remat = "none",
         method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
     ) -> tuple[jax.Array, RouterStats | None]:
-        """States `[B, T, D]` that predict the token after the next one, by the same head.
+        """Hidden states `[B, T, D]` from which the output head predicts the token after the next one (MTP).
 
-        A token without a next one in its sequence is joined with token 0; what comes of it means nothing.
+        The state of a sequence's last token is computed with token 0 as the next one, and has no meaning.
 
         Args:
-            hidden: what the call with the same `tokens`, `positions`, `dtype` and `method` gave, `[B, T, D]`.
-            tokens: as of that call.
-            positions: as of that call.
-            dtype: as of that call.
-            remat: as of that call.
-            method: as of that call.
+            hidden: the output of `__call__` with the same other arguments, `[B, T, D]`.
+            tokens: see `__call__`, as are the arguments below.
+            positions: of the tokens.
+            dtype: of the residual stream.
+            remat: rematerialization policy.
+            method: how attention is computed.
 
         Returns:
-            The states after a norm of their own, and what the router of the layer says.
+            The states after the MTP layer's final norm, and the statistics of its router.
         """
         assert self.mtp is not None
         state, graphdef = nnx.state(self.mtp), nnx.graphdef(self.mtp)
@@ -271,7 +270,7 @@ class Decoder(nnx.Module):
         return with_remat(run, remat)(state, hidden, following, context(self.config, positions, None, method))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Logits `[..., V]` of hidden states `[..., D]`, float32; whole, so for few tokens."""
+        """Logits `[..., V]` of hidden states `[..., D]`, float32, not tiled: for few tokens."""
         head = self.head().astype(hidden.dtype)
         logits = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
         cap = self.config.logit_soft_cap
@@ -311,7 +310,7 @@ def _run_stack(
             x, *others = run(shard_weights(state, "layers"), x, context, past)
         return x, others
 
-    # The cache is only read here: all layers' new tokens are written to it at once, in place, when all have run.
+    # The cache is only read here; `append` writes the new tokens of all layers at once, in place.
     state = nnx.state(layers)
     count = len(jax.tree.leaves(state)[0])
     x, (caches, stats) = jax.lax.scan(step, x, (state, past, layer_numbers(count)))
@@ -339,19 +338,19 @@ def _group_runner(
         return nnx.merge(graphdef, state)(x, context, past, return_kv=return_kv)
 
     # A scan's body is not merged with its own recomputation, so the barrier against that is not needed; the tail is
-    # outside the scan, and the barrier costs it nothing that matters.
+    # outside the scan, where the barrier costs little.
     return with_remat(run, remat)
 
 
 def add_router_stats(one: RouterStats | None, other: RouterStats | None) -> RouterStats | None:
-    """What the routers of several layers say together; None where there are none."""
+    """The sum of the statistics of several routers; None without any."""
     if one is None or other is None:
         return one if other is None else other
     return jax.tree.map(jnp.add, one, other)
 
 
 def _newest(new: KV, context: Context) -> KV:
-    """Keys and values of the tokens that the window of local layers can still reach."""
+    """Keys and values of the tokens within the window of local layers."""
     assert context.local_view is not None  # there is a local layer
     window = context.local_view.method.window
     assert window is not None  # it is local

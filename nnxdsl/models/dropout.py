@@ -1,7 +1,7 @@
-"""Dropout whose bits go by what a token is, not by where it lies: by the row, the position, the layer and the module.
+"""Dropout whose masks depend on the row, the token's position, the layer and the module, not on the array's layout.
 
-So a step leaves out the same numbers on every mesh, in however many parts its batch is computed, and after a resume.
-It is in force while a model is traced within `dropping`; a model that is traced outside has none. Knows no adapter.
+So a step drops the same numbers on every mesh, with any number of micro-batches, and after a resume. It is active while
+a model is traced within `dropping`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _current: ContextVar[_Dropping | None] = ContextVar("dropping", default=None)
 
 @contextmanager
 def dropping(rows: jax.Array | None, is_on: jax.Array | bool = True) -> Iterator[None]:
-    """Within the context, `dropped` leaves numbers out.
+    """Activates `dropped` within the context.
 
     Args:
         rows: a key for each row `[B]` of the tokens that a decoder is called with; None for no dropout.
-        is_on: whether anything is left out in the end; may be traced, so that one program serves both.
+        is_on: whether anything is dropped; may be traced, so that training and evaluation share a program.
     """
     token = _current.set(None if rows is None else _Dropping(rows, is_on))
     try:
@@ -49,7 +49,7 @@ def dropping(rows: jax.Array | None, is_on: jax.Array | bool = True) -> Iterator
 
 
 def stamp(places: TokenPositions) -> None:
-    """Tells where the tokens `[B, T]` of a decoder's call stand; nothing unless `dropping` is in force."""
+    """Sets the positions of a decoder's tokens `[B, T]`; no effect outside of `dropping`."""
     found = _current.get()
     if found is not None:
         own = places.branch_ids * BRANCHES + places.positions
@@ -57,13 +57,13 @@ def stamp(places: TokenPositions) -> None:
 
 
 def layer_numbers(count: int) -> jax.Array | None:
-    """`[count]` numbers of stacked layers, for a scan over them; None unless `dropping` is in force."""
+    """`[count]` numbers of stacked layers, for a scan over them; None outside of `dropping`."""
     return None if _current.get() is None else jnp.arange(count, dtype=jnp.uint32)
 
 
 @contextmanager
 def at_layer(number: jax.Array | int | None) -> Iterator[None]:
-    """Within the context, layers have this number."""
+    """Sets the number of the current layer within the context."""
     found = _current.get()
     if found is None or number is None:
         yield
@@ -76,15 +76,15 @@ def at_layer(number: jax.Array | int | None) -> Iterator[None]:
 
 
 def dropped(x: jax.Array, rate: float, salt: int) -> jax.Array:
-    """What is left of activations: each is 0 with probability `rate`, the others are divided by `1 - rate`.
+    """Drops activations: each is 0 with probability `rate`, the others are divided by `1 - rate`.
 
     Args:
         x: `[B, T, D]`, or `[B * T, D]`.
         rate: below 1.
-        salt: tells this module from the others of its layer.
+        salt: differs between the modules of a layer.
 
     Raises:
-        ValueError: `x` does not go with the tokens that the decoder was called with.
+        ValueError: the shape of `x` does not match the decoder's tokens.
     """
     found = _current.get()
     if found is None or not rate:

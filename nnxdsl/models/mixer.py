@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Mixer(Protocol):
-    """The nnx module that mixes the tokens of a layer; its config is a `MixerConfig`, which names it."""
+    """The nnx module that mixes the tokens of a layer; its `MixerConfig` names it."""
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
@@ -29,7 +29,7 @@ class Mixer(Protocol):
         ...
 
     def __call__(self, x: jax.Array, view: View, past: Any) -> tuple[jax.Array, Any]:
-        """`[B, T, D]` to `[B, T, D]`, and the update of the layer's cache; `past` is the cache, or None."""
+        """Maps `[B, T, D]` to `[B, T, D]` and an update of the layer's cache `past`, which may be None."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A layer that predicts the token after the next one from a decoder's states; knows no embedding, head or loss."""
+"""The multi-token-prediction (MTP) layer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from nnxdsl.models.moe.router import RouterStats
 
 
 class Predictor(nnx.Module):
-    """One step further ahead (DeepSeek-V3, arXiv:2412.19437, section 2.2, equations 21 to 23).
+    """Predicts the token after the next one (DeepSeek-V3, arXiv:2412.19437, section 2.2, equations 21 to 23).
 
-    `h'_i = block(W [norm(Emb(t_(i+1))) ; norm(h_i)])`, and `head(norm(h'_i))` predicts `t_(i+2)`. Two things that the
-    paper leaves open, or says otherwise, are as in the code that runs the published weights (vLLM's deepseek_mtp.py and
-    deepseek_v2.py; its qwen3_next_mtp.py is the same, and Megatron-LM's multi_token_prediction.py trains so): the token
-    stands before the state in what W multiplies, and h_i is the state after the decoder's final norm.
+    `h'_i = block(W [norm(Emb(t_(i+1))) ; norm(h_i)])`, and `head(norm(h'_i))` predicts `t_(i+2)`. Two details that the
+    paper leaves open or describes differently follow the code for the published weights (vLLM's deepseek_mtp.py,
+    deepseek_v2.py and qwen3_next_mtp.py, Megatron-LM's multi_token_prediction.py): the token precedes the state in the
+    input of W, and h_i is the state after the decoder's final norm.
 
     Args:
-        config: the decoder's numbers.
+        config: the decoder's config.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
 
@@ -33,7 +33,7 @@ class Predictor(nnx.Module):
         token_norm: of the next token's vector (the Hub's `enorm`; Qwen3-Next's `pre_fc_norm_embedding`).
         state_norm: of the decoder's state (`hnorm`; `pre_fc_norm_hidden`).
         join: W, `[2 D, D]` (`eh_proj`; `fc`).
-        block: a layer as the decoder's global ones, with experts where they have them.
+        block: a global layer of the decoder, with its feed-forward.
         norm: before the head (`shared_head.norm`; `norm`).
     """
 
@@ -48,12 +48,12 @@ class Predictor(nnx.Module):
     def __call__(
         self, hidden: jax.Array, following: jax.Array, context: Context
     ) -> tuple[jax.Array, RouterStats | None]:
-        """States that predict the token after the next one, and what the router says of all real tokens.
+        """The hidden states for the token after the next one, and the router's statistics.
 
         Args:
             hidden: the decoder's states after its final norm, `[B, T, D]`.
             following: vectors of the next tokens, `[B, T, D]`.
-            context: of the decoder's call: same masks, same positions.
+            context: masks and positions of the decoder's call.
         """
         both = jnp.concatenate([self.token_norm(following), self.state_norm(hidden)], axis=-1)  # [B, T, 2 D]
         x = constrain(self.join(both), "batch", "length", "activation_embed")

@@ -1,4 +1,4 @@
-"""The flat view of a model: dotted paths to leaves, and back; knows modules, not what is in them."""
+"""The flat view of a model: arrays by dotted path, and back."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import jax
 from flax import nnx
 
 STACKS = ("lead", "layers", "tail")
-"""What holds a decoder's layers, in their order; "layers" alone holds them stacked."""
+"""The layer groups of a decoder, in their order; only those of "layers" are stacked."""
 
 
 @attrs.frozen
 class ParamSpec:
-    """What is known of one array before there is one.
+    """The shape, dtype and logical axes of an array.
 
     Attributes:
         shape: its shape.
@@ -31,11 +31,11 @@ class ParamSpec:
 
 
 class AbstractModel:
-    """A module without its arrays: all that is static, and what the arrays must be.
+    """A module without its arrays: its graphdef, and the spec of each array.
 
     Attributes:
         graphdef: the static part.
-        variables: dotted path to Leaf, in the order of the paths.
+        variables: `ParamSpec` by dotted path, in the order of the paths.
     """
 
     def __init__(self, graphdef: nnx.GraphDef, flat: Iterable[tuple[tuple[Any, ...], nnx.Variable]]) -> None:
@@ -60,7 +60,7 @@ class AbstractModel:
         if leaves.keys() != self._flat.keys():
             missing = sorted(self._flat.keys() - leaves.keys())
             unknown = sorted(leaves.keys() - self._flat.keys())
-            raise KeyError(f"leaves do not fit the template: missing {missing}, unknown {unknown}")
+            raise KeyError(f"arrays do not match the model: missing {missing}, unknown {unknown}")
         state = nnx.from_flat_state(
             [(path, variable.replace(leaves[name])) for name, (path, variable) in self._flat.items()]
         )
@@ -68,14 +68,7 @@ class AbstractModel:
 
 
 def abstract(build: Callable[[], nnx.Module]) -> AbstractModel:
-    """Runs a constructor without making arrays.
-
-    Args:
-        build: makes the module; traced.
-
-    Returns:
-        The template of what it makes.
-    """
+    """The abstract model of what a constructor builds; it is traced, and no arrays are made."""
     graphdef, state = nnx.split(nnx.eval_shape(build))
     return AbstractModel(graphdef, nnx.to_flat_state(state))
 
@@ -86,18 +79,18 @@ def flatten(module: nnx.Module) -> dict[str, jax.Array]:
 
 
 def is_mtp_param(path: str) -> bool:
-    """Whether a leaf is of what predicts tokens further ahead, behind the decoder."""
+    """Whether a path is one of the multi-token-prediction (MTP) layer."""
     return path.startswith("mtp.")
 
 
 def path_in_group(path: str) -> str:
-    """The path of a layer's leaf within its stack of layers: `blocks.0.mlp.up.kernel` without what stands before."""
+    """A path within its layer group: `layers.blocks.0.mlp.up.kernel` to `blocks.0.mlp.up.kernel`."""
     first, _, rest = path.partition(".")
     return rest if first in STACKS else path
 
 
 def join(path: Iterable[Any]) -> str:
-    """A path of attribute names and list positions as one dotted string."""
+    """A path of attribute names and list indices as a dotted string."""
     return ".".join(str(part) for part in path)
 
 
@@ -105,5 +98,5 @@ def _leaf(path: str, variable: nnx.Variable) -> ParamSpec:
     value = variable.get_value()
     axes = variable.get_metadata().get("axes") or (None,) * len(value.shape)
     if len(axes) != len(value.shape):
-        raise ValueError(f"{path}: {len(axes)} names of axes {axes} for shape {tuple(value.shape)}")
+        raise ValueError(f"{path}: {len(axes)} logical axes {axes} for shape {tuple(value.shape)}")
     return ParamSpec(tuple(value.shape), value.dtype, tuple(axes), type(variable))

@@ -1,4 +1,4 @@
-"""A stack of layers cut into stages that work at the same time, each on other rows (GPipe, arXiv:1811.06965)."""
+"""Pipeline parallelism: the stages of a stack of layers compute different rows at a time (GPipe, arXiv:1811.06965)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 
 class Stages(NamedTuple):
-    """How a stack is cut.
+    """How a stack is divided.
 
     Attributes:
-        number: of stages; the stack's length is a multiple of it.
-        parts: parts of the rows that follow each other through the stages; the number of rows is a multiple of it.
-        axis: what the layout calls the devices of different stages.
+        number: number of stages; divides the length of the stack.
+        parts: number of micro-batches that go through the stages; divides the number of rows.
+        axis: the mesh axis of the stages.
     """
 
     number: int
@@ -24,24 +24,24 @@ class Stages(NamedTuple):
 
 
 def idle_share(stages: int, parts: int) -> float:
-    """Share of its time in which a stage has no rows to work on: the pipeline fills, and it runs dry."""
+    """The pipeline bubble: the share of its time in which a stage has no rows."""
     return (stages - 1) / (parts + stages - 1)
 
 
 def run_stages(
     run: Callable[[Any, jax.Array, Any], jax.Array], weights: Any, x: jax.Array, context: Any, stages: Stages
 ) -> jax.Array:
-    """What `run(weights, x, context)` gives for the whole stack, computed stage by stage.
+    """`run(weights, x, context)` of the whole stack, computed stage by stage.
 
-    At tick t stage s works on part t - s of the rows, if there is one, on what the stage before it made of that part
-    at tick t - 1. All stages are one vmapped call, so the layout can give each its own devices.
+    At tick t stage s computes micro-batch t - s, if there is one, from the output of the stage before it at tick t - 1.
+    All stages are one vmapped call, so the layout can give each its own devices.
 
     Args:
-        run: runs a stack; its weights may be of any length.
+        run: runs a stack of any length.
         weights: of the whole stack, each array `[L, ...]`.
         x: `[B, T, D]`.
-        context: arrays that belong to rows, each `[B, ...]`.
-        stages: how the stack is cut.
+        context: arrays with an entry for each row, `[B, ...]`.
+        stages: how the stack is divided.
 
     Returns:
         `[B, T, D]`.
@@ -49,7 +49,7 @@ def run_stages(
     count, parts = stages.number, stages.parts
     cut = jax.tree.map(lambda weight: weight.reshape(count, -1, *weight.shape[1:]), weights)  # [S, L / S, ...]
 
-    def split(rows: jax.Array) -> jax.Array:  # [parts, B / parts, ...], each device keeping rows that it has
+    def split(rows: jax.Array) -> jax.Array:  # [parts, B / parts, ...], without moving rows between devices
         return jnp.moveaxis(rows.reshape(-1, parts, *rows.shape[1:]), 1, 0)
 
     def part_of(number: jax.Array, rows: Any) -> Any:

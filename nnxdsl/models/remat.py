@@ -1,4 +1,4 @@
-"""What the backward pass keeps of a forward pass, by the names of tensors; the rest it computes again."""
+"""Rematerialization: the named tensors of the forward pass that are saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ Remat = Literal["none", "products", "attention", "inputs", "offload", "full"]
 POLICIES: tuple[Remat, ...] = get_args(Remat)
 
 Name = Literal["product", "attention_output", "layer_input"]
-"""What has a name: the output of each linear layer, what attention mixed before it is projected, the residual stream
-where a layer begins."""
+"""Named tensors: the output of each linear layer, attention's output before its projection, the input of each layer."""
 
 _SAVED_NAMES: dict[Remat, tuple[Name, ...]] = {
     "products": ("product",),
@@ -31,26 +30,26 @@ AGAIN: dict[Remat, tuple[float, float]] = {
     "offload": (1, 1),
     "full": (1, 1),
 }
-"""How much of the forward pass the backward pass computes again: of the linear layers, and of attention (two products,
-of which its output is the second)."""
+"""The share of the forward pass that is recomputed: of the linear layers, and of attention (two products, of which its
+output is the second)."""
 
 
 def named(x: jax.Array, name: Name) -> jax.Array:
-    """The same values, under a name by which a policy may keep them."""
+    """Names a tensor, so that a policy can save it."""
     return checkpoint_name(x, name)
 
 
 def from_inputs(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`function`, of which the backward pass keeps what it was given, and computes the rest again, whatever the policy.
+    """`function`, which the backward pass recomputes from its inputs under every policy.
 
-    For what is cheap to compute, and would otherwise keep several arrays of the size of its result.
+    For cheap functions that would otherwise save several arrays of the size of their result.
 
     Args:
-        function: of arrays of floats, all of which are positional; what else it knows is static.
+        function: of positional float arrays; everything else in it is static.
     """
 
     def back(given: tuple[jax.Array, ...], toward: jax.Array) -> tuple[jax.Array, ...]:
-        # Without a barrier XLA sees the same values in the forward pass, and keeps these after all.
+        # Without the barrier XLA merges this with the forward pass, and saves the intermediate values after all.
         return jax.vjp(function, *jax.lax.optimization_barrier(given))[1](toward)
 
     run = jax.custom_vjp(function)
@@ -59,13 +58,13 @@ def from_inputs(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def with_remat(run: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """`run`, of which the backward pass keeps what `remat` says (Chen et al., arXiv:1604.06174).
+    """`run` with a rematerialization policy (Chen et al., arXiv:1604.06174).
 
     Args:
-        run: layers of a decoder; its arguments are kept by all policies but "offload".
-        remat: "none" keeps all but what is `from_inputs`; "products" the outputs of linear layers, so that only what is
-            cheap, and attention, is computed again; "attention" the input of each layer and what its attention mixed;
-            "inputs" the input of each layer; "offload" the same in the host's memory; "full" nothing.
+        run: layers of a decoder; its arguments are saved by all policies but "offload".
+        remat: "none" saves everything but the inside of `from_inputs`; "products" the outputs of linear layers, so that
+            attention and cheap functions are recomputed; "attention" the input of each layer and attention's output;
+            "inputs" the input of each layer; "offload" the same in host memory; "full" nothing.
 
     Raises:
         ValueError: an unknown policy.

@@ -139,5 +139,5 @@ def test_adapters_find_all_layers_under_a_constraint(name: str) -> None:
 
 
 def test_names_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"2 names of axes \('batch', None\) for an activation of shape \(1, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"2 logical axes \('batch', None\) for an activation of shape \(1, 2, 3\)"):
         constrain(jnp.zeros((1, 2, 3)), "batch", None)

@@ -177,7 +177,7 @@ def test_what_a_kernel_cannot_compute_it_refuses(
     model = template.merge(leaves)
     assert isinstance(model, Decoder)
     for row in (None, rows.sequence(5)):
-        with pytest.raises(ValueError, match="chunked attention needs to know how 4 slots are laid out"):
+        with pytest.raises(ValueError, match="chunked attention needs the layout of 4 slots"):
             model(jnp.zeros((1, 4), jnp.int32), places, dtype=jnp.float32, method=AttentionMethod("chunked", row))
 
 

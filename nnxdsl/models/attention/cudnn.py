@@ -1,12 +1,9 @@
-"""Attention by the fused kernels of accelerators: cuDNN's for GPUs, splash attention for TPUs.
+"""cuDNN's fused attention for GPUs.
 
-cuDNN's kernel knows rows that begin at their first slot, their lengths, and causal order with a window. So the row of a
-pair becomes two such rows, `[prompt | chosen]` and `[prompt | rejected]`, each moved to its first slot, and what comes
-out is moved back; the prompt's queries are taken from one of both, in which they are the same. Splash attention takes
-any mask that is known when it is traced, and segments for the rest, so rows stay as they are.
-
-The forms around the kernels are tested on CPUs, with XLA's attention in cuDNN's place and Pallas' interpreter in that
-of a TPU; which kernel serves what is said by `program/attention_kernel.py`.
+cuDNN supports rows that begin at their first slot, sequence lengths, and causal masks with a window. So the row of a
+pair becomes two rows, `[prompt | chosen]` and `[prompt | rejected]`, each shifted to its first slot, and the output is
+shifted back; the prompt's queries, equal in both, are taken from the first. Tests on CPUs run XLA's attention in place
+of cuDNN's; `program/attention_kernel.py` selects the kernel.
 """
 
 from __future__ import annotations
@@ -31,25 +28,25 @@ def attend_cudnn(
     scale: float,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
-    """Grouped-query attention of a row with itself; as `attention.attend` for every real token.
+    """Grouped-query self-attention, equal to `dot_product_attention` for every real token.
 
     Args:
         query: `[B, T, N, H]`.
         key: `[B, T, K, H]`, K a divisor of N.
         value: `[B, T, K, H]`.
-        places: of the row's tokens, `[B, T]`.
-        row: how the row is laid out; not packed.
-        window: as of `attention.mask`.
-        scale: what scores are multiplied by.
+        places: positions of the row's tokens, `[B, T]`.
+        row: layout of the row; not packed.
+        window: see `attention_mask`.
+        scale: factor of the scores.
         implementation: of `jax.nn.dot_product_attention`.
 
     Returns:
         `[B, T, N, H]` in the dtype of `query`; zero for padding.
     """
     if row.packed:
-        raise ValueError("cuDNN's attention has no segments: a packed row cannot be computed by it")
+        raise ValueError("cuDNN's attention has no segments, so it cannot compute packed rows")
     real = places.segment_ids > 0  # [B, T]
-    # Whatever the kernel leaves in unused slots, forward or backward, goes no further.
+    # Unused slots of the kernel's output and gradients are masked.
     query, key, value = (jnp.where(real[:, :, None, None], x, 0) for x in (query, key, value))
     lengths = [jnp.sum(part, axis=1) for part in _parts(real, row)]  # each [B]
     first, *others = lengths
@@ -59,7 +56,7 @@ def attend_cudnn(
         shift = row.parts[0] - first  # slots of padding before the prompt
         lengths = jnp.stack([first + other for other in others], axis=1)  # [B, 2]
         rows = (_rolled(_two_rows(x, row), shift) for x in (query, key, value))  # each [B, 2, P + R, heads, H]
-        query, key, value = (x.reshape(-1, *x.shape[2:]) for x in rows)  # rows of one pair stay on one device
+        query, key, value = (x.reshape(-1, *x.shape[2:]) for x in rows)  # the rows of a pair stay on one device
         mixed = _causal(query, key, value, lengths.reshape(-1), window, scale, implementation)
         mixed = _one_row(_rolled(mixed.reshape(*lengths.shape, *mixed.shape[1:]), -shift), row)
     return jnp.where(real[:, :, None, None], mixed, 0)
@@ -74,7 +71,7 @@ def _causal(
     scale: float,
     implementation: Literal["cudnn", "xla"],
 ) -> jax.Array:
-    """Causal attention in rows that begin at their first slot."""
+    """Causal attention of rows that begin at their first slot."""
     length = jnp.maximum(length, 1).astype(jnp.int32)  # an empty row would be 0 / 0
     return jax.nn.dot_product_attention(
         query,
@@ -99,13 +96,13 @@ def _parts(x: jax.Array, row: RowLayout) -> list[jax.Array]:
 
 
 def _two_rows(x: jax.Array, row: RowLayout) -> jax.Array:
-    """`[B, 2, P + R, ...]`: the prompt and one completion, side by side, of `[B, P + 2R, ...]`."""
+    """`[B, P + 2R, ...]` to `[B, 2, P + R, ...]`: the prompt with each completion."""
     prompt, *completions = _parts(x, row)
     return jnp.stack([jnp.concatenate([prompt, completion], axis=1) for completion in completions], axis=1)
 
 
 def _one_row(x: jax.Array, row: RowLayout) -> jax.Array:
-    """The inverse of `_two_rows`, with the prompt of the first row, and zeros in slots that are never used."""
+    """The inverse of `_two_rows`, with the prompt of the first row, and zeros in unused slots."""
     prompt = row.parts[0]
     unused = jnp.zeros((len(x), row.size - sum(row.parts), *x.shape[3:]), x.dtype)
     return jnp.concatenate([x[:, 0, :prompt], *(x[:, one, prompt:] for one in range(x.shape[1])), unused], axis=1)
@@ -113,7 +110,7 @@ def _one_row(x: jax.Array, row: RowLayout) -> jax.Array:
 
 @jax.custom_vjp
 def _rolled(x: jax.Array, shift: jax.Array) -> jax.Array:
-    """`[B, 2, L, ...]` with slot s + shift of each row at slot s, round and round; `shift` is `[B]`."""
+    """Rolls the slots of `[B, 2, L, ...]` by `shift` `[B]`: slot s + shift moves to slot s."""
     slots = (jnp.arange(x.shape[2])[None, :] + shift[:, None]) % x.shape[2]  # [B, L]
     return jax.vmap(lambda rows, slots: jnp.take(rows, slots, axis=1, mode="clip"))(x, slots)
 
@@ -123,7 +120,7 @@ def _rolled_forward(x: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def _rolled_backward(shift: jax.Array, toward: jax.Array) -> tuple[jax.Array, None]:
-    # Rolled back, as no slot is read twice; autodiff would scatter and add.
+    # The inverse permutation; autodiff would make a scatter-add.
     return _rolled(toward, -shift), None
 
 

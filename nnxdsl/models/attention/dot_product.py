@@ -1,26 +1,26 @@
-"""Who sees whom, and attention under such a mask; knows tokens' places, not where weights or devices are."""
+"""Attention under a mask, soft caps and attention sinks."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-# Finite, so that a row that sees nothing gives numbers and no NaN; far from the float32 minimum, so that
-# subtracting a row's maximum cannot overflow.
+# Finite, so that a fully masked row gives no NaN; above the float32 minimum, so that subtracting a row's maximum
+# cannot overflow.
 MASK_VALUE = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
 def apply_soft_cap(scores: jax.Array, soft_cap: float) -> jax.Array:
-    """Scores bent into (-soft_cap, soft_cap), nearly as they are where small (Gemma 2, arXiv:2408.00118)."""
+    """Bounds scores to (-soft_cap, soft_cap): `soft_cap * tanh(scores / soft_cap)` (Gemma 2, arXiv:2408.00118)."""
     return soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def apply_sinks(mixed: jax.Array, log_sum: jax.Array, sinks: jax.Array) -> jax.Array:
-    """What attention gives where each head's softmax has one score more, whose value is zero (arXiv:2508.10925).
+    """Attention with sinks: each head's softmax has one more score, whose value is zero (arXiv:2508.10925).
 
     Args:
-        mixed: `[B, K, G, T, V]`, without that score.
-        log_sum: `[B, K, G, T]` float32, log of the sum of the exponentials of the scores that are seen.
+        mixed: `[B, K, G, T, V]`, the output without sinks.
+        log_sum: `[B, K, G, T]` float32, the logsumexp of the unmasked scores.
         sinks: `[N]`, the score of each query head, N = K G.
     """
     score = sinks.astype(jnp.float32).reshape(*mixed.shape[1:3], 1)  # [K, G, 1]
@@ -44,17 +44,17 @@ def dot_product_attention(
         query: `[B, T, N, H]`.
         key: `[B, S, K, H]`, K a divisor of N.
         value: `[B, S, K, V]`, V often H.
-        mask: `[B, T, S]` bool, True where seen.
-        scale: what scores are multiplied by.
-        soft_cap: bounds scores, see `soft_cap`; None for scores as they are.
-        sinks: `[N]`, see `apply_sinks`; None for none.
+        mask: `[B, T, S]` bool, True where the query attends to the key.
+        scale: factor of the scores.
+        soft_cap: bounds scores, see `apply_soft_cap`.
+        sinks: `[N]`, see `apply_sinks`.
 
     Returns:
         `[B, T, N, V]` in the dtype of `query`; scores and softmax are float32.
     """
     batch, length, heads, width = query.shape
     groups = heads // key.shape[2]
-    # Batched matrix products in their plain order: XLA then keeps scores in one layout, forward and backward.
+    # As plain batched matrix products, so that XLA keeps scores in one layout, forward and backward.
     rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     rows = rows.reshape(batch, -1, groups * length, width)
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, S, H]

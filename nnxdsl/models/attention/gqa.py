@@ -21,10 +21,10 @@ from nnxdsl.models.remat import from_inputs, named
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention, in some families with normed queries and keys, or with biases.
+    """Grouped-query attention, in some families with query and key norms, biases, sinks or an output gate.
 
     Args:
-        config: the decoder's numbers.
+        config: the decoder's config.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -63,7 +63,7 @@ class Attention(nnx.Module):
         return empty_kv(config, batch, slots, dtype)
 
     def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
-        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds."""
+        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is the layer's cache."""
         before, split = x.shape[:2], (*x.shape[:2], -1, self.head_dim)
         x = rows_of(x)
         query, key, value = self.query(x), self.key(x), self.value(x)

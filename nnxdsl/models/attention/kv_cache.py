@@ -1,8 +1,8 @@
 """The KV cache: keys and values of earlier tokens, and attention over them.
 
-Global layers keep every token. A local layer never looks further back than its window, so it keeps a ring: token number
-n of a row stands in slot n % window, over the one that has just left the window. Keys are stored after their rotation,
-so who sees whom is told by the slots' places alone, in whatever order they stand.
+Global layers store every token. A local layer never attends beyond its window, so it has a ring buffer: token number n
+of a row is in slot n % window, and replaces the one that has just left the window. Keys are stored after their
+rotation, so the slots' positions alone determine the mask, in any order of the slots.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LayerCaches(NamedTuple):
     Attributes:
         local_layers: `[layers, B, kv_heads, ring, head_dim]`; None without local layers.
         global_layers: `[layers, B, kv_heads, length, head_dim]`; None without global ones.
-        states: of linear layers, with a leading axis of layers; None without any. They grow with no token.
+        states: of linear layers, with a leading axis of layers, of constant size; None without linear layers.
     """
 
     local_layers: KV | None
@@ -47,19 +47,19 @@ class LayerCaches(NamedTuple):
     states: Any = None
 
     def layer(self, kind: LayerKind, layer: int) -> Any:
-        """What one layer remembers, counted from 0 among those of its kind."""
+        """The cache of one layer, counted from 0 among those of its kind."""
         caches = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}[kind]
         return jax.tree.map(lambda part: part[layer], caches)
 
 
 class Cache(NamedTuple):
-    """The tokens before, as many for each row; rows of fewer tokens begin with padding.
+    """Caches of all layers, with as many tokens for each row; rows of fewer tokens begin with padding.
 
     Attributes:
         layers: of the scanned layers, with a leading axis of `periods`; None without periods.
         suffix: of the layers after them; None without any.
-        positions: of all tokens, `[B, length]`; those to come are padding.
-        length: int32 scalar, the number of the next token.
+        positions: of all tokens, `[B, length]`; unused slots are padding.
+        length: int32 scalar, the number of tokens so far.
         prefix: of the layers before the scanned ones; None without any.
     """
 
@@ -71,10 +71,10 @@ class Cache(NamedTuple):
 
 
 class CacheUpdate(NamedTuple):
-    """The tokens of one call, as a cache takes them.
+    """The keys and values of one call's tokens, for `append`.
 
     Attributes:
-        layers: of the scanned layers as in the cache, with a slot for each token; local layers may have the last alone.
+        layers: of the scanned layers as in the cache, with a slot for each token; local layers may have only the last.
         suffix: of the layers after them.
         positions: of the tokens, `[B, T]`.
         prefix: of the layers before them.
@@ -90,9 +90,9 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
     """An empty cache.
 
     Args:
-        config: of the decoder that will fill it.
+        config: the decoder's config.
         batch: rows.
-        length: tokens of a row: prompt with its padding, and all to come.
+        length: tokens of a row: the prompt with its padding, and the completion.
         dtype: of keys and values; the `dtype` of the calls.
 
     Returns:
@@ -112,14 +112,14 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
 
     layers = slots(config.pattern, config.periods) if config.periods else None
     tail = slots(config.suffix_layers) if config.suffix_layers else None
-    places = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
+    positions = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
     return Cache(
-        layers, tail, places, jnp.zeros((), jnp.int32), slots(config.prefix_layers) if config.prefix_layers else None
+        layers, tail, positions, jnp.zeros((), jnp.int32), slots(config.prefix_layers) if config.prefix_layers else None
     )
 
 
 def ring_positions(cache: Cache, window: int) -> TokenPositions:
-    """Where the tokens in the ring of local layers stand, `[B, min(window, length)]`; an empty slot is padding."""
+    """Positions of the tokens in the ring buffer of local layers `[B, min(window, length)]`; padding in empty slots."""
     size = min(window, cache.positions.positions.shape[1])
     newest = cache.length - 1
     number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size  # [ring], negative where nothing was written
@@ -128,15 +128,15 @@ def ring_positions(cache: Cache, window: int) -> TokenPositions:
 
 
 def concat_positions(*parts: TokenPositions) -> TokenPositions:
-    """Places side by side, `[B, S + T + ...]` of `[B, S]`, `[B, T]`, ..."""
+    """Concatenates positions `[B, S]`, `[B, T]`, ... to `[B, S + T + ...]`."""
     return TokenPositions(*(jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)))
 
 
 def append(cache: Cache, new: CacheUpdate) -> Cache:
-    """The cache with more tokens in it. There must be room: how many it holds is traced and cannot be checked here.
+    """Appends tokens to a cache. The caller checks that they fit, since the number of stored tokens is traced.
 
     Raises:
-        ValueError: more tokens than the cache could ever hold.
+        ValueError: more tokens than the cache has slots.
     """
     length, room = new.positions.positions.shape[1], cache.positions.positions.shape[1]
     if length > room:
@@ -153,7 +153,7 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
         if old is None or new is None:
             return None
         appended = jax.tree.map(put, old._replace(states=None), new._replace(states=None))
-        return appended._replace(states=new.states)  # these are not written to, but replaced
+        return appended._replace(states=new.states)  # states are replaced as a whole
 
     layers, tail, lead = map(
         put_layers, (cache.layers, cache.suffix, cache.prefix), (new.layers, new.suffix, new.prefix)
@@ -170,16 +170,16 @@ def attention_with_cache(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """As `attention.attend`, to what a cache holds and to the call's own tokens, without writing them side by side.
+    """`dot_product_attention` to the tokens in a cache and to the call's own, without concatenating them.
 
     Args:
         query: `[B, T, N, H]`.
-        past: of the cache, `[B, K, S, H]`.
-        own: of the call's tokens, `[B, K, T, H]`.
-        mask: `[B, T, S + T]` bool, True where seen.
-        scale: what scores are multiplied by.
-        soft_cap: bounds scores, see `attention.capped`.
-        sinks: `[N]`, see `attention.sunk`.
+        past: keys and values of the cache, `[B, K, S, H]`.
+        own: keys and values of the call's tokens, `[B, K, T, H]`.
+        mask: `[B, T, S + T]` bool, True where the query attends to the key.
+        scale: factor of the scores.
+        soft_cap: bounds scores, see `apply_soft_cap`.
+        sinks: `[N]`, see `apply_sinks`.
 
     Returns:
         `[B, T, N, V]`, V the width of a value, in the dtype of `query`; scores, softmax and sums are float32.
@@ -210,9 +210,9 @@ def attention_with_cache(
 
 
 def _write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    """`[..., slots, H]` with `[..., T, H]` in it, the first of which is token number `start` of all."""
+    """Writes `[..., T, H]` into `[..., slots, H]`, from token number `start` on."""
     size, length = old.shape[-2], new.shape[-2]
     new = new.astype(old.dtype)
-    if length == 1:  # in place, where the cache is not needed any more as it was
+    if length == 1:  # XLA does it in place where the old cache is not used again
         return jax.lax.dynamic_update_slice_in_dim(old, new, start % size, axis=old.ndim - 2)
     return old.at[..., (start + jnp.arange(length)) % size, :].set(new, unique_indices=True)

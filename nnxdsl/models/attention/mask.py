@@ -8,15 +8,15 @@ from nnxdsl.models.attention.positions import TokenPositions
 
 
 def attention_mask(queries: TokenPositions, keys: TokenPositions, window: int | None = None) -> jax.Array:
-    """Which tokens see which.
+    """The attention mask of queries and keys.
 
     Args:
-        queries: places of the tokens that look, `[B, T]`.
-        keys: places of the tokens that are looked at, `[B, S]`.
-        window: a local layer sees a token and the `window - 1` positions before it; None for a global layer.
+        queries: positions of the queries, `[B, T]`.
+        keys: positions of the keys, `[B, S]`.
+        window: a local layer attends to a token itself and the `window - 1` positions before it; None for a global one.
 
     Returns:
-        `[B, T, S]` bool, True where the query sees the key.
+        `[B, T, S]` bool, True where the query attends to the key.
     """
     query = TokenPositions(*(part[:, :, None] for part in queries))  # [B, T, 1]
     key = TokenPositions(*(part[:, None, :] for part in keys))  # [B, 1, S]

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are made of one narrow vector a token; knows nothing of the layer around it."""
+"""Multi-head latent attention: keys and values from a low-rank projection of each token."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class LatentAttention(nnx.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434; as in DeepSeek-V3, arXiv:2412.19437).
 
-    Keys and values are full ones, in training and in the cache: what a weight does is never folded into another, so
-    adapters and few-bit weights see every product.
+    Keys and values are decompressed, in training and in the cache: no weight is absorbed into another, so that adapters
+    and quantization apply to every product.
 
     Args:
         embed_dim: width of the residual stream.
         num_heads: heads of queries, and of keys and values.
         config: the widths.
-        query_scale: attention scores are multiplied by it; with YaRN its `mscale` is in it.
+        query_scale: factor of the scores, which includes YaRN's `mscale`.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -82,15 +82,15 @@ class LatentAttention(nnx.Module):
         return empty_kv(config, batch, slots, dtype)
 
     def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
-        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is what the layer's cache holds.
+        """`[B, T, D]` to `[B, T, D]` and this call's keys and values.
 
         Args:
-            x: what is mixed.
+            x: the normed residual stream.
             view: of this call; its `rope` has `qk_rope_head_dim // 2` columns.
             past: keys `[B, N, S, qk_head_dim]` and values `[B, N, S, v_head_dim]`; None without a cache.
 
         Returns:
-            (what was mixed, keys and values as in `past` with T slots).
+            (the output, keys and values as in `past` with T slots).
         """
         config, split = self.config, (*x.shape[:2], -1)
         x = rows_of(x)
@@ -111,11 +111,11 @@ class LatentAttention(nnx.Module):
 
     def _query(self, x: jax.Array) -> jax.Array:
         if self.query_down is None or self.query_norm is None or self.query_up is None:
-            assert self.query is not None  # queries are compressed, or they are not
+            assert self.query is not None  # queries are either compressed or not
             return self.query(x)
         return self.query_up(self.query_norm(self.query_down(x)))
 
     def _rotate(self, x: jax.Array, view: View) -> jax.Array:
-        if self.config.rope_interleave:  # neighbours become halves; as all queries and keys do, products stay the same
+        if self.config.rope_interleave:  # the same permutation of queries and keys leaves their products unchanged
             x = jnp.swapaxes(x.reshape(*x.shape[:-1], -1, 2), -1, -2).reshape(x.shape)
         return apply_rotary(x, view.rope)

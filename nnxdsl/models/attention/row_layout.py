@@ -1,4 +1,4 @@
-"""What is known of a row of slots before any token stands in it: which slots can never see which; no arrays of jax."""
+"""The static layout of a row: which slots can never attend to which, whatever their tokens; no jax arrays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 Kernel = Literal["dense", "chunked", "cudnn", "splash"]
-"""What computes attention: one product over all slots; blocks of queries, each with the keys that it may see; the fused
-kernels of cuDNN for GPUs and of Pallas for TPUs."""
+"""What computes attention: one product over all slots ("dense"), blocks of queries with the keys that they may see
+("chunked"), or the fused kernels of cuDNN for GPUs and of Pallas for TPUs ("splash")."""
 
 QUERIES = 128
-"""Queries of a block on a CPU: their scores stay in its cache, and their products are still large."""
+"""Queries of a block on a CPU: few enough for its cache, and many enough for fast products."""
 
 Range = tuple[int, int]
 """First slot, and the slot after the last."""
@@ -25,7 +25,7 @@ class Block(NamedTuple):
 
     Attributes:
         queries: their slots.
-        keys: all slots that any of them may see, in ascending order.
+        keys: all slots that any of them may attend to, in ascending order.
     """
 
     queries: Range
@@ -34,16 +34,15 @@ class Block(NamedTuple):
 
 @attrs.frozen
 class RowLayout:
-    """How a row is laid out, whatever its tokens: a part that the others see, and parts that follow it.
+    """The layout of a row: a shared first part such as a prompt, and parts that each continue it.
 
-    Where a row is not packed, its first part is filled up to its last slot if others follow, and all others from their
-    first slot on. The distance of two tokens is then that of their slots, each part counted from the first part's end,
-    however long the parts are.
+    In a row that is not packed, the first part is padded on its left if others follow, and the others on their right.
+    The distance of two tokens is then that of their slots, each part counted from the first part's end.
 
     Attributes:
-        parts: slots of the first part, then of each part that follows it, side by side in the row.
-        size: all slots of a row; those after the parts are never used.
-        packed: several sequences stand in the row, one after another: only their order is known.
+        parts: number of slots of each part, in the order of the row.
+        size: slots of the row; those after the parts are unused.
+        packed: whether the row holds any number of sequences one after another.
     """
 
     parts: tuple[int, ...]
@@ -52,25 +51,25 @@ class RowLayout:
 
     def __attrs_post_init__(self) -> None:
         if not 0 < sum(self.parts) <= self.size or min(self.parts) < 0:
-            raise ValueError(f"parts of {self.parts} slots do not fit a row of {self.size}")
+            raise ValueError(f"parts of {self.parts} slots do not fit a row of {self.size} slots")
         if self.packed and len(self.parts) > 1:
-            raise ValueError("a packed row is one part: of its sequences nothing is known but their order")
+            raise ValueError("a packed row must have one part: the lengths of its sequences are not static")
 
     def filled(self, size: int) -> RowLayout:
-        """The same row with unused slots behind it, `size` in all."""
+        """The same layout with unused slots at its end, `size` in all."""
         return attrs.evolve(self, size=size)
 
     def blocks(self, window: int | None, block: int) -> tuple[Block, ...]:
-        """All slots in blocks of queries of up to `block` slots, with the keys of each.
+        """Divides all slots into blocks of up to `block` queries, with the keys of each.
 
         Args:
             window: a token sees itself and the `window - 1` positions before it; None for everything before it.
-            block: slots of a block; blocks of one part are of nearly equal size.
+            block: largest number of queries; the blocks of one part have nearly equal sizes.
         """
         return _blocks(self, window, block)
 
     def sees(self, window: int | None) -> np.ndarray:
-        """`[size, size]` bool: which slot (first axis) may see which; a superset of what real tokens see."""
+        """The static mask, `[size, size]` bool: which query may attend to which key; a superset of every real mask."""
         seen = np.zeros((self.size, self.size), bool)
         for block in self.blocks(window, 1):
             for start, stop in block.keys:
@@ -84,25 +83,25 @@ def pair(prompt: int, response: int) -> RowLayout:
 
 
 def sequence(size: int) -> RowLayout:
-    """One sequence from the first slot on."""
+    """One sequence, padded on its right."""
     return RowLayout((size,), size)
 
 
 def packed(size: int) -> RowLayout:
-    """Sequences one after another, in any number, of any lengths."""
+    """Any number of sequences one after another, of any lengths."""
     return RowLayout((size,), size, packed=True)
 
 
 @jax.tree_util.register_static
 @attrs.frozen
 class AttentionMethod:
-    """How layers of one kind compute attention. A static node of jax's trees: it is part of the trace, not of its data.
+    """How layers of one kind compute attention; a static pytree node.
 
     Attributes:
-        kernel: what computes it.
-        row: how the row is laid out; None if nothing is known of it, as in a cache.
-        window: of these layers; None if they are global.
-        queries: of a block, where the kernel takes queries in blocks.
+        kernel: selects the implementation.
+        row: layout of the row; None where it is not static, as with a cache.
+        window: of local layers; None for global ones.
+        queries: size of the blocks of "chunked".
     """
 
     kernel: Kernel = "dense"
@@ -123,7 +122,7 @@ def _blocks(row: RowLayout, window: int | None, block: int) -> tuple[Block, ...]
             low, high = size * turn // number, size * (turn + 1) // number
             own = max(low - reach, 0)
             keys = [(start + own, start + high)]
-            # Seen from a part that follows, the first part's last slot is one behind its own first slot.
+            # For a part that continues the first, the first part's last slot is at distance 1 of its own first slot.
             before = max(first + low - reach, 0)
             if 0 < index < len(row.parts) and before < first:
                 keys.insert(0, (before, first))

@@ -12,7 +12,7 @@ from nnxdsl.models.attention.row_layout import RowLayout
 from nnxdsl.models.logical_axes import shard_map_call
 
 LANES = 128
-"""Splash attention cuts rows into blocks of multiples of so many slots."""
+"""The block sizes of splash attention are multiples of this."""
 
 LARGEST_BLOCK = 512
 
@@ -29,27 +29,29 @@ def attend_splash(
     soft_cap: float | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Grouped-query attention of a row with itself; as `attention.attend` for every real token.
+    """Grouped-query self-attention, equal to `dot_product_attention` for every real token.
+
+    The kernel takes any static mask, and segments for the rest. Tests on CPUs run Pallas' interpreter.
 
     Args:
         query: `[B, T, N, H]`.
         key: `[B, T, K, H]`, K a divisor of N.
         value: `[B, T, K, H]`.
-        places: of the row's tokens, `[B, T]`.
-        row: how the row is laid out; not packed.
-        window: as of `attention.mask`.
-        scale: what scores are multiplied by.
-        soft_cap: as of `attention.attend`.
-        interpret: runs the kernel without a TPU, slowly.
+        places: positions of the row's tokens, `[B, T]`.
+        row: layout of the row; not packed.
+        window: see `attention_mask`.
+        scale: factor of the scores.
+        soft_cap: bounds scores, see `apply_soft_cap`.
+        interpret: runs the kernel in Pallas' interpreter.
 
     Returns:
         `[B, T, N, H]` in the dtype of `query`.
     """
-    # Pallas' kernels for TPUs take a third of a second to import, which runs on other devices are spared.
+    # Pallas' kernels for TPUs take a third of a second to import; other devices do not need them.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # noqa: PLC0415
 
     if row.packed:
-        raise ValueError("of a packed row too little is known when splash attention is traced")
+        raise ValueError("the mask of a packed row is not static, so splash attention cannot compute it")
     length = query.shape[1]
     fill = -length % LANES
     size = length + fill

@@ -1,4 +1,4 @@
-"""What all layers of one call share: masks, positions and rotary angles, by kind of layer."""
+"""Masks, positions and rotary tables that all layers of a call share, by kind of layer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from nnxdsl.models.layers.rope import rope_tables
 
 
 class View(NamedTuple):
-    """What layers of one kind, local or global, share in one call.
+    """The inputs that layers of one kind share in a call.
 
     Attributes:
         method: how attention is computed.
         positions: of this call's tokens, `[B, T]`.
-        mask: `[B, T, S]` bool, True where a token sees another, those of the cache first; None where the method needs
-            no mask of all slots.
-        rope: (sin, cos), each `[B, T, turned // 2]` float32; empty where nothing turns.
+        mask: `[B, T, S]` bool, True where a token attends to another, those of the cache first; None unless the kernel
+            is "dense".
+        rope: (sin, cos), each `[B, T, rotary dimensions // 2]` float32; empty for linear layers.
     """
 
     method: AttentionMethod
@@ -34,12 +34,12 @@ class View(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What all layers of one call share.
+    """The inputs that all layers share in a call.
 
     Attributes:
-        local_view: of layers with a window; None if no layer is local.
-        global_view: of layers that attend over everything; None if no layer is global.
-        linear_view: of layers without attention; None if no layer is linear.
+        local_view: of local layers; None if there are none.
+        global_view: of global layers; None if there are none.
+        linear_view: of linear layers; None if there are none.
     """
 
     local_view: View | None
@@ -47,7 +47,7 @@ class Context(NamedTuple):
     linear_view: View | None
 
     def view(self, kind: LayerKind) -> View:
-        """That of a kind of layer that there is."""
+        """The view of a kind of layer that the decoder has."""
         found = {"local": self.local_view, "global": self.global_view, "linear": self.linear_view}[kind]
         assert found is not None  # `context` makes one for each kind
         return found
@@ -59,7 +59,7 @@ def context(
     cache: Cache | None = None,
     method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
 ) -> Context:
-    """Masks and rotary angles of one call, for tokens at `positions` `[B, T]` that attend to a cache and each other."""
+    """Masks and rotary tables of a call, for tokens at `positions` `[B, T]` that attend to a cache and each other."""
 
     def view(window: int | None, rope: tuple[jax.Array, jax.Array]) -> View:
         keys = positions

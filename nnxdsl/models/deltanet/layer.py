@@ -1,4 +1,4 @@
-"""A gated DeltaNet layer: a short convolution and a memory in attention's place; knows how its row is laid out."""
+"""A gated DeltaNet layer: a short convolution and a recurrent memory in place of attention."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class DeltaState(NamedTuple):
-    """What a layer remembers of the tokens before, however many they were; any leading axes, then those below.
+    """The recurrent state of a layer, of constant size; any leading axes, then those below.
 
     Attributes:
-        conv_state: `[B, channels, conv_kernel - 1]`, inputs of the convolution at the last tokens; zeros at first.
+        conv_state: `[B, channels, conv_kernel - 1]`, the convolution's inputs at the last tokens; zeros at first.
         memory: `[B, value_heads, key_head_dim, value_head_dim]` float32.
     """
 
@@ -40,7 +40,7 @@ def empty_state(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> De
     Args:
         config: of the layer.
         batch: rows.
-        dtype: of the tail; the `dtype` of the calls.
+        dtype: of `conv_state`; the `dtype` of the calls.
     """
     heads = (config.value_heads, config.key_head_dim, config.value_head_dim)
     tail = jnp.zeros((batch, config.channels, config.conv_kernel - 1), dtype)
@@ -48,11 +48,11 @@ def empty_state(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> De
 
 
 class Conv(nnx.Module):
-    """The weights of a causal convolution of each channel with itself.
+    """The weights of a causal depthwise convolution.
 
     Args:
-        channels: how many.
-        size: tokens that it looks at.
+        channels: number of channels.
+        size: kernel size in tokens.
         rngs: draws the weights, normal with variance 1 / size.
         param_dtype: dtype of the weights.
     """
@@ -66,7 +66,7 @@ class GatedDeltaNet(nnx.Module):
     """The gated DeltaNet of Qwen3-Next (Yang et al., arXiv:2412.06464).
 
     `inputs` gives each key head's query and key, then values and output gates of its value heads; `rates` gives each
-    key head's rates, then decays, of its value heads: so devices can share heads without moving anything. The
+    key head's rates, then decays, of its value heads, so that heads can be sharded without communication. The
     convolution's channels are all queries, then all keys, then all values.
 
     Args:
@@ -75,7 +75,7 @@ class GatedDeltaNet(nnx.Module):
         norm_eps: added to the mean square in the norm of each head.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
-        chunk: tokens that are computed together, a power of two.
+        chunk: tokens of a chunk, a power of two.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class GatedDeltaNet(nnx.Module):
         self.inputs = linear(embed_dim, config.channels + values, "embed", "heads")
         self.rates = linear(embed_dim, 2 * heads, "embed", "heads")
         self.conv = Conv(config.channels, config.conv_kernel, rngs=rngs, param_dtype=param_dtype)
-        # Before anything is learnt a head forgets at a rate of up to 16, drawn evenly (Mamba 2, arXiv:2405.21060).
+        # Initial decay rates are uniform up to 16 (Mamba 2, arXiv:2405.21060).
         rate = jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1e-3, 16.0)
         self.decay_log = nnx.Param(jnp.log(rate).astype(param_dtype), axes=("heads",))
         self.decay_bias = nnx.Param(jnp.ones((heads,), param_dtype), axes=("heads",))
@@ -114,7 +114,7 @@ class GatedDeltaNet(nnx.Module):
 
     @classmethod
     def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> DeltaState:
-        """The state of one layer before the first token, however many follow."""
+        """The state of one layer before the first token."""
         assert isinstance(config.linear_attention, GatedDeltaNetConfig)  # it names this class
         return empty_state(config.linear_attention, batch, dtype)
 
@@ -122,20 +122,19 @@ class GatedDeltaNet(nnx.Module):
         """`[B, T, D]` to `[B, T, D]` and the state after this call's tokens, which takes the place of `past`.
 
         Args:
-            x: what is mixed.
-            view: of this call; its places and its row are read.
-                A row that is not packed is as `RowLayout` says; in a packed
-                one, or where no row is known, tokens of a segment stand together, those of its prompt first, then
-                those of each branch. With a past, tokens are of one sequence, padding before them or after them.
-            past: of the tokens before; None if there are none.
+            x: the normed residual stream.
+            view: positions and row layout of this call. In a packed row, or without a layout, the tokens of a segment
+                are adjacent, those of its prompt first, then those of each branch. With `past`, tokens are of one
+                sequence, with padding before or after them.
+            past: the state before this call, or None.
 
         Returns:
-            (what was mixed, the state after the last real token; of a row with branches it is that of the first part).
+            (the output, the state after the last real token; of a row with branches that of the first part).
         """
         config, (batch, length, _) = self.config, x.shape
         keys, groups, width = config.key_heads, config.values_per_key, config.value_head_dim
         x = rows_of(x)
-        # The row is one chain of tokens: devices that share its length bring it together here.
+        # The recurrence needs whole rows: their length is gathered here if it is sharded.
         mixed = self.inputs(x).reshape(batch, length, keys, -1)  # [B, T, K, 2 H + 2 G V]
         mixed = constrain(mixed, "batch", None, "activation_heads", None)
         rates = self.rates(x).reshape(batch, length, keys, 2 * groups)
@@ -151,7 +150,7 @@ class GatedDeltaNet(nnx.Module):
             return _continue_from(numbers, weights, inputs, state)
 
         inputs = _Inputs(mixed, rates, view.positions.segment_ids, view.positions.branch_ids)
-        out, state = jax.checkpoint(run)(weights, inputs, state)  # kept is what it is given, whatever the policy
+        out, state = jax.checkpoint(run)(weights, inputs, state)  # saves only its inputs, under every remat policy
         out = from_inputs(_output_gate)(self.norm(out.astype(x.dtype)), gate.reshape(out.shape))
         out = out.reshape(batch, length, -1)  # [B, T, K G V]
         out = constrain(out, "batch", "length", "activation_heads")
@@ -159,12 +158,12 @@ class GatedDeltaNet(nnx.Module):
 
 
 def _output_gate(out: jax.Array, gate: jax.Array) -> jax.Array:
-    """What an output gate lets through, in the dtype of `out`."""
+    """Applies the output gate, in the dtype of `out`."""
     return (out * jax.nn.silu(gate.astype(jnp.float32))).astype(out.dtype)
 
 
 class _Numbers(NamedTuple):
-    """What is known when a call is traced."""
+    """Static arguments."""
 
     config: GatedDeltaNetConfig
     chunk: int
@@ -188,8 +187,8 @@ class _Inputs(NamedTuple):
 def _branches(
     numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState, row: RowLayout | None
 ) -> tuple[jax.Array, DeltaState]:
-    """Of a row of which the first part is computed once, and all that follow it go on from there, side by side."""
-    # One sequence, or none: whatever its number is, it goes on from the state.
+    """Computes the first part of a row once, and all that follow it in parallel, each from the state after it."""
+    # One sequence: whatever its segment id is, it continues from the state.
     inputs = inputs._replace(segment=(inputs.segment > 0).astype(jnp.int32))
     if row is None or len(row.parts) == 1:
         return _continue_from(numbers, weights, inputs, state)
@@ -206,7 +205,7 @@ def _branches(
     starts = [first + sum(others[:number]) for number in range(len(others))]
     parts = [part(start, size, longest) for start, size in zip(starts, others, strict=True)]
 
-    def rows(*of_parts: jax.Array) -> jax.Array:  # those of one row stay on one device
+    def rows(*of_parts: jax.Array) -> jax.Array:  # the parts of a row stay on one device
         stacked = jnp.stack(of_parts, axis=1)
         return stacked.reshape(-1, *stacked.shape[2:])
 
@@ -222,7 +221,7 @@ def _branches(
 def _continue_from(
     numbers: _Numbers, weights: _Weights, inputs: _Inputs, state: DeltaState
 ) -> tuple[jax.Array, DeltaState]:
-    """`[B, T, K, G, V]` float32 of tokens that go on from a state, and the state after them."""
+    """The output `[B, T, K, G, V]` float32 of tokens that continue from a state, and the state after them."""
     config, (batch, length) = numbers.config, inputs.segment.shape
     keys, groups = config.key_heads, config.values_per_key
     if not length:
@@ -245,7 +244,7 @@ def _continue_from(
         out, memory = step(tokens, real[:, 0], memory)
     else:
         out, memory = chunked_delta_rule(tokens, Order(inputs.segment, inputs.branch), memory, numbers.chunk)
-    # The last slots up to the last real token; before the first one stands the old tail.
+    # The inputs at the last slots up to the last real token; the old ones precede the first token.
     used = jnp.max(jnp.where(real, jnp.arange(1, length + 1), 0), axis=1)  # [B]
     tail = _take_slots(inputs_before, used[:, None] + jnp.arange(config.conv_kernel - 1))
     tail = jnp.moveaxis(tail, 1, -1).reshape(state.conv_state.shape)
@@ -253,11 +252,11 @@ def _continue_from(
 
 
 def _conv_inputs(mixed: jax.Array, inputs_before: jax.Array, inputs: _Inputs, size: int) -> list[jax.Array]:
-    """What the convolution looks at for each token: the token `size - 1` places before it, ..., the token itself."""
+    """The convolution's inputs for each token: the token `size - 1` positions before it, ..., the token itself."""
     length = mixed.shape[1]
     if inputs.branch is None:
         return [inputs_before[:, start : start + length] for start in range(size)]
-    # The slot before a token on its path, -1 for none: the last real one, or where a branch begins the prompt's last.
+    # The previous slot of each token, -1 for none: the last real one, or the prompt's last where a branch begins.
     slots = jnp.arange(length)[None, :]
 
     def latest(where: jax.Array) -> jax.Array:  # before each slot
@@ -286,7 +285,7 @@ def _take_slots(x: jax.Array, slots: jax.Array) -> jax.Array:
 
 
 def _by_head(config: GatedDeltaNetConfig, kernel: jax.Array) -> jax.Array:
-    """The convolution's weights as `inputs` has its channels, `[K, 2 H + G V, size]` of `[channels, 1, size]`."""
+    """The convolution's weights `[channels, 1, size]` in the order of `inputs`, `[K, 2 H + G V, size]`."""
     width = config.key_heads * config.key_head_dim
     parts: list[Any] = jnp.split(kernel[:, 0], [width, 2 * width])
     return jnp.concatenate([part.reshape(config.key_heads, -1, kernel.shape[-1]) for part in parts], axis=1)

@@ -1,19 +1,18 @@
-"""The gated delta rule, in chunks of tokens or one by one; knows who follows whom in a row, and no weights.
+"""The gated delta rule, in chunks of tokens or token by token.
 
-A head's memory is a matrix S that gives a value for a key. Each token lets it fade, corrects what it gives for the
-token's own key, and reads it (Yang et al., arXiv:2412.06464):
+A head's memory is a matrix S that maps keys to values. Each token decays it, corrects the value at the token's own key,
+and reads it (Yang et al., arXiv:2412.06464):
 
     S <- exp(decay) S;    S <- S + key (rate (value - S^T key))^T;    out = S^T query
 
-In a chunk all corrections are found together. With D[i, j] the fading from token j to token i, what token i corrects is
-linear in what those before it did, (I + below) change = rate (value - what the memory before the chunk gives), with
-below[i, j] = rate_i (key_i . key_j) D[i, j] for j < i (Yang et al., arXiv:2406.06484): one triangular matrix a chunk
-and head, and products of matrices for the rest.
+The corrections of a chunk are solved together. With D[i, j] the decay from token j to token i, the correction of token
+i is linear in those before it, (I + below) change = rate (value - value read from the memory before the chunk), with
+below[i, j] = rate_i (key_i . key_j) D[i, j] for j < i (Yang et al., arXiv:2406.06484): one triangular matrix for each
+chunk and head, and matrix products for the rest.
 
-That holds for any order in which a token knows what it follows. In a row sequences may stand side by side, and two
-branches may follow one prompt. A token then follows those of its own segment that are of the prompt or of its own
-branch, and two memories go from chunk to chunk: that of the tokens so far, and that of their prompt, from which a
-second branch goes on.
+This holds for any partial order of tokens. A row may have several sequences, and a prompt several branches. A token
+then follows the tokens of its own segment that are of the prompt or of its own branch, and two memories are passed
+between chunks: that of the tokens so far, and that of their prompt, from which a second branch continues.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ import jax.numpy as jnp
 CHUNK = 64
 """Tokens of a chunk; a power of two."""
 
-_ROWS = 16  # of a triangular matrix that is inverted row by row
-_EXACT = jax.lax.Precision.HIGHEST  # sums of logarithms, and what is divided by: not in half precision on accelerators
+_ROWS = 16  # size of a triangular matrix that is inverted row by row
+_EXACT = jax.lax.Precision.HIGHEST  # for sums of logarithms and for the inverse: no bfloat16 on accelerators
 
 
 class Tokens(NamedTuple):
-    """What the rule reads of each token; K key heads, with G value heads each.
+    """The inputs of the rule for each token; K key heads, with G value heads each.
 
     Attributes:
         query: `[B, T, K, H]`.
         key: `[B, T, K, H]`.
         value: `[B, T, K, G, V]`.
-        decay: `[B, T, K, G]` float32, the logarithm of what a memory keeps; 0 or less.
-        rate: `[B, T, K, G]` float32, how much of an error is corrected.
+        decay: `[B, T, K, G]` float32, the logarithm of the memory's decay; 0 or less.
+        rate: `[B, T, K, G]` float32, the share of an error that is corrected.
     """
 
     query: jax.Array
@@ -50,13 +49,12 @@ class Tokens(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Who follows whom: in order of slots, those of one segment, and of one branch or of the branch 0 before it.
+    """The partial order of tokens: a token follows earlier ones of its segment, in its own branch or in branch 0.
 
-    Tokens of a segment stand together, those of branch 0 first, then those of each other branch.
+    Tokens of a segment are adjacent, those of branch 0 first, then those of each other branch.
 
     Attributes:
-        segment: `[B, T]` int32; 0 is padding, which changes nothing, wherever it stands. A memory from before belongs
-            to segment 1.
+        segment: `[B, T]` int32; 0 is padding, which has no effect. An initial memory belongs to segment 1.
         branch: `[B, T]` int32; None where all are of branch 0.
     """
 
@@ -67,16 +65,16 @@ class Order(NamedTuple):
 def chunked_delta_rule(
     tokens: Tokens, order: Order, memory: jax.Array, chunk: int = CHUNK
 ) -> tuple[jax.Array, jax.Array]:
-    """The rule over a row, chunk by chunk; queries and keys are brought to length one, queries then scaled.
+    """The rule over a row, chunk by chunk; queries and keys are normalized to unit length, queries then scaled.
 
     Args:
         tokens: of the row.
         order: of the tokens.
-        memory: `[B, K, G, H, V]` float32, from before the row.
+        memory: `[B, K, G, H, V]` float32, before the row.
         chunk: tokens of a chunk, a power of two.
 
     Returns:
-        (out `[B, T, K, G, V]` float32, the memory after the last real token). Padding gives finite numbers.
+        (out `[B, T, K, G, V]` float32, the memory after the last real token). Padding gives finite values.
     """
     batch, length = order.segment.shape
     if not length:
@@ -113,7 +111,7 @@ def chunked_delta_rule(
     )
     states = paths.enters.shape[2]
     memories, out = jax.lax.scan(
-        # Kept for the backward pass are the memories between chunks, and what is computed for all chunks at once.
+        # Saved for the backward pass are the memories between chunks, and everything computed for all chunks at once.
         jax.checkpoint(_through_chunk, prevent_cse=False),
         jnp.repeat(memory[:, :, :, None], states, axis=3),
         each,
@@ -123,11 +121,11 @@ def chunked_delta_rule(
 
 
 def step(tokens: Tokens, real: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The rule for one token of each row, as it is written above.
+    """The rule for one token of each row.
 
     Args:
         tokens: with T = 1.
-        real: `[B]` bool; where False the memory stays as it is.
+        real: `[B]` bool; where False the memory does not change.
         memory: `[B, K, G, H, V]` float32.
 
     Returns:
@@ -142,10 +140,10 @@ def step(tokens: Tokens, real: jax.Array, memory: jax.Array) -> tuple[jax.Array,
 
 
 class _Paths(NamedTuple):
-    """Of each chunk, as bool: how its tokens follow each other, and which of M memories before it they follow.
+    """The order within each chunk, and towards the M memories before and after it; all bool.
 
     Attributes:
-        follows: `[n, B, C, C]`, whether the first follows the second, or is it.
+        follows: `[n, B, C, C]`, whether the first token follows or is the second.
         enters: `[n, B, M, C]`, whether a token follows all of a memory.
         ends: `[n, B, M, C]`, whether a memory after the chunk follows a token.
         lasts: `[n, B, M, M]`, whether a memory after the chunk (first) follows one before it.
@@ -158,7 +156,7 @@ class _Paths(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What is known of each chunk before the memory reaches it; with a leading axis of n outside of the scan.
+    """The inputs of a chunk, independent of the memory; with a leading axis of n outside of the scan.
 
     Attributes:
         query: `[B, K, C, H]`.
@@ -166,10 +164,10 @@ class _Chunk(NamedTuple):
         value: `[B, K, G, C, V]`.
         rate: `[B, K, G, C]`.
         solved: `[B, K, G, C, C]`, the inverse of (I + below).
-        read: `[B, K, G, C, C]`, how much of each correction a query reads.
-        entering: `[B, K, G, M, C]`, what a token still sees of each memory.
-        leaving: `[B, K, G, M, C]`, what each memory after the chunk keeps of a correction.
-        lasting: `[B, K, G, M, M]`, what each memory after the chunk (first) keeps of one before it.
+        read: `[B, K, G, C, C]`, the weight of each correction in a query's output.
+        entering: `[B, K, G, M, C]`, the decay of each memory up to a token.
+        leaving: `[B, K, G, M, C]`, the decay of a correction up to each memory after the chunk.
+        lasting: `[B, K, G, M, M]`, the decay from a memory before the chunk (second) to one after it.
     """
 
     query: jax.Array
@@ -184,9 +182,9 @@ class _Chunk(NamedTuple):
 
 
 def _through_chunk(memory: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
-    """The memories `[B, K, G, M, H, V]` after a chunk, and what its tokens read `[B, K, G, C, V]`."""
+    """The memories `[B, K, G, M, H, V]` after a chunk, and the outputs of its tokens `[B, K, G, C, V]`."""
 
-    def given(x: jax.Array) -> jax.Array:  # what the memories before give for queries or keys
+    def given(x: jax.Array) -> jax.Array:  # values read from the memories before the chunk
         found = jnp.einsum("bkid,bkgmdv->bkgmiv", x, memory)
         return jnp.sum(chunk.entering[..., None] * found, axis=3)
 
@@ -211,7 +209,7 @@ def _paths(segment: jax.Array, branch: jax.Array | None) -> _Paths:
     branch_before = jnp.concatenate([jnp.zeros_like(branch_after[:1]), branch_after[:-1]])
     follows &= _sees(branch[..., :, None], branch[..., None, :])
     own, own_after = _sees(branch, branch_before[..., None]), _sees(branch_after, branch_before)
-    # Before the prompt ends both memories are the same, so that of the prompt goes on from itself alone.
+    # Within the prompt both memories are equal, so the prompt's memory depends on itself only.
     of_prompt = jnp.stack([jnp.zeros_like(own_after), jnp.ones_like(own_after)], axis=-1)
     return _Paths(
         follows,
@@ -248,7 +246,7 @@ def _last(segment: jax.Array) -> _Last:
 
 
 def _decay(logarithm: jax.Array, where: jax.Array) -> jax.Array:
-    """The exponential where there is one, else 0; no infinity anywhere, so that gradients are numbers."""
+    """The exponential where `where`, else 0; without infinities, so that gradients are finite."""
     return jnp.where(where, jnp.exp(jnp.where(where, logarithm, 0.0)), 0.0)
 
 
@@ -262,9 +260,9 @@ def _unit(x: jax.Array) -> jax.Array:
 def _inverse(below: jax.Array) -> jax.Array:
     """The inverse of I + below, for what is strictly lower triangular `[..., C, C]`, C a power of two.
 
-    By halves: of [[P, 0], [Q, R]] it is [[P', 0], [-R' Q P', R']]. That is as exact as substitution, and products of
-    one size, of all blocks, are one. Small blocks are solved row by row, which compiles sooner. (Powers of `below`
-    would be shorter to write, but grow beyond all digits.)
+    Recursively: the inverse of [[P, 0], [Q, R]] is [[P', 0], [-R' Q P', R']]. This is as exact as substitution, and
+    blocks of one size are one batched product. Small blocks are solved row by row, which compiles faster. (A series in
+    powers of `below` would overflow.)
     """
     size = below.shape[-1]
     if size <= _ROWS:
@@ -279,7 +277,7 @@ def _inverse(below: jax.Array) -> jax.Array:
 
 
 def _with_row(below: jax.Array, number: jax.Array, found: jax.Array) -> jax.Array:
-    """The inverse `[..., C, C]` with one row more, which follows from those before it."""
+    """Computes one more row of the inverse `[..., C, C]` from those before it."""
     row = jax.lax.dynamic_index_in_dim(below, number, axis=-2, keepdims=False)
     unit = (jnp.arange(row.shape[-1]) == number).astype(row.dtype)
     row = unit - jnp.sum(row[..., :, None] * found, axis=-2)

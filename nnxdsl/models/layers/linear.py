@@ -1,4 +1,4 @@
-"""The parts of a decoder that hold weights, each naming its logical axes, and rotary positions; knows no mesh."""
+"""Linear layers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nnxdsl.models.remat import named
 
 
 def rows_of(x: jax.Array) -> jax.Array:
-    """`[..., D]` as rows `[N, D]`, one for each token; as it is where devices may cut the other axes.
+    """`[..., D]` as rows `[N, D]`, one for each token; unchanged where the other axes may be sharded.
 
-    A gradient sums over all leading axes. XLA for CPUs does that over one axis as it stands; over two it first turns
-    the whole cotangent over, which takes as long as the products. What several Linears are given is to be made rows
-    first: for the backward pass each keeps what it makes itself.
+    A weight's gradient sums over all leading axes. Over two of them XLA for CPUs first transposes the whole cotangent,
+    which takes as long as the products. Make rows once for several Linears: each saves its own input for the backward
+    pass.
     """
     return x if is_constrained() else x.reshape(-1, x.shape[-1])
 
@@ -24,16 +24,16 @@ def rows_of(x: jax.Array) -> jax.Array:
 class Linear(nnx.Module):
     """`x @ kernel`, and in some families a bias.
 
-    Adapters and quantised weights (qwix) come from outside: they find the weight by watching this dot. So each Linear
-    holds one weight, and nothing but a cast that is needed stands between the weight and the dot.
+    qwix replaces the weight of this dot by a quantized one. So each Linear has one weight, and only a necessary cast is
+    between the weight and the dot.
 
     Args:
         in_features: length of the last axis of the input.
         out_features: length of the last axis of the output.
-        axes: logical names of the kernel's (in, out) axes, kept as the metadata `axes`.
+        axes: logical names of the kernel's (in, out) axes, stored as the metadata `axes`.
         rngs: draws the kernel, normal with variance 1 / in_features, from its `params` stream.
         param_dtype: dtype of the kernel and of the bias.
-        bias: whether there is one; it begins at zero.
+        bias: whether there is one; its initial value is zero.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Linear(nnx.Module):
         return named(product.reshape(*x.shape[:-1], -1), "product")
 
     def _product(self, x: jax.Array) -> jax.Array:
-        # A quantised weight is no Variable. A cast that does nothing would hide a weight from qwix while tracing.
+        # A quantized weight is no Variable. An unnecessary cast would hide a weight from qwix while tracing.
         kernel = self.kernel.get_value() if isinstance(self.kernel, nnx.Variable) else self.kernel
         if not isinstance(kernel, jax.Array):
-            # Unpacked again for the backward pass: what is unpacked is as large as the weight was before.
+            # Dequantized again in the backward pass: the dequantized weight is as large as the original.
             return jax.checkpoint(lambda x: jnp.dot(x, kernel))(x).astype(x.dtype)
         if kernel.dtype != x.dtype:
             kernel = kernel.astype(x.dtype)

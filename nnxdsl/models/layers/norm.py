@@ -23,7 +23,7 @@ class RMSNorm(nnx.Module):
         features: length of the last axis.
         axis: logical name of that axis.
         eps: added to the mean square.
-        kind: what the scale begins with, and whether the product is rounded before or after it.
+        kind: initial value of the scale, and whether values are rounded before or after it is applied.
         param_dtype: dtype of the scale.
     """
 
@@ -47,5 +47,5 @@ def _normed(eps: float, kind: NormScale, x: jax.Array, scale: jax.Array) -> jax.
 
 
 def norm_of(config: DecoderConfig, features: int, axis: str, param_dtype: DTypeLike) -> RMSNorm:
-    """A norm as `config` has them, over an axis of this length and logical name."""
+    """A norm with the decoder's settings, over an axis of this length and logical name."""
     return RMSNorm(features, axis=axis, eps=config.norm_eps, kind=config.norm_scale, param_dtype=param_dtype)

@@ -16,11 +16,11 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
 
     Args:
         position: `[B, T]` integers.
-        head_dim: width of a head; a part of it turns.
-        rope: wavelengths, and how they are stretched to reach further than a model was trained for.
+        head_dim: width of a head.
+        rope: base wavelength, scaling and the rotary part of a head.
 
     Returns:
-        (sin, cos), each `[B, T, turned // 2]` float32.
+        (sin, cos), each `[B, T, rotary dimensions // 2]` float32.
     """
     head_dim = int(head_dim * rope.partial_rotary_factor)
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -28,9 +28,11 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     scaled, amplitude = frequency / np.float32(rope.factor), 1.0
     if isinstance(rope.scaling, Llama3RopeScaling):
         ramp = rope.scaling
-        turns = frequency * np.float32(ramp.original_max_position_embeddings / (2 * np.pi))
+        rotations = frequency * np.float32(ramp.original_max_position_embeddings / (2 * np.pi))
         unscaled = np.clip(
-            (turns - np.float32(ramp.low_freq_factor)) / np.float32(ramp.high_freq_factor - ramp.low_freq_factor), 0, 1
+            (rotations - np.float32(ramp.low_freq_factor)) / np.float32(ramp.high_freq_factor - ramp.low_freq_factor),
+            0,
+            1,
         )
         scaled = (1 - unscaled) * scaled + unscaled * frequency
     elif rope.scaling is not None:
@@ -43,11 +45,15 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
 
 
 def _yarn_unscaled_share(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
-    """Which part of each frequency stays as it is, `[head_dim // 2]`."""
+    """The unscaled share of each frequency, `[head_dim // 2]`."""
 
-    def number(turns: float) -> float:
-        """Of the frequency that makes so many turns over the length, as a real number."""
-        return head_dim * math.log(yarn.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(base))
+    def number(rotations: float) -> float:
+        """The real-valued index of the frequency with so many rotations over the original length."""
+        return (
+            head_dim
+            * math.log(yarn.original_max_position_embeddings / (rotations * 2 * math.pi))
+            / (2 * math.log(base))
+        )
 
     first, last = number(yarn.beta_fast), number(yarn.beta_slow)
     if yarn.truncate:
@@ -58,18 +64,18 @@ def _yarn_unscaled_share(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
 
 
 def apply_rotary(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turns each head's first half against its second half by the angles of `rope_tables`.
+    """Rotates each head's first half against its second half by the angles of `rope_tables`.
 
     Args:
         x: `[B, T, heads, head_dim]`.
-        rope: (sin, cos), each `[B, T, turned // 2]`; what is behind the turned part of a head stays as it is.
+        rope: (sin, cos), each `[B, T, R // 2]`; only the first R dimensions of a head are rotated.
 
     Returns:
-        The turned heads in the dtype of `x`; float32 inside.
+        The rotated heads in the dtype of `x`; float32 inside.
     """
-    turned = 2 * rope[0].shape[-1]
-    if turned < x.shape[-1]:
-        return jnp.concatenate([apply_rotary(x[..., :turned], rope), x[..., turned:]], axis=-1)
+    rotary_dim = 2 * rope[0].shape[-1]
+    if rotary_dim < x.shape[-1]:
+        return jnp.concatenate([apply_rotary(x[..., :rotary_dim], rope), x[..., rotary_dim:]], axis=-1)
     return _rotate(x, *rope)
 
 

@@ -34,17 +34,16 @@ _CONTRACTING = jax.lax.RaggedDotDimensionNumbers(
 def grouped_dot(x: jax.Array, kernel: jax.Array, group: jax.Array, axis: str | None = None) -> jax.Array:
     """Each slot's vector times the matrix of the slot's group.
 
-    Where several devices share the slots, each computes its own, with all of the matrices; only their last axis stays
-    cut as the layout cuts `axis`.
+    Each device computes its own slots with all matrices, of which only the last axis stays sharded, as `axis` is.
 
     Args:
         x: `[B, T, k, in]`; slots are sorted by group (over all axes but the last, on each device by itself).
         kernel: `[G, in, out]` in the dtype of `x`.
-        group: `[B, T, k]` int32, ascending; G, which is no group, for slots that are to be left out.
+        group: `[B, T, k]` int32, ascending; G for masked slots.
         axis: the logical name of the result's last axis.
 
     Returns:
-        `[B, T, k, out]`; zero for slots that are left out.
+        `[B, T, k, out]`; zero for masked slots.
     """
 
     def local(x: jax.Array, kernel: jax.Array, group: jax.Array) -> jax.Array:
@@ -52,7 +51,7 @@ def grouped_dot(x: jax.Array, kernel: jax.Array, group: jax.Array, axis: str | N
         numbers = jnp.arange(groups, dtype=flat.dtype)
         ends = jnp.searchsorted(flat, numbers, side="right", method="scan_unrolled").astype(jnp.int32)
         product = _rows_by_group(x.reshape(-1, x.shape[-1]), kernel, jnp.diff(ends, prepend=0))
-        # What is computed of slots that are left out, if anything, goes no further, forward or backward.
+        # Masked slots have no effect, forward or backward.
         product = jnp.where((flat < groups)[:, None], product, 0)
         return product.reshape(*x.shape[:-1], -1)
 
@@ -62,7 +61,7 @@ def grouped_dot(x: jax.Array, kernel: jax.Array, group: jax.Array, axis: str | N
 
 @jax.custom_vjp
 def _rows_by_group(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
-    """`[R, in]`, `[G, in, out]` and `[G]`, how many rows each group has: `[R, out]`, undefined after the last group."""
+    """`[R, in]`, `[G, in, out]` and the groups' numbers of rows `[G]` to `[R, out]`, undefined after the last group."""
     return _product(x, kernel, sizes)
 
 
@@ -81,9 +80,9 @@ _rows_by_group.defvjp(_forward, _backward)
 
 
 def _many_groups(function: Callable[..., jax.Array], *, grouped_result: bool) -> Callable[..., jax.Array]:
-    """`function(x, other, sizes)`, of which many side by side are computed as one with more rows and more groups.
+    """Gives `function(x, other, sizes)` a batching rule: a batch is one call with more rows and more groups.
 
-    That is how periods are stacked and how the stages of a pipeline run; `ragged_dot` itself has no such rule.
+    The stages of a pipeline are such a batch; `ragged_dot` itself has no batching rule.
     """
     called = jax.custom_batching.custom_vmap(function)
 
@@ -95,7 +94,7 @@ def _many_groups(function: Callable[..., jax.Array], *, grouped_result: bool) ->
         )
         x, other, sizes = arrays  # [N, R, in], [N, G, in, out] or [N, R, out], [N, G]
         left = x.shape[1] - jnp.sum(sizes, axis=1)
-        sizes = sizes.at[:, -1].add(left)  # groups of one follow those of the other at once: no rows may lie between
+        sizes = sizes.at[:, -1].add(left)  # the groups of consecutive batch entries must be adjacent
         result = called(*(array.reshape(-1, *array.shape[2:]) for array in (x, other, sizes)))
         inner = sizes.shape[1] if grouped_result else x.shape[1]
         return result.reshape(axis_size, inner, *result.shape[1:]), True
@@ -124,7 +123,7 @@ def _product_in_blocks(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax
     rows, block = len(x), min(BLOCK, len(x))
     x = jnp.pad(x, ((0, block), (0, 0)))
 
-    # A block also computes rows behind its group; the blocks of their own groups come later and write over them.
+    # A block also computes rows of later groups, whose own blocks overwrite them afterwards.
     def step(out: jax.Array, group: jax.Array, start: jax.Array, _: jax.Array) -> jax.Array:
         matrix = jax.lax.dynamic_index_in_dim(kernel, group, keepdims=False)
         product = jax.lax.dot(jax.lax.dynamic_slice_in_dim(x, start, block), matrix)

@@ -1,4 +1,4 @@
-"""The mixture-of-experts MLP: tokens sorted by expert, multiplied, put back and summed; no token is ever dropped."""
+"""The mixture-of-experts MLP: tokens are sorted by expert, multiplied and combined; no token is ever dropped."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from nnxdsl.models.moe.router import Router, RouterStats, router_stats
 from nnxdsl.models.remat import from_inputs, named
 
 LIMIT, ALPHA = 7.0, 1.702
-"""Of GPT-OSS's activation: what gate and up are clamped to, and how steep its sigmoid is."""
+"""GPT-OSS's activation: the bound of gate and up, and the slope of the sigmoid."""
 
 
 class ExpertLinear(nnx.Module):
     """`x @ kernel[expert of x] + bias[expert of x]`.
 
-    Adapters and quantised weights come from outside: a subclass with another `product` takes its place.
+    Adapters and quantized weights replace it by a subclass with another `product`.
 
     Args:
-        count: how many experts.
+        count: number of experts.
         in_features: length of the last axis of the input.
         out_features: length of the last axis of the output.
-        axes: logical names of a kernel's (in, out) axes; "experts" goes before them.
-        bias: whether there is one.
+        axes: logical names of a kernel's (in, out) axes, which follow the axis "experts".
+        bias: whether each expert has a bias.
         rngs: draws the kernel, normal with variance 1 / in_features, from its `params` stream.
         param_dtype: dtype of kernel and bias.
     """
@@ -54,23 +54,23 @@ class ExpertLinear(nnx.Module):
         self.bias = nnx.Param(zeros, axes=("experts", axes[1])) if bias else None  # [E, out]
 
     def __call__(self, x: jax.Array, expert: jax.Array) -> jax.Array:
-        """Slots `[B, T, k, in]` to `[B, T, k, out]`, in the dtype of `x`; `expert` as `LayerCaches` has it."""
+        """Slots `[B, T, k, in]` to `[B, T, k, out]`, in the dtype of `x`; `expert` as in `Slots`."""
         result = self.product(x, expert)
         if self.bias is not None:
-            # An expert that is none, of a slot that is left out, takes the last one's; nobody reads that slot.
+            # Masked slots have an index past the last expert: they take the last bias, and their result is not read.
             result = result + jnp.take(self.bias[...], expert, axis=0, mode="clip").astype(x.dtype)
         return named(result, "product")
 
     def product(self, x: jax.Array, expert: jax.Array) -> jax.Array:
-        """The same without the bias."""
+        """The product without the bias."""
         return expert_dot(x, self.kernel[...], expert)
 
 
 def expert_dot(x: jax.Array, kernel: jax.Array, expert: jax.Array, axis: str | None = "activation_mlp") -> jax.Array:
     """Slots `[B, T, k, in]` times the matrix of their expert, of `[E, in, out]`, in the dtype of `x`.
 
-    Devices of the axis "tensor" share every product by its outputs, also the last one of an expert: its sum over inputs
-    would have to be added up afterwards.
+    Over the mesh axis "tensor" every product is split by its outputs, the down projection too: split by its inputs it
+    would need an all-reduce.
     """
     return grouped_dot(x, kernel.astype(x.dtype), expert, axis)
 
@@ -81,7 +81,7 @@ class SharedExpert(MLP):
     Args:
         embed_dim: width of a token.
         mlp_dim: width of the expert.
-        gated: its output is multiplied by `sigmoid(x @ weight)`.
+        gated: whether the output is multiplied by `sigmoid(x @ weight)`.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -96,8 +96,8 @@ class SharedExpert(MLP):
         result = super().project(x)
         if self.weight is None:
             return result
-        open_ = jax.nn.sigmoid(jnp.einsum("btd,d->bt", x, self.weight[...].astype(x.dtype)))
-        return open_[..., None] * result
+        gate = jax.nn.sigmoid(jnp.einsum("btd,d->bt", x, self.weight[...].astype(x.dtype)))
+        return gate[..., None] * result
 
 
 class ExpertMLP(nnx.Module):
@@ -143,10 +143,10 @@ class ExpertMLP(nnx.Module):
 
         Args:
             x: `[B, T, D]`.
-            real: `[B, T]` bool, False for padding: it goes through no expert but the shared one, and counts nowhere.
+            real: `[B, T]` bool, False for padding, which only the shared expert computes and no statistic counts.
 
         Returns:
-            (`[B, T, D]` in the dtype of `x`, the router's sums over real tokens).
+            (`[B, T, D]` in the dtype of `x`, the router's statistics of real tokens).
         """
         routed = self.router(x)
         slots = sort_by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.num_experts))
@@ -160,7 +160,7 @@ class ExpertMLP(nnx.Module):
 
 
 def gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
-    """The hidden layer of an expert from its two products."""
+    """The hidden layer of an expert, from its gate and up projections."""
     return from_inputs(partial(_gated, activation))(gate, up)
 
 
@@ -172,15 +172,15 @@ def _gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.
 
 
 class Slots(NamedTuple):
-    """The slots of tokens, k of each, in the order of their experts.
+    """The slots of tokens, k for each, sorted by expert.
 
-    Each device sorts the slots that it has, and numbers them from 0. Shapes are those of slots in the order of tokens,
-    so that they are cut over devices in the same way.
+    Each device sorts its own slots, and numbers them from 0. All shapes are those of unsorted slots, so that they are
+    sharded in the same way.
 
     Attributes:
-        order: `[B, T, k]` int32, the slot, in the order of tokens, that stands at a place.
-        place: `[B, T, k]` int32, the place at which a slot stands.
-        expert: `[B, T, k]` int32, the expert at a place; ascending.
+        order: `[B, T, k]` int32, the unsorted index of the slot at each sorted position.
+        place: `[B, T, k]` int32, the sorted position of each slot.
+        expert: `[B, T, k]` int32, the expert at each sorted position; ascending.
     """
 
     order: jax.Array
@@ -189,7 +189,7 @@ class Slots(NamedTuple):
 
 
 def sort_by_expert(expert: jax.Array) -> Slots:
-    """The order of slots whose experts, in the order of tokens, are `[B, T, k]`."""
+    """Sorts slots by their experts `[B, T, k]`."""
 
     def sort(expert: jax.Array) -> jax.Array:
         return jnp.argsort(expert.reshape(-1), stable=True).astype(jnp.int32).reshape(expert.shape)
@@ -207,7 +207,7 @@ def sort_by_expert(expert: jax.Array) -> Slots:
 
 
 def dispatch(x: jax.Array, slots: Slots) -> jax.Array:
-    """Tokens `[B, T, D]` at the places of their slots, `[B, T, k, D]`."""
+    """Copies tokens `[B, T, D]` to the sorted positions of their slots, `[B, T, k, D]`."""
 
     def take(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
         return gather_tokens(x.reshape(-1, x.shape[-1]), order, place).reshape(*order.shape, -1)
@@ -219,9 +219,9 @@ def combine(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:
     """The weighted sum of each token's slots.
 
     Args:
-        parts: `[B, T, k, D]`, at their places.
+        parts: `[B, T, k, D]`, sorted by expert.
         weight: `[B, T, k]` float32, in the order of tokens.
-        slots: the order.
+        slots: the sorted order.
 
     Returns:
         `[B, T, D]` in the dtype of `parts`; summed in float32.
@@ -236,12 +236,12 @@ def combine(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:
     return shard_map_call(add, (parts, weight, slots.order, slots.place), axes, mixed)
 
 
-# Gradients of both are rows that are picked as well, by the inverse order; XLA would add them up one after the other.
+# The gradients of both are gathers by the inverse permutation; XLA would make serial scatter-adds of them.
 
 
 @jax.custom_vjp
 def gather_tokens(x: jax.Array, order: jax.Array, place: jax.Array) -> jax.Array:
-    """Rows `[N, D]` of tokens to rows `[N * k, D]` at the places of their slots."""
+    """Rows `[N, D]` of tokens to rows `[N * k, D]` of slots sorted by expert."""
     return x[order.reshape(-1) // order.shape[-1]]
 
 
@@ -259,7 +259,7 @@ gather_tokens.defvjp(_gather_tokens_forward, _gather_tokens_backward)
 
 @jax.custom_vjp
 def gather_slots(rows: jax.Array, place: jax.Array, order: jax.Array) -> jax.Array:
-    """Rows `[N * k, D]` at their places to rows in the order of tokens."""
+    """Rows `[N * k, D]` sorted by expert to rows in the order of tokens."""
     return rows[place.reshape(-1)]
 
 

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: which experts a token goes to, with what weights, and how even that is."""
+"""The router of a mixture of experts: the experts of each token, their weights, and load-balancing statistics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nnxdsl.models.logical_axes import constrain
 
 
 class Routing(NamedTuple):
-    """What a router says of tokens.
+    """The routing of tokens.
 
     Attributes:
-        expert: `[B, T, k]` int32, the experts of each token, no two the same.
-        weight: `[B, T, k]` float32, what their outputs are multiplied by.
-        probability: `[B, T, E]` float32, of all experts; sums to 1. What the load-balancing loss makes even.
+        expert: `[B, T, k]` int32, the experts of each token, all different.
+        weight: `[B, T, k]` float32, factors of their outputs.
+        probability: `[B, T, E]` float32, the probabilities of all experts, which the load-balancing loss evens out.
     """
 
     expert: jax.Array
@@ -28,12 +28,12 @@ class Routing(NamedTuple):
 
 
 class RouterStats(NamedTuple):
-    """Sums over real tokens: those of layers, devices and rows may be added to each other.
+    """Sums over real tokens; those of several layers, devices and rows are added up.
 
     Attributes:
-        chosen: `[E]` float32, how many tokens have chosen an expert.
-        probability: `[E]` float32, the sum of its probabilities.
-        tokens: float32, how many tokens there are; of L layers, L times as many.
+        chosen: `[E]` float32, the number of tokens that go to each expert.
+        probability: `[E]` float32, the sum of each expert's probabilities.
+        tokens: float32, the number of tokens; over L layers each token counts L times.
     """
 
     chosen: jax.Array
@@ -42,23 +42,23 @@ class RouterStats(NamedTuple):
 
 
 class Router(nnx.Module):
-    """Scores of all experts and the choice among them, in float32.
+    """Scores all experts and selects some, in float32.
 
-    Its weight is no `kernel`: adapters and few bits are for linear layers, and a router stays as it is, since what is
-    rounded here sends tokens to other experts.
+    Its weight has another name than `kernel`, so adapters and quantization leave it as it is: rounding would send
+    tokens to other experts.
 
     Args:
         features: width of a token.
-        experts: how scores are made and chosen.
+        experts: scoring and selection.
         rngs: draws the weight, normal with variance 1 / features, so that logits have variance 1.
-        param_dtype: dtype of weight and bias; the correction is float32 always.
+        param_dtype: dtype of weight and bias; the correction is always float32.
     """
 
     def __init__(self, features: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         self.experts = experts
         count = experts.num_experts
         values = jax.random.normal(rngs.params(), (count, features), jnp.float32) * features**-0.5
-        # Every device scores all experts for its tokens, so experts are not cut here.
+        # Every device scores all experts for its tokens, so this axis is not sharded.
         self.weight = nnx.Param(values.astype(param_dtype), axes=(None, "embed"))  # [E, D]
         self.bias = nnx.Param(jnp.zeros((count,), param_dtype), axes=(None,)) if experts.router_bias else None
         self.correction = (
@@ -68,11 +68,11 @@ class Router(nnx.Module):
     def __call__(self, x: jax.Array) -> Routing:
         """Tokens `[B, T, D]` to their experts."""
         weight = self.weight[...].astype(jnp.float32)
-        # TPUs and GPUs would round float32 products by themselves, and near ties would go elsewhere.
+        # By default TPUs and GPUs round float32 products, which changes the choice between nearly equal experts.
         logits = jnp.einsum("btd,ed->bte", x.astype(jnp.float32), weight, precision="highest")
         if self.bias is not None:
             logits = logits + self.bias[...].astype(jnp.float32)
-        # No gradient: nothing but the choice reads the correction, and it is changed by counts, not by a loss.
+        # No gradient: only the selection reads the correction, which is updated from counts.
         correction = None if self.correction is None else jax.lax.stop_gradient(self.correction[...])
         return route(constrain(logits, "batch", "length", None), self.experts, correction)
 
@@ -82,11 +82,11 @@ def route(logits: jax.Array, experts: MoEConfig, correction: jax.Array | None = 
 
     Args:
         logits: `[B, T, E]` float32.
-        experts: how they are scored and chosen.
-        correction: `[E]`, added to the scores for the choice.
+        experts: scoring and selection.
+        correction: `[E]`, added to the scores for the selection.
 
     Returns:
-        The routing. The probabilities of "sigmoid" scores are those divided by their sum (arXiv:2412.19437, eq. 19).
+        The routing. The probabilities of "sigmoid" are the scores divided by their sum (arXiv:2412.19437, eq. 19).
     """
     if experts.scoring == "softmax_of_chosen":
         chosen, expert = jax.lax.top_k(logits, experts.num_experts_per_tok)  # [B, T, k]
@@ -121,7 +121,7 @@ def router_stats(routed: Routing, real: jax.Array) -> RouterStats:
 
     Args:
         routed: of tokens `[B, T]`.
-        real: `[B, T]` bool, False for padding, which counts nowhere.
+        real: `[B, T]` bool, False for padding, which is not counted.
     """
     count = routed.probability.shape[-1]
     counted = real.astype(jnp.float32)
@@ -134,17 +134,17 @@ def router_stats(routed: Routing, real: jax.Array) -> RouterStats:
 
 
 def load_balance(stats: RouterStats) -> tuple[jax.Array, jax.Array]:
-    """The load-balancing loss (Fedus et al., arXiv:2101.03961, eq. 4) as a sum over tokens, and how many they are.
+    """The load-balancing loss (Fedus et al., arXiv:2101.03961, eq. 4) as a sum over tokens, and their number.
 
-    The loss is `E * sum over e of (share of tokens that chose e) * (mean probability of e)`: `per_token` where all is
-    even, more where it is not. As in transformers, tokens of all layers count together: add the layers' sums first. It
-    is no sum over rows, so of micro-batches this gives the mean of theirs by tokens, not what it would be of all rows.
+    The loss is `E * sum over e of (share of tokens routed to e) * (mean probability of e)`, which has its minimum
+    `num_experts_per_tok` where the load is even. As in transformers, tokens of all layers count together: add the
+    layers' sums first. It is not linear in rows: over micro-batches it is the mean of their losses by tokens.
 
     Args:
         stats: sums over the tokens of a micro-batch.
 
     Returns:
-        (loss times tokens, tokens); 0 and 0 where there are no tokens.
+        (loss times tokens, tokens); 0 and 0 without tokens.
     """
     some = jnp.maximum(stats.tokens, 1.0)
     even = jnp.sum(stats.chosen / some * stats.probability) * stats.chosen.shape[-1]
