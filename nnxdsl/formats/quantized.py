@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import ml_dtypes
@@ -31,26 +32,14 @@ class _QuantizedTensor:
 
     stored: Tensor
     scale: Tensor
+    readable: ClassVar[bool] = True
+    is_mapped: ClassVar[bool] = False  # the values are computed when read
+    numpy: ClassVar[np.dtype] = _BFLOAT16  # the dtype as read
 
     @property
     def file(self) -> Path:
         """The safetensors file of the stored values."""
         return self.stored.file
-
-    @property
-    def readable(self) -> bool:
-        """Always True: `dequantize` returns supported tensors only."""
-        return True
-
-    @property
-    def numpy(self) -> np.dtype:
-        """The dtype as read."""
-        return _BFLOAT16
-
-    @property
-    def is_mapped(self) -> bool:
-        """Always False: the values are computed when read."""
-        return False
 
 
 class Mxfp4(_QuantizedTensor):

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import ml_dtypes
@@ -47,6 +48,7 @@ class Tensor:
         shape: The shape.
         start: Offset of the first byte in the file.
         stop: Offset after the last byte.
+        is_mapped: Whether `read` returns a view of the file.
     """
 
     file: Path
@@ -54,6 +56,7 @@ class Tensor:
     shape: tuple[int, ...]
     start: int
     stop: int
+    is_mapped: ClassVar[bool] = True
 
     @property
     def readable(self) -> bool:
@@ -64,11 +67,6 @@ class Tensor:
     def numpy(self) -> np.dtype:
         """The dtype in numpy; a KeyError if the tensor is not `readable`."""
         return _DTYPES[self.dtype]
-
-    @property
-    def is_mapped(self) -> bool:
-        """Always True: see `read`."""
-        return True
 
     def read(self) -> np.ndarray:
         """The values as stored, read-only and memory-mapped: nothing is read before it is used."""

@@ -46,22 +46,16 @@ class Weights:
         kind: Its format; "tensors" for safetensors under their own names.
         config: The architecture; None if it is unknown.
         shapes: Shapes by our path, or by the file's own names.
+        dtype: Returns the dtype of an array, without reading the array if the format allows.
+        read: Reads an array as it is stored.
     """
 
     path: Path
     kind: Kind
     config: DecoderConfig | None
     shapes: Mapping[str, tuple[int, ...]]
-    _dtype: Callable[[str], np.dtype]
-    _read: Callable[[str], np.ndarray]
-
-    def dtype(self, path: str) -> np.dtype:
-        """The dtype of an array, without reading the array if the format allows."""
-        return self._dtype(path)
-
-    def read(self, path: str) -> np.ndarray:
-        """Reads an array as it is stored."""
-        return self._read(path)
+    dtype: Callable[[str], np.dtype]
+    read: Callable[[str], np.ndarray]
 
 
 def open_weights(path: Path) -> Weights:

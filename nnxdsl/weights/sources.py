@@ -179,14 +179,8 @@ def _saved_adapter(
 ) -> tuple[LowRank, dict[str, np.ndarray]]:
     """The adapter that a run saved, and its arrays by path.
 
-    Args:
-        place: The run.
-        blueprint: A model with the base weights that the adapter must have.
-        home: The directory of all runs.
-        field: The field of the experiment that names the run, for messages.
-
     Raises:
-        PlanError: It has other base weights or another architecture.
+        PlanError: It has other base weights or another architecture than `blueprint`; names `field`.
         WeightsError: The run has no adapter.
     """
     path, ours = _path_of(place, home), blueprint.experiment
@@ -206,12 +200,7 @@ def _saved_adapter(
 
 
 def _adapter_start(place: Checkpoint | From, blueprint: Blueprint, home: Path) -> dict[str, np.ndarray]:
-    """The arrays of the adapter from which the experiment's adapter starts.
-
-    Raises:
-        PlanError: The two adapters differ in their settings or base weights.
-        WeightsError: The run has no adapter.
-    """
+    """The arrays of the adapter from which the experiment's adapter starts; a PlanError if their settings differ."""
     ours = blueprint.experiment
     theirs, leaves = _saved_adapter(place, blueprint, home, "adapter.start")
     assert isinstance(ours.adapter, LowRank)
