@@ -115,7 +115,7 @@ def test_points_are_those_that_the_code_comes_to() -> None:
     [
         ("commit-rename", "there is no failpoint 'commit-rename'; did you mean 'commit-renamed'?"),
         ("commit-renamed@0", "expected a failpoint, optionally followed by '@3' or ':pause', got 'commit-renamed@0'"),
-        ("commit-renamed:stop", "expected a failpoint, optionally followed by '@3' or ':pause', got 'commit-renamed:stop'"),
+        ("lock-taken:stop", "expected a failpoint, optionally followed by '@3' or ':pause', got 'lock-taken:stop'"),
     ],
 )
 def test_a_point_that_is_none_is_refused(
