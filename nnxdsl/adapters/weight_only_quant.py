@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import qwix
 from flax import nnx
 
-from nnxdsl.config.quantization import FP8, NF4, Int4, Int8, Quantization
+from nnxdsl.config.quantization import Quantization
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.models.decoder import LayerGroup
 
@@ -24,20 +24,15 @@ _skips_quantization: ContextVar[bool] = ContextVar("skips_quantization", default
 
 
 def qtype(quantization: Quantization) -> Any:
-    """The name or dtype of a quantization in qwix."""
-    match quantization:
-        case NF4():
-            return "nf4"
-        case Int8():
-            return jnp.int8
-        case Int4():
-            return jnp.int4
-        case FP8():
-            return jnp.float8_e4m3fn
-        case _:
-            raise NotRegisteredError(
-                f"{type(quantization).__qualname__} has no qwix type; add it to weight_only_quant.qtype"
-            )
+    """The name or dtype of a quantization in qwix.
+
+    Raises:
+        NotRegisteredError: The class has no `weight_dtype`.
+    """
+    name = quantization.weight_dtype
+    if not name:
+        raise NotRegisteredError(f"{type(quantization).__qualname__} has no weight_dtype, the name of a dtype of qwix")
+    return name if name == "nf4" else getattr(jnp, name)
 
 
 def quantize(weight: jax.Array, quantization: Quantization) -> tuple[jax.Array, jax.Array]:

@@ -36,6 +36,8 @@ class Quantization(Spec):
 
     freezes: ClassVar[bool] = True
     """Whether the weights are stored quantized, and so cannot be trained."""
+    weight_dtype: ClassVar[str] = ""
+    """Where they are: the dtype of the stored values, "nf4" or a name of `jax.numpy`."""
 
     block_size: int | None = attrs.field(default=None, validator=positive)
     targets: tuple[str, ...] = ("attention", "mlp")
@@ -72,20 +74,28 @@ class InBlocks(Quantization):
 class NF4(InBlocks):
     """Four-bit normal floats (Dettmers et al. 2023, arXiv:2305.14314, appendix E)."""
 
+    weight_dtype: ClassVar[str] = "nf4"
+
 
 @attrs.frozen(kw_only=True)
 class Int8(InBlocks):
     """Eight-bit integers, symmetric, scaled by the largest magnitude of each block."""
+
+    weight_dtype: ClassVar[str] = "int8"
 
 
 @attrs.frozen(kw_only=True)
 class Int4(InBlocks):
     """Four-bit integers, symmetric, scaled by the largest magnitude of each block."""
 
+    weight_dtype: ClassVar[str] = "int4"
+
 
 @attrs.frozen(kw_only=True)
 class FP8(InBlocks):
     """Eight-bit floats, e4m3: four bits of exponent (Micikevicius et al. 2022, arXiv:2209.05433), scaled by block."""
+
+    weight_dtype: ClassVar[str] = "float8_e4m3fn"
 
 
 @attrs.frozen(kw_only=True)

@@ -119,7 +119,8 @@ def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> No
         ({}, "online: a frozen copy of the initial weights, run on every batch"),
         (
             {"memory": Memory(reference="cached")},
-            "cached: precomputed from the initial policy before step 0; no reference weights in a step, no per-step cost",
+            "cached: precomputed from the initial policy before step 0; "
+            "no reference weights in a step, no per-step cost",
         ),
         (
             {"adapter": Adapter.LoRA(rank=2)},

@@ -18,6 +18,7 @@ from small_lab.tiny_family import PICO, Pico
 from small_lab.weighted_sft import WeightedSFT
 
 from nnxdsl import (
+    Adapter,
     Data,
     Experiment,
     Memory,
@@ -32,6 +33,7 @@ from nnxdsl import (
     from_json,
     to_json,
 )
+from nnxdsl.config.quantization import InBlocks
 from nnxdsl.data import BatchSampler, BytesTokenizer, load
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.errors import SpecError
@@ -107,6 +109,27 @@ def test_an_objective_over_other_data_trains_from_three_files(
     assert found[0] == pytest.approx(float(np.mean(expected)), rel=1e-5)
     assert found[-1] < found[0]
     assert float(metrics["score"]) == pytest.approx(0.375)
+
+
+@attrs.frozen(kw_only=True)
+class E5M2(InBlocks):
+    """Eight-bit floats with five bits of exponent."""
+
+    weight_dtype: ClassVar[str] = "float8_e5m2"
+
+
+def test_a_quantization_of_one_class_trains(
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
+) -> None:
+    fields = {"model": SHALLOW, "adapter": Adapter.LoRA(rank=2)}
+    quantized, plain = (compile(experiment(**fields, **more)) for more in ({"quantization": E5M2(block_size=8)}, {}))
+    losses, states = [], [trained(program) for program in (quantized, plain)]
+    assert {str(leaf.dtype) for leaf in states[0].frozen.values()} >= {"float8_e5m2"}
+    for program, state in zip((quantized, plain), states, strict=True):
+        _, metrics = program.step(state, pairs(4))
+        losses.append(float(metrics["logps/chosen"]))
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)  # two bits of mantissa
 
 
 def test_a_family_of_one_file_trains_is_exported_and_read_again(

@@ -150,7 +150,7 @@ def test_what_is_allowed_is_imported(allowed: str, design: Any) -> None:
     allow_imports(allowed)
     assert from_dict(to_dict(Reward("her_lab:longest"))) == Reward("her_lab:longest")
     assert not was_imported()  # it is imported where it is called
-    assert Rewards((Reward("her_lab:longest"),)).of("four", {}, "") == [4.0]
+    assert Rewards((Reward("her_lab:longest"),)).score("four", {}, "") == [4.0]
     if allowed == "her_lab":
         assert type(from_dict(CLASS, Objective)).__name__ == "Hers"
 
