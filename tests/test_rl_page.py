@@ -25,7 +25,7 @@ def test_its_code_runs() -> None:
             exec(block, space)
         assert space["grpo"].objective.rewards[1] == Reward("brief", weight=0.2)
         found = Rewards((Reward("brief"), Reward("right length")))
-        assert found.of("one two", {"words": 5}, "") == [1 - 7 / 200, 0.0]
+        assert found.score("one two", {"words": 5}, "") == [1 - 7 / 200, 0.0]
     finally:
         functions.clear()
         functions.update(before)
