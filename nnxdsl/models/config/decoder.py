@@ -1,4 +1,4 @@
-"""A decoder as numbers and choices: all that tells one family from another; no jax, and no family by name."""
+"""The config of a decoder, which covers all families; no jax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nnxdsl.models.config.moe import MoEConfig
 
 EntryT = TypeVar("EntryT")
 LayerKind = Literal["local", "global", "linear"]
-"""What mixes a layer's tokens: attention to those in a sliding window, or to all tokens before; or a gated DeltaNet."""
+"""A layer's token mixer: attention within a sliding window, attention to all tokens before, or linear attention."""
 Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row"]
@@ -35,7 +35,7 @@ _CHOICES = {
 class Llama3RopeScaling:
     """RoPE scaling of Llama 3 (arXiv:2407.21783), transformers' rope_type "llama3": low frequencies are divided.
 
-    A frequency is judged by its rotations over `original_max_position_embeddings` positions. Below `low_freq_factor`
+    A frequency is classified by rotations over `original_max_position_embeddings` positions. Below `low_freq_factor`
     rotations it is divided by `Rope.factor`, above `high_freq_factor` it is unchanged, and between the two it is
     interpolated linearly in the number of rotations.
 
@@ -115,13 +115,13 @@ class Rope:
 
 
 def local_then_global(layers: int) -> tuple[LayerKind, ...]:
-    """A period of so many layers, of which the last is global."""
+    """A period of `layers` layers, of which only the last is global."""
     local: tuple[LayerKind, ...] = ("local",) * (layers - 1)
     return (*local, "global")
 
 
 def period_of(layers: Sequence[EntryT]) -> tuple[EntryT, ...]:
-    """The shortest period that gives these layers when it is repeated, the last time maybe in part."""
+    """The shortest period of these layers; its last repetition may be incomplete."""
     for length in range(1, len(layers)):
         if all(layer == layers[number % length] for number, layer in enumerate(layers)):
             return tuple(layers[:length])
@@ -131,11 +131,11 @@ def period_of(layers: Sequence[EntryT]) -> tuple[EntryT, ...]:
 def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str, Any]:
     """The fields of DecoderConfig for layers with experts among layers without.
 
-    Of all splits into leading dense layers and a repeated period, it is the one that compiles the fewest layers.
+    Of all splits into leading dense layers and a repeated period, it selects the one that compiles the fewest layers.
 
     Args:
         kinds: of every layer.
-        dense: whether each layer has one MLP; at least one has experts.
+        dense: whether each layer has the gated MLP; at least one has experts.
 
     Returns:
         `dense_layers`, `pattern` and `dense_pattern`.
@@ -157,53 +157,50 @@ def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str,
 
 @attrs.frozen(kw_only=True)
 class DecoderConfig:
-    """The numbers and choices that fix a decoder's mathematics; the choices' defaults are those of Gemma 3.
+    """The architecture of a decoder; defaults are those of Gemma 3.
 
-    The first `dense_layers` are the lead. Layers after them come in periods of `pattern`, which repeats; those that
-    fill no whole period are the tail.
+    The first `dense_layers` are the prefix. The layers after them repeat `pattern`; those of an incomplete last period
+    are the suffix.
 
     Attributes:
         vocab_size: rows of the embedding.
         embed_dim: width of the residual stream.
         mlp_dim: width of the gated MLP.
-        num_layers: all layers: lead, whole periods and tail.
+        num_layers: all layers: prefix, whole periods and suffix.
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
-        head_dim: width of one head; even. With `mla` that of the part that is rotated.
-        window: a local layer sees itself and `window - 1` tokens before; None where no layer is local.
+        head_dim: width of one head; even. With `mla` that of the rotary part.
+        window: a local layer attends to a token itself and `window - 1` tokens before; None without local layers.
         pattern: the kinds of the layers of one period.
-        rope_local: rotary positions of the local layers; None where they turn as the global ones do.
+        rope_local: rotary positions of the local layers; None for those of the global layers.
         rope_global: rotary positions of the global layers.
-        query_scale: attention scores are multiplied by it.
-        sinks: each head has a score of its own that takes part in its softmax and brings nothing (GPT-OSS,
-            arXiv:2508.10925).
-        attention_soft_cap: attention scores are bent into its range, from minus it to it, before they are masked (Gemma
-            2, arXiv:2408.00118); None for scores as they are.
+        query_scale: factor of attention scores.
+        sinks: each head's softmax has one more learned score, whose value is zero (GPT-OSS, arXiv:2508.10925).
+        attention_soft_cap: attention scores `s` become `cap * tanh(s / cap)` before they are masked (Gemma 2,
+            arXiv:2408.00118); None for no cap.
         norm_eps: added to the mean square in every RMSNorm.
-        max_length: positions that the model was made for.
+        max_length: the model's context length.
         norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
-            sum with the residual stream; "post": those after alone (OLMo 2, arXiv:2501.00656).
-        norm_scale: "plain": the scale begins at 1 and multiplies what is rounded already (Llama);
-            "zero_centred": it begins at 0, and 1 + scale multiplies before the rounding (Gemma).
-        query_key_norm: an RMSNorm of queries and of keys before they are rotated: "head": of each head; "row": of all
-            heads of a token together.
-        attention_bias: which of attention's linear layers add a bias: none, those before it, or the one after it too.
+            sum with the residual stream; "post": only those after (OLMo 2, arXiv:2501.00656).
+        norm_scale: "plain": the scale is initialized with 1 and applied after rounding (Llama); "zero_centred": it is
+            initialized with 0, and 1 + scale is applied before rounding (Gemma).
+        query_key_norm: an RMSNorm of queries and of keys before their rotation: "head": of each head; "row": of
+            all heads of a token together.
+        attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output too.
         activation: of the MLP's gate.
-        scale_embedding: token vectors are multiplied by the square root of `embed_dim`.
-        output_gate: what attention gives is multiplied by a sigmoid of the token (Qwen3-Next).
-        linear_attention: the mixer of linear layers, such as a gated DeltaNet; None where there are none.
-        mla: keys and values are made of one narrow vector a token; None where they are made as queries are.
+        scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
+        output_gate: attention's output is multiplied by a sigmoid gate (Qwen3-Next).
+        linear_attention: the mixer of linear layers, such as a gated DeltaNet; None without linear layers.
+        mla: multi-head latent attention in place of grouped-query attention; None for the latter.
         feed_forward: the feed-forward of a layer, such as a mixture of experts; by default the gated MLP of `mlp_dim`.
         dense_layers: so many layers at the beginning have the gated MLP in place of `feed_forward`; they are of the
             first kinds of `pattern`.
         dense_pattern: for each layer of `pattern`, whether it has the gated MLP in place of `feed_forward`; empty where
             none has.
-        tied_head: the embedding is the output head; else the head has weights of its own.
-        logit_soft_cap: logits `z` are `logit_soft_cap * tanh(z / logit_soft_cap)` (Gemma 2, arXiv:2408.00118); None
-            where they stay as they are.
-        mtp_layers: layers behind the decoder that predict tokens further ahead, 0 or 1, global ones (DeepSeek-V3,
-            arXiv:2412.19437, section 2.2). A `config.json` is read as 0, whatever it says: many are of directories
-            without them.
+        tied_head: the embedding is the output head; else the head has its own weights.
+        logit_soft_cap: logits `z` become `cap * tanh(z / cap)` (Gemma 2, arXiv:2408.00118); None for no cap.
+        mtp_layers: multi-token-prediction layers, 0 or 1, global ones (DeepSeek-V3, arXiv:2412.19437, section 2.2). A
+            `config.json` is always read as 0: many directories do not have these layers.
     """
 
     vocab_size: int
@@ -261,11 +258,11 @@ class DecoderConfig:
             self.num_heads,
             self.mla.qk_rope_head_dim,
         ):
-            raise ValueError("latent: expected as many num_kv_heads as num_heads, and head_dim=qk_rope_head_dim")
+            raise ValueError("mla: expected as many num_kv_heads as num_heads, and head_dim=qk_rope_head_dim")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd; RoPE turns its halves against each other")
+            raise ValueError(f"head_dim={self.head_dim} is odd; RoPE rotates its halves against each other")
         for rope in (self.rope_local, self.rope_global):
             if rope is not None and (self.head_dim * rope.partial_rotary_factor) % 2:
                 raise ValueError(
@@ -274,11 +271,11 @@ class DecoderConfig:
         if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
             raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
         if (self.linear_attention is None) == ("linear" in self.pattern):
-            raise ValueError(f"pattern={self.pattern}: linear layers need delta, and it needs them")
+            raise ValueError(f"pattern={self.pattern}: linear layers need linear_attention, and it needs them")
         if self.window is None and "local" in self.pattern:
             raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
         if self.mtp_layers not in (0, 1):
-            raise ValueError(f"mtp_layers={self.mtp_layers}: one token further ahead can be predicted, or none")
+            raise ValueError(f"mtp_layers={self.mtp_layers}: expected 0 or 1")
 
     @property
     def period(self) -> int:
@@ -292,12 +289,12 @@ class DecoderConfig:
 
     @property
     def prefix_layers(self) -> tuple[LayerKind, ...]:
-        """The kinds of the layers before the first period."""
+        """The kinds of the prefix layers."""
         return tuple(self.pattern[layer % self.period] for layer in range(self.dense_layers))
 
     @property
     def suffix_layers(self) -> tuple[LayerKind, ...]:
-        """The kinds of the layers after the last whole period."""
+        """The kinds of the suffix layers."""
         return self.pattern[: (self.num_layers - self.dense_layers) % self.period]
 
     @property
@@ -321,7 +318,7 @@ class DecoderConfig:
 
     @property
     def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of every layer that predicts tokens further ahead."""
+        """The kind of every multi-token-prediction (MTP) layer."""
         return ("global",) * self.mtp_layers
 
     @property
@@ -330,14 +327,14 @@ class DecoderConfig:
         return (self.mla or GQAConfig()).head_widths(self)
 
     def mixer(self, kind: LayerKind) -> MixerConfig:
-        """What mixes the tokens of the layers of this kind."""
+        """The token mixer of the layers of this kind."""
         if kind == "linear":
             assert self.linear_attention is not None  # a config with such layers has it
             return self.linear_attention
         return self.mla or GQAConfig()
 
     def layer_path(self, layer: int) -> tuple[str, int | None]:
-        """Where a layer's leaves are: the path of its block, and its position in the stack; None outside of it."""
+        """The path of a layer's block, and its position in the stack; None outside of the stack."""
         later = layer - self.dense_layers
         if later < 0:
             return f"lead.blocks.{layer}", None

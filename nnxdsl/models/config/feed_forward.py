@@ -1,4 +1,4 @@
-"""What a feed-forward is without jax: the facts that checkpoints, plans and the decoder need of it.
+"""Configs of feed-forwards, as checkpoints, plans and the decoder use them; no jax.
 
 A feed-forward is two files: its config, a subclass of `FeedForwardConfig`, and its module, which follows
 `models.feed_forward.FeedForward`.
@@ -35,7 +35,7 @@ class FeedForwardConfig:
         return self
 
     def active_params(self, size: int, axes: Sequence[str | None]) -> int:
-        """How many of the `size` weights of an array with these logical axes one token meets."""
+        """The number of weights that a token activates, of `size` weights of an array with these logical axes."""
         return size
 
 

@@ -1,4 +1,4 @@
-"""What a token mixer is without jax: the facts that checkpoints, plans and the decoder need of it.
+"""Configs of token mixers, as checkpoints, plans and the decoder use them; no jax.
 
 A mixer is two files: its config, a subclass of `MixerConfig`, and its module, which follows `models.mixer.Mixer`.
 """
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class MixerConfig:
-    """The config of what mixes the tokens of a layer.
+    """The config of a layer's token mixer.
 
     Attributes:
         module: the `module:Class` of its nnx module.
-        is_attention: whether each token attends to the tokens before it, so that scores are computed.
+        is_attention: whether attention scores are computed.
     """
 
     module: ClassVar[str]
@@ -33,5 +33,5 @@ class MixerConfig:
         return decoder.head_dim, decoder.head_dim
 
     def divided(self, parts: int) -> Self:
-        """The config of one device's share of the heads, where that many devices share them."""
+        """The config of one device's heads, where `parts` devices share them."""
         return self

@@ -33,19 +33,18 @@ class MoEConfig(FeedForwardConfig):
         shared_expert_dim: width of the shared expert that every token goes through; the sum of the widths where a
             family has several, which is the same; None for none.
         shared_expert_gate: the shared expert's output is multiplied by a sigmoid of the token (Qwen3-Next).
-        scoring: how scores are made of the router's logits. "softmax": over all experts, and the scores of the chosen
+        scoring: scores of experts from the router's logits. "softmax": over all experts, and the scores of the selected
             are the weights; "softmax_of_chosen": the highest logits are chosen, and their softmax is the weights
             (GPT-OSS; equal to "softmax" with `norm_topk_prob`); "sigmoid": of each expert alone (DeepSeek-V3,
             arXiv:2412.19437).
-        norm_topk_prob: weights of the chosen are divided by their sum.
-        routed_scaling_factor: weights are multiplied by it last.
-        n_group: experts are in so many groups of equal size; a group's score is the sum of its two best. With
-            "sigmoid".
-        topk_group: a token chooses among the experts of so many groups.
-        e_score_correction_bias: a bias of each expert is added to its score for the choice, not for the weight
+        norm_topk_prob: the selected experts' weights are divided by their sum.
+        routed_scaling_factor: final factor of the weights.
+        n_group: number of groups of experts; a group's score is the sum of its two best. With "sigmoid".
+        topk_group: number of groups among whose experts a token selects.
+        e_score_correction_bias: a bias is added to each expert's score for the selection, not for the weight
             (arXiv:2408.15664). With "sigmoid".
         router_bias: the router's logits have a bias.
-        expert_bias: the three products of an expert have a bias each.
+        expert_bias: the three products of an expert have biases.
         activation: "silu": `silu(gate) * up`; "clamped_swiglu": that of GPT-OSS, see `models.moe.layer`.
     """
 
@@ -110,7 +109,7 @@ class MoEConfig(FeedForwardConfig):
         return attrs.evolve(self, mlp_dim=cut("activation_mlp", self.mlp_dim))
 
     def active_params(self, size: int, axes: Sequence[str | None]) -> int:
-        """How many of the `size` weights of an array one token meets: its share of the experts."""
+        """The number of weights that a token activates: its share of the experts."""
         return size * self.num_experts_per_tok // self.num_experts if "experts" in axes else size
 
 

@@ -36,7 +36,7 @@ CHOICES: dict[str, Any] = {
     "logit_soft_cap": None,
     "mtp_layers": 0,
 }
-"""What a decoder has unless its family says otherwise."""
+"""Fields of DecoderConfig that a family has by default."""
 
 
 def decoder(
@@ -65,7 +65,7 @@ def decoder(
         vocab: `vocab_size`.
         length: `max_length`.
         rope: `rope_global`.
-        scalar: attention scores are divided by its root; None for `head_dim`.
+        scalar: attention scores are divided by its square root; None for `head_dim`.
         **fields: other fields of DecoderConfig, in place of those of `CHOICES`.
     """
     numbers: dict[str, Any] = {
@@ -136,7 +136,7 @@ class Family:
         model_types: the values of `model_type` that are read; the first is written.
         choices: fields of DecoderConfig that all its members share, where they differ from `CHOICES`.
         defaults: transformers' value of each number that a `config.json` may leave out, see `transformers_defaults`.
-        fixed: fields of `config.json` that would change the mathematics, with the one value that is implemented.
+        fixed: fields of `config.json` that would change the computation, with the only implemented value.
         ignored: fields of `config.json` that have no effect on the forward pass in this family.
         fields: readers and writers of the other fields, in their order.
         prepare: applied to the fields of a file first: second spellings.

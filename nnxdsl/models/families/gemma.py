@@ -27,13 +27,15 @@ class Gemma(Model):
     size: Literal["tiny", "2b", "7b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {
+CHOICES: dict[str, Any] = {
     "norm_scale": "zero_centred",
     "activation": "gelu_tanh",
     "scale_embedding": True,
     "tied_head": True,
 }
-_size = partial(decoder, head_dim=256, rope=Rope(theta=10_000.0), vocab=256_000, length=8192, **_CHOICES)
+"""What all versions of Gemma share."""
+
+_size = partial(decoder, head_dim=256, rope=Rope(theta=10_000.0), vocab=256_000, length=8192, **CHOICES)
 
 # As the published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.
 GEMMA = {
@@ -72,7 +74,7 @@ FAMILY = register(
         sizes=GEMMA,
         architecture="GemmaForCausalLM",
         model_types=("gemma",),
-        choices=_CHOICES,
+        choices=CHOICES,
         defaults=_DEFAULTS,
         fixed={
             "attention_bias": False,

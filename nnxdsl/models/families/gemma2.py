@@ -11,6 +11,7 @@ from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import Rope, local_then_global
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import ScaledQueries, SharedRope, SoftCaps, WindowPattern
+from nnxdsl.models.families.gemma import CHOICES
 from nnxdsl.models.families.registry import register
 
 
@@ -25,13 +26,7 @@ class Gemma2(Model):
     size: Literal["tiny", "2b", "9b", "27b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {
-    "norms": "sandwich",
-    "norm_scale": "zero_centred",
-    "activation": "gelu_tanh",
-    "scale_embedding": True,
-    "tied_head": True,
-}
+_CHOICES: dict[str, Any] = {**CHOICES, "norms": "sandwich"}
 _CAPS: dict[str, Any] = {"attention_soft_cap": 50.0, "logit_soft_cap": 30.0}
 _PATTERN = local_then_global(2)
 _size = partial(decoder, head_dim=256, scalar=256, window=4096, pattern=_PATTERN, rope=Rope(theta=10_000.0),

@@ -13,6 +13,7 @@ from nnxdsl.errors import WeightsError
 from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, ScaledQueries, SoftCaps, WindowPattern
+from nnxdsl.models.families.gemma import CHOICES
 from nnxdsl.models.families.hf_config import ConfigFile
 from nnxdsl.models.families.hf_rope import NAMES, read_entry, read_ropes, rope_to_hf
 from nnxdsl.models.families.registry import register
@@ -29,14 +30,7 @@ class Gemma3(Model):
     size: Literal["tiny", "270m", "1b", "4b", "12b", "27b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {
-    "norms": "sandwich",
-    "norm_scale": "zero_centred",
-    "query_key_norm": "head",
-    "activation": "gelu_tanh",
-    "scale_embedding": True,
-    "tied_head": True,
-}
+_CHOICES: dict[str, Any] = {**CHOICES, "norms": "sandwich", "query_key_norm": "head"}
 _size = partial(decoder, head_dim=256, scalar=256, pattern=local_then_global(6), rope_local=Rope(theta=10_000.0),
                 rope=Rope(theta=1e6), **_CHOICES)  # fmt: skip
 _LONG = Rope(theta=1e6, factor=8.0)
