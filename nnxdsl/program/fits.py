@@ -8,7 +8,7 @@ from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import memory
 
 MARGIN = 1.1
-"""Estimates are within a tenth of what XLA takes (docs/guides/memory.md): what is not more than that beyond is tried."""
+"""Estimates are within a tenth of what XLA takes (docs/guides/memory.md): a job that is over by less is tried."""
 
 _GIB = 2**30
 

@@ -208,8 +208,8 @@ def test_plans_say_which_and_why(experiment: Callable[..., Experiment]) -> None:
 
     synced = Reference.Synced(every_steps=1000, ref_model_mixup_alpha=0.5)
     assert said(reference=synced, **WAYS["lora"]) == (
-        "online: a float32 copy of the adapter, synced every 1,000 steps (ref_model_mixup_alpha=0.5); part of the state "
-        "and of its checkpoints"
+        "online: a float32 copy of the adapter, synced every 1,000 steps (ref_model_mixup_alpha=0.5); part of the "
+        "state and of its checkpoints"
     )
     assert "a float32 copy of the weights" in said(reference=synced)
     assert said(reference=OTHER) == "online: the weights of Weights.HF, run on every batch"

@@ -173,14 +173,14 @@ def test_an_absent_compiler_says_what_to_install(tmp_path: Path, monkeypatch: py
     with pytest.raises(RunError) as caught:
         compiled_report(EXPERIMENT, "h200", 8, home=tmp_path)
     assert str(caught.value) == (
-        "there is no compiler for CUDA GPUs here; install it: pip install 'nnxdsl[plan-cuda]' (or in a directory of its own: pip install "
-        f"--no-deps --target DIR jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib}; NNXDSL_PLAN_PLUGINS=DIR)"
+        "there is no compiler for CUDA GPUs here; install it: pip install 'nnxdsl[plan-cuda]' (or in a "
+        f"directory of its own: pip install --no-deps --target DIR jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib}; NNXDSL_PLAN_PLUGINS=DIR)"
     )
     with pytest.raises(RunError) as caught:
         compiled_report(EXPERIMENT, "v5e", 8, home=tmp_path)
     assert str(caught.value) == (
-        "there is no compiler for TPUs here; install it: pip install 'nnxdsl[plan-tpu]' (or in a directory of its own: pip install "
-        "--no-deps --target DIR libtpu; NNXDSL_PLAN_PLUGINS=DIR)"
+        "there is no compiler for TPUs here; install it: pip install 'nnxdsl[plan-tpu]' (or in a "
+        "directory of its own: pip install --no-deps --target DIR libtpu; NNXDSL_PLAN_PLUGINS=DIR)"
     )
 
 

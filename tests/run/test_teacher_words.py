@@ -145,7 +145,8 @@ def test_it_is_asked_once_for_all_that_ask_the_same(ask: Ask, experiment: Experi
     ask()
     changes = {"steps": 9, "optimizer.b2": 0.95, "objective.hard_weight": 0.5, "batch_size": 2}
     again = ask(program=silent(compile(evolve(experiment, changes))))
-    np.testing.assert_array_equal(again.batch([1, 2, 3], 3).teacher_top_logps, known.batch([1, 2, 3], 3).teacher_top_logps)
+    batches = (dataset.batch([1, 2, 3], 3) for dataset in (again, known))
+    np.testing.assert_array_equal(*(batch.teacher_top_logps for batch in batches))
     assert len(files(tmp_path)) == 1
     # Another teacher, temperature, number of words, or other ids: other questions.
     for changes in ({"objective.temperature": 2.0}, {"objective.top_k": 2}, {"data.max_length": 20}):
