@@ -58,7 +58,7 @@ def choice(site: Site) -> Html:
         tag("textarea", rows=8, name="text", id="layout-text", spellcheck="false"),
         tag("div", tag("button", "Show its layout", type="submit", cls="button primary"), cls="row end"),
         cls="panel",
-        data_do="layout.take_in",
+        data_do="layout.load",
     )
     return join(
         tag("h1", "Layout"),
@@ -93,8 +93,8 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
     kind, _, memory = (ask.query.get("device", "") or DEVICE).partition(":")
     shown = tag("h1", "Layout of ", tag("span", of.words, cls="mono"))
     fields = [
-        _labelled("Of", _select("of", names, here), cls="wide"),
-        _labelled("On", _select("device", devices, kind), cls="wide"),
+        _labelled("Experiment", _select("of", names, here), cls="wide"),
+        _labelled("Device", _select("device", devices, kind), cls="wide"),
     ]
     numbers = [
         _labelled(
@@ -105,7 +105,7 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
         for axis in SIZES
     ]
     second = _labelled(
-        "Beside it",
+        "Compare with mesh",
         tag(
             "input",
             type="text",
@@ -118,7 +118,7 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
         cls="wide",
     )
     own = _labelled(
-        "GiB of each, if others",
+        "Memory per device (GiB)",
         tag(
             "input",
             type="number",
@@ -127,14 +127,14 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
             value=memory,
             min=1,
             step="any",
-            placeholder="as it has",
+            placeholder="as in the catalogue",
         ),
         cls="memory",
     )
     count = len(rules.splitlines()) + len(arrays.splitlines())
     editor = tag(
         "details",
-        tag("summary", "Rules of its own", f" ({count})" if count else ""),
+        tag("summary", "Custom rules", f" ({count})" if count else ""),
         tag("label", HELP, for_="layout-rules", cls="muted small"),
         tag("textarea", rules, name="rules", id="layout-rules", rows=5, spellcheck="false"),
         tag("input", type="hidden", name="rules-were", value=rules_text(experiment.mesh.rules)),

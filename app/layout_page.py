@@ -95,13 +95,13 @@ def choose(site: Site, ask: Ask) -> Answer:
     return Answer(goto=link("/layout", **query))
 
 
-def take_in(site: Site, ask: Ask) -> Answer:
+def load(site: Site, ask: Ask) -> Answer:
     """A pasted text becomes a draft, which the URL then names."""
     try:
         experiment = from_text(ask.fields.get("text", ""))
     except SpecError as error:
         listed = "\n".join(map(str, error.problems[:20]))
-        return Answer(notice=f"This was not taken in:\n{listed}", bad=True)
+        return Answer(notice=f"This could not be loaded:\n{listed}", bad=True)
     texts = form_texts.texts_of(experiment)
     draft = site.drafts.new(texts, to_dict(experiment), "what was pasted")
     return Answer(goto=link("/layout", draft=draft.id))
@@ -256,7 +256,7 @@ PAGE = Page(
         "again": again,
         "reread": reread,
         "cancel": cancel,
-        "take_in": Action(take_in, writes=True),
+        "load": Action(load, writes=True),
         "verify": Action(verify, writes=True),
     },
 )

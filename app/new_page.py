@@ -152,19 +152,19 @@ def plan(site: Site, ask: Ask) -> Answer:
     return Answer(goto=link("/new", **{**ask.query, "tab": "plan", "planned": "1"}))
 
 
-def take_in(site: Site, ask: Ask) -> Answer:
+def load(site: Site, ask: Ask) -> Answer:
     """A pasted text becomes the draft."""
     try:
         experiment = from_text(ask.fields.get("text", ""))
     except SpecError as error:
         listed = "\n".join(map(str, error.problems[:20]))
-        return Answer(notice=f"This was not taken in:\n{listed}", bad=True)
+        return Answer(notice=f"This could not be loaded:\n{listed}", bad=True)
     draft_name = ask.query.get("draft")
     if not draft_name:
         return _begin(site, ask, experiment, "what was pasted")
     draft = _saved(site, ask, form_texts.texts_of(experiment))
     answer = _draft(site, Ask({**ask.query, "draft": draft.id, "tab": ""}), draft)
-    return Answer(answer.regions, notice="Taken in.", query=link("", draft=draft.id).lstrip("?"))
+    return Answer(answer.regions, notice="Loaded.", query=link("", draft=draft.id).lstrip("?"))
 
 
 def _require(site: Site, ask: Ask) -> tuple[Draft, Experiment]:
@@ -315,6 +315,6 @@ PAGE = Page(
         "plan": Action(plan, writes=True),
         "verify": Action(verify, writes=True),
         "cancel": Action(cancel, writes=True),
-        "take_in": Action(take_in, writes=True),
+        "load": Action(load, writes=True),
     },
 )

@@ -1,4 +1,4 @@
-"""What stands beside the form of a new run: problems, Python, changes, the plan, what may be taken in."""
+"""The panel beside the form of a new run: problems, Python, changes, the plan, the import of text."""
 
 from __future__ import annotations
 
@@ -154,6 +154,6 @@ def import_form() -> Html:
             tag("input", type="file", accept=".py,.json,.txt", data_reads="import-text"),
             cls="small",
         ),
-        tag("div", tag("button", "Take it in", type="submit", cls="button primary"), cls="row end"),
-        data_do="new.take_in",
+        tag("div", tag("button", "Load", type="submit", cls="button primary"), cls="row end"),
+        data_do="new.load",
     )

@@ -24,8 +24,8 @@ def form(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
 def _generate(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
     most = site.settings.limits.new_tokens
     settings = [
-        _number(query, "max", "Most new tokens", min=1, max=most, step=1),
-        _number(query, "samples", "Answers of each", min=1, max=MOST_SAMPLES, step=1),
+        _number(query, "max", "Max new tokens", min=1, max=most, step=1),
+        _number(query, "samples", "Samples per model", min=1, max=MOST_SAMPLES, step=1),
         _number(query, "temperature", "Temperature (0: greedy)", min=0, max=10, step="any"),
         _number(query, "top_k", "Top-k", min=1, step=1, placeholder="all"),
         _number(query, "top_p", "Top-p", min=0, max=1, step="any", placeholder="all"),

@@ -153,9 +153,9 @@ def _settings(result: Mapping[str, Any]) -> Html:
         ("Temperature", "0: always the likeliest token" if greedy else number(sampling["temperature"])),
         ("Top-k", sampling["top_k"] or "all tokens"),
         ("Top-p", sampling["top_p"] or "all tokens"),
-        ("Most new tokens", f"{sampling['max_new_tokens']:,}"),
+        ("Max new tokens", f"{sampling['max_new_tokens']:,}"),
         ("Seed", "of no effect at temperature 0" if greedy else f"{sampling['seed']}, the same draws for both"),
-        ("Answers of each", 1 + len(result["policy"].get("more", ()))),
+        ("Samples per model", 1 + len(result["policy"].get("more", ()))),
     ]
     return tag("section", tag("h2", "Sampling"), facts(rows), cls="panel")
 

@@ -140,10 +140,10 @@ def test_the_form_follows_its_classes_and_takes_python_in(app: Any, open_page: O
     text["seed"] = 77
     shown.get_by_role("link", name="Import", exact=True).click()
     shown.locator("#import-text").fill("import os")
-    shown.get_by_role("button", name="Take it in").click()
+    shown.get_by_role("button", name="Load", exact=True).click()
     shown.wait_for_selector(".notice.bad:has-text('line 1, column 1')")
     shown.locator("#import-text").fill(json.dumps(text))
-    shown.get_by_role("button", name="Take it in").click()
+    shown.get_by_role("button", name="Load", exact=True).click()
     shown.wait_for_selector("#new-python:has-text('seed=77')")
     assert shown.locator("[id='f-seed']").input_value() == "77"
 

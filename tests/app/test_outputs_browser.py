@@ -48,7 +48,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     assert f"run={run.name}" in shown.url
     # generate: the greedy answer is the one that the run itself wrote at its end
     shown.get_by_label("Prompt", exact=True).fill("Say 1: ")
-    shown.get_by_label("Most new tokens").fill("4")
+    shown.get_by_label("Max new tokens").fill("4")
     shown.get_by_role("button", name="Generate").click()
     shown.wait_for_selector("#outputs-result [role=status]")
     answered(shown, ".pane.policy")
@@ -62,7 +62,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     shot(shown, "generate")
     # blind: nothing tells whose is whose before the vote
     shown.get_by_label("Temperature (0: greedy)").fill("1.5")
-    shown.get_by_label("Most new tokens").fill("12")
+    shown.get_by_label("Max new tokens").fill("12")
     shown.get_by_label("Blind: hide whose answer is whose until I vote").check()
     shown.get_by_role("button", name="Generate").click()
     answered(shown, "h2:text('Answer A')")
@@ -122,7 +122,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
 def test_what_models_say_never_runs_and_work_can_be_cancelled(app: Any, open_page: Open, run: Path) -> None:
     shown = open_page(app.url(f"/outputs?run={run.name}"))
     shown.get_by_label("Prompt", exact=True).fill(EVIL)
-    shown.get_by_label("Most new tokens").fill("1")
+    shown.get_by_label("Max new tokens").fill("1")
     shown.get_by_role("button", name="Generate").click()
     shown.get_by_role("button", name="Cancel").click()
     shown.wait_for_selector("#outputs-result :text('It was cancelled')")
