@@ -174,7 +174,8 @@ def test_an_absent_compiler_says_what_to_install(tmp_path: Path, monkeypatch: py
         compiled_report(EXPERIMENT, "h200", 8, home=tmp_path)
     assert str(caught.value) == (
         "there is no compiler for CUDA GPUs here; install it: pip install 'nnxdsl[plan-cuda]' (or in a "
-        f"directory of its own: pip install --no-deps --target DIR jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib}; NNXDSL_PLAN_PLUGINS=DIR)"
+        f"directory of its own: pip install --no-deps --target DIR jax-cuda12-plugin=={jaxlib} "
+        f"jax-cuda12-pjrt=={jaxlib}; NNXDSL_PLAN_PLUGINS=DIR)"
     )
     with pytest.raises(RunError) as caught:
         compiled_report(EXPERIMENT, "v5e", 8, home=tmp_path)
