@@ -83,7 +83,7 @@ class Downloads:
         try:
             request = self.site.answers.find(key)
             if method != "GET" or request is None or request.result is None:
-                raise RunError("this answer is not kept any more; ask again")
+                raise RunError("this answer is no longer stored; generate it again")
             text = exported(request.result, kind)
         except RunError as error:
             await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)

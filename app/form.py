@@ -83,7 +83,7 @@ def _differs(look: Look, path: str) -> bool:
 
 
 def _gist(look: Look, names: list[str]) -> str:
-    """What a closed group says of itself."""
+    """The summary of a closed group: its types."""
     types = [look.texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in look.texts]
     if look.texts.get("model.size") and "model" in names:
         types.append(look.texts["model.size"])

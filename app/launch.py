@@ -383,7 +383,7 @@ class Launcher:
             lines.close()
 
     def audited(self, run: str) -> list[dict[str, Any]]:
-        """What was asked of a run through the app."""
+        """Actions on a run through the app."""
         try:
             return [row for row in JsonLines(self._own / "audit.jsonl").read() if row.get("run") == run]
         except RunError:

@@ -90,7 +90,7 @@ def reread(site: Site, ask: Ask) -> Answer:
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """What is being worked out; the form is left alone."""
+    """The panel while a plan is computed; the form is not sent again."""
     if not ask.query.get("draft"):
         return opened(site, ask)
     draft = site.drafts.load(ask.query["draft"])
@@ -259,7 +259,7 @@ def _head(site: Site, draft: Draft) -> Html:
     else:
         note = join("it will be ", tag("span", experiment.id, cls="mono"))
     buttons = [
-        # With the form as it stands now: what was typed a moment ago may not have been told yet.
+        # With the form's fields: the last edit may not have been sent yet.
         action(
             "Plan", "new.plan", title="how much memory it takes, and where", disabled=not ready, data_form="spec-form"
         ),

@@ -71,7 +71,7 @@ def voted(site: Site, ask: Ask) -> Answer:
     here, key = chosen(site, ask), ask.text("key")
     request = site.answers.find(key)
     if request is None or request.result is None:
-        return Answer(notice="This answer is not kept any more; ask again.", bad=True)
+        return Answer(notice="This answer is no longer stored; generate it again.", bad=True)
     whose = site.votes.add(request, ask.text("choice"))
     message = "Noted: no difference." if whose == "tie" else f"Noted: you preferred {_whose(request, whose)}."
     return Answer({"result": _result(site, here, ask)}, notice=message)
@@ -173,7 +173,7 @@ def _result(site: Site, here: Chosen, ask: Ask) -> Html:
     if found.result is None:
         return join(
             tag("pre", found.error, cls="error", role="alert"),
-            tag("p", "Change what is asked, or press the button to try again.", cls="muted"),
+            tag("p", "Change the request, or press the button to try again.", cls="muted"),
         )
     shown = _SHOWN[here.tab](site, here, found, ask.query)
     took = tag("p", f"Computed in {duration(found.seconds)} on {found.result.get('device', '-')}.", cls="small muted")
@@ -209,7 +209,7 @@ def _nothing(site: Site, here: Chosen, ask: Ask) -> Html:
         return tag("p", "This was not computed before, and a read-only app computes nothing.", cls="empty")
     if ask.query.get("key") or ask.query.get("from"):
         return tag(
-            "p", "What this link names is not kept any more, or not computed yet: press the button.", cls="empty"
+            "p", "The answer of this link is no longer stored, or not computed yet: press the button.", cls="empty"
         )
     words = {
         "": "Write a prompt or choose a held-out one, and press Generate. Both models draw with the same seed.",
@@ -221,7 +221,7 @@ def _nothing(site: Site, here: Chosen, ask: Ask) -> Html:
 
 
 def _at_work(site: Site, found: Request) -> Html:
-    stage = "waiting for what was asked before" if found.state == "waiting" else found.stage
+    stage = "waiting for an earlier request" if found.state == "waiting" else found.stage
     words = f"{stage[:1].upper()}{stage[1:]}, {duration(found.seconds)} so far."
     hint = None
     if found.seconds < 20:

@@ -1,4 +1,4 @@
-"""What is told of held-out pairs as a whole: accuracy with its interval, lengths; knows numbers, no page."""
+"""Statistics of held-out pairs: accuracy with its interval, lengths; knows numbers, no page."""
 
 from __future__ import annotations
 

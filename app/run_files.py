@@ -132,7 +132,7 @@ def _attempt(one: dict[str, Any]) -> Html:
 
 
 def events(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """The tab of what happened, and what was asked through the app."""
+    """The tab of events and of actions through the app."""
     own = [(event.get("time"), "run", _event_words(event)) for event in directory.events()]
     selected = [
         (one.get("time"), f"app, {one.get('by') or 'somebody'}", str(one.get("action")))

@@ -85,7 +85,7 @@ def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | Non
     """Why it does not go on, and what to do: the exception first."""
     status = row.status
     if state == "failed":
-        error = str(status.get("error") or "It did not say why.")
+        error = str(status.get("error") or "No error was recorded.")
         return join(tag("pre", error, cls="error", role="alert"), _blame(directory, row, error))
     if state == "lost":
         if row.doubt:

@@ -81,7 +81,7 @@ def retag(site: Site, ask: Ask) -> Answer:
     if site.index.row(run) is None:
         return Answer(notice=f"There is no run {run}.", bad=True)
     site.tags.set(run, words_of(ask.fields.get("tags", "")), ask.client)
-    return _done(site, ask, "Its tags are kept.")
+    return _done(site, ask, "The tags were saved.")
 
 
 def delete(site: Site, ask: Ask) -> Answer:
@@ -134,7 +134,7 @@ def _tags(site: Site, run: str) -> Html:
         name="tags",
         value=", ".join(words),
         placeholder="baseline, sweep-3",
-        aria_label="Tags, parted by commas",
+        aria_label="Tags, separated by commas",
     )
     save = tag("button", "Keep", type="submit", cls="button small")
     editor = tag(
