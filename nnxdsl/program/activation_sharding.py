@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
 from nnxdsl.program.blueprint import Blueprint
-from nnxdsl.program.forward import Forward
+from nnxdsl.program.forward import Forward, ForwardSharding
 from nnxdsl.sharding.rules import Axes, pieces
 
 
@@ -49,10 +49,9 @@ def flows(blueprint: Blueprint) -> list[Flow]:
         blueprint.compute,
         blueprint.remat,
         experiment.memory.logprob_tokens,
-        note,
-        length_multiple=layout.length_shards,
-        cuts=layout.cuts,
-        platform=blueprint.platform,
+        sharding=ForwardSharding(
+            note, cuts=layout.cuts, length_multiple=layout.length_shards, platform=blueprint.platform
+        ),
     )
     rows = experiment.rows_at_once
     blocks = layout.batch_shards(rows)

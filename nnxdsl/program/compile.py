@@ -29,7 +29,7 @@ from nnxdsl.program.auto_remat import resolve_remat
 from nnxdsl.program.batches import kind_of
 from nnxdsl.program.batches.abstract import abstract_batch
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
-from nnxdsl.program.forward import Forward, ForwardOutput, Leaves
+from nnxdsl.program.forward import Forward, ForwardOutput, ForwardSharding, Leaves, forward_options
 from nnxdsl.program.loss_fn import LossFn
 from nnxdsl.program.policy_loss import PolicyLoss
 from nnxdsl.program.reference import OwnWeights
@@ -350,26 +350,24 @@ def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | No
     # Within a vmap over workers, or in stages, shardings cannot be inspected.
     if constrain is not None and on_sharding is not None and layout.stages == 1 and experiment.outer is None:
         constrain = report_shardings(constrain, on_sharding)
-    objective = experiment.objective
+    is_sharded = mesh.size > 1
+    sharding = ForwardSharding(
+        constrain=constrain,
+        shard_weights=layout.shard_weights(mesh) if is_sharded or layout.offload else None,
+        shard_map_call=layout.shard_map_call(mesh) if is_sharded else None,
+        cuts=layout.cuts if is_sharded else None,
+        length_multiple=layout.length_shards,
+        stages=layout.stages,
+        row_shards=layout.batch_shards(experiment.rows_at_once),
+        platform=blueprint.platform,
+    )
     return Forward(
         dtype=blueprint.compute,
         remat=blueprint.remat,
         logprob_tokens=experiment.memory.logprob_tokens,
-        constrain=constrain,
-        shard_weights=layout.shard_weights(mesh) if mesh.size > 1 or layout.offload else None,
-        length_multiple=layout.length_shards,
-        stages=layout.stages,
-        row_shards=layout.batch_shards(experiment.rows_at_once),
-        cuts=layout.cuts if mesh.size > 1 else None,
-        platform=blueprint.platform,
         kernels=blueprint.kernels.on(device, experiment.name),
-        shard_map_call=layout.shard_map_call(mesh) if mesh.size > 1 else None,
-        temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
-        ld_alpha=objective.ld_alpha,
-        uses_wpo="wpo" in (term.weighting for term in objective.all_terms),
-        distill=objective if isinstance(objective, Distill) else None,
-        uses_router_stats=experiment.router_aux_loss_coef > 0,
-        uses_mtp=experiment.mtp_loss_weight > 0,
+        sharding=sharding,
+        options=forward_options(experiment),
     )
 
 
@@ -378,8 +376,10 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
     experiment = blueprint.experiment
 
     def other(layout: Layout, part: str) -> Forward:
-        shard_weights = None if forward.shard_weights is None else layout.shard_weights(mesh, (part,))
-        return attrs.evolve(forward, remat="none", shard_weights=shard_weights, uses_router_stats=False)
+        sharding, options = forward.sharding, attrs.evolve(forward.options, uses_router_stats=False)
+        if sharding.shard_weights is not None:
+            sharding = attrs.evolve(sharding, shard_weights=layout.shard_weights(mesh, (part,)))
+        return attrs.evolve(forward, remat="none", sharding=sharding, options=options)
 
     reference, teacher = blueprint.reference, blueprint.teacher
     if isinstance(reference, OwnWeights):
@@ -423,14 +423,17 @@ def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int
     own = blueprint.layout.within_worker
 
     def within(forward: Forward, layout: Layout, *parts: str) -> Forward:
-        limit = forward.logprob_tokens
+        limit, sharding = forward.logprob_tokens, forward.sharding
         return attrs.evolve(
             forward,
             logprob_tokens=None if limit is None else max(limit // workers, 1),
-            constrain=own.constrain(mesh) if forward.constrain else None,
-            shard_weights=layout.shard_weights(mesh, parts) if forward.shard_weights else None,
-            cuts=own.cuts if forward.cuts else None,
-            shard_map_call=own.shard_map_call(mesh) if forward.shard_map_call else None,
+            sharding=attrs.evolve(
+                sharding,
+                constrain=own.constrain(mesh) if sharding.constrain else None,
+                shard_weights=layout.shard_weights(mesh, parts) if sharding.shard_weights else None,
+                shard_map_call=own.shard_map_call(mesh) if sharding.shard_map_call else None,
+                cuts=own.cuts if sharding.cuts else None,
+            ),
         )
 
     reference_layout = loss.reference.placed_in(blueprint.layout).within_worker

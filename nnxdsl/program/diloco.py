@@ -141,7 +141,7 @@ class DiLoCoStep:
 
     def _constrained(self, batch: Batch) -> Batch:
         """A worker's rows on its own devices: token ids are moved, and nothing that is made of them."""
-        constrain = self.worker.loss.forward.constrain
+        constrain = self.worker.loss.forward.sharding.constrain
         if constrain is None:
             return batch
         return jax.tree.map(lambda x: constrain(x, ("batch", *(None,) * (x.ndim - 1))), batch)

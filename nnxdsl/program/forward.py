@@ -13,7 +13,9 @@ import attrs
 import jax
 import jax.numpy as jnp
 
+from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, distance, feature_distance
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_distance
@@ -50,65 +52,100 @@ class ForwardOutput(NamedTuple):
 
 
 @attrs.frozen
+class ForwardSharding:
+    """How a forward pass is laid out over devices; without arguments, one CPU.
+
+    Attributes:
+        constrain: Constrains an activation's sharding by its logical axes; None on one device.
+        shard_weights: Constrains a weight's sharding by its path, and fetches it where it is offloaded to host memory;
+            None on one device.
+        shard_map_call: Computes per device what XLA does not partition; None on one device.
+        cuts: Over how many devices an activation's dimensions are sharded; None on one device.
+        length_multiple: Rows are padded to a multiple of so many tokens, so that they divide over devices.
+        stages: Pipeline stages of the stack of layers.
+        row_shards: Over how many devices the rows are sharded.
+        platform: "cpu", "gpu" or "tpu".
+    """
+
+    constrain: Constraint | None = None
+    shard_weights: WeightSharding | None = None
+    shard_map_call: ShardMapCall | None = None
+    cuts: Cuts | None = None
+    length_multiple: int = 1
+    stages: int = 1
+    row_shards: int = 1
+    platform: str = "cpu"
+
+
+@attrs.frozen
+class ForwardOptions:
+    """What an objective reads of a forward pass; what no loss reads is not computed.
+
+    Attributes:
+        temperature: Logits are divided by it before they become log-probabilities.
+        ld_alpha: Weight of a pair's tokens beyond the length of the shorter completion.
+        uses_wpo: Whether a loss reads WPO weights.
+        distill: How the distance from a teacher is measured; None without a teacher.
+        uses_router_stats: Whether a loss reads router statistics; unread ones would be computed backward all the same.
+        uses_mtp: Whether a loss reads multi-token prediction.
+    """
+
+    temperature: float = 1.0
+    ld_alpha: float = 1.0
+    uses_wpo: bool = False
+    distill: Distill | None = None
+    uses_router_stats: bool = False
+    uses_mtp: bool = False
+
+
+def forward_options(experiment: Experiment) -> ForwardOptions:
+    """What the losses of an experiment read of its forward pass."""
+    objective = experiment.objective
+    return ForwardOptions(
+        temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
+        ld_alpha=objective.ld_alpha,
+        uses_wpo="wpo" in (term.weighting for term in objective.all_terms),
+        distill=objective if isinstance(objective, Distill) else None,
+        uses_router_stats=experiment.router_aux_loss_coef > 0,
+        uses_mtp=experiment.mtp_loss_weight > 0,
+    )
+
+
+@attrs.frozen
 class Forward:
     """How a forward pass is computed.
 
     Attributes:
         dtype: Of activations and products.
-        remat: What is kept for the backward pass.
+        remat: The rematerialization policy.
         logprob_tokens: The most tokens whose logits may exist at one time; None for as many as are quick.
-        constrain: Lays an activation out over the devices by its logical axes; None on one device.
-        shard_weights: Lays a weight out, by its path, and fetches it from the host's memory if it is there; None on one
-            device.
-        length_multiple: Rows are filled to a multiple of so many tokens, so that they can be cut into as many parts.
-        stages: In how many stages the stack of layers is cut.
-        row_shards: Over how many devices the rows are cut.
-        cuts: In how many pieces an activation's dimensions are cut; None on one device.
-        platform: "cpu", "gpu" or "tpu".
-        kernels: What chooses attention's kernel for rows of a layout.
-        shard_map_call: Computes what cannot be cut on each device's part of activations; None on one device.
-        uses_router_stats: Whether a loss reads router statistics; unread ones would be computed backward all the same.
-        temperature: What logits are divided by before they are log-probabilities.
-        ld_alpha: What a token of a pair counts beyond the length of the shorter completion.
-        uses_wpo: Whether a loss reads how likely the policy finds completions.
-        distill: How the distance from a teacher is measured; None where there is none.
-        uses_mtp: Whether a loss reads what is predicted one token earlier.
+        kernels: Selects the attention kernel for rows of a layout.
+        sharding: How it is laid out over devices.
+        options: What the losses read of it.
     """
 
     dtype: Any
     remat: Remat
     logprob_tokens: int | None
-    constrain: Constraint | None = None
-    shard_weights: WeightSharding | None = None
-    length_multiple: int = 1
-    stages: int = 1
-    row_shards: int = 1
-    cuts: Cuts | None = None
-    platform: str = "cpu"
     kernels: Kernels = attrs.field(factory=Kernels)
-    shard_map_call: ShardMapCall | None = None
-    uses_router_stats: bool = False
-    temperature: float = 1.0
-    ld_alpha: float = 1.0
-    uses_wpo: bool = False
-    distill: Distill | None = None
-    uses_mtp: bool = False
+    sharding: ForwardSharding = attrs.field(factory=ForwardSharding)
+    options: ForwardOptions = attrs.field(factory=ForwardOptions)
 
     def read(self, model: Decoder, batch: Batch, teacher: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
         """What the loss reads of a model over a batch of any kind; with a teacher's outputs, the distance from it."""
-        kind = kind_of(batch)
+        kind, distill = kind_of(batch), self.options.distill
         hidden, routing, mtp_hidden = self._hidden(model, kind.rows(batch))
         targets = kind.targets(hidden, batch)
         mtp_targets = None if mtp_hidden is None else kind.mtp_targets(mtp_hidden, batch)
         further = None if mtp_targets is None else self._stats(mtp_targets, model)
         # No gradient is computed of log-probabilities that the loss does not read.
-        is_read = teacher is None or self.distill is None or self.distill.hard_weight > 0
+        is_read = teacher is None or distill is None or distill.hard_weight > 0
         stats = self._stats(targets, model, has_gradient=is_read)
-        aligned = partial(self._aligned, targets, model, stats) if self.uses_wpo else None
-        scored, token_stats = kind.loss_inputs(stats, batch, PairOptions(self.ld_alpha, aligned))
+        aligned = partial(self._aligned, targets, model, stats) if self.options.uses_wpo else None
+        scored, token_stats = kind.loss_inputs(stats, batch, PairOptions(self.options.ld_alpha, aligned))
         if teacher is not None:
             features = None
-            if self.distill is not None and self.distill.feature_weight and isinstance(teacher, TeacherOutputs):
+            if distill is not None and distill.feature_weight and isinstance(teacher, TeacherOutputs):
                 features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
             scored = DistillationInputs(stats, self._distance(targets, model, teacher), features)
         return ForwardOutput(scored, token_stats, routing, further)
@@ -122,19 +159,21 @@ class Forward:
 
     def teacher_top_k(self, model: Decoder, batch: Batch) -> TeacherTopK:
         """The tokens that a teacher finds likeliest in place of each target of a batch of sequences."""
-        assert self.distill is not None
+        assert self.options.distill is not None
         kind = kind_of(batch)
         hidden, _, _ = self._hidden(model, kind.rows(batch))
         predicting, _, mask = kind.targets(hidden, batch)
         soft_cap = model.config.logit_soft_cap
         return teacher_top_k(
-            predicting, model.head(), mask, self.distill, soft_cap, self.logprob_tokens, self.shard_context
+            predicting, model.head(), mask, self.options.distill, soft_cap, self.logprob_tokens, self.shard_context
         )
 
     @property
     def shard_context(self) -> ShardContext:
         """Where logits are computed."""
-        return ShardContext(self.platform, self.constrain, self.cuts, self.length_multiple)
+        return ShardContext(
+            self.sharding.platform, self.sharding.constrain, self.sharding.cuts, self.sharding.length_multiple
+        )
 
     def model(self, template: AbstractModel, leaves: Mapping[str, jax.Array]) -> Decoder:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
@@ -147,7 +186,7 @@ class Forward:
     def with_shardings(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Weights, or their gradients, where the layout wants them."""
         return {
-            path: leaf if self.shard_weights is None else self.shard_weights(path, leaf)
+            path: leaf if self.sharding.shard_weights is None else self.sharding.shard_weights(path, leaf)
             for path, leaf in leaves.items()
         }
 
@@ -158,29 +197,32 @@ class Forward:
         """
         tokens, places, row = rows
         length = tokens.shape[1]
-        if fill := -length % self.length_multiple:
+        if fill := -length % self.sharding.length_multiple:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
             places = TokenPositions(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
         method = self.kernels.method(row.filled(tokens.shape[1]))
-        with sharding_hooks(self.constrain, self.shard_weights, self.shard_map_call):
+        with sharding_hooks(self.sharding.constrain, self.sharding.shard_weights, self.sharding.shard_map_call):
             stages = self._stages(len(tokens))
             out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
             routing, beyond = out.router_stats, None
-            if self.uses_mtp:
+            if self.options.uses_mtp:
                 given = {"dtype": self.dtype, "remat": self.remat, "method": method}
                 beyond, more = model.mtp_hidden(out.hidden, tokens, places, **given)
                 routing, beyond = add_router_stats(routing, more), beyond[:, :length]
-        return out.hidden[:, :length], routing if self.uses_router_stats else None, beyond
+        return out.hidden[:, :length], routing if self.options.uses_router_stats else None, beyond
 
     def _stages(self, rows: int) -> Stages | None:
-        if self.stages == 1:
+        if self.sharding.stages == 1:
             return None
-        return Stages(self.stages, parts_in_stages(self.stages, rows // self.row_shards), "stage")
+        return Stages(
+            self.sharding.stages, parts_in_stages(self.sharding.stages, rows // self.sharding.row_shards), "stage"
+        )
 
     def _aligned(self, targets: Targets, model: Decoder, stats: TokenStats) -> jax.Array:
         """Of each target `log p - log(sum of p^2 over the vocabulary)`, without a gradient; zero where masked."""
         # The sum of squares is the sum of exponentials of twice the logits, over the square of that of the logits.
-        sharper = attrs.evolve(self, temperature=self.temperature / 2)
+        options = attrs.evolve(self.options, temperature=self.options.temperature / 2)
+        sharper = attrs.evolve(self, options=options)
         log_z = sharper._stats(targets, model, has_gradient=False).log_z
         return jax.lax.stop_gradient(jnp.where(targets.mask, stats.logp + 2 * stats.log_z - log_z, 0.0))
 
@@ -188,15 +230,15 @@ class Forward:
         hidden, head, soft_cap = targets.hidden, model.head(), model.config.logit_soft_cap
         if not has_gradient:
             hidden, head = jax.lax.stop_gradient((hidden, head))
-        if self.temperature != 1:  # of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t))
-            hidden = hidden / self.temperature
-            soft_cap = None if soft_cap is None else soft_cap / self.temperature
+        if self.options.temperature != 1:  # of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t))
+            hidden = hidden / self.options.temperature
+            soft_cap = None if soft_cap is None else soft_cap / self.options.temperature
         limit = self.logprob_tokens
         return token_stats(hidden, head, targets.ids, targets.mask, limit, soft_cap, self.shard_context)
 
     def _distance(self, targets: Targets, model: Decoder, teacher: TeacherOutputs | TeacherTopK) -> jax.Array:
-        assert self.distill is not None
-        given = targets.mask, self.distill, model.config.logit_soft_cap, self.logprob_tokens, self.shard_context
+        assert self.options.distill is not None
+        given = targets.mask, self.options.distill, model.config.logit_soft_cap, self.logprob_tokens, self.shard_context
         if isinstance(teacher, TeacherTopK):
             return top_distance(targets.hidden, model.head(), teacher, *given)
         return distance(targets.hidden, model.head(), teacher, *given)

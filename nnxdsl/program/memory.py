@@ -32,7 +32,7 @@ from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
 from nnxdsl.program.blueprint import Blueprint, template
-from nnxdsl.program.forward import Forward, parts_in_stages
+from nnxdsl.program.forward import Forward, ForwardOptions, parts_in_stages
 from nnxdsl.sharding.layout import bits
 from nnxdsl.sharding.rules import pieces
 
@@ -287,7 +287,8 @@ def residual_bytes(share: Share, rows: int, remat: Remat) -> int:
     model = _network(share.config, share.frozen_dtype, share.adapter)
     # With one token at a time, so that no logits are kept.
     kernels = Kernels(share.attention)
-    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, uses_mtp=share.further)
+    options = ForwardOptions(uses_mtp=share.further)
+    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, options=options)
     batch = abstract_batch(share.data, rows)
     trained = {path for path in model.variables if path in share.trainable}
     leaves = {
