@@ -198,7 +198,7 @@ class Kubernetes(Launcher):
 
 @attrs.frozen(kw_only=True)
 class SkyPilot(Launcher):
-    """A task of SkyPilot (https://docs.skypilot.co), written as a file for `sky launch`; never submitted from here.
+    """A task of SkyPilot (https://docs.skypilot.co), a file for `sky jobs launch`; never submitted from here.
 
     Attributes:
         accelerators: Accelerators of each node, such as "H200:8" or "tpu-v5e-8"; None for CPUs alone.
@@ -213,7 +213,7 @@ class SkyPilot(Launcher):
             theirs.
         home: The directory of all runs on the machine, where the bucket is mounted.
         directory: The local directory that is copied to the machines, and the working directory of the command; "." is
-            that where `sky launch` is typed. None copies nothing.
+            that where `sky jobs launch` is run. None copies nothing.
         setup: Lines of shell that prepare a machine.
         variables: Variables of the environment, as they are: no secrets.
         secrets: Names of variables that whoever launches the file gives with `--secret`.

@@ -51,7 +51,7 @@ class Lab:
 
     def without_training(self) -> Lab:
         """The same, where what is started only writes what a run writes."""
-        return attrs.evolve(self, command=(str(Path(__file__).parent / "drive_stand_ins.py"),))
+        return attrs.evolve(self, command=(str(Path(__file__).parent / "drive_fake_runs.py"),))
 
     @property
     def home(self) -> Path:

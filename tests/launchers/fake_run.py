@@ -1,4 +1,4 @@
-"""A run without training: what `nnxdsl run` writes into its directory, step by step. `stand_in.py FILE HOME`."""
+"""A run without training: what `nnxdsl run` writes into its directory, step by step. `fake_run.py FILE HOME`."""
 
 from __future__ import annotations
 

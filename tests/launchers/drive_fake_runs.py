@@ -1,4 +1,4 @@
-"""`nnxdsl WORDS`, where what is started is `stand_in.py` in place of `nnxdsl run`."""
+"""`nnxdsl WORDS`, where what is started is `fake_run.py` in place of `nnxdsl run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nnxdsl.cli.dispatch import main
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.launch import driver, job
 
-STAND_IN = str(Path(__file__).parent / "stand_in.py")
+FAKE_RUN = str(Path(__file__).parent / "fake_run.py")
 prepare = job.prepare
 
 
@@ -20,7 +20,7 @@ class StandIn(job.Job):
     """The same job with another program."""
 
     def command(self, python: str = sys.executable, *more: str) -> list[str]:
-        return [python, STAND_IN, self.words[1], self.words[3], *more]
+        return [python, FAKE_RUN, self.words[1], self.words[3], *more]
 
 
 def prepared(experiment: Experiment, home: Path, variables: Mapping[str, str]) -> job.Job:
