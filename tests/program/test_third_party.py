@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import attrs
 import jax
 import numpy as np
+import optax
 import pytest
 from small_lab.model import Small
 from small_lab.scored_data import Scored
@@ -39,6 +40,9 @@ from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.errors import SpecError
 from nnxdsl.formats import hf
 from nnxdsl.models.families.registry import from_hf, to_hf
+from nnxdsl.optim import optimizers, schedules
+from nnxdsl.optim.param_roles import Role
+from nnxdsl.optim.schedules import Curve
 from nnxdsl.planning.plan import Lengths, memory, plan
 from nnxdsl.program.architecture import architecture
 from nnxdsl.program.batches.abstract import lengths
@@ -159,6 +163,42 @@ def test_a_family_of_one_file_trains_is_exported_and_read_again(
         np.testing.assert_array_equal(reader.leaf(path), leaf)
     loaded = evolve(experiment(model=Pico("tiny")), {"model.weights": Weights.HF(str(tmp_path))})
     assert architecture(loaded.model) == config
+
+
+@attrs.frozen(kw_only=True)
+class SignSGD(Optimizer):
+    """The sign of the gradient (Bernstein et al. 2018, arXiv:1802.04434)."""
+
+
+@attrs.frozen(kw_only=True)
+class Halving(Schedule):
+    """A learning rate that halves at every step."""
+
+    lr: float = 0.25
+
+
+@optimizers.build.register(SignSGD)
+def _(optimizer: SignSGD, curve: Curve, roles: Mapping[str, Role]) -> optax.GradientTransformation:
+    return optax.sign_sgd(curve)
+
+
+@schedules.learning_rate.register(Halving)
+def _(schedule: Halving, steps: int) -> Curve:
+    return lambda step: schedule.lr * 0.5**step
+
+
+def test_an_optimizer_and_a_schedule_of_one_class_train(
+    experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
+) -> None:
+    program = compile(experiment(model=SHALLOW, optimizer=SignSGD(schedule=Halving(), max_grad_norm=None)))
+    state = trained(program)
+    for lr in (0.25, 0.125):
+        before = {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
+        state, metrics = program.step(state, pairs(4))
+        assert float(metrics["learning_rate"]) == lr
+        steps = np.concatenate([np.ravel(np.abs(state.trainable[path] - leaf)) for path, leaf in before.items()])
+        assert set(np.round(steps, 5)) <= {0.0, lr}
+        assert np.mean(steps > 0) > 0.5
 
 
 @attrs.frozen(kw_only=True)
