@@ -1,6 +1,6 @@
 """What is minimised, from log-probabilities and masks alone: a loss knows no model, no adapter and no device.
 
-Here are what every loss says, and the loss of sequences; those of pairs are in `preferences.py`. A third party adds
+The interface of losses, and the loss of sequences; those of pairs are in `preference.py`. A third party adds
 one in a file of its own: a frozen subclass of `Objective`, and a function registered with
 `@losses.build.register(MyObjective)`.
 """
@@ -24,14 +24,14 @@ from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 
 class WeightedMean(NamedTuple):
-    """A sum and what it is to be divided by, kept apart until everything has been added up."""
+    """A sum and its divisor, which are added over micro-batches and devices and divided once."""
 
     total: jax.Array
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - nobody counts the items of a Ratio
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - not `tuple.count`
 
 
 class LossTerms(NamedTuple):
-    """What a loss says of one micro-batch: sums, which add over micro-batches and devices.
+    """The loss and metrics of one micro-batch as sums, which add over micro-batches and devices.
 
     Attributes:
         loss: Its `count` is the weight that the gradient is divided by as well.
@@ -64,7 +64,7 @@ class PairLogps(NamedTuple):
 
 
 Loss = Callable[[Any, Any, jax.Array], LossTerms]
-"""From what policy and reference (None where there is none) say of a micro-batch, and the weight of each row `[B]`,
+"""From the loss inputs of policy and reference (None without one) of a micro-batch, and the weight of each row `[B]`,
 to the terms. Both are `PairLogps` where the objective reads pairs, and `TokenStats` where it reads sequences."""
 
 

@@ -32,7 +32,7 @@ from nnxdsl.losses.lm_head.token_stats import Chunks, ShardContext, TokenStats
 
 
 class TeacherOutputs(NamedTuple):
-    """What a teacher says of a micro-batch.
+    """The outputs of a teacher for a micro-batch.
 
     Attributes:
         hidden: Its final hidden states at the positions that predict the targets, `[B, N, E]`.

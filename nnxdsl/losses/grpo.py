@@ -26,7 +26,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class RolloutOutputs(NamedTuple):
-    """What one model says of answers that a policy has given.
+    """One model's log-probabilities of completions that a policy has generated.
 
     Attributes:
         stats: Of each of their tokens, `[B, N]`.

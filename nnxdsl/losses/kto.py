@@ -1,4 +1,4 @@
-"""The losses of single answers that were liked or not; what each is for stands with its class.
+"""Losses of single completions labelled desirable or not; the class of each documents its formula.
 
 Answers are laid out as pairs: `chosen` is an answer's own log-probability, whatever its label, and `rejected` that of
 an answer to another prompt in its place.

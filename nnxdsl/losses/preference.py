@@ -1,4 +1,4 @@
-"""The losses of preference pairs, from summed log-probabilities alone; what each is for stands with its class.
+"""Losses of preference pairs, from summed log-probabilities; the class of each documents its formula.
 
 In float32 and in forms that stay finite: `log_sigmoid`, `expm1` and `log1p`, and no exponential that can overflow.
 """
@@ -33,7 +33,7 @@ LARGEST_SQUARED = 1e18
 """Of a difference of scores: its square, and that times its derivative, are float32's still."""
 
 CERTAIN = -float(jnp.finfo(jnp.float32).eps)
-"""The largest mean log-probability whose odds are told from those of 1, the probability that has none."""
+"""The largest mean log-probability whose odds float32 distinguishes from those of probability 1, which are infinite."""
 
 
 class LogRatios(NamedTuple):
@@ -123,7 +123,7 @@ def margin_loss(
     """The loss of a difference of scores, chosen minus rejected.
 
     Args:
-        objective: Its divergence makes scores of log-ratios, and its weighting says what pairs count.
+        objective: Its divergence makes scores of log-ratios, and its weighting the weights of pairs.
         beta: What log-ratios are multiplied by to be rewards.
         of: The loss of a pair by the difference, which is not multiplied by `beta`.
         per_token: Whether scores are divided by the tokens of their completion.

@@ -73,7 +73,7 @@ OnSharding = Callable[[Axes, tuple[int, ...], Any], None]
 def report_shardings(
     constrain: Callable[[jax.Array, Axes], jax.Array], on_sharding: OnSharding
 ) -> Callable[[jax.Array, Axes], jax.Array]:
-    """A constraint that also asks the compiler, when it compiles, where it put the activation."""
+    """A constraint that also reports the sharding that the compiler chose for the activation."""
 
     def constrain_and_report(x: jax.Array, axes: Axes) -> jax.Array:
         x = constrain(x, axes)

@@ -1,4 +1,4 @@
-"""Which network a model of the spec is: the published numbers, checked against what its weights say of themselves."""
+"""The network of a model spec: the published sizes, checked against the `config.json` of its weights."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _(model: HF) -> DecoderConfig:
 
 
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
-    """The network of a published size; the one of its weights, where those say something of themselves."""
+    """The network of a published size; that of its weights' `config.json`, where there is one."""
     layers = model.mtp_layers
     config = attrs.evolve(config, mtp_layers=layers)
     place = weights.parts(model.weights)[0]
     if not isinstance(place, weights.HF) or not (directory := Path(place.path).expanduser()).is_dir():
         return config
-    # What the weights say of themselves must be what was asked for; the vocabulary may be padded differently.
+    # The config of the weights must equal the spec's; the vocabulary may be padded differently.
     stored = hf.read_config(directory)
     resized = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
     problems = config_problems(stored, resized, place.path)
@@ -60,9 +60,9 @@ def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
 
 
 def config_problems(stored: DecoderConfig, config: DecoderConfig, where: str) -> list[Problem]:
-    """Every number in which the `config.json` of a Hub directory differs from the network that was asked for.
+    """Every number in which the `config.json` of a Hub directory differs from the spec's network.
 
-    Whether layers that predict further ahead are there, tensors say, and not numbers.
+    Layers of multi-token prediction are recognised by their tensors, not by numbers.
     """
     wanted = attrs.asdict(attrs.evolve(config, mtp_layers=stored.mtp_layers), recurse=False)
     return [

@@ -1,4 +1,4 @@
-"""Which kernel computes attention, and why: by what was asked for, the platform, the network and the rows."""
+"""The choice of the attention kernel, with its reason: by setting, platform, network and row layout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kernels:
         length_shards: Over how many devices the tokens of a row are split.
         stages: In how many stages the stack of layers works.
         has_local_heads: Whether query heads and key/value heads are split over other devices.
-        packed: Whether several sequences stand in a row of the data.
+        packed: Whether rows are packed.
         sinks: Whether a head's softmax has a score of its own.
         capability: Of the GPUs; None where it is not known, which is taken for 9.0 or above.
     """
@@ -98,7 +98,7 @@ class Kernels:
             name: Of the experiment.
 
         Raises:
-            PlanError: the kernel that was asked for does not run on them.
+            PlanError: The kernel that is set does not run on them.
         """
         capability = getattr(device, "compute_capability", None)
         found = attrs.evolve(self, capability=None if capability is None else float(capability))
@@ -156,7 +156,7 @@ def kernels(
         compute: Dtype that is computed in.
         config: The network's numbers.
         layout: Where everything lives.
-        packed: Whether several sequences stand in a row of the data.
+        packed: Whether rows are packed.
     """
     heads = (("activation_heads", config.num_heads), ("activation_kv_heads", config.num_kv_heads))
     targets = [layout.resolve((axis,), (size,)).spec[0] for axis, size in heads]

@@ -1,4 +1,4 @@
-"""What is kept for the backward pass where the program may choose: the first policy that fits the device."""
+"""Automatic rematerialization: the first policy with which a step fits the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None 
 
     Args:
         blueprint: Of which `memory.remat` may be "auto".
-        usable: Bytes that a program may take on the device; None where nobody knows.
+        usable: Bytes that a program may use on the device; None if unknown.
         trace: What finds out what a derivative holds on to; None for `memory.held`.
     """
     if blueprint.experiment.memory.remat != "auto":
@@ -36,6 +36,6 @@ def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None 
 
 
 def with_remat(blueprint: Blueprint, remat: Remat) -> Blueprint:
-    """The blueprint with this rematerialisation, whatever was asked for."""
+    """The blueprint with this rematerialization policy."""
     experiment = blueprint.experiment
     return blueprint.with_placement(attrs.evolve(experiment, memory=attrs.evolve(experiment.memory, remat=remat)))

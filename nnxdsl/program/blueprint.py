@@ -36,7 +36,7 @@ from nnxdsl.sharding.layout import Array, Layout
 from nnxdsl.sharding.rules import Axes
 
 _FORWARD_MICROBATCHES = 4
-"""Micro-batches that one forward pass takes where nothing is kept for a backward pass."""
+"""Micro-batches of one forward pass without a backward pass."""
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +44,7 @@ class Blueprint:
     """A program without devices.
 
     Attributes:
-        experiment: What was asked for.
+        experiment: The experiment.
         config: The network's numbers.
         compute: Dtype of activations and products.
         frozen_dtype: Dtype of frozen weights.
@@ -90,7 +90,7 @@ class Blueprint:
 
     @property
     def kernels(self) -> Kernels:
-        """What computes attention here: `kernels.choose(row)` says which kernel, and why."""
+        """The attention kernels: `kernels.choose(row)` returns one with its reason."""
         memory, is_packed = self.experiment.memory, isinstance(self.experiment.batching, Packed)
         return kernels(memory.attention, self.platform, self.compute, self.config, self.layout, packed=is_packed)
 
@@ -104,7 +104,7 @@ class Blueprint:
 
     @property
     def remat(self) -> Remat:
-        """What is kept for the backward pass; everything, as long as that has not been chosen."""
+        """The rematerialization policy; "none" until one is chosen."""
         remat = self.experiment.memory.remat
         return "none" if remat == "auto" else remat
 
@@ -119,7 +119,7 @@ class Blueprint:
 
     @property
     def teacher_layout(self) -> Layout:
-        """Where everything lives and a teacher with it: while it is asked, if it is asked once."""
+        """The layout with the teacher's weights; a precomputed teacher's are there during precomputation only."""
         if self.teacher is None or "teacher" in self.layout.arrays:
             return self.layout
         arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.teacher.base.items()}
@@ -127,7 +127,7 @@ class Blueprint:
 
     @property
     def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of every layer that predicts tokens further ahead, where a loss reads what it says."""
+        """The kind of every layer of multi-token prediction that a loss reads."""
         return self.config.mtp_layer_kinds if self.experiment.mtp_loss_weight else ()
 
     @property
@@ -145,7 +145,7 @@ def build_blueprint(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     """The blueprint of an experiment.
 
     Args:
-        experiment: What is asked for.
+        experiment: The experiment.
         platform: "cpu", "gpu" or "tpu": what `Precision.compute="auto"` goes by.
 
     Raises:
@@ -265,7 +265,7 @@ def template(
 
 
 def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]:
-    """Dtypes that are computed in, and that frozen weights are kept in."""
+    """Dtypes of computation and of frozen weights."""
     precision = experiment.precision
     compute = precision.compute
     if compute == "auto":

@@ -72,7 +72,7 @@ class Program:
     """An experiment on its devices.
 
     Attributes:
-        experiment: What was asked for.
+        experiment: The experiment.
         blueprint: What is known without devices.
         mesh: The devices.
         policy_loss: The models and the loss of a micro-batch, as pure functions.
@@ -126,7 +126,7 @@ class Program:
         return TrainState(moved.step, moved.trainable, moved.optimizer, state.frozen, reference), metrics
 
     def _donated(self, state: TrainState) -> tuple[DonatedState, Leaves]:
-        """What a step replaces, and the reference where it stands still."""
+        """The state that a step donates and replaces, and the reference where it is constant."""
         moving = DonatedState(state.step, state.trainable, state.optimizer, {})
         if not self.blueprint.reference.is_synced:
             return moving, state.reference
@@ -141,11 +141,11 @@ class Program:
         return self._jitted.loss_metrics(self.score(state, batch), batch)
 
     def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
-        """What the policy says of a batch; equal weights and equal shapes give equal bits."""
+        """The policy's forward outputs of a batch; equal weights and equal shapes give equal bits."""
         return self._jitted.score(state.trainable, state.frozen, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def with_reference_logps(self, state: TrainState, batch: Batch) -> Batch:
-        """The batch with what the policy of `state` says of its pairs, which is then its reference.
+        """The batch with the log-probabilities of `state`'s policy as those of the reference.
 
         Args:
             state: Whose policy is the reference: the first one, before any step.
@@ -160,7 +160,7 @@ class Program:
         """The weights of a reference that has its own, on the devices.
 
         Args:
-            source: As of `init`.
+            source: See `init`.
 
         Raises:
             PlanError: as `init`.
@@ -170,14 +170,14 @@ class Program:
         return initial.init_reference(self.blueprint, source, self.mesh)
 
     def reference_outputs(self, reference: Leaves, batch: Batch) -> Any:
-        """What a reference with weights of its own says of a batch."""
+        """The forward outputs of a reference with weights of its own."""
         return self._jitted.reference_outputs(reference, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def load_teacher(self, source: initial.Source | None = None) -> Leaves:
-        """The weights of a teacher, on the devices: of one that is asked once, before there is any state.
+        """The weights of a teacher on the devices; a precomputed teacher is loaded before the training state.
 
         Args:
-            source: As of `init`.
+            source: See `init`.
 
         Raises:
             PlanError: as `init`.
@@ -191,7 +191,7 @@ class Program:
         return self._jitted.teacher_top_k(teacher, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def with_teacher_top_k(self, teacher: Leaves, batch: Batch) -> Batch:
-        """The batch with what a teacher says of it, which a step with `objective.top_k` reads.
+        """The batch with the teacher's top k, which a step with `objective.top_k` reads.
 
         Args:
             teacher: Its weights.

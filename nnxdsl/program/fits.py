@@ -1,4 +1,4 @@
-"""Whether a program fits its devices, asked before it is compiled; if not, refused with what takes how much."""
+"""The check, before compilation, that a program fits its devices; the error lists the bytes of each part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def require_fit(blueprint: Blueprint, usable: int | None) -> None:
 
     Args:
         blueprint: The program without devices.
-        usable: Bytes that it may take on each device; None where nobody knows, and nothing is refused.
+        usable: Bytes that it may use on each device; None if unknown: nothing is refused.
 
     Raises:
         PlanError: with the table of what takes how much.

@@ -1,8 +1,8 @@
 """Gradients of a loss that compares all rows of a batch, computed in micro-batches (GradCache).
 
-First each micro-batch is computed forward only, and a few numbers for each token are kept. The loss of the whole batch
-gives the cotangent of every one of them, with which each micro-batch is then computed forward and backward (Gao et al.
-2021, arXiv:2101.06983, section 3). It costs one forward pass of the policy more. Knows no objective.
+First a forward pass of each micro-batch stores a few numbers for each token. The loss of the whole batch gives their
+cotangents, with which each micro-batch is then computed forward and backward (Gao et al. 2021, arXiv:2101.06983,
+section 3). It costs one more forward pass of the policy. Knows no objective.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from nnxdsl.program.teacher import teacher_of
 ArrayLike = np.ndarray | jax.Array | MappedArray
 
 AT_ONCE_BYTES = 2**28
-"""Of layers that are kept in few bits: what is on the devices in full at a time, or one layer if that is more."""
+"""Of quantized layers: bytes that are on the devices unquantized at a time, or one layer if that is more."""
 
 
 class Source(Protocol):
@@ -101,7 +101,7 @@ def open_source(blueprint: Blueprint) -> Source:
     """The source for weights that this floor knows: random ones, directories of the Hub's format, adapters of PEFT's.
 
     Raises:
-        PlanError: every tensor that is missing or of another shape; an adapter that is not the one asked for.
+        PlanError: every tensor that is missing or of another shape; an adapter that differs from the spec's.
         WeightsError: a file that cannot be read.
     """
     return with_adapter_start(blueprint, open_base(blueprint))
@@ -111,7 +111,7 @@ def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
     """A source of base weights, with the adapter that `adapter.start` says where that is of PEFT's format.
 
     Raises:
-        PlanError: it is not the adapter that is asked for.
+        PlanError: It differs from the spec's adapter.
         WeightsError: a file that cannot be read.
     """
     experiment = blueprint.experiment
@@ -156,7 +156,7 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
         mesh: The devices.
 
     Returns:
-        (trainable, frozen, reference), each by path; the last is the teacher where each step asks one.
+        (trainable, frozen, reference), each by path; the last is the teacher where each step computes one.
     """
     quantization = blueprint.experiment.quantization
     layout = blueprint.layout
@@ -174,7 +174,7 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
             assert quantization is not None
             names = (path + weight_only_quant.QVALUE, path + weight_only_quant.SCALE)
             where = tuple(shardings["frozen"][name] for name in names)
-            # Spread over the devices and quantised there, wherever it is kept, so that none ever holds the whole of it.
+            # Sharded over the devices and quantized there, wherever it is stored, so that no device holds all of it.
             there = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
             few = _quantize_layers(weight, leaf.dtype, there, quantization)
             frozen |= dict(zip(names, jax.device_put(few, where), strict=True))

@@ -122,7 +122,7 @@ def _traces(layout: Layout, rows: int, length: int) -> list[_Trace]:
             for number in range(len(rules))
         ]
         found.append(_Trace(placed.resolved.trace, placed.rules, tuple(own)))
-    # Rows are filled up to a length that `context` divides; nothing is asked here of widths, and zero divides.
+    # Rows are padded to a length that `context` divides; widths are not checked here, and zero divides.
     filled = length + -length % layout.length_shards
     for width in (axis for axis in ACTIVATION_AXES if axis not in (*_ROWS, "length")):
         for first in _ROWS:
@@ -211,7 +211,7 @@ def _idle_stages(layout: Layout, rows: int) -> Iterator[Warning]:
 
 
 def nearest_meshes(layout: Layout, rows: int, problems: Sequence[Problem]) -> list[Problem]:
-    """For dimensions that do not divide: the meshes of as many devices, nearest to the asked one, on which all do."""
+    """For dimensions that do not divide: the meshes of as many devices, nearest to the given one, on which all do."""
     if not any("divisible" in problem.message or "cannot be split" in problem.message for problem in problems):
         return []
     cure = "or indivisible='replicate', which keeps whole copies of what does not divide"

@@ -61,9 +61,9 @@ class GroupBytes:
     """What the backward pass of one micro-batch needs on one device.
 
     Attributes:
-        trunk: Bytes that are kept from the forward pass until the backward pass, over all layers.
+        trunk: Bytes that are saved for the backward pass, over all layers.
         period: Bytes that the backward pass of one period needs at one time beside these.
-        away: Bytes that are kept in the host's memory.
+        away: Bytes that are offloaded to host memory.
     """
 
     trunk: int
@@ -72,9 +72,9 @@ class GroupBytes:
 
 
 BACKWARD_SHARE = {"adapters": 1.35, "weights": 1.1}
-"""How much is live at once where a period is computed backward, over what its derivative holds on to, by what is
-trained: that itself is there, as it was kept or computed again, and gradients in float32 stand beside it. Measured on
-XLA for GPUs by `benchmarks/plan_memory.py`; where weights are trained, more of it is used up before the end."""
+"""Peak bytes of a layer group's backward pass over the bytes of its activations, by what is trained: activations and
+their gradients are live together. Measured on XLA for GPUs by `benchmarks/plan_memory.py`; where weights are trained,
+more activations are freed before the peak."""
 
 
 def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -> list[Part]:
@@ -124,7 +124,7 @@ def _answers(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[
 
 
 def _teacher_parts(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
-    """What a batch carries of a teacher that is asked once, and what asking it takes beyond the step, if it does."""
+    """The bytes of a precomputed teacher in a batch, and what precomputation takes beyond the step, if it does."""
     size = top_bytes(blueprint)
     if not size:
         return []
@@ -140,7 +140,7 @@ def _teacher_parts(blueprint: Blueprint, longest: Lengths, parts: list[Part]) ->
 
 
 def top_bytes(blueprint: Blueprint) -> int:
-    """Bytes that are kept of each target where a teacher is asked once; 0 where none is.
+    """Bytes of each target's precomputed top k; 0 without a precomputed teacher.
 
     An id and a log-probability for each of its likeliest words, and the log-probability of all others.
     """
@@ -195,8 +195,8 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     Args:
         blueprint: The program without devices.
         rows: Of one device.
-        remat: What is kept.
-        trace: As of `memory`.
+        remat: The rematerialization policy.
+        trace: See `memory`.
     """
     trace = trace or residual_bytes
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
@@ -285,7 +285,7 @@ def _network(config: DecoderConfig, frozen_dtype: jnp.dtype, adapter: Adapter | 
 def residual_bytes(share: Share, rows: int, remat: Remat) -> int:
     """Bytes that the derivative of a forward pass holds on to, beside the weights, the batch and all logits."""
     model = _network(share.config, share.frozen_dtype, share.adapter)
-    # With one token at a time, so that no logits are kept.
+    # With one token at a time, so that no logits are saved.
     kernels = Kernels(share.attention)
     options = ForwardOptions(uses_mtp=share.further)
     forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, options=options)

@@ -1,6 +1,6 @@
 """The reference model as a strategy: what it is made of, what it adds to the state, and how its outputs are computed.
 
-`build` chooses one from `Experiment.reference`; everything else asks the chosen object. Whether log-probabilities are
+`build` chooses one from `Experiment.reference`; everything else calls the chosen object. Whether log-probabilities are
 precomputed (`is_precomputed`) is independent of what the reference is made of.
 """
 
@@ -39,7 +39,7 @@ class ReferenceModel:
         template: The model; None where there is no reference.
         arrays: Leaves of which the state has a copy for the reference, by path.
         is_precomputed: Whether log-probabilities are computed before the first step and come with each batch.
-        is_offloaded: Whether its arrays are kept in the host's memory.
+        is_offloaded: Whether its arrays are offloaded to host memory.
     """
 
     template: AbstractModel | None = None

@@ -1,4 +1,4 @@
-"""What XLA's compiler is told of a program, by platform, where it knows the option; knows no program."""
+"""XLA compiler options of a step by platform, where the compiler has them."""
 
 from __future__ import annotations
 

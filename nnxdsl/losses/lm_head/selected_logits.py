@@ -1,8 +1,8 @@
-"""The logits of a few words of each token, and how much all other words weigh, tile by tile; knows no distance.
+"""Logits of selected vocabulary entries for each token, and the logsumexp of all others, tile by tile.
 
-The words of a token stand for themselves; of all others the log of the sum of exponentials is told. They are left out
-of that sum where it is made, and not subtracted from the whole: what a sure model leaves to the others is not lost to
-rounding. A backward pass computes the logits once more. Axes are those of `tiles.py`, and `k` for the words of a token.
+The selected entries are left out of that sum where it is accumulated, rather than subtracted from the full sum: the
+small rest of a confident model is not lost to rounding. The backward pass recomputes the logits. Axes are those of
+`tiling.py`, and `k` for a token's selected entries.
 """
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
@@ -60,7 +60,7 @@ class _Residuals(NamedTuple):
         hidden: The states, `[n, g, l, c, d]`.
         head: The head, `[w, d]`.
         words: The words, `[n, g, l, c, k]`.
-        rest: As of `SelectedLogits`.
+        rest: See `SelectedLogits`.
     """
 
     hidden: Array
@@ -152,7 +152,7 @@ def _gradients(
 
 
 def _places(words: jax.Array, rows: tiling.VocabTile, size: int) -> jax.Array:
-    """Where words `[g, l, c, k]` stand in a tile, `[s, g, l, c, k]`; `size`, which is no place, where they do not."""
+    """Indices of tokens `[g, l, c, k]` in a tile, `[s, g, l, c, k]`; `size`, out of range, if not in it."""
     index = words - rows.numbers[..., :1]
     return jnp.where((index >= 0) & (index < size), index, size)
 

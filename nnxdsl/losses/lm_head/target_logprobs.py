@@ -1,7 +1,7 @@
-"""What a softmax over a vocabulary says of one of its words, tile by tile; axes are those of `tiles.py`.
+"""Statistics of targets under a softmax over the vocabulary, tile by tile; axes are those of `tiling.py`.
 
 The logits of a tile are reduced at once to a running maximum and sums relative to it (Milakov and Gimelshein 2018,
-arXiv:1805.02867), and, where a gradient will be asked for and the head is frozen, to the sum of the head's rows as
+arXiv:1805.02867), and, where a gradient is taken and the head is frozen, to the sum of the head's rows as
 well: attention with the head's rows as keys and values. All sums leave the target out and get it at the end, so that
 what a sure model leaves to the other words is not lost to rounding.
 """
@@ -60,7 +60,7 @@ class _OnlineSoftmax(NamedTuple):
         fall: Sum of p * (logit - top).
         target: The target's logit; `LOWEST` where it is not among these words.
         mean: Sum of p * (its logit's derivative by the word's product) * (the word's row), `[s, g, l, c, d]`; empty
-            (`d` = 0) where no gradient will be asked for.
+            (`d` = 0) where no gradient is taken.
     """
 
     top: Array
@@ -74,7 +74,7 @@ class _OnlineSoftmax(NamedTuple):
 def target_stats(
     hidden: Float[Array, "n g l c d"], head: Float[Array, "w d"], targets: Int[Array, "n g l c"], how: Tiling
 ) -> TargetStats:
-    """What softmax(hidden @ head.T) says of `targets`.
+    """Statistics of `targets` under softmax(hidden @ head.T).
 
     Args:
         hidden: Hidden states.
@@ -101,7 +101,7 @@ class _Frozen(NamedTuple):
         target: Their logits, likewise.
         others: The probability of all other words, likewise.
         scale: What `mean` is to be multiplied by, `[n, s, g, l, c]`.
-        mean: As of `_OnlineSoftmax`, `[n, s, g, l, c, d]`.
+        mean: See `_OnlineSoftmax`, `[n, s, g, l, c, d]`.
     """
 
     head: Array
@@ -119,7 +119,7 @@ class _Trained(NamedTuple):
         hidden: Hidden states, `[n, g, l, c, d]`.
         head: The head.
         targets: The targets, `[n, g, l, c]`.
-        top: As of `_SoftmaxStats`.
+        top: See `_SoftmaxStats`.
         total: Likewise.
         logits: Of all tiles, `[n, tiles, s, g, l, c, v]`; None where they are computed again.
     """
@@ -170,7 +170,7 @@ target_stats.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 def _forward(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, how: Tiling, *, mean: bool, keep: bool
 ) -> tuple[_OnlineSoftmax, jax.Array | None]:
-    """The sums of each chunk, `[n, s, g, l, c]`, and the logits of all tiles, `[n, tiles, s, g, l, c, v]`, if kept."""
+    """The sums of each chunk, `[n, s, g, l, c]`, and the logits of all tiles, `[n, tiles, s, g, l, c, v]`, if saved."""
     head = cut(head, how)
 
     def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[_OnlineSoftmax, jax.Array | None]]:

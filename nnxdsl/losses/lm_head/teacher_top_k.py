@@ -23,7 +23,7 @@ from nnxdsl.losses.lm_head.token_stats import Chunks, ShardContext
 
 
 class TeacherTopK(NamedTuple):
-    """What a teacher says of each target, in few words.
+    """A teacher's top-k distribution for each target.
 
     Attributes:
         words: Its `k` likeliest, the likeliest first, `[B, N, k]` int32.
@@ -49,7 +49,7 @@ def teacher_top_k(
     Args:
         hidden: The teacher's final hidden states, at the positions that predict the targets.
         head: Its output embedding.
-        mask: Which targets count; nothing is said of the others.
+        mask: Which targets count; the others have no distribution.
         objective: How many words, and the temperature.
         soft_cap: Of its logits, before the temperature; None for none.
         limit: The most tokens whose logits exist at one time, over all devices; None for as many as are quick.
@@ -76,12 +76,12 @@ def top_distance(
     limit: int | None = None,
     where: ShardContext | None = None,
 ) -> Float[Array, "B N"]:
-    """Distance of softmax(hidden @ head.T / T) from what a teacher says, over its words and all others as one, in nats.
+    """Distance of softmax(hidden @ head.T / T) from a teacher's, over its top k tokens and all others as one, in nats.
 
     Args:
         hidden: The student's final hidden states, at the positions that predict the targets.
         head: Its output embedding.
-        top: What the teacher says, with the same temperature.
+        top: The teacher's top k, at the same temperature.
         mask: Which targets count. Masked positions may hold anything.
         objective: Distance and temperature.
         soft_cap: Of the student's logits, before the temperature; None for none.

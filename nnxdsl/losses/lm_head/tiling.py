@@ -1,7 +1,7 @@
 """A head worked through in tiles: logits over a vocabulary exist for a tile at a time, and so do their gradients.
 
-A tile is a chunk of tokens by a slice of the vocabulary. What is asked of its logits is known elsewhere: here is how
-tiles are cut, what their logits are, and how gradients of these become those of hidden states and of the head.
+A tile is a chunk of tokens by a slice of the vocabulary. This file has the sizes of tiles, their logits, and the way
+from gradients of logits to those of hidden states and of the head; other files have what is computed from logits.
 
 Arrays have an axis for each direction in which devices cut them, and no sum runs over these within a loop: `g` for
 groups of rows, `l` for pieces of rows, `s` for pieces of the vocabulary; beside these `n` counts chunks of `c` tokens,
@@ -32,7 +32,7 @@ class Tiling:
     Attributes:
         pieces: In how many pieces the vocabulary is cut over devices.
         words: Of a tile, of each piece of the vocabulary.
-        keep: Whether a trained head's logits are kept for the backward pass, where they would be computed again.
+        keep: Whether a trained head's logits are saved for the backward pass rather than recomputed.
         soft_cap: Logits `z` are `soft_cap * tanh(z / soft_cap)`; None for none.
         constrain: Lays an activation out by its logical axes; None on one device.
         width_first: Whether gradients of a tile's rows are summed up as `[d, v]`. CPUs turn over what stands first in
@@ -133,7 +133,7 @@ def loop(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tu
 
 
 class Tile(NamedTuple):
-    """Where gradients are asked for.
+    """Tile sizes where gradients are taken.
 
     Attributes:
         chunk: The number of its tokens among all chunks.

@@ -57,7 +57,7 @@ ACCELERATOR = Sizes(32 * 2**20, 2048)
 """Products that fill a GPU, and little beside its memory (`benchmarks/head_memory.py`)."""
 
 LOGITS_BYTES = 256 * 2**20
-"""A trained head's logits are kept for the backward pass if they take no more: one product of four is saved."""
+"""A trained head's logits are saved for the backward pass if they take no more bytes: one product of four is saved."""
 
 Cuts = Callable[[Axes, tuple[int, ...]], tuple[int, ...]]
 """In how many pieces each dimension of an activation is cut, from its logical axes and shape."""
@@ -133,7 +133,7 @@ class Chunks:
         tokens: Of one device.
         count: Chunks.
         words: Of a tile, of each piece of the vocabulary.
-        keep: Whether a trained head's logits are kept for the backward pass.
+        keep: Whether a trained head's logits are saved for the backward pass.
     """
 
     mask: jax.Array
@@ -198,7 +198,7 @@ def tiles(tokens: int, words: int, width: int, limit: int | None, sizes: Sizes) 
         sizes: What the platform works best in.
 
     Returns:
-        Chunks of tokens, the words of a tile, and whether a trained head's logits are kept.
+        Chunks of tokens, the vocabulary rows of a tile, and whether a trained head's logits are saved.
     """
     most = sizes.chunk_tokens if limit is None else max(min(sizes.chunk_tokens, limit), 1)
     chunks = -(-tokens // most)

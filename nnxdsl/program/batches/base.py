@@ -1,4 +1,4 @@
-"""What a training step asks of a kind of batch: how it goes through a model, what the loss reads, and what it costs.
+"""The interface of a kind of batch: how it goes through a model, what the loss reads, and what it costs.
 
 A kind is a numpy class of batch (`data/batch.py`) and a `BatchKind` in a file of this package, registered for it.
 `program/forward.py` and `planning/flops.py` name no kind.
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
     Attributes:
         tokens: `[B, T]` int32.
-        positions: Where the tokens stand.
+        positions: Positions and segments of the tokens.
         layout: What is the same in every row.
     """
 

@@ -132,7 +132,7 @@ class PairKind(AnyPairs[PairBatch]):
 
 
 def pair_positions(batch: PairBatch) -> TokenPositions:
-    """Where the tokens of `[prompt | chosen | rejected]` stand: prompts end at their last slot, completions do not."""
+    """Positions of the tokens of `[prompt | chosen | rejected]`; prompts are left-padded, completions right-padded."""
     prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
     start = batch.prompt_length[:, None]  # [B, 1]
     in_prompt = jnp.arange(prompt)[None, :] - (prompt - start)  # [B, P], negative in the padding

@@ -77,12 +77,12 @@ class SequenceKind(AnySequences[SequenceBatch]):
         return self.target_mask(batch).at[:, :1].set(False)
 
     def teacher_top_k(self, batch: SequenceBatch) -> TeacherTopK | None:
-        """As of `AnySequences`, by target."""
+        """See `AnySequences`; by target."""
         top_k = super().teacher_top_k(batch)
         return None if top_k is None else TeacherTopK(*(part[:, 1:] for part in top_k))
 
     def with_teacher_top_k(self, batch: SequenceBatch, top_k: TeacherTopK) -> SequenceBatch:
-        """As of `AnySequences`, by token."""
+        """See `AnySequences`; by token."""
         by_token = TeacherTopK(*(jnp.pad(part, ((0, 0), (1, 0), (0, 0))) for part in top_k))
         return super().with_teacher_top_k(batch, by_token)
 
