@@ -46,11 +46,7 @@ def is_line(value: object) -> bool:
 
 def _is_text(value: object) -> bool:
     """Whether a value is a string that terminals and the operating system accept: no NUL, no lone surrogates."""
-    return (
-        isinstance(value, str)
-        and "\0" not in value
-        and not any("\ud800" <= char <= "\udfff" for char in value)
-    )
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _is_finite(value: object) -> bool:

@@ -222,9 +222,7 @@ def test_bad_rows_without_number_are_shown_by_the_first_five_and_counted(write, 
         "  and 2 more; all: 4 identical, 3 empty completion"
     )
     said = message(Data.Preferences(path, bad_rows=BadRows.Skip(at_most=2)), tokens)
-    assert said.splitlines()[0] == (
-        "rows.jsonl: more than 2 bad rows, the limit of bad_rows=BadRows.Skip(at_most=2)"
-    )
+    assert said.splitlines()[0] == ("rows.jsonl: more than 2 bad rows, the limit of bad_rows=BadRows.Skip(at_most=2)")
     assert len(load(Data.Preferences(path, bad_rows=BadRows.Skip(at_most=7)), tokens)) == 1
 
 
