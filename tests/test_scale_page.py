@@ -46,7 +46,7 @@ def test_all_launchers_are_in_its_table() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep", "none.py"], "RunError: none.py: there is no such Python file; a sweep is written as"),
+        (["sweep", "none.py"], "RunError: none.py: no such Python file; a sweep is defined in"),
         (["sweep", "sweep.py", "stepz=3"], "stepz: Experiment has no field 'stepz'; did you mean 'steps'?"),
         (["sweep", "sweep.py", "--show", "--cancel"], "UsageError: --show and --cancel exclude each other"),
         (["sweep", "sweep.py", "--launcher", "Launcher.Local"], "--launcher: expected a launcher such as"),

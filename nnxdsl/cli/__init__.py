@@ -1,4 +1,4 @@
-"""The command line: one module a verb in `verbs/`. Loads jax only for the verbs that compute."""
+"""Command line: one module per verb in `verbs/`. Imports jax only for verbs that compute."""
 
 from nnxdsl.cli.dispatch import main, main_of
 from nnxdsl.cli.load import load, load_module, override, run_directory

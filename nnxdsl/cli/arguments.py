@@ -1,4 +1,4 @@
-"""Arguments that several verbs share, and a parser whose errors are exceptions with hints."""
+"""Arguments shared by several verbs, and a parser whose errors are exceptions with hints."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from nnxdsl.errors import NnxdslError, nearest
 
 
 class UsageError(NnxdslError):
-    """The arguments make no command."""
+    """The command line is invalid."""
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are UsageErrors."""
+    """An argument parser that raises UsageError instead of exiting."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)  # pyright: ignore[reportArgumentType]
 
     def error(self, message: str) -> NoReturn:
-        """Raises what `main` reports.
+        """Raise an error that `main` reports.
 
         Raises:
             UsageError: always.
@@ -47,8 +47,8 @@ def add_home(parser: ArgumentParser) -> None:
 
 
 def add_allow(parser: ArgumentParser) -> None:
-    """Adds `--allow MODULE`, which may be given several times and takes effect as it is parsed."""
-    help_text = "a module that JSON files and runs may import by name"
+    """Adds `--allow MODULE`, which can be repeated and takes effect when it is parsed."""
+    help_text = "module that JSON files and runs may import by name; can be repeated"
     parser.add_argument("--allow", action=_Allow, metavar="MODULE", help=help_text)
 
 
@@ -59,15 +59,16 @@ def add_json(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[rep
 
 def add_quiet(parser: ArgumentParser) -> None:
     """Adds `--quiet`."""
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="do not print progress")
 
 
 def add_target(parser: ArgumentParser, metavar: str = "FILE-or-RUN") -> None:
-    """Adds the first argument, which names the experiment; left out in the command line of an experiment itself."""
+    """Adds the positional argument for the experiment, except in the command line of an experiment's own file."""
     add_home(parser)
     add_allow(parser)
     if parser.get_default("experiment") is None:
-        parser.add_argument("target", metavar=metavar)
+        help_text = "Python file" if metavar == "FILE" else "Python or JSON file, run directory or run id"
+        parser.add_argument("target", metavar=metavar, help=help_text)
 
 
 def add_overrides(parser: ArgumentParser) -> None:
@@ -83,20 +84,20 @@ def add_experiment(parser: ArgumentParser) -> None:
 
 
 def file_experiment(args: Namespace) -> Experiment:
-    """The experiment of the first argument, without overrides."""
+    """Load the experiment of the first argument, without overrides."""
     return load(args.target, args.home) if args.experiment is None else args.experiment
 
 
 def experiment_of(args: Namespace) -> Experiment:
-    """The experiment of the first argument with `path=value` applied."""
+    """Load the experiment of the first argument and apply the `path=value` overrides."""
     return override(file_experiment(args), args.overrides)
 
 
 def positive(text: str) -> int:
-    """A flag's value that is an integer above 0.
+    """Parse a positive integer.
 
     Raises:
-        ArgumentTypeError: it is not.
+        ArgumentTypeError: the value is not a positive integer.
     """
     try:
         value = int(text)
@@ -108,7 +109,7 @@ def positive(text: str) -> int:
 
 
 def refuse_both(args: Namespace, *pairs: tuple[str, str]) -> None:
-    """Refuses flags that exclude each other, where argparse's groups cannot express it.
+    """Reject mutually exclusive flags that argparse's groups cannot express.
 
     Raises:
         UsageError: both flags of a pair are given.
@@ -126,14 +127,14 @@ def flags_of(parser: ArgumentParser) -> set[str]:
 def unknown_flags(
     verb: str, rest: Sequence[str], flags: Iterable[str], flags_of_others: Iterable[str], prog: str
 ) -> UsageError:
-    """The error for flags that a verb does not have.
+    """Build the error for flags that a verb does not accept.
 
     Args:
         verb: The verb.
-        rest: Arguments that its parser left, of which the flags begin with "-".
-        flags: The flags of the verb.
-        flags_of_others: The flags of all other verbs.
-        prog: The command whose --help lists the flags.
+        rest: Arguments that its parser did not recognize; flags begin with "-".
+        flags: Flags of the verb.
+        flags_of_others: Flags of all other verbs.
+        prog: Command whose --help lists the flags.
     """
     unknown = [word for word in rest if word.startswith("-")]
     names = {word: word.partition("=")[0] for word in unknown}

@@ -1,7 +1,7 @@
-"""The command line: finds the verb, parses its arguments, runs it, and turns errors into exit codes.
+"""Entry points of the command line: select the verb, parse its arguments, run it, and map errors to exit codes.
 
 A verb is a module of `nnxdsl/cli/verbs`: its docstring is its help, `add_arguments(parser)` declares its arguments, and
-`run(args)` returns the exit code. Verbs load jax inside of `run`, so that help and refusals come at once.
+`run(args)` returns the exit code. Verbs import jax inside `run`, so that help and usage errors are immediate.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from nnxdsl.runtime.limits import exhausted
 
 VERBS = tuple(module.name for module in pkgutil.iter_modules(verbs.__path__))
 OF_A_FILE = tuple(verb for verb in VERBS if verb not in ("app", "launch", "sweep"))
-"""The verbs of an experiment's own command line."""
+"""Verbs that are available in the command line of an experiment's own file."""
 
 _EPILOG = """\
-FILE is a Python file with an `experiment`, a JSON file, a run's directory or its id.
-The modules that a Python file names are imported. Names in JSON files and runs (module:name) are
-imported only from modules given by --allow or NNXDSL_ALLOW.
+FILE is a Python file with an `experiment`, a JSON file, a run directory or a run id.
+Python files import their modules as usual. Names in JSON files and runs (module:name) are imported
+only from modules given by --allow or NNXDSL_ALLOW.
 path=value sets a field: steps=10  objective.beta=0.2  "objective=Objective.DPO(beta=0.2)"
-Values are Python literals or objects; anything else is text.
+Values are Python literals or objects; anything else is a string.
 
-exit codes: 0 done, or stopped by RUN/control/stop; 1 failed while training; 2 refused;
-  130, 143 stopped by SIGINT (Ctrl-C), SIGTERM with everything saved
+exit codes: 0 finished, or stopped by RUN/control/stop; 1 training failed; 2 rejected, nothing written;
+  130, 143 stopped by SIGINT (Ctrl-C), SIGTERM after saving a checkpoint
 """
 
 
@@ -75,7 +75,7 @@ def _command(argv: list[str], names: Sequence[str], prog: str, usage: str, exper
 
 
 def _parser(names: Iterable[str], prog: str, usage: str, experiment: Experiment | None) -> Parser:
-    """The parser with some verbs: with the one that runs, or with all for --help."""
+    """Build the parser for the verb to run, or for all verbs (--help)."""
     what = "Run, resume and inspect post-training experiments."
     description = what if experiment is None else f"The experiment '{experiment.name}'."
     parser = Parser(prog=prog, usage=f"%(prog)s {usage}", description=description, epilog=_EPILOG)
@@ -102,9 +102,9 @@ def _flags(verb: str, experiment: Experiment | None) -> set[str]:
 def _unknown_verb(word: str, rest: Sequence[str], names: Sequence[str], prog: str) -> str:
     if rest and rest[0].startswith("="):
         value = "".join(rest[:2]).lstrip("=") or "..."
-        return f"{word}: write path=value without blanks: {word}={value}"
+        return f"{word}: write path=value without spaces: {word}={value}"
     if Path(word).is_file() or "=" in word or word.startswith("-"):
-        return f"{word}: a verb comes first: {', '.join(names)}"
+        return f"{word}: expected a verb first: {', '.join(names)}"
     return f"{word}: there is no such verb{nearest(word, names) or '; there are: ' + ', '.join(names)}"
 
 
@@ -117,7 +117,7 @@ def _guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; no run was active\n")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

@@ -1,10 +1,10 @@
-"""Exit codes of all commands; `docs/design/reliability.md` says what to do after each."""
+"""Exit codes of all commands; `docs/design/reliability.md` describes how to recover from each."""
 
 FAILED = 1
-"""Training failed, or one of many runs did; what was saved last is whole."""
+"""Training failed, or at least one run of several; the last checkpoint is intact."""
 
 REFUSED = 2
-"""Something was refused before anything was written; the message says what."""
+"""Rejected before anything was written; the message gives the reason."""
 
 INTERRUPTED = 130
-"""Ctrl-C, as shells have it; of a run, after it has saved."""
+"""Interrupted by Ctrl-C (128 + SIGINT, as in shells); a run saves a checkpoint first."""

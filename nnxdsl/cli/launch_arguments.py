@@ -1,4 +1,4 @@
-"""What the verbs `launch` and `sweep` share: the launcher, the user's module, the environment of the runs."""
+"""Shared by the verbs `launch` and `sweep`: arguments, launcher, environment variables of the runs."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from nnxdsl.errors import Problem, SpecError
 
 
 def add_launching(parser: ArgumentParser, metavar: str) -> None:
-    """Declares the arguments of both verbs."""
+    """Adds the arguments of both verbs."""
     add_target(parser, metavar)
     add_overrides(parser)
-    parser.add_argument("--launcher", metavar="LAUNCHER", help="where runs are started")
-    parser.add_argument("--cancel", action="store_true", help="stop what is running, after it has saved")
+    parser.add_argument("--launcher", metavar="LAUNCHER", help="launcher that starts the runs")
+    parser.add_argument("--cancel", action="store_true", help="stop running runs after they save a checkpoint")
     add_json(parser)
     add_quiet(parser)
     parser.epilog = launcher_help()
 
 
 def launcher_help() -> str:
-    """How LAUNCHER is written, with every member of the family."""
+    """Help text on the syntax of LAUNCHER, with all launchers."""
     launchers = {cls.__qualname__: (cls.__doc__ or "").partition("\n")[0] for cls in members(Launcher).values()}
     return "\n".join(
         [
-            'LAUNCHER is written as in Python, fields at their defaults left out: "Launcher.Slurm(nodes=2)"',
+            'LAUNCHER is a Python expression; omitted fields have their defaults: "Launcher.Slurm(nodes=2)"',
             *(f"  {name:<20} {text}" for name, text in launchers.items()),
-            "Without --launcher it is the file's own `launcher = Launcher...`, or Launcher.Local().",
+            "Default: `launcher = Launcher...` in FILE if it is defined, else Launcher.Local().",
         ]
     )
 
 
 def launcher_of(args: Namespace, module: ModuleType | None) -> Launcher:
-    """The launcher of the command line, else of the file, else this machine.
+    """The launcher of the command line, else of the file, else `Launcher.Local()`.
 
     Raises:
-        SpecError: it is no launcher.
+        SpecError: the value is not a launcher.
     """
     launcher = vars(module).get("launcher") if module is not None else None
     if args.launcher is not None:
@@ -59,7 +59,7 @@ def launcher_of(args: Namespace, module: ModuleType | None) -> Launcher:
 
 
 def environment_of(path: Path, module: ModuleType | None) -> dict[str, str]:
-    """Variables with which a run's process can import the modules beside the user's file."""
+    """Environment variables that let a run's process import modules next to the user's file."""
     if module is None:
         return {}
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -1,4 +1,4 @@
-"""From a file, a run or an id, and `path=value` arguments, to an experiment. Loads no jax."""
+"""Load experiments from files, runs or ids, and apply `path=value` overrides. Does not import jax."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from nnxdsl.runs.run_list import list_runs
 
 
 def override(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-    """The experiment with `path=value` arguments applied.
+    """Apply `path=value` overrides to an experiment.
 
     Raises:
-        SpecError: with every problem of all arguments.
+        SpecError: lists the problems of all arguments.
     """
     changes: dict[str, object] = {}
     problems: list[Problem] = []
     for word in overrides:
         path, equals, text = word.partition("=")
         if not equals or not path:
-            problems.append(Problem(word, "expected path=value, without blanks around '='"))
+            problems.append(Problem(word, "expected path=value, without spaces around '='"))
         elif path in changes:
             problems.append(Problem(path, "is set twice"))
         else:
@@ -43,16 +43,16 @@ def override(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
         return experiment
     changed = evolve(experiment, changes)
     before = {name for _, name in names_in(experiment)}
-    allow_imports(*(name for _, name in names_in(changed) if name not in before))  # typed by whoever runs it
+    allow_imports(*(name for _, name in names_in(changed) if name not in before))  # trusted: typed by the user
     return changed
 
 
 def load(target: str, home: Path) -> Experiment:
-    """The experiment of a Python file, a JSON file, a run directory or a run's id.
+    """Load the experiment of a Python file, a JSON file, a run directory or a run id.
 
     Raises:
-        RunError: there is no such file or run, or the file has no `experiment`.
-        SpecError: its content is no experiment.
+        RunError: the file or run does not exist, or the file has no `experiment`.
+        SpecError: the content is not a valid experiment.
     """
     path = Path(target)
     if path.suffix == ".py" and path.is_file():
@@ -63,10 +63,10 @@ def load(target: str, home: Path) -> Experiment:
 
 
 def run_directory(target: str, home: Path) -> Path:
-    """The run directory that a path or an id means.
+    """Find a run directory by its path or id.
 
     Raises:
-        RunError: there is none; names the directories that were searched, and a similar id.
+        RunError: no such run; names the directories that were searched and a similar id.
     """
     for candidate in (Path(target), home / target):
         if (candidate / "experiment.json").is_file():
@@ -74,17 +74,17 @@ def run_directory(target: str, home: Path) -> Path:
     if Path(target).is_file():
         raise RunError(f"{target}: is a file; name a run, or run the file again to resume its run")
     if Path(target).is_dir():
-        raise RunError(f"{target}: is a directory, but no run: it has no experiment.json")
+        raise RunError(f"{target}: is not a run directory: it has no experiment.json")
     hint = nearest(target, [run.id for run in list_runs(home)])
-    raise RunError(f"{target}: no such file or run (relative to {Path.cwd()}; runs are looked for in {home}){hint}")
+    raise RunError(f"{target}: no such file or run (relative to {Path.cwd()}; runs are searched in {home}){hint}")
 
 
 def load_json(path: Path) -> Experiment:
-    """The experiment of a JSON file.
+    """Load the experiment of a JSON file.
 
     Raises:
         RunError: the file cannot be read.
-        SpecError: it is no experiment.
+        SpecError: the content is not a valid experiment.
     """
     try:
         return from_json(path.read_text(encoding="utf-8"), Experiment)
@@ -99,10 +99,10 @@ def _load_python(path: Path) -> Experiment:
 
 
 def experiment_in(module: ModuleType, path: Path) -> Experiment:
-    """The `experiment` of a module that `load_module` has loaded from a path.
+    """The `experiment` of a module returned by `load_module`.
 
     Raises:
-        RunError: it has none.
+        RunError: the module has none.
     """
     experiment = vars(module).get("experiment")
     if not isinstance(experiment, Experiment):
@@ -112,23 +112,23 @@ def experiment_in(module: ModuleType, path: Path) -> Experiment:
 
 
 def load_module(path: Path) -> ModuleType:
-    """A user's Python file as a module.
+    """Import a user's Python file.
 
     Raises:
-        RunError: it cannot be executed; names the line.
-        NnxdslError: an object that it builds is invalid.
+        RunError: executing it fails; names the line.
+        NnxdslError: it builds an invalid object.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))  # so that recipes can import their neighbours, as when run directly
+    sys.path.insert(0, str(path.parent.resolve()))  # recipes can import modules next to them, as when run directly
     try:
         spec.loader.exec_module(module)
     except NnxdslError:
         raise
     except SystemExit as error:
-        message = 'ends the process when it is read; put experiment.main() under `if __name__ == "__main__":`'
+        message = 'exits when it is imported; put experiment.main() under `if __name__ == "__main__":`'
         raise RunError(f"{path}: {message}") from error
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -139,7 +139,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 def _line_of(error: Exception, path: Path) -> str:
-    """`file:line` of an error in a user's file, or in one that it imports and that does not parse."""
+    """`file:line` of an error in a user's file, or of a syntax error in a module that it imports."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         places.append((str(error.filename), error.lineno))

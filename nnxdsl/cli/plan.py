@@ -1,4 +1,4 @@
-"""What `plan` and `diff --layout` compute and print."""
+"""Implementation of `plan` and `diff --layout`."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from nnxdsl.terminal.plan_format import format_mesh
 from nnxdsl.terminal.plan_view import show_plan
 
 WIDE = 160
-"""Columns of a plan where there is no terminal to fold it for."""
+"""Width of a plan, in columns, if standard output is not a terminal."""
 
 SHOWN = 8
-"""Placements that a search prints."""
+"""Number of placements that --search prints."""
 
 DEFAULT_LIMIT_SECONDS = 300
-"""Time limit of --compile."""
+"""Default time limit of --compile."""
 
 
 def plan_command(experiment: Experiment, args: Namespace) -> int:
-    """Prints the plan of an experiment, or the part of it that the flags name.
+    """Print the plan of an experiment, or the part of it that the flags select.
 
     Args:
         experiment: The experiment.
-        args: The arguments that `nnxdsl/cli/verbs/plan.py` declares.
+        args: Arguments declared by `nnxdsl/cli/verbs/plan.py`.
 
     Raises:
-        PlanError: with everything that does not fit.
+        PlanError: lists everything that does not fit.
         RunError: the compiler is not installed, or flags contradict each other.
     """
     device = None if args.device is None else hardware.device(args.device)
@@ -77,7 +77,7 @@ def plan_command(experiment: Experiment, args: Namespace) -> int:
 
 
 def _show_layout(layout: Layout, args: Namespace, console: Console) -> None:
-    """Prints a part of the layout, without computing the memory plan."""
+    """Print a part of the layout, without computing the memory plan."""
     if args.why is not None:
         show_why(describe(layout), args.why, console)
     elif args.draw is not None:
@@ -87,7 +87,7 @@ def _show_layout(layout: Layout, args: Namespace, console: Console) -> None:
 
 
 def diff_layouts(left: Experiment, right: Experiment, *, as_json: bool) -> int:
-    """Prints the lines in which two layouts differ, as `diff -U0` does."""
+    """Print the differing lines of two layouts, as `diff -U0` does."""
     platform = local_platform()
     use_cpu()
     texts = [build_blueprint(experiment, platform).layout.dump().splitlines() for experiment in (left, right)]
@@ -103,16 +103,16 @@ def diff_layouts(left: Experiment, right: Experiment, *, as_json: bool) -> int:
 
 
 def _with_device_count(experiment: Experiment, count: int | None) -> Experiment:
-    """The experiment on `count` devices: with its own mesh, or with `fsdp` where the mesh is one device."""
+    """The experiment on `count` devices: with its own mesh, or with `mesh.fsdp=count` if its mesh has one device."""
     needed = experiment.mesh.device_count
     if count is None or count == needed:
         return experiment
     if needed == 1 and all(mesh_size == 1 for mesh_size in experiment.mesh.sizes.values()):
-        sys.stderr.write(f"# the mesh says nothing of {count} devices: planned with mesh.fsdp={count}\n")
+        sys.stderr.write(f"# mesh has 1 device; planning with mesh.fsdp={count}\n")
         return evolve(experiment, {"mesh.fsdp": count})
     sizes = " x ".join(f"{axis}={count}" for axis, count in experiment.mesh.sizes.items() if count > 1)
     raise RunError(
-        f"--count {count}: the mesh takes {needed} devices ({sizes}); change it, or look for one with --search"
+        f"--count {count}: the mesh has {needed} devices ({sizes}); change the mesh, or find one with --search"
     )
 
 
@@ -153,7 +153,7 @@ def _search(experiment: Experiment, args: Namespace, device: hardware.Device | N
     if not found:
         console.print(f"none of {tried} placements on {name} fits; try quantization, an adapter, or shorter rows")
         return 0
-    console.print(f"{len(found)} of {tried} placements on {name} fit; the quickest, by estimate:")
+    console.print(f"{len(found)} of {tried} placements on {name} fit; the fastest, by estimate:")
     console.print("  s/step   products     memory      links   GiB/device", style="bold")
     for one in found[:SHOWN]:
         times = f"{one.cost.step:8.3g} {one.cost.compute:10.3g} {one.cost.memory:10.3g} {one.cost.links:10.3g}"
@@ -162,7 +162,7 @@ def _search(experiment: Experiment, args: Namespace, device: hardware.Device | N
 
 
 def _overrides(placement: Placement, experiment: Experiment) -> str:
-    """Overrides to paste: those that differ from the defaults or from the experiment."""
+    """`path=value` arguments for a placement, where it differs from the defaults or from the experiment."""
     default = {**{f"mesh.{axis}": 1 for axis in Mesh().sizes}, "microbatch_size": None}
     current = {
         **{f"mesh.{axis}": n for axis, n in experiment.mesh.sizes.items()},

@@ -1,4 +1,4 @@
-"""What `run` and `resume` do and print, in one process or several."""
+"""Implementation of `run` and `resume`, in one or several processes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def run_command(
     as_json: bool,
     distributed_args: DistributedArgs,
 ) -> int:
-    """Run an experiment, show how it ended, and return the process's exit code.
+    """Run an experiment, print the outcome, and return the process's exit code.
 
-    0: finished, or stopped on request through the run directory. 1: training failed. 130 and 143: stopped by SIGINT and
-    SIGTERM, all saved. Of several processes, all return the same code, and the first one alone prints how it ended.
+    0: finished, or stopped through the run directory. 1: training failed. 130 and 143: stopped by SIGINT and SIGTERM,
+    after saving a checkpoint. All processes of a run return the same code; only process 0 prints the outcome.
     """
     if not distributed.join(distributed_args):
         return _run(experiment, home, quiet=quiet, restart=restart, as_json=as_json)
@@ -56,7 +56,7 @@ def run_command(
 
 
 def _leave_at_once(error: BaseException) -> NoReturn:
-    """Ends a process that the others need not wait for: what jax does at an orderly end waits for all of them."""
+    """Exit without jax's distributed shutdown, which would wait for all other processes."""
     if not isinstance(error, TrainingError):
         named = f"{type(error).__name__}: {error}" if isinstance(error, NnxdslError) else exhausted(error)
         what = named or traceback.format_exc()
@@ -83,7 +83,7 @@ def _run(experiment: Experiment, home: Path, *, quiet: bool, restart: bool, as_j
 
 
 def show_outcome(outcome: Outcome, display: Display) -> None:
-    """The completions and the held-out metrics of the first and the last evaluation."""
+    """Print the completions and the metrics of the first and the last evaluation."""
     _show_samples(outcome.samples, display)
     if outcome.evaluations:
         first, last = min(outcome.evaluations), max(outcome.evaluations)
@@ -101,7 +101,7 @@ def show_outcome(outcome: Outcome, display: Display) -> None:
 
 
 def _show_samples(samples: dict[int, list[Sample]], display: Display) -> None:
-    """Policy beside reference after the last step; without a reference, the policy before and after training."""
+    """Print policy and reference completions after the last step; without a reference, first and last ones."""
     if not samples:
         return
     first, last = min(samples), max(samples)
@@ -118,7 +118,7 @@ def _show_samples(samples: dict[int, list[Sample]], display: Display) -> None:
 
 
 def _visible(completion: str) -> str:
-    """A completion without the space around it; where there is nothing else, the beginning of that in escapes."""
+    """A completion, stripped; if it is only whitespace, its beginning with escapes."""
     escaped = repr(completion)[1:-1]
     return completion.strip() or (f"{escaped[:20]}..." if len(escaped) > 23 else escaped)
 

@@ -1,4 +1,4 @@
-"""What the verbs that read and write weights share: their flags, and the paths that arguments mean."""
+"""Shared by the verbs that read or write weights: flags and path resolution."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 
 def add_write_flags(parser: ArgumentParser) -> None:
     """Adds `--dtype` and `--max-shard-size`."""
-    parser.add_argument("--dtype", metavar="NAME", help="float32, bfloat16 or float16")
+    parser.add_argument("--dtype", metavar="NAME", help="dtype to write: float32, bfloat16 or float16")
     parser.add_argument("--max-shard-size", metavar="SIZE", help="maximum size of one file: 5GB, 500MB")
 
 
 def max_shard_bytes(args: Namespace) -> int | None:
-    """The value of `--max-shard-size` in bytes; None where it is not given.
+    """The value of `--max-shard-size` in bytes; None if it is not given.
 
     Raises:
-        RunError: it is no size.
+        RunError: the value is not a size.
     """
     if args.max_shard_size is None:
         return None
@@ -38,16 +38,16 @@ def max_shard_bytes(args: Namespace) -> int | None:
 
 
 def weights_path(target: str, home: Path) -> Path:
-    """The path of weights; an id that is no path is a run in `home`."""
+    """Resolve a path to weights; a name that is not a path is a run id in `home`."""
     path = Path(target)
     return home / path if not path.exists() and (home / path / "run.json").is_file() else path
 
 
 def enter_run(source: Path, other: Path) -> tuple[Path, Path]:
-    """Changes to the directory where the source's run was started, to which paths in its experiment are relative.
+    """Change to the start directory of the source's run, to which relative paths in its experiment refer.
 
     Returns:
-        Both paths, absolute if the directory has changed.
+        Both paths, absolute if the working directory was changed.
     """
     run = next((place for place in (source, *source.parents[:2]) if (place / "run.json").is_file()), None)
     started = RunDirectory(run).started_in() if run else None
@@ -59,6 +59,6 @@ def enter_run(source: Path, other: Path) -> tuple[Path, Path]:
 
 
 def print_json(value: Any) -> None:
-    """Prints JSON on standard output."""
+    """Print JSON on standard output."""
     json.dump(value, sys.stdout, indent=2)
     sys.stdout.write("\n")

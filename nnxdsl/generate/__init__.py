@@ -1,1 +1,1 @@
-"""Text from models: sampling, a pretrained model alone, policy and reference side by side."""
+"""Generation: sampling, inference with pretrained models, comparison of policy and reference."""

@@ -1,4 +1,4 @@
-"""What is said of two models, as plain values: answers side by side, log-probabilities of a text, held-out pairs."""
+"""Outputs of a policy and a comparison model as JSON values: completions, per-token log-probs, held-out pairs."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from nnxdsl.losses.base import PairLogps
 from nnxdsl.runs.run_dir import RunDirectory
 
 CONTEXT = 8
-"""Tokens before one that decide how it is written, such as a blank in front."""
+"""Preceding tokens that are decoded with a token, since they can change its text (a leading space, for example)."""
 
 ROUND_TO = 64
-"""Texts are filled up to a multiple of so many tokens, so that similar ones share a compiled program."""
+"""Texts are padded to a multiple of this many tokens, so that similar lengths share a compiled program."""
 
 MOST_SAMPLES = 16
-"""Most completions of one model for one prompt."""
+"""Maximum number of completions per model and prompt."""
 
 SHOWN = 600
-"""Characters of a text in a table."""
+"""Maximum number of characters of a text in a table."""
 
 FIRST_ROWS = 64
-"""Pairs on which the first policy is compared with the reference."""
+"""Number of pairs on which the initial policy is compared with the reference."""
 
 Tell = Callable[[str], object]
 SIDES = ("chosen", "rejected")
 
 
 def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Answers of both models to one prompt with the same draws.
+    """Sample completions of one prompt from both models with the same random keys.
 
     Args:
-        models: The two.
-        request: "prompt" and "chat" (true, false, or null for what the run learnt from), or "row" of the held-out data;
-            "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples", how many answers of each, 1 to 16.
-        tell: Called with what is done.
+        models: Policy and comparison model.
+        request: "prompt" and "chat" (true, false, or null for the format of the run's data), or "row", the id of a
+            held-out row; "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples" per model, 1 to 16.
+        tell: Progress callback, called with a message.
 
     Raises:
-        RunError: the prompt is empty or too long, or a setting is out of its range.
+        RunError: the prompt is empty or too long, or a setting is out of range.
     """
     prompt = _prompt(models, request)
     try:
@@ -71,19 +71,17 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
     room = models.program.blueprint.config.max_length
     if len(prompt) + sampling.max_new_tokens > room:
         raise RunError(
-            f"{len(prompt):,} tokens and {sampling.max_new_tokens:,} new ones are more than the model's {room:,} "
-            "positions; shorten the prompt, or ask for fewer"
+            f"{len(prompt):,} prompt tokens and {sampling.max_new_tokens:,} new tokens exceed the model's {room:,} "
+            "positions; shorten the prompt, or lower max_new_tokens"
         )
     samples = int(request.get("samples", 1))
     if not 1 <= samples <= MOST_SAMPLES or (samples > 1 and not sampling.temperature):
-        raise RunError(
-            f"samples: expected 1 to {MOST_SAMPLES}, and 1 at temperature 0, where all are the same; got {samples}"
-        )
+        raise RunError(f"samples: expected 1 to {MOST_SAMPLES}, and 1 at temperature 0 (greedy), got {samples}")
     sides: dict[str, Any] = {}
     for name, (_, leaves) in models.models().items():
         tell(f"sampling from {'the policy' if name == 'policy' else models.other.name}")
         sampler = models.sampler(name)
-        # All that XLA compiles anew for; what is timed is the answer alone.
+        # Everything that triggers a recompilation; a warm-up call keeps compilation out of the timing.
         kind = (sampler, -(-len(prompt) // PROMPTS_TO), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
         kind = (*kind, sampling.temperature == 0, samples)
         try:
@@ -111,7 +109,7 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
 
 
 def _completion(models: ModelPair, ids: list[int]) -> dict[str, Any]:
-    """One completion, as text and token by token."""
+    """One completion as text and as tokens."""
     stopped = bool(ids) and ids[-1] in stop_ids(models.tokenizer)
     return {
         "ids": ids,
@@ -123,17 +121,17 @@ def _completion(models: ModelPair, ids: list[int]) -> dict[str, Any]:
 
 
 def tokens(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Log-probabilities of both models for each token of a text, teacher-forced.
+    """Compute per-token log-probabilities of a text under both models, teacher-forced.
 
     Args:
-        models: The two.
-        request: "row" of the held-out data; or "prompt", "text" and "chat"; or "prompt_ids" and "completion_ids".
-        tell: As of `generate`.
+        models: Policy and comparison model.
+        request: "row", the id of a held-out row; or "prompt", "text" and "chat"; or "prompt_ids" and "completion_ids".
+        tell: Progress callback, called with a message.
 
     Raises:
-        RunError: there is no such row, or the text is empty or too long.
+        RunError: the row does not exist, or the text is empty or too long.
     """
-    tell("reading the text with both models")
+    tell("computing log-probs of both models")
     if request.get("row") and isinstance(models.held_out, Pairs):
         sides = _pair_sides(models, models.held_out, _index(models.held_out, str(request["row"])))
     elif request.get("row") and isinstance(models.held_out, Sequences):
@@ -146,20 +144,20 @@ def tokens(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[st
         ]
     else:
         sides = [_text_side(models, request)]
-    tell("looking for the likeliest tokens")
+    tell("computing top-k tokens")
     return {**_who(models), "sides": [_with_alternatives(models, side) for side in sides]}
 
 
 def pairs(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Log-probabilities of both models for the held-out pairs, and rewards as the objective's metrics define them.
+    """Compute log-probabilities of the held-out pairs under both models, and the objective's reward metrics.
 
     Args:
-        models: The two.
-        request: "limit", the most rows that are read.
-        tell: As of `generate`.
+        models: Policy and comparison model.
+        request: "limit", the maximum number of rows.
+        tell: Progress callback, called with a message.
 
     Raises:
-        RunError: the run has no held-out pairs.
+        RunError: the run has no held-out preference pairs.
     """
     data = models.held_out
     if not isinstance(data, Pairs):
@@ -170,15 +168,17 @@ def pairs(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str
     rows: list[dict[str, Any]] = []
     largest = 0.0
     for start in range(0, count, size):
-        tell(f"{start:,} of {count:,} pairs read")
+        tell(f"log-probs of {start:,} of {count:,} pairs computed")
         here = list(range(start, min(start + size, count)))
         batch = data.batch(here, size)
         policy, other = models.read(batch)
         assert isinstance(policy.loss_inputs, PairLogps)
         assert isinstance(other.loss_inputs, PairLogps)
         rewards = models.rewards(policy.loss_inputs, other.loss_inputs)
-        mine, theirs = jax.device_get((policy.loss_inputs, other.loss_inputs))
-        rows += [_pair_row(models, data, index, at, mine, theirs, rewards) for at, index in enumerate(here)]
+        policy_logps, other_logps = jax.device_get((policy.loss_inputs, other.loss_inputs))
+        rows += [
+            _pair_row(models, data, index, at, policy_logps, other_logps, rewards) for at, index in enumerate(here)
+        ]
         if start < FIRST_ROWS:
             first = models.program.score(models.first, batch).token_stats if models.step else policy.token_stats
             difference = np.abs(np.asarray(first.logp) - np.asarray(other.token_stats.logp)) * np.asarray(first.mask)
@@ -205,7 +205,7 @@ def pairs(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str
 
 
 def pieces(tokenizer: TokenizerBase, ids: Sequence[int]) -> list[str]:
-    """How each token is written where it stands; a token that is no text by itself as `<0xC3>` or `<id 1234>`."""
+    """Decode each token in its context; a token that is not printable by itself becomes `<0xC3>` or `<id 1234>`."""
     return [_piece(tokenizer, ids[max(0, at - CONTEXT) : at], token) for at, token in enumerate(ids)]
 
 
@@ -230,13 +230,13 @@ def _who(models: ModelPair) -> dict[str, Any]:
 
 
 def _recorded(models: ModelPair) -> dict[str, float]:
-    """What the run itself wrote of the held-out rows at this step."""
+    """Evaluation metrics that the run logged at this step."""
     found = [row for row in RunDirectory(models.directory).evaluations() if row.get("step") == models.step]
     return {name: value for name, value in (found[-1] if found else {}).items() if name.startswith("eval/")}
 
 
 def _specials(models: ModelPair, ids: Sequence[int]) -> list[int]:
-    """The places of tokens that are markers and no text."""
+    """Indices of special tokens."""
     return [at for at, token in enumerate(ids) if token in models.tokenizer.special_ids]
 
 
@@ -249,7 +249,7 @@ def _ids(models: ModelPair, given: Any) -> list[int]:
 
 def _index(data: Dataset, where: str) -> int:
     if where not in data.row_ids:
-        raise RunError(f"{where}: no held-out row that was kept is there")
+        raise RunError(f"{where}: no such held-out row, or it was dropped when the data was loaded")
     return data.row_ids.index(where)
 
 
@@ -269,12 +269,12 @@ def _prompt(models: ModelPair, request: Mapping[str, Any]) -> list[int]:
     except RowError as error:
         raise RunError(f"the prompt: {error}") from error
     if not ids:
-        raise RunError("the prompt is empty; write one, or choose one of the held-out data")
+        raise RunError("the prompt is empty; enter a prompt, or select a held-out row")
     return ids
 
 
 def _pair_sides(models: ModelPair, data: Pairs, index: int) -> list[dict[str, Any]]:
-    """Both completions of a pair, by the very program that reads all pairs."""
+    """Both completions of a pair, computed by the same compiled program as `pairs`, so that the numbers agree."""
     batch, row = data.batch([index], models.program.blueprint.forward_batch_size), data.row(index)
     both = [np.asarray(read.token_stats.logp[0]) for read in models.read(batch)]
     prompt, width, sides = row["prompt"].tolist(), batch.chosen.shape[1], []
@@ -288,7 +288,7 @@ def _pair_sides(models: ModelPair, data: Pairs, index: int) -> list[dict[str, An
 def _text_side(models: ModelPair, request: Mapping[str, Any]) -> dict[str, Any]:
     prompt, text = str(request.get("prompt", "")), str(request.get("text", ""))
     if not text:
-        raise RunError("the answer is empty; write the text whose tokens are to be looked at")
+        raise RunError("the completion is empty; enter the text to compute log-probs of")
     given = _chat_or_text(models, request, prompt)
     try:
         if isinstance(given, str):
@@ -302,13 +302,13 @@ def _text_side(models: ModelPair, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sequence_side(models: ModelPair, name: str, ids: list[int], target: list[bool]) -> dict[str, Any]:
-    """One text as a row of its own; the tokens of `target` are looked at, from the first of them on."""
+    """Log-probabilities of one text, from the first token of `target` (a mask over `ids`) to the end."""
     room = models.program.blueprint.config.max_length
     if len(ids) > room:
-        raise RunError(f"{len(ids):,} tokens are more than the model's {room:,} positions; shorten it")
+        raise RunError(f"{len(ids):,} tokens exceed the model's {room:,} positions; shorten it")
     begin = max(1, target.index(True)) if True in target else 1
     if len(ids) <= begin:
-        raise RunError("nothing comes after the first token, so there is no log-probability to show")
+        raise RunError("the text has only one token; log-probs need at least two")
     width = min(room, -(-len(ids) // ROUND_TO) * ROUND_TO)
     row, mask = np.zeros((1, width), np.int32), np.zeros((1, width), bool)
     row[0, : len(ids)] = ids
@@ -339,8 +339,8 @@ def _with_alternatives(models: ModelPair, side: dict[str, Any]) -> dict[str, Any
     for name, (best, policy, other) in found.items():
         table[name] = [
             [
-                [_piece(models.tokenizer, ids[max(0, at - CONTEXT) : at], int(token)), float(mine), float(theirs)]
-                for token, mine, theirs in zip(best[at - 1], policy[at - 1], other[at - 1], strict=True)
+                [_piece(models.tokenizer, ids[max(0, at - CONTEXT) : at], int(token)), float(logp), float(other_logp)]
+                for token, logp, other_logp in zip(best[at - 1], policy[at - 1], other[at - 1], strict=True)
             ]
             for at in range(begin, len(ids))
         ]
@@ -373,6 +373,6 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 
 def _number(value: Any) -> float | None:
-    """A figure; None for what JSON has no number for."""
-    found = float(value)
-    return found if math.isfinite(found) else None
+    """A float; None for NaN and infinity, which JSON cannot represent."""
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""A run's policy at one checkpoint beside what it is compared with, both computed as training computes them."""
+"""A run's policy at one checkpoint and the model it is compared with, both evaluated with training's forward pass."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ from nnxdsl.weights import sources
 from nnxdsl.weights.saved_run import saved_experiment
 
 REFERENCE = "reference"
-"""What a policy is compared with where no step is named."""
+"""Default comparison: the reference model."""
 
 UNTRAINED = "before training"
-"""What it is where the objective has no reference."""
+"""Default comparison where the objective has no reference: the initial policy."""
 
 ALTERNATIVES = 5
 PIECE = 32
-"""Tokens whose logits over the whole vocabulary exist at one time."""
+"""Tokens per chunk; full-vocabulary logits are materialized for one chunk at a time."""
 
 PROBE = "The quick brown fox, 0123456789 (äöü, 漢字)\n\tdef f(x): return x != {}"
-"""Two tokenizers that cut this alike are taken for one."""
+"""Two tokenizers that give the same ids for this text are treated as equal."""
 
 LOOKED_AT = 32
-"""Rows of a file that say whether it holds chats."""
+"""Number of rows inspected to detect chat data."""
 
 
 @attrs.frozen(eq=False)
 class Comparison:
-    """What a policy is compared with.
+    """The model that a policy is compared with.
 
     Attributes:
         name: "reference", "before training" where the objective has no reference, "step N", or "RUN, step N".
-        template: The model.
-        leaves: Its arrays, in the dtype that is computed in.
-        read: What it says of a batch.
+        template: The abstract model.
+        leaves: Its arrays, in the compute dtype.
+        read: Forward pass over a batch.
     """
 
     name: str
@@ -73,19 +73,19 @@ class Comparison:
 
 @attrs.frozen(eq=False)
 class ModelPair:
-    """Policy and other of one run on this machine's first device.
+    """Policy and comparison model of one run, on this machine's first device.
 
     Attributes:
-        directory: The run's.
-        step: Optimizer steps that the policy has behind it; 0 for the first policy.
+        directory: Run directory.
+        step: Optimizer step of the policy; 0 for the initial policy.
         program: The run's program, on one device.
-        policy: The state of that step, without the optimizer's.
-        first: The state before any step.
-        other: What the policy is compared with.
-        tokenizer: Of both.
-        held_out: The evaluation's rows; None where there are none.
-        is_chat: Whether prompts are a user's turn in the chat template.
-        compiled: What answers were asked with already, so that how long they take is known without compiling.
+        policy: State at that step, without optimizer state.
+        first: State before the first step.
+        other: The model that the policy is compared with.
+        tokenizer: Shared by both models.
+        held_out: The evaluation dataset; None if there is none.
+        is_chat: Whether prompts are formatted as a user turn with the chat template.
+        compiled: Generation settings that are already compiled, so that timings exclude compilation.
     """
 
     directory: Path
@@ -105,19 +105,21 @@ class ModelPair:
     def open(
         cls, directory: Path, step: int, against: str = REFERENCE, tell: Callable[[str], object] = lambda stage: None
     ) -> ModelPair:
-        """Reads the weights of both.
+        """Load the weights of both models.
 
-        Relative paths in the experiment are taken from the directory that this process works in.
+        Relative paths in the experiment are resolved against the current working directory.
 
         Args:
-            directory: A run's.
-            step: One of its checkpoints, or 0 for the policy before any step.
-            against: "reference", another step, or `RUN@STEP`: a step of another run of the same home and network.
-            tell: Called with what is done.
+            directory: Run directory.
+            step: A checkpointed step, or 0 for the initial policy.
+            against: "reference", another step, or `RUN@STEP`: a step of another run in the same home directory, with
+                the same architecture.
+            tell: Progress callback, called with a message.
 
         Raises:
-            RunError: there is no such run or step, the checkpoint is damaged, or the other run is of another network.
-            WeightsError: the first weights are not there any more.
+            RunError: the run or step does not exist, the checkpoint is damaged, or the other run has another
+                architecture or tokenizer.
+            WeightsError: the initial weights no longer exist.
             DataError: the held-out rows or the tokenizer cannot be read.
         """
         experiment = saved_experiment(directory)
@@ -125,7 +127,7 @@ class ModelPair:
             steps = checkpoints.steps()
             if not steps:
                 raise WeightsError(f"{directory} has no checkpoint yet")
-            # Its own dtypes, which may have gone by a device that this machine does not have.
+            # The dtype that the run resolved for its device, which this machine may not have.
             compute = checkpoints.meta(steps[-1])["identity"]["compute"]
             program = compile_experiment(evolve(experiment, {"mesh": Mesh(), "precision.compute": compute}))
             tell("reading weights")
@@ -159,19 +161,19 @@ class ModelPair:
 
     @property
     def encoder(self) -> Encoder:
-        """How text becomes ids."""
+        """Encoder of prompts and completions into token ids."""
         return Encoder(self.tokenizer)
 
     def read(self, batch: Batch) -> tuple[ForwardOutput, ForwardOutput]:
-        """What both say of a batch, policy first: by one compiled program, so that equal models give equal bits."""
+        """Outputs of the policy and of the other model; equal models share a compiled program and agree bit for bit."""
         return self.program.score(self.policy, batch), self.other.read(batch)
 
     def models(self) -> dict[str, tuple[AbstractModel, Leaves]]:
-        """Both as they generate."""
+        """Templates and arrays for generation, by "policy" and "other"."""
         return {"policy": self.program.policy(self.policy), "other": (self.other.template, self.other.leaves)}
 
     def sampler(self, name: str) -> Sampler:
-        """What answers with one of `models`; two of one structure share what is compiled."""
+        """The sampler of "policy" or "other"; models of the same structure share one, and so its compiled program."""
         blueprint, (template, _) = self.program.blueprint, self.models()[name]
         kind = "policy" if template is self.program.policy_loss.policy else name
         if kind not in self._samplers:
@@ -179,11 +181,11 @@ class ModelPair:
         return self._samplers[kind]
 
     def rewards(self, policy: PairLogps, other: PairLogps) -> dict[str, np.ndarray]:
-        """What the objective's own metrics say of each pair by itself, `[B]`; NaN where it says nothing.
+        """Compute the objective's metrics for each pair separately, `[B]`; NaN where a metric is undefined for a pair.
 
         Args:
-            policy: What the policy says of some pairs.
-            other: What it is compared with; the objective does not read it if it has no reference.
+            policy: Log-probabilities under the policy.
+            other: Log-probabilities under the other model; ignored by objectives without a reference.
         """
         compares, loss = self.program.blueprint.reference.exists, self.program.policy_loss.loss.objective
 
@@ -205,14 +207,14 @@ class ModelPair:
         return found
 
     def alternatives(self, ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The likeliest tokens after each of some tokens, by either model.
+        """Compute the top 5 next tokens at each position under each model.
 
         Args:
-            ids: A text of T tokens.
+            ids: Token ids of a text, length T.
 
         Returns:
-            By "policy" and "other", whose likeliest they are: ids, what the policy and what the other give them in
-            nats; all `[T, 5]`. Row t is about token t + 1.
+            For "policy" and "other", the model's top token ids with their log-probabilities (nats) under the policy
+            and under the other model, each `[T, 5]`. Row t predicts token t + 1.
         """
         forward, config = self.program.policy_loss.forward, self.program.blueprint.config
         templates = {name: template for name, (template, _) in self.models().items()}
@@ -236,8 +238,8 @@ class ModelPair:
                     for name, part in states.items()
                 }
                 found = {}
-                for name, mine in logp.items():
-                    _, best = jax.lax.top_k(mine, count)
+                for name, own_logp in logp.items():
+                    _, best = jax.lax.top_k(own_logp, count)
                     found[name] = (best, *(jnp.take_along_axis(logp[side], best, -1) for side in ("policy", "other")))
                 return found
 
@@ -255,7 +257,7 @@ class ModelPair:
 
 @attrs.frozen(eq=False)
 class _Saved:
-    """What a run has saved: its policy at any step."""
+    """Policy states of a run, restored from its checkpoints."""
 
     directory: Path
     program: Program
@@ -273,7 +275,7 @@ class _Saved:
         source: Any,
         tell: Callable[[str], object],
     ) -> _Saved:
-        """With the first weights, before any step."""
+        """Load the initial weights."""
         trainable, frozen, _ = init.init_arrays(program.blueprint, source, program.mesh)
         return cls(directory, program, checkpoints, trainable, init.order(frozen, program.blueprint.frozen), tell)
 
@@ -293,16 +295,16 @@ class _Saved:
 
 
 def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], object]) -> Comparison:
-    """The policy of another run, read by the computation that reads this one's.
+    """Load the policy of another run, evaluated with this run's forward pass.
 
     Args:
-        mine: Program of the run that it is compared with.
-        home: Directory of both runs.
+        mine: Program of this run.
+        home: Home directory of both runs.
         against: `RUN@STEP`.
-        tell: Called with what is done.
+        tell: Progress callback, called with a message.
 
     Raises:
-        RunError: there is no such run or step, or it is of another network or tokenizer.
+        RunError: the run or step does not exist, or its architecture or tokenizer differs.
     """
     run, _, step = against.rpartition("@")
     directory = home / run
@@ -313,7 +315,7 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
     program = compile_experiment(evolve(experiment, {"mesh": Mesh(), "precision.compute": compute}))
     ids = [_tokenizer(one, home).encode(PROBE) for one in (mine.experiment, program.experiment)]
     if program.blueprint.config != mine.blueprint.config or ids[0] != ids[1]:
-        raise RunError(f"{run} is of another network or tokenizer, so that their tokens cannot be compared one by one")
+        raise RunError(f"{run} has another architecture or tokenizer; a per-token comparison needs the same ones")
     tell(f"reading weights of {run}")
     with CheckpointReader(directory / "checkpoints") as checkpoints:
         source = sources.open_source(program.blueprint, home)
@@ -335,7 +337,7 @@ def _of_state(program: Program, name: str, state: TrainState) -> Comparison:
 
 
 def _own_reference(program: Program, leaves: Leaves) -> Comparison:
-    """A reference with its own weights, computed as in training."""
+    """A reference with its own weights, evaluated as in training."""
     reference = program.policy_loss.reference
     assert isinstance(reference, OwnWeights)
     template, forward = reference.template, reference.forward
@@ -352,7 +354,7 @@ def _loaded(program: Program, data: Data, tokenizer: TokenizerBase) -> Dataset:
 
 
 def _is_chat(data: Data) -> bool:
-    """Whether the first rows of a file hold messages; False where it cannot be read any more."""
+    """Whether the first rows of a file contain chat messages; False if it can no longer be read."""
     try:
         rows = [row.value for row, _ in zip(read_rows(data.path), range(LOOKED_AT), strict=False)]
     except DataError:

@@ -1,4 +1,4 @@
-"""A model for people who want no training: a Hub directory as something that gives logits and text."""
+"""Inference with a pretrained model from a Hugging Face Hub directory: logits and text, without an experiment."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.program.init import place
 
 Prompt = str | Sequence[Mapping[str, str]]
-"""A text to go on with, or a chat's messages `{"role": ..., "content": ...}` to answer."""
+"""A text to continue, or chat messages `{"role": ..., "content": ...}` to answer."""
 
 
 class Pretrained:
-    """A decoder with its weights and its tokenizer; made by `load`.
+    """A decoder with its weights and tokenizer; created by `load`.
 
     Attributes:
-        config: the decoder's numbers.
-        leaves: its arrays by dotted path, as in a run's layout.
-        dtype: of activations, and of the arrays.
+        config: configuration of the decoder.
+        leaves: arrays by dotted path, named as in a run's layout.
+        dtype: dtype of activations and arrays.
     """
 
     def __init__(
@@ -59,28 +59,27 @@ class Pretrained:
 
     @property
     def tokenizer(self) -> TokenizerBase:
-        """What turns text into ids; opened when it is first used, so that a directory without one still has logits.
+        """Tokenizer, opened on first use, so that a directory without one can still compute logits.
 
         Raises:
-            DataError: there is none, or it cannot be read.
+            DataError: the tokenizer is missing or cannot be read.
         """
         if self._tokenizer is None:
             self._tokenizer = open_tokenizer(self._spec, self._directory)
         return self._tokenizer
 
     def __call__(self, tokens: ArrayLike, attention_mask: ArrayLike | None = None) -> jax.Array:
-        """Logits of the token after each token.
+        """Compute next-token logits at each position.
 
         Args:
-            tokens: ids `[B, T]`.
-            attention_mask: `[B, T]`, 1 for tokens and 0 for padding, which may stand on either side; None for no
-                padding.
+            tokens: token ids `[B, T]`.
+            attention_mask: `[B, T]`, 1 for tokens and 0 for padding, on the left or on the right; None for no padding.
 
         Returns:
-            `[B, T, V]` float32; what stands at padding has no meaning.
+            Logits `[B, T, V]`, float32; undefined at padding.
 
         Raises:
-            ValueError: shapes that do not fit, ids outside the vocabulary, or rows longer than the model reads.
+            ValueError: mismatched shapes, ids outside the vocabulary, or rows longer than the model's `max_length`.
         """
         ids = np.asarray(tokens)
         mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
@@ -92,7 +91,7 @@ class Pretrained:
         if real.any() and not (ids[real].min() >= 0 and ids[real].max() < self.config.vocab_size):
             raise ValueError(f"tokens: expected ids from 0 to {self.config.vocab_size - 1:,}")
         if real.sum(1).max(initial=0) > self.config.max_length:
-            raise ValueError(f"tokens: {real.sum(1).max()} tokens in a row, this model reads {self.config.max_length}")
+            raise ValueError(f"tokens: {real.sum(1).max()} tokens in a row exceed max_length={self.config.max_length}")
         position = np.maximum(np.cumsum(real, axis=1) - 1, 0).astype(np.int32)
         places = TokenPositions(*map(jnp.asarray, (position, real.astype(np.int32), np.zeros_like(position))))
         return self._logits(self.leaves, jnp.asarray(np.where(real, ids, 0), jnp.int32), places)
@@ -107,22 +106,22 @@ class Pretrained:
         top_p: float | None = None,
         seed: int = 0,
     ) -> list[str]:
-        """Continuations of texts, and answers to chats, all in one batch.
+        """Generate completions of texts and chats in one batch.
 
         Args:
-            prompts: each a text, or a chat's messages, which go through the tokenizer's chat template.
-            max_new_tokens: the longest answer; it ends before that at a stop token.
-            temperature: 0 for the likeliest token, else logits are divided by it.
-            top_k: only so many of the likeliest tokens may be drawn.
-            top_p: only the likeliest tokens whose probabilities sum to it may be drawn.
-            seed: of the draws.
+            prompts: texts, or lists of chat messages, which are formatted with the tokenizer's chat template.
+            max_new_tokens: maximum number of new tokens; generation ends earlier at a stop token.
+            temperature: sampling temperature; 0 for greedy decoding.
+            top_k: sample from the k most likely tokens only.
+            top_p: sample from the smallest set of most likely tokens whose probabilities sum to at least `top_p`.
+            seed: random seed.
 
         Returns:
-            A text for each prompt.
+            One completion per prompt.
 
         Raises:
-            DataError: no tokenizer, no chat template, or a prompt that cannot be put into tokens.
-            ValueError: settings out of their range.
+            DataError: no tokenizer, no chat template, or a prompt that cannot be tokenized.
+            ValueError: a setting is out of range.
         """
         if isinstance(prompts, str):
             raise ValueError("prompts: expected a list of prompts, got one text; write [text]")
@@ -145,27 +144,28 @@ def load(
     tokenizer: Tokenizer | None = None,
     allow_non_finite: bool = False,
 ) -> Pretrained:
-    """A model from a directory in the Hub's format, or by a repository's name on the Hub.
+    """Load a model from a directory in the Hub's format, or from a repository on the Hub.
 
     >>> model = nnxdsl.load("google/gemma-3-1b-it")                             # doctest: +SKIP
     >>> model.generate([[{"role": "user", "content": "What is DPO?"}]])         # doctest: +SKIP
 
     Args:
-        directory: holds `config.json` and safetensors, as `nnxdsl export` writes them and the Hub has them.
-        dtype: of arrays and activations.
-        tokenizer: what turns text into ids; None for the one beside the weights.
-        allow_non_finite: whether weights that hold NaN or infinity are loaded as they are.
+        directory: directory with `config.json` and safetensors (as `nnxdsl export` writes), or a Hub repository name.
+        dtype: dtype of arrays and activations.
+        tokenizer: tokenizer to use; None for the one beside the weights.
+        allow_non_finite: load weights that contain NaN or infinity instead of raising.
 
     Returns:
-        The model, its arrays on the default device; one tensor at a time is read, so the host holds no second copy.
+        The model, with its arrays on the default device. Tensors are read one at a time, so host memory never has a
+        second copy of the weights.
 
     Raises:
-        WeightsError: a file that is missing, damaged or not understood, every tensor that does not fit, or those that
-            hold NaN or infinity.
+        WeightsError: a file is missing, damaged or unsupported, or tensors do not match the model or contain NaN or
+            infinity; lists all of these tensors.
     """
     found = locate(str(directory))
     reader = HubReader(found, allow_non_finite=allow_non_finite)
-    config = attrs.evolve(reader.config, mtp_layers=0)  # no answer needs it
+    config = attrs.evolve(reader.config, mtp_layers=0)  # MTP layers are not used for generation
     template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype))
     if problems := reader.check(template):
         raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))

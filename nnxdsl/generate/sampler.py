@@ -1,4 +1,4 @@
-"""Answers from models: prefill once, then one token at a time through a KV cache, in one jitted loop."""
+"""Batched generation: prefill, then decoding one token at a time with a KV cache, in one jitted loop."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from nnxdsl.program.forward import Leaves
 ROUND_TO = 16
 """Prompts are padded to a multiple of this, so that prompts of similar length share a compiled program."""
 
-# Where models stand beside each other in a cache: after the axis of the scanned layers, so that a scan over those moves
-# nothing. The tokens' places are the same for all models.
+# vmap axis of the models in a cache: after the axis of the scanned layers, so that the scan needs no transpose.
+# Token positions are shared by all models.
 _CACHE: Any = Cache(layers=1, suffix=0, positions=None, length=None, prefix=0)  # pyright: ignore[reportArgumentType]
 _NEW: Any = CacheUpdate(layers=1, suffix=0, positions=None, prefix=0)  # pyright: ignore[reportArgumentType]
 
 
 class Sampler:
-    """Generates with models of one structure; the compiled loop is kept from call to call.
+    """Generates with models of one structure; the jitted loop is cached between calls.
 
     Args:
-        template: The structure.
-        config: Its numbers.
-        dtype: Of activations and cache.
-        stop_ids: Tokens that end an answer.
-        place: Puts arrays with a row for each prompt on devices; left out, jax does.
-        whole: Gives every device all answers, so that each of several processes can read them; None leaves it to jax.
+        template: The abstract model.
+        config: Configuration of the decoder.
+        dtype: Dtype of activations and KV cache.
+        stop_ids: Token ids that end a completion.
+        place: Shards arrays with a leading batch axis; by default jax places them.
+        whole: Output sharding, replicated where several processes read the completions; None leaves it to jax.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Sampler:
         self._generate = jax.jit(self._loop.run, static_argnames=static, out_shardings=whole)
 
     def __call__(self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        """Continuations of token-id prompts, the stop token left out.
+        """Generate completions, without their stop tokens.
 
         Args:
             leaves: The model's arrays.
-            prompts: Token ids, each at least one; prompts too long for the model keep their end.
-            sampling: How tokens are chosen.
+            prompts: Token ids, at least one per prompt; prompts that are too long are truncated on the left.
+            sampling: Sampling settings.
 
         Returns:
             New token ids for each prompt.
 
         Raises:
-            ValueError: more new tokens than the model has positions, or a `top_k` beyond its vocabulary.
+            ValueError: `max_new_tokens` leaves no position for a prompt, or `top_k` exceeds the vocabulary size.
         """
         (answers,) = self.together([leaves], prompts, sampling)
         return answers
@@ -75,13 +75,13 @@ class Sampler:
     def drawn(
         self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling, length: int | None = None
     ) -> list[list[int]]:
-        """As a call, with the stop token at the end of each answer that has one.
+        """Generate completions that include the stop token, where there is one.
 
         Args:
-            leaves: As of a call.
-            prompts: As of a call.
-            sampling: As of a call.
-            length: What prompts are padded to at least: where it is the same from call to call, so is the program.
+            leaves: The model's arrays.
+            prompts: See `__call__`.
+            sampling: Sampling settings.
+            length: Minimum padded prompt length; a constant value avoids recompilation between calls.
         """
         out, counts = self._sample([leaves], prompts, sampling, length)
         return [row[: count + 1].tolist() for row, count in zip(out[0], counts[0], strict=True)]
@@ -89,22 +89,22 @@ class Sampler:
     def together(
         self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling
     ) -> list[list[list[int]]]:
-        """What several models answer to the same prompts with the same draws, all in one batch.
+        """Generate from several models in one batch, with the same prompts and random keys.
 
-        An array that all models have is read once for all of them, in one product over the rows of all: so a policy
-        with adapters and its reference cost little more than one of them. Arrays of their own are copied side by side,
-        which is for adapters and not for whole models.
+        Arrays shared by all models are not batched: one matrix product covers the rows of all models, so a policy with
+        adapters and its reference cost little more than one model. Arrays that differ are stacked, which copies them;
+        use this for adapters rather than for full models.
 
         Args:
-            models: Arrays of each model; one that is the same object in all of them is theirs together.
-            prompts: As of a call.
-            sampling: As of a call.
+            models: Arrays of each model; an array is shared if it is the same object in all of them.
+            prompts: See `__call__`.
+            sampling: Sampling settings.
 
         Returns:
             New token ids for each model and prompt.
 
         Raises:
-            ValueError: as of a call.
+            ValueError: see `__call__`.
         """
         return [
             [row[:count].tolist() for row, count in zip(rows, ends, strict=True)]
@@ -118,14 +118,14 @@ class Sampler:
         sampling: Sampling,
         at_least: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """New tokens `[M, B, new]` of M models and how many come before the stop token `[M, B]`."""
+        """New tokens `[M, B, new]` of M models, and their number before the stop token `[M, B]`."""
         room = self._config.max_length - sampling.max_new_tokens
         if room < 1:
             raise ValueError(
-                f"max_new_tokens={sampling.max_new_tokens} leaves no position of {self._config.max_length}"
+                f"max_new_tokens={sampling.max_new_tokens} must be less than max_length={self._config.max_length}"
             )
         if sampling.top_k is not None and sampling.top_k > self._config.vocab_size:
-            raise ValueError(f"top_k={sampling.top_k} of a vocabulary of {self._config.vocab_size}")
+            raise ValueError(f"top_k={sampling.top_k} exceeds the vocabulary size {self._config.vocab_size}")
         if not prompts:
             return np.zeros((len(models), 0, 0), np.int32), np.zeros((len(models), 0), np.int32)
         truncated = [list(prompt)[-room:] for prompt in prompts]
@@ -139,7 +139,7 @@ class Sampler:
             {path: leaf for path, leaf in first.items() if path in shared},
             [{path: leaf for path, leaf in model.items() if path not in shared} for model in models],
             *self._place((tokens, np.array([len(prompt) for prompt in truncated], np.int32), numbers_of(truncated))),
-            np.asarray(jax.random.key_data(jax.random.key(sampling.seed))),  # a host array goes to any devices
+            np.asarray(jax.random.key_data(jax.random.key(sampling.seed))),  # a host array is not committed to a device
             np.float32(sampling.temperature),
             None if sampling.top_p is None else np.float32(sampling.top_p),
             new_tokens=sampling.max_new_tokens,
@@ -151,7 +151,7 @@ class Sampler:
 
 @attrs.frozen
 class _Loop:
-    """What is compiled for one structure; arrays come as arguments."""
+    """The jitted generation loop of one model structure; arrays are arguments."""
 
     template: AbstractModel
     config: DecoderConfig
@@ -173,19 +173,19 @@ class _Loop:
         is_greedy: bool,
         top_k: int | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """New tokens `[M, B, new_tokens]` of M models, and how many count `[M, B]`.
+        """New tokens `[M, B, new_tokens]` of M models, and their number before the stop token `[M, B]`.
 
         Args:
-            shared: Arrays that all models have.
-            own: Those of each model.
+            shared: Arrays shared by all models.
+            own: Arrays of each model.
             tokens: Prompts `[B, P]`, padded on the left.
-            lengths: Of the prompts, `[B]`.
-            numbers: Of the rows' draws, `[B, 2]`.
-            key: Data of the key of all draws.
+            lengths: Prompt lengths `[B]`.
+            numbers: Per-row RNG stream numbers `[B, 2]`, from `numbers_of`.
+            key: Key data of the base PRNG key.
             temperature: Scalar.
             top_p: Scalar or None.
-            new_tokens: Longest answer.
-            is_greedy: The likeliest token is taken.
+            new_tokens: Maximum number of new tokens.
+            is_greedy: Whether to take the argmax instead of sampling.
             top_k: See `Sampling`.
         """
         models, (rows, prompt) = len(own), tokens.shape
@@ -206,7 +206,7 @@ class _Loop:
             position = (lengths + count - 1)[:, None]  # [B, 1]
             places = TokenPositions(position, jnp.ones_like(position), jnp.zeros_like(position))
             logits, new = following(stacked, token[:, :, None], places, cache)
-            # Written outside of vmap, which would copy the cache for it; so it is written in place.
+            # Updated outside of vmap, which would copy the cache; here the update is in place.
             return count + 1, append(cache, new), *added(count, choose(logits, count), done, out, counts)
 
         def added(
@@ -229,15 +229,15 @@ class _Loop:
     def _forward(
         self, shared: Leaves, own: Leaves, tokens: jax.Array, places: TokenPositions, cache: Cache | None
     ) -> tuple[jax.Array, CacheUpdate]:
-        """Logits `[B, V]` after the last of some tokens `[B, T]`, and what a cache takes of these."""
+        """Next-token logits `[B, V]` after tokens `[B, T]`, and their cache update."""
         model = self.template.merge({**shared, **own})
         assert isinstance(model, Decoder)
         method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
         hidden, new, _ = model(tokens, places, cache=cache, return_kv=True, dtype=self.dtype, method=method)
-        assert new is not None  # it is asked for
+        assert new is not None  # return_kv=True
         return model.logits(hidden[:, -1]), new
 
     def _empty(self, models: int, rows: int, length: int) -> Cache:
-        """A cache of several models."""
+        """An empty KV cache for several models."""
         empty = init_cache(self.config, rows, length, self.dtype)
         return jax.vmap(lambda _: empty, out_axes=_CACHE)(jnp.zeros(models))

@@ -1,4 +1,4 @@
-"""How the next token is chosen from logits: the likeliest, or a draw from those that may be drawn."""
+"""Next-token selection from logits: greedy, or sampling with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 
 @attrs.frozen
 class Sampling:
-    """How tokens are chosen.
+    """Sampling settings.
 
     Attributes:
-        max_new_tokens: Longest answer.
-        temperature: 0 for the likeliest token, else logits are divided by it.
-        top_k: Only so many of the likeliest tokens may be drawn; None for all.
-        top_p: Of these, only the fewest likeliest whose probabilities sum to it or more (the nucleus: Holtzman et al.,
-            arXiv:1904.09751); None for all.
-        seed: Of the draws; the same seed and prompt give the same answer.
+        max_new_tokens: Maximum number of new tokens.
+        temperature: Logits are divided by it; 0 for greedy decoding.
+        top_k: Sample from the k most likely tokens; None for all.
+        top_p: After `top_k`, sample from the smallest set of most likely tokens whose probabilities sum to at least
+            `top_p` (nucleus sampling: Holtzman et al., arXiv:1904.09751); None for all.
+        seed: Random seed; the same seed and prompt give the same completion.
 
     Raises:
-        ValueError: a value out of its range, or one that has no effect.
+        ValueError: a value is out of range or has no effect.
     """
 
     max_new_tokens: int
@@ -44,14 +44,14 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p < 1:
             raise ValueError(f"top_p: expected a value between 0 and 1, got {self.top_p}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("top_k and top_p have no effect with temperature 0, which takes the likeliest token")
+            raise ValueError("top_k and top_p have no effect with temperature 0 (greedy decoding)")
 
 
 def numbers_of(prompts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Two numbers for each prompt, `[B, 2]` uint32: of its tokens, and how often they have come before.
+    """RNG stream numbers of each prompt, `[B, 2]` uint32: a hash of its tokens, and its count among earlier rows.
 
-    Draws go by them and not by a prompt's place, so that an answer does not depend on the other prompts of a batch, and
-    a prompt that is given several times has as many answers.
+    Keys are derived from these and not from the row index, so that a completion does not depend on the other prompts of
+    a batch, and repeated prompts get different completions.
     """
     seen: Counter[int] = Counter()
     found = np.zeros((len(prompts), 2), np.uint32)
@@ -63,27 +63,27 @@ def numbers_of(prompts: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def streams(key: jax.Array, numbers: jax.Array) -> jax.Array:
-    """A key for each row, `[B]`, of the numbers `[B, 2]` from `numbers_of`."""
+    """PRNG keys of the rows, `[B]`, from the numbers `[B, 2]` of `numbers_of`."""
     return jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row[0]), row[1]))(numbers)
 
 
 def likeliest(logits: jax.Array, top_k: int | None, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """The tokens that may be drawn.
+    """Filter logits by top-k and top-p.
 
     Args:
         logits: `[..., V]`, divided by the temperature.
         top_k: See `Sampling`; at most V.
-        top_p: See `Sampling`; of the probabilities of the `top_k` tokens, which sum to 1.
+        top_p: See `Sampling`; applies to the probabilities renormalized over the `top_k` tokens.
 
     Returns:
-        Logits `[..., k]`, the largest first, and -inf for those left out; and their token ids. Where logits are equal
-        the smaller id comes first. The likeliest token is never left out.
+        Logits `[..., k]` in descending order, -inf for tokens that are filtered out, and their token ids. Among equal
+        logits the smaller id comes first. The most likely token is never filtered out.
     """
     top_logits, ids = jax.lax.top_k(logits, logits.shape[-1] if top_k is None else top_k)
     if top_p is not None:
         mass = jax.nn.softmax(top_logits, axis=-1)
         before = jnp.cumsum(mass, axis=-1) - mass
-        # The token that crosses the bound is of the set: what comes before it has not reached it yet.
+        # The token that crosses the threshold is included: the mass before it is still below top_p.
         is_in = (before < top_p).at[..., 0].set(True)
         top_logits = jnp.where(is_in, top_logits, -jnp.inf)
     return top_logits, ids
@@ -92,7 +92,7 @@ def likeliest(logits: jax.Array, top_k: int | None, top_p: jax.Array | None) -> 
 def draw(
     keys: jax.Array, logits: jax.Array, temperature: jax.Array, top_k: int | None, top_p: jax.Array | None
 ) -> jax.Array:
-    """One token id for each row, `[B]`, from logits `[B, V]` and keys `[B]`."""
+    """Sample one token id per row, `[B]`, from logits `[B, V]` and keys `[B]`."""
     logits = logits / temperature
     if top_k is None and top_p is None:
         return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

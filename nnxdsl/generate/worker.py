@@ -1,8 +1,9 @@
-"""`python -m nnxdsl.generate.worker RUN --step N`: holds two models, answers JSON lines with JSON lines.
+"""`python -m nnxdsl.generate.worker RUN --step N`: serve a policy and a comparison model over stdin and stdout.
 
-A request is `{"id": 1, "do": "generate" | "tokens" | "pairs", ...}` (`nnxdsl/generate/answers.py`); what comes back
-are `{"id": 1, "stage": ...}` while it is at work, then `{"id": 1, "result": ...}` or `{"id": 1, "error": ...}`. The
-first request has the models loaded. It ends when its standard input does, or after a while without a request.
+Requests are JSON lines `{"id": 1, "do": "generate" | "tokens" | "pairs", ...}` (`nnxdsl/generate/answers.py`).
+Responses are `{"id": 1, "stage": ...}` for progress, then `{"id": 1, "result": ...}` or `{"id": 1, "error": ...}`.
+The models are loaded at the first request. The process exits at the end of its standard input, or after --idle seconds
+without a request.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ DOES: Mapping[str, Callable[[ModelPair, Mapping[str, Any], Callable[[str], objec
     "pairs": answers.pairs,
 }
 REPORT_SECONDS = 0.3
-"""Least time between two progress messages."""
+"""Minimum time between progress messages."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers requests until there are no more."""
+    """Serve requests until standard input ends or the idle timeout expires; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nnxdsl.generate.worker", description=__doc__)
-    parser.add_argument("run", type=Path, help="a run's directory")
-    parser.add_argument("--step", type=int, required=True, help="one of its checkpoints; 0 for the first policy")
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--step", type=int, required=True, help="step of a checkpoint; 0 for the initial policy")
     parser.add_argument(
         "--against", default=REFERENCE, help="reference, another step, or RUN@STEP (default: reference)"
     )
-    parser.add_argument("--idle", type=float, default=600, help="seconds without a request after which it ends")
+    parser.add_argument("--idle", type=float, default=600, help="exit after this many seconds without a request")
     options = parser.parse_args(argv)
     output = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the responses
     directory = options.run.absolute()
     _go_where_it_was_started(directory)
     models: ModelPair | None = None
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _lines(idle: float) -> Iterator[str]:
-    """Lines of the standard input; ends with it, or after `idle` seconds without one."""
+    """Lines of standard input, until it ends or no line arrives for `idle` seconds."""
     pending = b""
     while True:
         while b"\n" in pending:
@@ -73,10 +74,10 @@ def _lines(idle: float) -> Iterator[str]:
             yield line.decode("utf-8", errors="replace")
         if not select.select([0], [], [], idle)[0]:
             return
-        found = os.read(0, 1 << 16)
-        if not found:
+        data = os.read(0, 1 << 16)
+        if not data:
             return
-        pending += found
+        pending += data
 
 
 def _reporter(output: Any, line: str) -> Callable[[str], None]:
@@ -96,7 +97,7 @@ def _answer(output: Any, request: Mapping[str, Any], **fields: Any) -> None:
 
 
 def _go_where_it_was_started(directory: Path) -> None:
-    """So that relative paths in the experiment mean what they meant to the run."""
+    """Change to the run's start directory, to which relative paths in its experiment refer."""
     with contextlib.suppress(OSError):
         os.chdir(RunDirectory(directory).started_in() or ".")
 

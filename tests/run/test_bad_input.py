@@ -60,11 +60,11 @@ HEADING = "in Experiment 'dpo'\n"
         ),
         (["microbatch_size=3"], f"SpecError: 1 problem {HEADING}  microbatch_size: 3 does not divide batch_size=4\n"),
         (["steps=1", "steps=2"], f"SpecError: 1 problem {HEADING}  steps: is set twice\n"),
-        (["=3"], f"SpecError: 1 problem {HEADING}  =3: expected path=value, without blanks around '='\n"),
+        (["=3"], f"SpecError: 1 problem {HEADING}  =3: expected path=value, without spaces around '='\n"),
         (
             ["steps", "=", "10"],
             f"SpecError: 3 problems {HEADING}"
-            + "".join(f"  {word}: expected path=value, without blanks around '='\n" for word in ("steps", "=", "10")),
+            + "".join(f"  {word}: expected path=value, without spaces around '='\n" for word in ("steps", "=", "10")),
         ),
         (
             ["--steps", "10"],
@@ -191,7 +191,7 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
     ("words", "message"),
     [
         (["shwo", "sft.py"], "UsageError: shwo: there is no such verb; did you mean 'show'?\n"),
-        (["sft.py"], "UsageError: sft.py: a verb comes first: app, compare, convert, diff, export, launch, plan, "
+        (["sft.py"], "UsageError: sft.py: expected a verb first: app, compare, convert, diff, export, launch, plan, "
          "resume, run, runs, show, sweep\n"),
         (["show"], "UsageError: the following arguments are required: FILE-or-RUN; see nnxdsl show --help\n"),
         (["diff", "sft.py"], "UsageError: the following arguments are required: OTHER; see nnxdsl diff --help\n"),
@@ -202,13 +202,13 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
         (["show", "none.py"], "RunError: none.py: has no Experiment named 'experiment'\n"),
         (["show", "broken.py"], "RunError: broken.py:2: SyntaxError: '(' was never closed\n"),
         (["show", "raises.py"], "RunError: raises.py:3: ZeroDivisionError: division by zero\n"),
-        (["show", "bare.py"], "RunError: bare.py: ends the process when it is read; put experiment.main() under "
+        (["show", "bare.py"], "RunError: bare.py: exits when it is imported; put experiment.main() under "
          '`if __name__ == "__main__":`\n'),
         (["show", "broken.json"], "SpecError: 1 problem in broken.json\n  not JSON: Expecting value: line 1 column 1 (char 0)\n"),
         (["show", "latin.json"], "RunError: latin.json: cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: "
          "invalid start byte\n"),
-        (["show", "sftt.py"], "RunError: sftt.py: no such file or run (relative to {place}; runs are looked for in runs)\n"),
-        (["show", "."], "RunError: .: is a directory, but no run: it has no experiment.json\n"),
+        (["show", "sftt.py"], "RunError: sftt.py: no such file or run (relative to {place}; runs are searched in runs)\n"),
+        (["show", "."], "RunError: .: is not a run directory: it has no experiment.json\n"),
     ],
 )  # fmt: skip
 def test_words_that_make_no_command(
@@ -231,7 +231,7 @@ def test_the_same_words_in_a_process_of_their_own(lab: Any) -> None:
             "SpecError: 1 problem in Experiment 'sft'\n  stps: Experiment has no field 'stps'; did you mean 'steps'?\n"
         )
     assert lab.python("sft.py", "steps", "=", "10")[2] == (
-        "UsageError: steps: write path=value without blanks: steps=10\n"
+        "UsageError: steps: write path=value without spaces: steps=10\n"
     )
     assert not (lab.place / "runs").exists()
 

@@ -154,12 +154,12 @@ def test_resume_refuses_what_makes_it_another_run(
     )
     assert cli.main(["resume", f"{run.name}0"]) == 2
     assert capsys.readouterr().err == (
-        f"RunError: {run.name}0: no such file or run (relative to {lab.place}; runs are looked for in runs); "
+        f"RunError: {run.name}0: no such file or run (relative to {lab.place}; runs are searched in runs); "
         f"did you mean '{run.name}'?\n"
     )
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
     run.rename(run.with_name("dpo-renamed"))
     assert cli.main(["resume", "dpo-renamed"]) == 2
     assert capsys.readouterr().err == (
-        f"RunError: runs/dpo-renamed holds the run {run.name}; name the directory so, or it would begin anew\n"
+        f"RunError: runs/dpo-renamed contains the run {run.name}; rename the directory to that id to resume it\n"
     )

@@ -164,9 +164,9 @@ def test_the_likeliest_of_one_or_of_no_mass_is_greedy(sampler: Sampler, leaves: 
 
 
 def test_what_a_model_cannot_do_is_refused(sampler: Sampler, leaves: Leaves) -> None:
-    with pytest.raises(ValueError, match="max_new_tokens=64 leaves no position of 64"):
+    with pytest.raises(ValueError, match="max_new_tokens=64 must be less than max_length=64"):
         sampler(leaves, PROMPTS, Sampling(64))
-    with pytest.raises(ValueError, match="top_k=51 of a vocabulary of 50"):
+    with pytest.raises(ValueError, match="top_k=51 exceeds the vocabulary size 50"):
         sampler(leaves, PROMPTS, Sampling(1, temperature=1.0, top_k=51))
     assert sampler(leaves, [], Sampling(1)) == []
 

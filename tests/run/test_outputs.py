@@ -161,7 +161,7 @@ def test_what_cannot_be_answered_is_refused(models: ModelPair) -> None:
         (generate, {"prompt": "x", "max_new_tokens": 4, "samples": 2}, "1 at temperature 0, where all are the same"),
         (generate, {"prompt": "x", "max_new_tokens": 4, "temperature": 1.0, "samples": 17}, "expected 1 to 16"),
         (generate, {"row": "other.jsonl:1", "max_new_tokens": 4}, "no held-out row"),
-        (tokens, {"prompt": "x", "text": ""}, "the answer is empty"),
+        (tokens, {"prompt": "x", "text": ""}, "the completion is empty"),
         (tokens, {"prompt_ids": [1], "completion_ids": [10**6]}, "token ids below"),
         (tokens, {"prompt": "x", "text": "y" * 5_000}, "positions; shorten it"),
     ):

@@ -216,13 +216,13 @@ def test_for_machines_it_is_the_same(nnxdsl: Terminal) -> None:
 
 @pytest.mark.slow
 def test_a_count_of_devices(nnxdsl: Terminal) -> None:
-    note = "# the mesh says nothing of 4 devices: planned with mesh.fsdp=4\n"
+    note = "# mesh has 1 device; planning with mesh.fsdp=4\n"
     dumped = nnxdsl("plan", "dpo.py", "--count", "4", "--dump", err=note)
     assert dumped == build_blueprint(evolve(load("dpo.py", HERE), {"mesh.fsdp": 4})).layout.dump()
     same = nnxdsl("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--count", "4", "--dump")
     assert same == nnxdsl("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--dump")
     assert nnxdsl.refused("plan", "dpo.py", "mesh.data=2", "mesh.tensor=2", "--count", "8") == (
-        "RunError: --count 8: the mesh takes 4 devices (data=2 x tensor=2); change it, or look for one with --search\n"
+        "RunError: --count 8: the mesh has 4 devices (data=2 x tensor=2); change the mesh, or find one with --search\n"
     )
 
 
@@ -295,7 +295,7 @@ def test_a_search_prints_words_to_paste(nnxdsl: Terminal) -> None:
     first, headings, *rows = nnxdsl(*search).splitlines()
     found = json.loads(nnxdsl(*search, "--json"))
     total, fit = found["tried"], len(found["fit"])
-    assert first == f"{fit} of {total} placements on 2 x NVIDIA H200 fit; the quickest, by estimate:"
+    assert first == f"{fit} of {total} placements on 2 x NVIDIA H200 fit; the fastest, by estimate:"
     assert headings.split() == ["s/step", "products", "memory", "links", "GiB/device"]
     assert (found["device"], found["count"], len(rows)) == ("h200", 2, min(fit, 8))
     for row, one in list(zip(rows, found["fit"], strict=False))[:2]:

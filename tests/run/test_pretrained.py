@@ -43,7 +43,7 @@ def test_what_a_call_refuses(model: nnxdsl.Pretrained) -> None:
     with pytest.raises(ValueError, match="tokens: expected ids from 0 to 95"):
         model(np.array([[1, 96]]))
     assert model(np.array([[1, 96]]), np.array([[1, 0]])).shape == (1, 2, 96)  # what is no token does not matter
-    with pytest.raises(ValueError, match="tokens: 129 tokens in a row, this model reads 128"):
+    with pytest.raises(ValueError, match="tokens: 129 tokens in a row exceed max_length=128"):
         model(np.ones((1, 129), int))
     with pytest.raises(ValueError, match=r"expected a list of prompts, got one text; write \[text\]"):
         model.generate("a")

@@ -1,1 +1,1 @@
-"""One module a verb: its docstring is the help, `add_arguments(parser)` and `run(args)` are what it does."""
+"""One module per verb: its docstring is the help text; it defines `add_arguments(parser)` and `run(args)`."""

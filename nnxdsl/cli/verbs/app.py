@@ -13,7 +13,7 @@ from nnxdsl.errors import RunError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declares the verb's arguments, which are the app's."""
+    """Declares the arguments of the app."""
     _command().add_arguments(parser)
 
 
@@ -23,12 +23,12 @@ def run(args: Namespace) -> int:
 
 
 def _command() -> Any:
-    """The app's `command` module: of `nnxdsl/_app` where nnxdsl is installed, of the folder `app` in a checkout.
+    """Import the app's `command` module from `nnxdsl/_app` (installed package) or `app` (checkout).
 
-    It is loaded by its path and never by the name `app`, which may be any other package.
+    It is imported by path, since the name `app` may belong to another package.
 
     Raises:
-        RunError: there is neither.
+        RunError: neither directory exists.
     """
     package = Path(__file__).parents[2]
     folders = package / "_app", package.parent / "app"

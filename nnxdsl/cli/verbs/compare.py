@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nnxdsl.weights.compare import Difference
 
 DIFFERENT = 1
-"""Exit code where weights differ."""
+"""Exit code if weights differ."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -16,10 +16,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declares the verb's arguments."""
     add_home(parser)
     add_allow(parser)
-    parser.add_argument("source", metavar="SRC", help="the weights to read")
-    parser.add_argument("directory", metavar="DIR", help="the directory to write")
-    parser.add_argument("--to", metavar="FORMAT", help="hub, checkpoint or linen")
-    parser.add_argument("--unrolled", action="store_true", help="with --to linen: each layer by itself")
+    parser.add_argument("source", metavar="SRC", help="weights to read: a directory or a run")
+    parser.add_argument("directory", metavar="DIR", help="output directory")
+    parser.add_argument("--to", metavar="FORMAT", help="output format: hub, checkpoint or linen")
+    parser.add_argument("--unrolled", action="store_true", help="with --to linen: unstack the layers")
     add_write_flags(parser)
     add_json(parser)
 

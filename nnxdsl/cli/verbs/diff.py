@@ -15,7 +15,7 @@ from nnxdsl.config.core.serialization import diff, get
 def add_arguments(parser: ArgumentParser) -> None:
     """Declares the verb's arguments."""
     add_target(parser)
-    parser.add_argument("other", metavar="OTHER", help="another file or run")
+    parser.add_argument("other", metavar="OTHER", help="file or run to compare with")
     add_overrides(parser)
     add_json(parser)
     parser.add_argument("--layout", action="store_true", help="show the arrays whose sharding differs instead")

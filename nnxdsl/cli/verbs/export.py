@@ -1,4 +1,4 @@
-"""Export what a run trained, for transformers to load, or as an adapter for PEFT."""
+"""Export a trained model for transformers, or its adapter for PEFT."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_home(parser)
     add_allow(parser)
     if parser.get_default("experiment") is None:
-        parser.add_argument("source", metavar="RUN", help="a run's directory or its id")
-    parser.add_argument("directory", metavar="DIR", help="the directory to write")
-    parser.add_argument("--adapter", action="store_true", help="the adapter alone, in PEFT's format")
+        parser.add_argument("source", metavar="RUN", help="run directory or run id")
+    parser.add_argument("directory", metavar="DIR", help="output directory")
+    parser.add_argument("--adapter", action="store_true", help="export only the adapter, in PEFT's format")
     add_write_flags(parser)
     add_json(parser)
 

@@ -1,9 +1,9 @@
-"""Start a run in processes of its own, here or on a cluster, and wait for it.
+"""Start a run in separate processes, on this machine or on a cluster, and wait for it.
 
-Ctrl-C leaves it running, and the same command waits for it again; a run that was killed or preempted is started again,
-up to the launcher's `retries`. Its output is HOME/.launch/RUN/output.txt, all else is in the run's directory.
+Ctrl-C leaves the run running; the same command then waits for it again. A killed or preempted run is restarted, up to
+the launcher's `retries`. Output is written to HOME/.launch/RUN/output.txt, everything else to the run directory.
 
-exit codes: 0 finished, or stopped on request; 1 failed; 2 refused; 130 Ctrl-C, and the run continues
+exit codes: 0 finished, or stopped on request; 1 failed; 2 rejected; 130 Ctrl-C, the run continues
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from nnxdsl.terminal.display import Display
 def add_arguments(parser: ArgumentParser) -> None:
     """Declares the verb's arguments."""
     add_launching(parser, "FILE-or-RUN")
-    parser.add_argument("--detach", action="store_true", help="return once it is started, without restarting it")
-    parser.add_argument("--write", metavar="PATH", help="write the file of a cluster's own tool; - prints it")
+    parser.add_argument(
+        "--detach", action="store_true", help="return after the start; the run is not restarted if it stops"
+    )
+    parser.add_argument("--write", metavar="PATH", help="write the cluster's job file, launch nothing; - prints it")
 
 
 def run(args: Namespace) -> int:
-    """Starts a run and waits for its end, or waits for it where it is running; returns the exit code."""
+    """Start a run, or attach to a running one, and wait until it ends; returns the exit code."""
     path = Path(args.target)
     module = load_module(path) if path.suffix == ".py" and path.is_file() else None
     if module is not None:
@@ -56,7 +58,7 @@ def run(args: Namespace) -> int:
 
 
 class _SingleRun:
-    """One run, whose progress is shown."""
+    """Task source of a single run; displays its progress."""
 
     total = 1
 
@@ -70,7 +72,7 @@ class _SingleRun:
         return task
 
     def is_to_end(self, task: Task) -> bool:
-        """Shows its progress; never stops it."""
+        """Display progress; never stops the run."""
         with contextlib.suppress(RunError):
             status = RunDirectory(self._home / task.run).status()
             step, total = status.get("step"), status.get("total")
@@ -80,7 +82,7 @@ class _SingleRun:
         return False
 
     def settled(self, task: Task, how: Settled) -> None:
-        """Nothing follows it."""
+        """No further tasks."""
 
 
 def _launch(experiment: Experiment, launcher: Launcher, variables: dict[str, str], args: Namespace) -> int:
@@ -95,7 +97,7 @@ def _launch(experiment: Experiment, launcher: Launcher, variables: dict[str, str
         except RunError:
             if not args.cancel:
                 raise
-            display.say("asked the command that drives it to stop it and end")
+            display.say("stop requested; the command that drives the run stops it and exits")
             return 0
         if not args.cancel:
             (directory / STOP).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Plan steps, tokens, parameters, memory and shardings, without touching a device.
 
-With --device (and --count) it says whether the run fits there; --search lists the meshes, micro-batches and
-rematerialization that fit, fastest first.
+With --device (and --count), check whether the run fits in memory; --search lists meshes, micro-batch sizes and
+rematerialization policies that fit, fastest first.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declares the verb's arguments."""
     add_experiment(parser)
     add_json(parser)
-    parser.add_argument("--device", metavar="NAME", help="the device to plan for: h200, v5e, ...")
+    parser.add_argument("--device", metavar="NAME", help="device to plan for: h200, v5e, ...")
     parser.add_argument("--count", type=positive, metavar="N", help="number of devices")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--compile", action="store_true", help="compile on this machine for that device")
+    output.add_argument("--compile", action="store_true", help="ahead-of-time compile for the device on this machine")
     output.add_argument("--search", action="store_true", help="search for placements that fit, fastest first")
-    output.add_argument("--why", metavar="PATH", help="every rule that was tried for one array")
-    output.add_argument("--draw", metavar="PATH", help="which device holds which block of one array")
-    output.add_argument("--dump", action="store_true", help="the layout as text, one line an array")
+    output.add_argument("--why", metavar="PATH", help="show every sharding rule tried for an array")
+    output.add_argument("--draw", metavar="PATH", help="draw which device has which block of an array")
+    output.add_argument("--dump", action="store_true", help="print the layout, one line per array")
     parser.add_argument(
-        "--limit", type=positive, metavar="S", help="with --compile: seconds that it may take (default: 300)"
+        "--limit", type=positive, metavar="S", help="with --compile: time limit in seconds (default: 300)"
     )
 
 
 def run(args: Namespace) -> int:
-    """Prints the plan or the part of it that the flags name."""
+    """Print the plan, or the part of it that the flags select."""
     if args.json and (args.why is not None or args.draw is not None or args.dump):
         raise UsageError("--json excludes --why, --draw and --dump")
     if args.limit is not None and not args.compile:

@@ -20,18 +20,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declares the verb's arguments."""
     add_home(parser)
     add_allow(parser)
-    parser.add_argument("directory", metavar="RUN", help="a run's directory or its id")
+    parser.add_argument("directory", metavar="RUN", help="run directory or run id")
     add_overrides(parser)
     add_training(parser)
 
 
 def run(args: Namespace) -> int:
-    """Trains on in the directory where the run was started."""
+    """Resume training, from the directory in which the run was started."""
     require_address_space()
     directory = run_directory(args.directory, args.home)
     original = load_json(directory / "experiment.json")
     if directory.resolve().name != original.id:
-        raise RunError(f"{directory} holds the run {original.id}; name the directory so, or it would begin anew")
+        raise RunError(f"{directory} contains the run {original.id}; rename the directory to that id to resume it")
     experiment = _experiment(RunDirectory(directory), original, args.overrides)
     home = directory.parent.resolve()
     enter_start_directory(directory)
@@ -39,7 +39,7 @@ def run(args: Namespace) -> int:
 
 
 def enter_start_directory(directory: Path) -> None:
-    """Changes to the directory where a run was started: relative paths in its experiment are relative to that one."""
+    """Change to the directory in which a run was started, to which relative paths in its experiment refer."""
     if (started := RunDirectory(directory).started_in()) is not None:
         os.chdir(started)
 
@@ -48,7 +48,7 @@ def _experiment(run: RunDirectory, original: Experiment, overrides: list[str]) -
     """The last attempt's experiment with overrides.
 
     Raises:
-        SpecError: the overrides make it another run.
+        SpecError: the overrides change the run id.
     """
     last = _last_attempted(run, original)
     experiment = override(last, overrides)
@@ -61,10 +61,10 @@ def _experiment(run: RunDirectory, original: Experiment, overrides: list[str]) -
 
 
 def _last_attempted(run: RunDirectory, original: Experiment) -> Experiment:
-    """The experiment of the last attempt, which may have another mesh or evaluation; the original before the first.
+    """The experiment of the last attempt, whose mesh or evaluation may differ; the original if there is no attempt.
 
     Raises:
-        RunError: that attempt has no experiment, or one of another run.
+        RunError: the last attempt has no experiment, or one of another run.
         SpecError: its experiment is invalid.
     """
     attempts = run.attempts()

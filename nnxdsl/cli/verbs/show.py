@@ -1,4 +1,4 @@
-"""Show every path and its value; what differs from the file is marked."""
+"""Show all fields and their values; overridden ones are marked."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Run every point of a file's `sweep = Sweep(...)`, or its `sweep = Search(...)`.
 
-Runs that have finished are not run again, those that are running are waited for, those that failed are reported.
-Killed and started again, it resumes. Results are written to HOME/sweeps: results.json, results.svg.
+Finished runs are skipped, running ones are waited for, failed ones are reported. A sweep that was killed resumes when
+it is started again. Results are written to HOME/sweeps: results.json, results.svg.
 
-exit codes: 0 all finished, or stopped on request; 1 some failed; 2 refused;
-  130 Ctrl-C, and running runs continue
+exit codes: 0 all finished, or stopped on request; 1 some failed; 2 rejected; 130 Ctrl-C, running runs continue
 """
 
 from __future__ import annotations
@@ -45,18 +44,18 @@ Numbered = list[tuple[int, Experiment, Mapping[str, object]]]
 def add_arguments(parser: ArgumentParser) -> None:
     """Declares the verb's arguments."""
     add_launching(parser, "FILE")
-    parser.add_argument("--parallel", type=int, metavar="N", help="number of concurrent runs")
-    parser.add_argument("--metric", metavar="NAME", help="sort by this metric: eval/loss")
-    parser.add_argument("--retry-failed", action="store_true", help="start failed runs again")
-    parser.add_argument("--show", action="store_true", help="start nothing, print the results so far")
+    parser.add_argument("--parallel", type=int, metavar="N", help="maximum number of concurrent runs")
+    parser.add_argument("--metric", metavar="NAME", help="sort results by this metric, such as eval/loss")
+    parser.add_argument("--retry-failed", action="store_true", help="restart failed runs")
+    parser.add_argument("--show", action="store_true", help="print the results so far and start nothing")
 
 
 def run(args: Namespace) -> int:
-    """Runs a sweep or a search, or resumes it; prints its results and returns the exit code."""
+    """Run or resume a sweep or a search, print its results and return the exit code."""
     path = Path(args.target)
     if path.suffix != ".py" or not path.is_file():
         raise RunError(
-            f"{args.target}: there is no such Python file; a sweep is written as `sweep = Sweep(...)` in one"
+            f"{args.target}: no such Python file; a sweep is defined in a Python file as `sweep = Sweep(...)`"
         )
     module = load_module(path)
     sweep = vars(module).get("sweep")
@@ -81,7 +80,7 @@ def _with_parallel(launcher: Launcher, parallel: int | None) -> Launcher:
 def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, str], args: Namespace) -> int:
     if args.retry_failed and isinstance(sweep, Search):
         raise RunError(
-            "--retry-failed has no effect on a search, which has learnt from the failure; give it more trials"
+            "--retry-failed has no effect on a search, which already uses the failed trials; increase its trials"
         )
     directory = SweepDirectory.open(sweep, args.home)
     if args.show:
@@ -94,7 +93,7 @@ def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, st
         except RunError:
             if not args.cancel:
                 raise
-            display.say("asked the command that drives it to stop all runs and end")
+            display.say("stop requested; the command that drives the sweep stops all runs and exits")
             return 0
         if not args.cancel:
             directory.forget_requests()
@@ -142,7 +141,7 @@ def _drive(
 
 
 def _report(directory: SweepDirectory, args: Namespace, states: list[str]) -> int:
-    """Writes the results, prints them, and returns the exit code."""
+    """Write and print the results; returns the exit code."""
     points = _points(directory)
     metric, direction = sorted_by(directory.spec, args.metric, [directory.home / one.id for _, one, _ in points])
     rows = directory.rows(points, metric)
