@@ -64,6 +64,10 @@ class ChatTemplate:
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise DataError(f"chat template: no valid jinja2{place}: {error.message}") from error
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A compiled template cannot be pickled; worker processes compile it again.
+        return functools.partial(ChatTemplate, self.source, **self._tokens), ()
+
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, tools: Tools | None = None
     ) -> str:

@@ -198,6 +198,8 @@ def stop_ids(tokenizer: TokenizerBase) -> frozenset[int]:
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the common prefix of two sequences."""
+    if left == right[: len(left)]:
+        return len(left)
     shared = 0
     for one, other in zip(left, right, strict=False):
         if one != other:

@@ -19,6 +19,11 @@ from nnxdsl.errors import DataError
 _ENDS_OF_TURN = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
 """Usual end-of-turn tokens: generation stops at them even if no file names them."""
 
+SEGMENTS = 256
+"""Segments of texts whose ids are cached."""
+PROBED = 8
+"""Special tokens with which encoding by segments is compared with encoding the whole text."""
+
 
 @attrs.frozen
 class _Beside:
@@ -100,6 +105,7 @@ class HFTokenizer(_FileTokenizer):
         )
         beside = _read_beside(file.parent, chat_template)
         first = self._tokenizer.encode("a", add_special_tokens=True).ids[:1]
+        self._split, self._segments = self._splitter(), dict[str, list[int]]()
         bos_id = self._set_special_tokens(file, beside, vocabulary.get, self._tokenizer.id_to_token)
         adds_bos = bos_id is not None and (first == [bos_id] if beside.add_bos is None else beside.add_bos)
         self.bos_id = bos_id if adds_bos else None
@@ -107,7 +113,37 @@ class HFTokenizer(_FileTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without BOS and EOS."""
+        if self._split is None:
+            return self._encode(text)
+        ids: list[int] = []
+        for segment in filter(None, self._split(text)):
+            if segment not in self._segments:
+                if len(self._segments) == SEGMENTS:
+                    self._segments.clear()
+                self._segments[segment] = self._encode(segment)
+            ids += self._segments[segment]
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _splitter(self) -> Callable[[str], list[str]] | None:
+        """Splits a text at its special tokens, so that each segment can be encoded by itself.
+
+        A chat is rendered several times to find its turns, and most segments of these texts are the same. None if
+        a segment's ids depend on its neighbours: special tokens that strip blanks beside them or match whole words
+        only, or a pre-tokenizer that treats the beginning of the text differently.
+        """
+        added = [token for token in self._tokenizer.get_added_tokens_decoder().values() if not token.normalized]
+        if not added or any(token.lstrip or token.rstrip or token.single_word for token in added):
+            return None
+        markers = sorted((token.content for token in added), key=len, reverse=True)  # the longest match is taken
+        split = re.compile("(" + "|".join(map(re.escape, markers)) + ")").split
+        probes = [f"a{marker}b c{marker} d\n{marker}\n{marker}{marker}e " for marker in markers[:PROBED]]
+        for probe in probes:
+            if self._encode(probe) != [token for part in split(probe) if part for token in self._encode(part)]:
+                return None
+        return split
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`."""

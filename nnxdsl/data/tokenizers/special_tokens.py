@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nnxdsl.data.loaders.files import RowError
@@ -22,6 +23,13 @@ class SpecialTokenGuard:
     def _ids(self) -> frozenset[int]:
         return self._tokenizer.special_ids | self._tokenizer.stop_ids
 
+    @functools.cached_property
+    def _find_marker(self) -> Callable[[str], object]:
+        """Searches a case-folded text for the text of a special token: without one, the text need not be encoded."""
+        markers = {self._tokenizer.decode([token], skip_special=False) for token in self._ids}
+        markers |= {self._tokenizer.bos_token, self._tokenizer.eos_token} - {""}
+        return re.compile("|".join(sorted({re.escape(marker.strip().casefold()) for marker in markers}))).search
+
     def text(self, text: str, field: str, *, opens: bool = False, ends: bool = False) -> str:
         """The text without BOS and EOS around it, so that the caller can add each once.
 
@@ -34,8 +42,7 @@ class SpecialTokenGuard:
         Raises:
             RowError: It has another special token.
         """
-        ids = self._tokenizer.encode(text)
-        if self._ids.isdisjoint(ids):
+        if not self._find_marker(text.casefold()) or self._ids.isdisjoint(self._tokenizer.encode(text)):
             return text
         eos, bos = self._tokenizer.eos_token, self._tokenizer.bos_token
         if ends and eos and text.rstrip().endswith(eos):
@@ -73,7 +80,8 @@ class SpecialTokenGuard:
 
     def _refuse(self, value: object, location: str) -> None:
         for text in texts(value):
-            self.ids(self._tokenizer.encode(text), text, location)
+            if self._find_marker(text.casefold()):
+                self.ids(self._tokenizer.encode(text), text, location)
 
     def ids(self, ids: Iterable[int], text: str, location: str) -> None:
         """Refuses special tokens among the ids of `text`.
