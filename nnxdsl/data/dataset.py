@@ -1,4 +1,4 @@
-"""Tokenized rows in memory, and batches of static shape."""
+"""Tokenized rows, in memory or in mapped files, and batches of static shape."""
 
 from __future__ import annotations
 
@@ -24,14 +24,29 @@ ROUND_TO = 8
 
 
 class TokenizedRows(NamedTuple):
-    """The accepted rows of a file."""
+    """The accepted rows of a source.
+
+    Attributes:
+        parts: Ids by part.
+        row_ids: Name of each row.
+        report: What became of the rows.
+        digest: sha256 hex of the source.
+        is_chat: Whether most rows are chats.
+        columns: The fields of each row, where rewards read them.
+        ids_digest: sha256 hex over all ids, where it is stored.
+    """
 
     parts: dict[str, Ragged]
-    row_ids: list[str]
+    row_ids: Sequence[str]
     report: Report
     digest: str
     is_chat: bool
     columns: Sequence[dict[str, Any]] = ()
+    ids_digest: str | None = None
+
+    def with_parts(self, parts: dict[str, Ragged], row_ids: Sequence[str] | None = None) -> TokenizedRows:
+        """The same with other ids, and other rows if they have other names."""
+        return self._replace(parts=parts, row_ids=self.row_ids if row_ids is None else row_ids, ids_digest=None)
 
 
 class Dataset(abc.ABC):
@@ -51,6 +66,7 @@ class Dataset(abc.ABC):
         self.digest = rows.digest
         self.row_ids = rows.row_ids
         self.is_chat = rows.is_chat
+        self._ids_digest = rows.ids_digest
         self.shapes: dict[str, int] = self._shapes()
 
     def __len__(self) -> int:
@@ -58,11 +74,9 @@ class Dataset(abc.ABC):
 
     def ids_digest(self) -> str:
         """sha256 hex over the ids of all rows by part, independent of file and template."""
-        digest = hashlib.sha256()
-        for name, part in sorted(self._parts.items()):
-            digest.update(f"{name} {len(part)} ".encode())
-            part.update(digest)
-        return digest.hexdigest()
+        if self._ids_digest is None:
+            self._ids_digest = digest_of(self._parts)
+        return self._ids_digest
 
     def row(self, index: int) -> dict[str, npt.NDArray[np.int32]]:
         """One row's ids by part, unpadded."""
@@ -116,6 +130,15 @@ class Dataset(abc.ABC):
             f"batching: {type(self).__name__} of {self.report.source} does not implement {method}(); use "
             f"Batching.Padded()"
         )
+
+
+def digest_of(parts: Mapping[str, Ragged]) -> str:
+    """sha256 hex over all ids by part."""
+    digest = hashlib.sha256()
+    for name, part in sorted(parts.items()):
+        digest.update(f"{name} {len(part)} ".encode())
+        part.update(digest)
+    return digest.hexdigest()
 
 
 def round_length(length: int) -> int:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 
+BLOCK = 2**22
+"""Values of a buffer that are digested at a time."""
+
 
 class Ragged:
-    """Rows of int32 in one buffer: 4 bytes per token and 12 per row.
+    """Rows of integers in one buffer, which may be a mapped file; 12 bytes of memory per row.
 
     Args:
         values: [N] all rows, concatenated.
-        ends: [rows] end of each row in `values`.
+        lengths: [rows] values of each row.
+        sums: [rows] sum of each row; None to compute them when they are used.
     """
 
-    def __init__(self, values: Int32, ends: npt.NDArray[np.int64]) -> None:
-        self._values = values
-        self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
-        self.lengths: Int32 = (ends - self._starts).astype(np.int32)  # [rows]
+    def __init__(self, values: npt.NDArray[Any], lengths: Int32, sums: Int32 | None = None) -> None:
+        ends = np.cumsum(lengths, dtype=np.int64)
+        self._values, self._sums = values, sums
+        self._starts = ends - lengths
+        self.lengths: Int32 = lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -45,13 +51,16 @@ class Ragged:
 
     def sums(self) -> Int32:
         """[rows] the sum of each row's values."""
+        if self._sums is not None:
+            return self._sums
         upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._values, dtype=np.int64)])
         return (upto[self._starts + self.lengths] - upto[self._starts]).astype(np.int32)
 
     def update(self, digest: Any) -> None:
         """Feeds all lengths and values to a `hashlib` digest."""
         digest.update(self.lengths.astype("<i4").tobytes())
-        digest.update(self._values.astype("<i4").tobytes())
+        for start in range(0, len(self._values), BLOCK):
+            digest.update(self._values[start : start + BLOCK].astype("<i4").tobytes())
 
     def right_padded(self, rows: Sequence[int], width: int) -> Int32:
         """[len(rows), width]: rows at the left edge, then zeros."""
@@ -72,14 +81,38 @@ class RaggedBuilder:
     """Collects rows one at a time in the compact form of `Ragged`."""
 
     def __init__(self) -> None:
-        self._values = array("i")
-        self._ends = array("q")
+        self._values, self._lengths = array("i"), array("i")
 
     def add(self, row: Iterable[int]) -> None:
         """Appends one row."""
+        before = len(self._values)
         self._values.extend(row)
-        self._ends.append(len(self._values))
+        self._lengths.append(len(self._values) - before)
 
     def build(self) -> Ragged:
         """All rows so far."""
-        return Ragged(np.array(self._values, np.int32), np.array(self._ends, np.int64))
+        return Ragged(np.array(self._values, np.int32), np.array(self._lengths, np.int32))
+
+
+class JsonRows(Sequence[dict[str, Any]]):
+    """JSON objects, each parsed when it is read.
+
+    Args:
+        rows: UTF-8 bytes of each.
+    """
+
+    def __init__(self, rows: Ragged) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        text = self._rows[range(len(self))[index]].tobytes().decode("utf-8", "surrogatepass")
+        return json.loads(text)

@@ -20,6 +20,7 @@ from nnxdsl.data.batch import Batch
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.loaders.files import RowError, read_rows
+from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
 from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, RunError, WeightsError
@@ -155,7 +156,7 @@ class ModelPair:
         tell("reading held-out rows")
         tokenizer = _tokenizer(experiment, home)
         data = None if experiment.evaluation is None else experiment.evaluation.data
-        held_out = None if data is None else _loaded(program, data, tokenizer)
+        held_out = None if data is None else _loaded(program, data, tokenizer, home)
         is_chat = _is_chat(experiment.data) if held_out is None else held_out.is_chat
         return cls(directory, step, program, policy, first, other, tokenizer, held_out, is_chat)
 
@@ -347,10 +348,10 @@ def _own_reference(program: Program, leaves: Leaves) -> Comparison:
     return Comparison(REFERENCE, template, leaves, lambda batch: read(leaves, program.shard_batch(batch)))
 
 
-def _loaded(program: Program, data: Data, tokenizer: TokenizerBase) -> Dataset:
-    config = program.blueprint.config
-    loss_on = program.experiment.objective.loss_on
-    return load(data, tokenizer, max_position=config.max_length, vocabulary=config.vocab_size, loss_on=loss_on)
+def _loaded(program: Program, data: Data, tokenizer: TokenizerBase, home: Path) -> Dataset:
+    config, loss_on = program.blueprint.config, program.experiment.objective.loss_on
+    limits: dict[str, Any] = {"max_position": config.max_length, "vocabulary": config.vocab_size}
+    return load(data, tokenizer, loss_on=loss_on, cache=TokenCache(home / TOKENS), **limits)
 
 
 def _is_chat(data: Data) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -11,6 +12,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.build import load
+from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.sampler import BatchSampler
@@ -84,7 +86,8 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     loss_on = experiment.objective.loss_on
 
     def read(data: Data, path: str) -> Dataset:
-        dataset = load(data, tokenizer, max_position=config.max_length, vocabulary=config.vocab_size, loss_on=loss_on)
+        limits: dict[str, Any] = {"max_position": config.max_length, "vocabulary": config.vocab_size}
+        dataset = load(data, tokenizer, loss_on=loss_on, cache=TokenCache(home / TOKENS, display), **limits)
         _require_cacheable(experiment, dataset, path)
         return dataset
 

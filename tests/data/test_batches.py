@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Order
 from nnxdsl.data import BatchSampler, BytesTokenizer, Dataset, Sequences, load, permutation
-from nnxdsl.data.loaders.build import Example, build_dataset
+from nnxdsl.data.loaders.build import build_dataset
+from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.ragged import RaggedBuilder
 
 ORDERS = st.sampled_from([Order.Shuffled(), Order.AsInFile()])

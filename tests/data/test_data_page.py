@@ -46,11 +46,14 @@ def test_every_kind_of_odd_row_is_described(write) -> None:
     tested = (Path(__file__).parent / "test_messages.py").read_text(encoding="utf-8")
     for kind in described - {"duplicate", "merged border"}:
         assert kind.partition(" (")[0] in tested, kind
-    found = set(re.findall(r'yield "([^"]+)"|"(merged border|blank prompt|differ by blanks alone)"', _sources()))
+    found = set(
+        re.findall(r'yield "([^"]+)"|"(merged border|blank prompt|differ by blanks alone|duplicate)"', _sources())
+    )
     assert {one or other for one, other in found} == {kind for kind in described if not kind.startswith("two forms")}
 
 
 def _sources() -> str:
-    names = ("loaders/build", "tokenizers/messages", "tokenizers/template_check", "loaders/preferences")
-    files = [ROOT / "nnxdsl" / "data" / f"{name}.py" for name in (*names, "loaders/conversations")]
+    loaders = ("loaders/convert", "loaders/tally", "loaders/preferences", "loaders/conversations")
+    names = (*loaders, "tokenizers/messages", "tokenizers/template_check")
+    files = [ROOT / "nnxdsl" / "data" / f"{name}.py" for name in names]
     return "".join(file.read_text(encoding="utf-8") for file in files)

@@ -17,7 +17,7 @@ def test_a_row_is_a_prompt_and_its_columns(write, tokens: BytesTokenizer) -> Non
     assert isinstance(dataset, Prompts)
     texts = [tokens.decode(dataset.row(row)["prompt"].tolist(), skip_special=False) for row in (0, 1)]
     assert texts == ["<bos>Q: ", "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"]
-    assert dataset.columns == [
+    assert list(dataset.columns) == [
         {"prompt": "Q: ", "answer": "a", "level": 2},
         {"prompt": CHAT, "answer": "b"},
     ]

@@ -209,7 +209,7 @@ GUARDS = [
         f"{CHANGES}test_a_program_that_does_not_fit_is_refused_before_it_is_compiled",
     ),
     Guard(
-        "24", "bad rows are refused", "data/loaders/build.py",
+        "24", "bad rows are refused", "data/loaders/tally.py",
         "if count and self._limit is None:", "if False:",
         f"{CHANGES}test_bad_rows_of_each_kind_are_named_or_counted",
     ),

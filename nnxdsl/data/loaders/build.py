@@ -1,47 +1,27 @@
-"""From a file to a dataset: rows are read, converted to ids and counted; bad ones follow a policy."""
+"""From a source to a dataset: rows are read, converted to ids and counted; bad ones follow a policy."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.config.data import BadRows, Data
-from nnxdsl.data.dataset import Dataset, TokenizedRows
-from nnxdsl.data.loaders.files import RowError, file_digest, read_rows
-from nnxdsl.data.loaders.report import Length, Report
-from nnxdsl.data.ragged import Ragged, RaggedBuilder
+from nnxdsl.config.data import Data
+from nnxdsl.data.dataset import Dataset, TokenizedRows, digest_of
+from nnxdsl.data.loaders.convert import BYTE_PARTS, Conversion, Converted, Example, as_array
+from nnxdsl.data.loaders.parallel import convert_all, cpu_count
+from nnxdsl.data.loaders.sources import Source, open_source
+from nnxdsl.data.loaders.store import Arrays, ArrayStore
+from nnxdsl.data.loaders.tally import BadRowPolicy, Tally
+from nnxdsl.data.loaders.token_cache import TokenCache, key_of
+from nnxdsl.data.ragged import JsonRows, Ragged
+from nnxdsl.data.row_ids import RowIds
 from nnxdsl.data.tokenizers.base import TokenizerBase
-from nnxdsl.data.tokenizers.messages import texts
 from nnxdsl.errors import DataError
-
-SHOWN = 5
-"""Bad rows that an error lists."""
-COLUMNS = 50
-"""Unread columns that a report lists."""
-
-
-class Example(NamedTuple):
-    """One row as ids.
-
-    Attributes:
-        parts: Ids by part; every example of a dataset has the same parts.
-        cut: Parts that were truncated.
-        odd: Warnings for the report, such as "merged border".
-        chat: Whether the row was a chat.
-        columns: The row's fields if rewards read them, else None.
-    """
-
-    parts: dict[str, list[int]]
-    cut: tuple[str, ...] = ()
-    odd: tuple[str, ...] = ()
-    chat: bool = False
-    columns: dict[str, Any] | None = None
+from nnxdsl.terminal.display import Display
 
 
 @functools.singledispatch
@@ -52,8 +32,9 @@ def load(
     max_position: int | None = None,
     loss_on: str = "assistant",
     vocabulary: int | None = None,
+    cache: TokenCache | None = None,
 ) -> Dataset:
-    """Reads, tokenizes and checks the file of `data`.
+    """Reads, tokenizes and checks the rows of `data`.
 
     Other packages register their data with `@nnxdsl.data.load.register(MyData)`.
 
@@ -65,6 +46,7 @@ def load(
             prompt, "all" for every token but the first.
         vocabulary: The model's vocabulary size, which may be smaller than the tokenizer's; rows with larger ids are
             bad. None does not check.
+        cache: Where the tokens of large sources are stored; None for memory.
 
     Raises:
         DataError: The file cannot be read, there are more bad rows than `bad_rows` allows, no row is left, or a row is
@@ -82,135 +64,95 @@ def build_dataset(
     tokenizer: TokenizerBase | None = None,
     vocabulary: int | None = None,
     reads: Collection[str] | None = None,
+    cache: TokenCache | None = None,
+    rules: Any = None,
 ) -> TokenizedRows:
-    """The rows of the file of `data`, converted by `convert`; bad rows follow `data.bad_rows`.
+    """The rows of the source of `data`, converted by `convert`; bad rows follow `data.bad_rows`.
 
     Args:
-        data: The file and the policy.
+        data: The source and the policy.
         convert: From a row's fields to an example; raises RowError for a bad row.
         parts: Names of the parts of every example; all are ids, except "target".
-        tokenizer: Decodes ids in messages; None leaves them out.
+        tokenizer: Decodes ids in messages; None leaves them out, and nothing is cached.
         vocabulary: As of `load`.
         reads: Columns that `convert` reads; the report counts the others. None for all columns.
+        cache: As of `load`.
+        rules: What `convert` depends on besides `data` and the tokenizer, in plain JSON values.
 
     Raises:
         DataError: There are more bad rows than the policy allows, or no row is left; or `convert` raised it, with the
             row's position added.
     """
-    digest = file_digest(data.path)
-    builders = {name: RaggedBuilder() for name in parts}
-    counts = _Counts(data, reads)
-    for place, value in read_rows(data.path):
-        counts.rows += 1
-        try:
-            if isinstance(value, RowError):
-                raise value
-            example = convert(value)
-            if vocabulary is not None:
-                _require_in_vocabulary(example, tokenizer, vocabulary)
-        except RowError as error:
-            counts.reject(place, error)
-            continue
-        except DataError as error:
-            raise DataError(f"{place}: {error}") from error
-        counts.accept(place, value, example)
-        for name, builder in builders.items():
-            builder.add(example.parts[name])
-    counts.require_rows()
-    ragged = {name: builder.build() for name, builder in builders.items()}
-    is_chat = 2 * counts.chats > len(counts.row_ids)
-    return TokenizedRows(ragged, counts.row_ids, counts.report(ragged), digest, is_chat, counts.columns)
+    source, conversion = open_source(data), Conversion(convert, parts, tokenizer, vocabulary, reads)
+
+    def build(store: ArrayStore) -> tuple[Tally, str]:
+        assert cache is not None
+        tally = _tokenize(data, source, conversion, store, cache.workers or cpu_count(), cache.display)
+        return tally, digest_of(_parts(parts, store.arrays()))
+
+    if cache is not None and tokenizer is not None and source.size >= cache.min_bytes:
+        key = key_of(data, source, conversion, rules)
+        return _rows(source, parts, *cache.load_or_build(key, source, build))
+    with ArrayStore() as store:
+        return _rows(source, parts, _tokenize(data, source, conversion, store), store.arrays())
 
 
-def _odd(example: Example, row: Mapping[str, Any], *, is_duplicate: bool) -> Iterator[str]:
-    yield from example.odd
-    if any("\0" in text for text in texts(row)):
-        yield "nul character"
-    if is_duplicate:
-        yield "duplicate"
+def _tokenize(
+    data: Data,
+    source: Source,
+    conversion: Conversion,
+    store: ArrayStore,
+    workers: int = 1,
+    display: Display | None = None,
+) -> Tally:
+    """Writes the ids of all rows to a store; returns the counts."""
+    tally, policy = Tally([0] * len(source.places)), BadRowPolicy(data)
+    if display is not None:
+        display.stage(f"tokenizing {source.name}", source.size, unit="bytes")
+    for chunk in convert_all(conversion, source.chunks(), workers):
+        file = source.places.index(chunk.place)
+        policy.add(chunk)
+        tally.add(chunk, file)
+        _append(store, chunk)
+        if display is not None:
+            display.step(sum(source.sizes[:file]) + chunk.position, source.size, {}, {})
+    policy.require_rows(tally)
+    arrays = store.arrays()
+    tally.find_duplicates(arrays["hashes"], arrays["numbers"])
+    return tally
 
 
-def _require_in_vocabulary(example: Example, tokenizer: TokenizerBase | None, vocabulary: int) -> None:
-    token = max((max(ids, default=0) for name, ids in example.parts.items() if name != "target"), default=0)
-    if token >= vocabulary:
-        text = "" if tokenizer is None else tokenizer.decode([token], skip_special=False)
-        named = f" ({text!r})" if text else ""
-        raise RowError("unknown id", f"token {token}{named} is beyond the model's vocabulary of {vocabulary:,}")
+def _append(store: ArrayStore, chunk: Converted) -> None:
+    store.append("numbers", as_array(chunk.numbers))
+    store.append("hashes", as_array(chunk.hashes))
+    for name, values in chunk.values.items():
+        store.append(f"{name}.values", as_array(values))
+        store.append(f"{name}.lengths", as_array(chunk.lengths[name]))
+        if name in BYTE_PARTS:
+            store.append(f"{name}.sums", Ragged(as_array(values), as_array(chunk.lengths[name])).sums())
+    if chunk.columns:
+        store.append("columns.values", np.frombuffer(b"".join(chunk.columns), np.uint8))
+        store.append("columns.lengths", np.array([len(text) for text in chunk.columns], np.int32))
 
 
-class _Counts:
-    """The rows of a file so far, counted for its report, and the policy for bad ones."""
+def _parts(names: Sequence[str], arrays: Arrays) -> dict[str, Ragged]:
+    return {n: Ragged(arrays[f"{n}.values"], arrays[f"{n}.lengths"], arrays.get(f"{n}.sums")) for n in names}
 
-    def __init__(self, data: Data, reads: Collection[str] | None) -> None:
-        self._path, self._reads = data.path, reads
-        self._limit = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
-        self._messages: list[str] = []
-        self._seen: set[bytes] = set()
-        self._first: dict[str, str] = {}
-        self._cut, self._dropped, self._odd, self._unread = (
-            Counter[str](),
-            Counter[str](),
-            Counter[str](),
-            Counter[str](),
-        )
-        self.rows = self.chats = 0
-        self.row_ids: list[str] = []
-        self.columns: list[dict[str, Any]] = []
 
-    def accept(self, place: str, row: Mapping[str, Any], example: Example) -> None:
-        key = hashlib.blake2b(repr(example.parts).encode(), digest_size=16).digest()
-        for kind in dict.fromkeys(_odd(example, row, is_duplicate=key in self._seen)):
-            self._odd[kind] += 1
-            self._first.setdefault(kind, place)
-        self._seen.add(key)
-        if self._reads is not None:
-            unread = (name for name in row if name not in self._reads)
-            self._unread.update(name for name in unread if name in self._unread or len(self._unread) < COLUMNS)
-        self._cut.update(example.cut)
-        self.chats += example.chat
-        self.row_ids.append(place)
-        if example.columns is not None:
-            self.columns.append(example.columns)
-
-    def reject(self, place: str, error: RowError) -> None:
-        self._dropped[error.kind] += 1
-        self._first.setdefault(error.kind, place)
-        if len(self._messages) < SHOWN:
-            self._messages.append(f"  {place}: {error.what}")
-        if self._limit is not None and self._dropped.total() > self._limit:
-            raise DataError(
-                f"{self._path}: more than {self._limit:,} bad rows, the limit of "
-                f"bad_rows=BadRows.Skip(at_most={self._limit}){self._listed()}"
-            )
-
-    def require_rows(self) -> None:
-        count = self._dropped.total()
-        if count and self._limit is None:
-            raise DataError(
-                f"{self._path}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
-                f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._listed()}"
-            )
-        if not self.row_ids:
-            raise DataError(f"{self._path}: no row is left to learn from, of {self.rows:,} read{self._listed()}")
-
-    def report(self, parts: Mapping[str, Ragged]) -> Report:
-        return Report(
-            source=self._path,
-            rows=self.rows,
-            accepted=len(self.row_ids),
-            cut=dict(self._cut),
-            dropped=dict(self._dropped),
-            odd=dict(self._odd),
-            first=self._first,
-            lengths={n: Length(total=r.total, longest=r.longest) for n, r in parts.items() if n != "target"},
-            unread=dict(self._unread),
-        )
-
-    def _listed(self) -> str:
-        more = self._dropped.total() - len(self._messages)
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._dropped.most_common())
-        tail = [f"  and {more:,} more; all: {kinds}"] if more > 0 else []
-        return "".join(f"\n{line}" for line in [*self._messages, *tail])
+def _rows(
+    source: Source, names: Sequence[str], tally: Tally, arrays: Arrays, ids_digest: str | None = None
+) -> TokenizedRows:
+    parts = _parts(names, arrays)
+    has_columns = "columns.values" in arrays
+    return TokenizedRows(
+        parts,
+        RowIds(source.places, tally.ends, arrays["numbers"]),
+        tally.report(source, parts),
+        source.digest,
+        is_chat=2 * tally.chats > tally.accepted,
+        columns=JsonRows(Ragged(arrays["columns.values"], arrays["columns.lengths"])) if has_columns else (),
+        ids_digest=ids_digest,
+    )
 
 
 def require_fit(lengths: npt.NDArray[np.integer], rows: TokenizedRows, max_position: int | None, remedy: str) -> None:

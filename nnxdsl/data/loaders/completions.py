@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nnxdsl.config.data import Feedback, Preferences
-from nnxdsl.data.loaders.build import Example
+from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, read_ids
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.encode import Encoder, Split

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nnxdsl.config.data import Conversations
-from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
+from nnxdsl.data.loaders.build import build_dataset, load, require_fit
 from nnxdsl.data.loaders.completions import split_text
+from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
@@ -30,6 +32,7 @@ def load_conversations(
     max_position: int | None = None,
     loss_on: str = "assistant",
     vocabulary: int | None = None,
+    cache: TokenCache | None = None,
 ) -> Sequences:
     """Conversations of a file; see `load`.
 
@@ -54,7 +57,9 @@ def load_conversations(
         return sequence(encoded.ids, targets, data.max_length, odd=encoded.odd, chat=encoded.chat)
 
     reads, parts = {*CHATS, *PARTS, "tools"}, ("tokens", "target")
-    rows = build_dataset(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    rows = build_dataset(
+        data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache, rules=loss_on
+    )
     require_fit(rows.parts["tokens"].lengths, rows, max_position, "lower data.max_length")
     return Sequences(rows)
 

@@ -8,11 +8,13 @@ import numpy.typing as npt
 
 from nnxdsl.config.data import Feedback
 from nnxdsl.data.dataset import TokenizedRows
-from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
+from nnxdsl.data.loaders.build import build_dataset, load, require_fit
 from nnxdsl.data.loaders.completions import answer, require_prompt, split_ids, split_text, truncated
+from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError, kind_of
 from nnxdsl.data.loaders.preferences import example as pair_example
+from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.tokenizers.base import TokenizerBase
@@ -37,6 +39,7 @@ def load_feedback(
     max_position: int | None = None,
     loss_on: str = "assistant",
     vocabulary: int | None = None,
+    cache: TokenCache | None = None,
 ) -> Pairs:
     """Labelled completions of a file; see `load`. Targets are the completions, whatever `loss_on`.
 
@@ -65,7 +68,7 @@ def load_feedback(
 
     names = ("prompt", "completion", "rejected", "label")
     reads = {"prompt", "tools", *IDS, *PAIR_FIELDS, *SINGLE_FIELDS}
-    rows = build_dataset(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    rows = build_dataset(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache)
     lengths = {name: n for name, n in rows.report.lengths.items() if n.total and name != "label"}
     rows = rows._replace(report=attrs.evolve(rows.report, lengths=lengths))
     singles, desirable = _split_pairs(rows)
@@ -74,7 +77,7 @@ def load_feedback(
         raise DataError(
             f"{data.path}: all rows have the same prompt, so no completion can be paired with a mismatched one"
         )
-    paired = singles._replace(parts={**singles.parts, "rejected": _select(singles.parts["chosen"], other)})
+    paired = singles.with_parts({**singles.parts, "rejected": _select(singles.parts["chosen"], other)})
     prompt, longest = (paired.parts[name].lengths for name in ("prompt", "chosen"))
     longest = longest.clip(min=paired.parts["rejected"].lengths)
     require_fit(prompt + longest, paired, max_position, "lower data.max_prompt_length or data.max_completion_length")
@@ -118,7 +121,7 @@ def _split_pairs(rows: TokenizedRows) -> tuple[TokenizedRows, npt.NDArray[np.flo
             row_ids.append(row_id)
             desirable.append(label)
     parts = {name: builder.build() for name, builder in builders.items()}
-    return rows._replace(parts=parts, row_ids=row_ids), np.array(desirable, np.float32)
+    return rows.with_parts(parts, row_ids), np.array(desirable, np.float32)
 
 
 def _select(rows: Ragged, indices: npt.NDArray[np.int64]) -> Ragged:

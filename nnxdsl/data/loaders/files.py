@@ -6,15 +6,20 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+import attrs
 
 from nnxdsl.config.core.strict_json import parse_json
 from nnxdsl.errors import DataError
 
 MAX_LINE = 16 * 2**20
 """Maximal bytes of a line of JSONL; longer lines mean a broken file."""
+
+CHUNK_BYTES = 2**20
+"""About the size of a chunk of rows, which one process converts at a time."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -40,6 +45,58 @@ class Row(NamedTuple):
     value: dict[str, Any] | RowError
 
 
+@attrs.frozen
+class LineChunk:
+    """Lines of a JSONL file, which are parsed where they are used: in a worker process.
+
+    Attributes:
+        place: Beginning of the places of its rows, `file:`.
+        first: Number of its first line, from 1.
+        lines: Its lines; None for one that is too long.
+        position: Bytes of the file that are read.
+    """
+
+    place: str
+    first: int
+    lines: Sequence[bytes | None]
+    position: int
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+        """The number and the fields of each row, without null fields, or why it cannot be read; skips blank lines."""
+        for number, line in enumerate(self.lines, start=self.first):
+            if line is None:
+                yield number, RowError("line too long", f"the line is longer than {MAX_LINE // 2**20} MiB")
+                continue
+            line = line.removeprefix(_BOM) if number == 1 else line
+            if line.strip():
+                yield number, _parse(line)
+
+
+@attrs.frozen
+class ValueChunk:
+    """Rows that a library has read.
+
+    Attributes:
+        place: Beginning of the places of its rows, `file:row `.
+        first: Number of its first row, from 1.
+        values: The fields of its rows.
+        position: Bytes of the file that are read, about.
+    """
+
+    place: str
+    first: int
+    values: Sequence[Mapping[str, Any]]
+    position: int
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+        """The number of each row and its fields, without null fields."""
+        for number, value in enumerate(self.values, start=self.first):
+            yield number, {key: item for key, item in value.items() if item is not None}
+
+
+Chunk = LineChunk | ValueChunk
+
+
 def read_rows(path: str) -> Iterator[Row]:
     """The rows of a `.parquet` or JSONL file, one at a time, without null fields.
 
@@ -48,8 +105,19 @@ def read_rows(path: str) -> Iterator[Row]:
     Raises:
         DataError: The file is missing, a directory, or not readable as Parquet.
     """
+    chunks = read_chunks(path)
+    return (Row(f"{chunk.place}{number}", value) for chunk in chunks for number, value in chunk.rows())
+
+
+def place_of(path: str) -> str:
+    """The beginning of the places of a file's rows."""
+    return f"{path}:row " if path.endswith(".parquet") else f"{path}:"
+
+
+def read_chunks(path: str) -> Iterator[Chunk]:
+    """The rows of a file in chunks of about `CHUNK_BYTES`; see `read_rows`."""
     file = existing_file(path)
-    return _parquet_rows(path, file) if file.suffix == ".parquet" else _jsonl_rows(path, file)
+    return _parquet_chunks(path, file) if file.suffix == ".parquet" else _line_chunks(path, file)
 
 
 def existing_file(path: str) -> Path:
@@ -73,19 +141,21 @@ def file_digest(path: str) -> str:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _jsonl_rows(path: str, file: Path) -> Iterator[Row]:
+def _line_chunks(path: str, file: Path) -> Iterator[Chunk]:
+    first, lines, size, position = 1, [], 0, 0
     try:
         with file.open("rb") as handle:
-            for number, line in enumerate(_lines(handle), start=1):
-                place = f"{path}:{number}"
-                if line is None:
-                    yield Row(place, RowError("line too long", f"the line is longer than {MAX_LINE // 2**20} MiB"))
-                    continue
-                line = line.removeprefix(_BOM) if number == 1 else line
-                if line.strip():
-                    yield Row(place, _parse(line))
+            for line in _lines(handle):
+                lines.append(line)
+                size += len(line or b"")
+                position = handle.tell()
+                if size >= CHUNK_BYTES:
+                    yield LineChunk(place_of(path), first, lines, position)
+                    first, lines, size = first + len(lines), [], 0
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    if lines:
+        yield LineChunk(place_of(path), first, lines, position)
 
 
 def _lines(handle: BinaryIO) -> Iterator[bytes | None]:
@@ -125,20 +195,21 @@ def _parse(line: bytes) -> dict[str, Any] | RowError:
     return {key: item for key, item in value.items() if item is not None}
 
 
-def _parquet_rows(path: str, file: Path) -> Iterator[Row]:
+def _parquet_chunks(path: str, file: Path) -> Iterator[Chunk]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
         arrow = importlib.import_module("pyarrow")
     except ImportError as error:
         raise DataError(f"{path}: reading Parquet needs pyarrow: pip install 'nnxdsl[parquet]'") from error
-    number = 0
+    number, size = 0, file.stat().st_size
     try:
         with parquet.ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=1024):
-                for value in batch.to_pylist():
-                    number += 1
-                    fields = {key: item for key, item in value.items() if item is not None}
-                    yield Row(f"{path}:row {number}", fields)
+                values = batch.to_pylist()
+                yield ValueChunk(
+                    place_of(path), number + 1, values, size * (number + len(values)) // table.metadata.num_rows
+                )
+                number += len(values)
     except (arrow.ArrowException, OSError) as error:
         after = f" after row {number}" if number else ""
         raise DataError(f"{path}: no readable Parquet file{after}: {str(error).splitlines()[0]}") from error

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnxdsl.config.data import Feedback, Preferences
-from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
+from nnxdsl.data.loaders.build import build_dataset, load, require_fit
 from nnxdsl.data.loaders.completions import answer, require_prompt, split_ids, split_text, truncated
+from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
@@ -28,6 +30,7 @@ def load_preferences(
     max_position: int | None = None,
     loss_on: str = "assistant",
     vocabulary: int | None = None,
+    cache: TokenCache | None = None,
 ) -> Pairs:
     """Preference pairs of a file; see `load`. Targets are the completions, whatever `loss_on`.
 
@@ -51,7 +54,9 @@ def load_preferences(
         return example(row, encoder, data, vocabulary)
 
     reads = {*COLUMNS, *IDS}
-    rows = build_dataset(data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads)
+    rows = build_dataset(
+        data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache
+    )
     prompt, chosen, rejected = (rows.parts[name].lengths for name in ("prompt", *SIDES))
     longest = chosen.clip(min=rejected)
     require_fit(prompt + longest, rows, max_position, "lower data.max_prompt_length or data.max_completion_length")

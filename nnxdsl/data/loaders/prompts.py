@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from nnxdsl.config import data as spec
-from nnxdsl.data.loaders.build import Example, build_dataset, load
+from nnxdsl.data.loaders.build import build_dataset, load
 from nnxdsl.data.loaders.completions import cut_left, require_prompt
+from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
@@ -24,6 +26,7 @@ def load_prompts(
     max_position: int | None = None,
     loss_on: str = "assistant",
     vocabulary: int | None = None,
+    cache: TokenCache | None = None,
 ) -> Prompts:
     """Prompts of a file; see `load`. Targets are the policy's completions, whatever `loss_on`.
 
@@ -48,7 +51,7 @@ def load_prompts(
         cut = ("prompt",) if len(prompt_ids) < len(ids) else ()
         return Example({"prompt": prompt_ids}, cut, odd, isinstance(value, list), columns=dict(row))
 
-    rows = build_dataset(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary)
+    rows = build_dataset(data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary, cache=cache)
     prompts = Prompts(rows, data.max_completion_length)
     longest = rows.parts["prompt"].longest + data.max_completion_length
     if max_position is not None and longest > max_position:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from nnxdsl.config.data import Text
-from nnxdsl.data.loaders.build import Example, build_dataset, load, require_fit
+from nnxdsl.data.loaders.build import build_dataset, load, require_fit
 from nnxdsl.data.loaders.conversations import sequence
+from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, read_text, require
 from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
@@ -20,6 +22,7 @@ def load_text(
     max_position: int | None = None,
     loss_on: str = "assistant",
     vocabulary: int | None = None,
+    cache: TokenCache | None = None,
 ) -> Sequences:
     """Texts of a file; see `load`. Each is BOS + text + EOS, truncated on its right; targets are all tokens."""
     encoder = Encoder(tokenizer)
@@ -33,7 +36,7 @@ def load_text(
         return sequence(ids, [True] * len(ids), data.max_length)
 
     rows = build_dataset(
-        data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field}
+        data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field}, cache=cache
     )
     require_fit(rows.parts["tokens"].lengths, rows, max_position, "lower data.max_length")
     return Sequences(rows)

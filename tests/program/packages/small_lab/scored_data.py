@@ -12,8 +12,9 @@ import numpy.typing as npt
 from nnxdsl import Data
 from nnxdsl.data import Encoder, Sequences, TokenizerBase, load
 from nnxdsl.data.dataset import TokenizedRows, fill_rows
-from nnxdsl.data.loaders.build import Example, build_dataset
+from nnxdsl.data.loaders.build import build_dataset
 from nnxdsl.data.loaders.conversations import sequence
+from nnxdsl.data.loaders.convert import Example
 from small_lab.scored_batch import ScoredBatch
 
 

@@ -1,0 +1,41 @@
+"""Where the rows of a spec come from: its files, their digest, and chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from nnxdsl.config.data import Data
+from nnxdsl.data.loaders.files import Chunk, existing_file, file_digest, place_of, read_chunks
+
+
+@attrs.frozen
+class Source:
+    """Rows to be tokenized.
+
+    Attributes:
+        name: Its name in messages, as in the experiment.
+        digest: sha256 hex of its content.
+        sizes: Bytes of each file.
+        places: Beginning of the places of each file's rows.
+        chunks: Reads the rows; every chunk has one of `places`.
+    """
+
+    name: str
+    digest: str
+    sizes: tuple[int, ...]
+    places: tuple[str, ...]
+    chunks: Callable[[], Iterator[Chunk]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes)
+
+
+def open_source(data: Data) -> Source:
+    """The source of a spec; raises DataError if a file is missing or cannot be read."""
+    path = data.path
+    size = existing_file(path).stat().st_size
+    return Source(path, file_digest(path), (size,), (place_of(path),), lambda: read_chunks(path))

@@ -1,0 +1,137 @@
+"""What became of the rows of a source: counts for its report, and the policy for bad rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from nnxdsl.config.data import BadRows, Data
+from nnxdsl.data.loaders.convert import Converted
+from nnxdsl.data.loaders.report import Length, Report
+from nnxdsl.data.loaders.sources import Source
+from nnxdsl.data.ragged import Ragged
+from nnxdsl.errors import DataError
+
+SHOWN = 5
+"""Bad rows that an error lists."""
+UNREAD = 50
+"""Unread columns that a report lists."""
+
+First = tuple[int, int]
+"""A row: its file and its number."""
+
+
+@attrs.define
+class Tally:
+    """Counts over all rows, in plain JSON values: the report without the names of files.
+
+    Attributes:
+        rows: Rows read.
+        chats: Accepted rows that are chats.
+        ends: For each file, the accepted row after its last one.
+        cut: Accepted rows with a truncated part, by part.
+        dropped: Bad rows, by kind.
+        odd: Accepted rows with a warning, by kind.
+        first: The first row of each dropped or odd kind.
+        unread: Accepted rows with a column that is not read, by column.
+    """
+
+    ends: list[int]
+    rows: int = 0
+    chats: int = 0
+    cut: Counter[str] = attrs.field(factory=Counter, converter=Counter)
+    dropped: Counter[str] = attrs.field(factory=Counter, converter=Counter)
+    odd: Counter[str] = attrs.field(factory=Counter, converter=Counter)
+    first: dict[str, First] = attrs.field(factory=dict)
+    unread: Counter[str] = attrs.field(factory=Counter, converter=Counter)
+
+    @property
+    def accepted(self) -> int:
+        """Rows of the dataset."""
+        return self.ends[-1]
+
+    def add(self, chunk: Converted, file: int) -> None:
+        """Counts the rows of a chunk of a file."""
+        self.rows += chunk.rows
+        self.chats += chunk.chats
+        self.ends[file:] = [self.accepted + len(chunk.numbers)] * (len(self.ends) - file)
+        self.cut.update(chunk.cut)
+        for number, kind, _ in chunk.bad:
+            self.dropped[kind] += 1
+            self.first.setdefault(kind, (file, number))
+        for kind, (count, number) in chunk.warnings.items():
+            self.odd[kind] += count
+            self.first.setdefault(kind, (file, number))
+        for name, count in chunk.unread.items():
+            if name in self.unread or len(self.unread) < UNREAD:
+                self.unread[name] += count
+
+    def find_duplicates(self, hashes: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64]) -> None:
+        """Counts rows whose ids are those of an earlier one."""
+        order = np.argsort(hashes, kind="stable")
+        later = order[1:][hashes[order[1:]] == hashes[order[:-1]]]
+        if len(later):
+            self.odd["duplicate"] = len(later)
+            row = int(later.min())
+            self.first["duplicate"] = int(np.searchsorted(self.ends, row, side="right")), int(numbers[row])
+
+    def report(self, source: Source, parts: Mapping[str, Ragged]) -> Report:
+        """The report of a source with such ids."""
+        return Report(
+            source=source.name,
+            rows=self.rows,
+            accepted=self.accepted,
+            cut=dict(self.cut),
+            dropped=dict(self.dropped),
+            odd=dict(self.odd),
+            first={kind: f"{source.places[file]}{number}" for kind, (file, number) in self.first.items()},
+            lengths={n: Length(total=r.total, longest=r.longest) for n, r in parts.items() if n != "target"},
+            unread=dict(self.unread),
+        )
+
+
+class BadRowPolicy:
+    """Collects bad rows, and refuses a source with more than its spec allows.
+
+    Args:
+        data: The spec.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._name = data.path
+        self._limit = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
+        self._messages: list[str] = []
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, chunk: Converted) -> None:
+        """Raises DataError as soon as there are more bad rows than the limit."""
+        for number, kind, reason in chunk.bad:
+            self._kinds[kind] += 1
+            if len(self._messages) < SHOWN:
+                self._messages.append(f"  {chunk.place}{number}: {reason}")
+            if self._limit is not None and self._kinds.total() > self._limit:
+                raise DataError(
+                    f"{self._name}: more than {self._limit:,} bad rows, the limit of "
+                    f"bad_rows=BadRows.Skip(at_most={self._limit}){self._listed()}"
+                )
+
+    def require_rows(self, tally: Tally) -> None:
+        """Raises DataError if there are bad rows but no limit, or if no row is left."""
+        count = self._kinds.total()
+        if count and self._limit is None:
+            raise DataError(
+                f"{self._name}: {count:,} of {tally.rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
+                f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._listed()}"
+            )
+        if not tally.accepted:
+            raise DataError(f"{self._name}: no row is left to learn from, of {tally.rows:,} read{self._listed()}")
+
+    def _listed(self) -> str:
+        more = self._kinds.total() - len(self._messages)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._kinds.most_common())
+        tail = [f"  and {more:,} more; all: {kinds}"] if more > 0 else []
+        return "".join(f"\n{line}" for line in [*self._messages, *tail])
