@@ -1,4 +1,4 @@
-"""A process that converts chunks of rows: `python -m nnxdsl.data.loaders.worker`, started by `convert_all` alone.
+"""A process that converts chunks of rows, started by `convert_all`.
 
 It reads pickled objects from its input, first the conversion and then chunks, and writes the result of each chunk. Its
 input ends when its parent does, so that no worker outlives a killed run.
@@ -26,7 +26,7 @@ class Worker:
 
     def __init__(self, conversion: bytes) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "nnxdsl.data.loaders.worker"]
+        command = [sys.executable, "-c", "from nnxdsl.data.loaders.worker import main; main()"]
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._send(conversion)
 
@@ -78,7 +78,3 @@ def main() -> None:
             result = error
         sink.write(cloudpickle.dumps(result))
         sink.flush()
-
-
-if __name__ == "__main__":
-    main()
