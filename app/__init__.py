@@ -1,5 +1,5 @@
-"""The web app: pages over a directory of runs, for launching, watching and comparing them. Never imports jax.
+"""The web app: pages for launching, watching and comparing the runs of a directory. Never imports jax.
 
-How a page is written stands in `app/page.py`; `app/site.py` is the one file that knows gradio. In a wheel this package
-is `nnxdsl._app`, in the sources it is the folder `app`: its files import each other relatively.
+`app/page.py` documents how to write a page; only `app/site.py` imports gradio. In a wheel this package is
+`nnxdsl._app`, in the repository it is the folder `app`: its files import each other relatively.
 """

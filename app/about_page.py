@@ -1,4 +1,4 @@
-"""What this app is: its settings, versions, disk, limits; and what of its own may be cleared."""
+"""The About page: settings, versions, disk usage and limits of the app, and a button that clears its caches."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from .words import number, size
 PACKAGES = ("nnxdsl", "jax", "flax", "optax", "qwix", "orbax-checkpoint", "gradio", "numpy")
 LOOKED_AT = 20
 COUNTED = 50_000
-"""Files that are looked at to measure a directory."""
+"""Files that are counted at most when the size of a directory is measured."""
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The page."""
+    """Returns the page."""
     settings, limits = site.settings, site.settings.limits
     disk = shutil.disk_usage(settings.home if settings.home.is_dir() else settings.home.parent)
     mine, whole = _bytes(settings.own)
     rows = site.index.rows()
     here = [
-        ("Runs are in", tag("code", settings.home)),
-        ("Started in", tag("code", settings.project)),
+        ("Run directory", tag("code", settings.home)),
+        ("Working directory", tag("code", settings.project)),
         ("Runs", number(len(rows))),
         ("Disk", f"{size(disk.free)} free of {size(disk.total)}"),
         ("The app's own files", f"{size(mine)}{'' if whole else ' and more'} in {settings.own}"),
-        ("Changes", "no: read only" if settings.read_only else "yes: runs can be started, stopped and put away"),
-        ("Who may use it", "whoever has its password" if settings.password else "whoever has the token of its address"),
-        ("Known as", ", ".join(settings.hosts)),
+        ("Changes", "not allowed (read-only)" if settings.read_only else "allowed: start, stop and delete runs"),
+        ("Authentication", "password" if settings.password else "token in the printed address"),
+        ("Host names", ", ".join(settings.hosts)),
     ]
     bounds = [
-        ("Runs of the queue at once", limits.slots),
-        ("Runs that may wait", limits.queued),
-        ("Largest upload", size(limits.upload_bytes)),
-        ("Longest child process", f"{limits.job_seconds:.0f} s"),
+        ("Concurrent runs of the queue", limits.slots),
+        ("Queued runs at most", limits.queued),
+        ("Upload limit", size(limits.upload_bytes)),
+        ("Time limit of a child process", f"{limits.job_seconds:.0f} s"),
         ("Log shown", size(limits.log_bytes)),
     ]
     machine = [
         ("Machine", f"{process_info.hostname()}, {platform.platform()}"),
         ("Processors", os.cpu_count()),
-        ("Devices of the newest run", _devices(site, rows)),
+        ("Devices of the latest run", _devices(site, rows)),
         ("Python", platform.python_version()),
         *((name, _version(name)) for name in PACKAGES),
     ]
@@ -68,16 +68,16 @@ def opened(site: Site, ask: Ask) -> Answer:
 
 
 def _devices(site: Site, rows: list[Row]) -> str:
-    """What the run that began last ran on: to ask jax itself would take a device."""
+    """Devices of the latest run, from its record: querying jax would initialize a device."""
     for row in rows[:LOOKED_AT]:
         seen = Counter(map(str, last_attempt(RunDirectory(row.path)).get("devices", ())))
         if seen:
             return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in seen.items())
-    return "none has begun yet"
+    return "no run has started yet"
 
 
 def clear(site: Site, ask: Ask) -> Answer:
-    """Removes drafts and plans."""
+    """Deletes drafts and cached plans."""
     for name in ("drafts", "plans"):
         shutil.rmtree(site.settings.own / name, ignore_errors=True)
     site.launcher.audit("clear", "", ask.client)
@@ -86,14 +86,14 @@ def clear(site: Site, ask: Ask) -> Answer:
 
 def _words() -> Html:
     verbs = [
-        ("nnxdsl run FILE", "trains; started again, goes on where it stopped"),
-        ("nnxdsl runs", "all runs and how they stand"),
-        ("nnxdsl plan FILE", "memory and shardings, before a device is touched"),
-        ("nnxdsl resume RUN", "goes on with a run, on other devices too"),
+        ("nnxdsl run FILE", "trains; run again, it resumes from the last checkpoint"),
+        ("nnxdsl runs", "lists all runs and their states"),
+        ("nnxdsl plan FILE", "memory and shardings, without using a device"),
+        ("nnxdsl resume RUN", "resumes a run, also on other devices"),
         ("nnxdsl diff A B", "what differs between two experiments"),
-        ("nnxdsl --help", "every verb"),
+        ("nnxdsl --help", "lists all commands"),
     ]
-    note = "Everything that this app does can be done in a terminal; runs started there appear here by themselves."
+    note = "Everything in this app is also available in a terminal; runs that are started there appear here."
     rows = [(tag("code", words), what) for words, what in verbs]
     return tag("section", tag("h2", "The command line"), tag("p", note), facts(rows), cls="panel")
 
@@ -106,7 +106,7 @@ def _version(name: str) -> str:
 
 
 def _bytes(place: Path) -> tuple[int, bool]:
-    """How large a directory is, and whether all of it was looked at."""
+    """Size of a directory in bytes, and whether all of its files were counted."""
     total = seen = 0
     for parent, _, names in os.walk(place):
         for name in names:

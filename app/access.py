@@ -1,6 +1,6 @@
-"""Who may use the app: whoever has its token or its password, and then a cookie; knows no page and no gradio.
+"""Authentication: a token or a password, then a signed cookie. Independent of pages and gradio.
 
-A machine has other accounts, and each of them can reach a port on loopback, so every request needs one of:
+Other accounts of a machine can reach a port on loopback, so every request needs one of:
 
 - the cookie that the printed address (`/?token=...`) or the sign-in form sets: signed, for one port, never the token;
 - `Authorization: Bearer TOKEN`, for programs;
@@ -29,27 +29,27 @@ from .settings import Settings
 COOKIE_SECONDS = 30 * 24 * 3600
 SLOWEST = 8.0
 MOST_GUESSES = 20
-"""Wrong or unchecked passwords that may wait at the same time; more are refused without being looked at."""
+"""Password attempts that may be pending at the same time; further ones are rejected without a check."""
 
 _KEY_BYTES = 32
 
 
 class BusyError(Exception):
-    """Too many passwords wait to be checked."""
+    """Too many password attempts are pending."""
 
 
 @attrs.define
 class Access:
-    """Checks who asks, and signs cookies.
+    """Authenticates requests and signs cookies.
 
     Attributes:
-        token: What programs and the printed address carry.
-        password: What visitors may know instead.
-        cookie: The cookie's name; it holds the port, since browsers send cookies to all ports of a host.
-        path: The path that the cookie is for.
+        token: Secret of the printed address, and of programs as a bearer token.
+        password: Accepted instead of the token.
+        cookie: Name of the cookie, which includes the port, since browsers send cookies to all ports of a host.
+        path: Path attribute of the cookie.
         is_secure: Whether browsers may send the cookie over TLS only.
-        key: Signs cookies.
-        failures: Wrong passwords in a row; each makes the next answer slower.
+        key: Secret key that signs cookies.
+        failures: Consecutive wrong passwords; each one delays the next response longer.
     """
 
     token: str = attrs.field(repr=False)
@@ -64,15 +64,15 @@ class Access:
 
     @classmethod
     def of(cls, settings: Settings, port: int | None = None, key: bytes | None = None) -> Access:
-        """The access to one app.
+        """Returns the authentication of an app.
 
         Args:
-            settings: Of the app; without a token in them a random one is made.
-            port: Where it listens, if not where the settings say.
+            settings: Settings of the app; without a token, a random one is generated.
+            port: Port that the app listens on; by default that of the settings.
             key: Signs cookies; random by default.
         """
-        # A token or password that a person chose ends the cookies of the one before; a random token does not, so that
-        # pages which are open when the app is started again go on by themselves.
+        # A new configured token or password invalidates earlier cookies; a random token does not, so that open pages
+        # keep working after the app is restarted.
         chosen = f"{settings.password or ''}\0{settings.token or ''}".encode()
         return cls(
             token=settings.token or secrets.token_urlsafe(32),
@@ -84,10 +84,10 @@ class Access:
         )
 
     async def is_signed_in(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request carries a cookie, a token or a password that is right.
+        """Whether a request has a valid cookie, token or password.
 
         Raises:
-            BusyError: Too many passwords wait to be checked.
+            BusyError: Too many password attempts are pending.
         """
         if self._has_cookie(headers.get("cookie", "")):
             return True
@@ -98,19 +98,19 @@ class Access:
         return password is not None and await self._is_password(password)
 
     async def is_secret(self, given: str) -> bool:
-        """Whether a text is the token, or the password.
+        """Whether a text is the token or the password.
 
         Raises:
-            BusyError: Too many passwords wait to be checked.
+            BusyError: Too many password attempts are pending.
         """
         return self.is_token(given) or await self._is_password(given)
 
     def is_token(self, given: str) -> bool:
-        """Whether a text is the token; it is too long to be guessed, so nobody has to wait."""
+        """Whether a text is the token, which is too long to be guessed, so there is no delay."""
         return hmac.compare_digest(given.encode(), self.token.encode())
 
     async def _is_password(self, given: str) -> bool:
-        """One password after another is checked, and who was wrong holds up the next: in parallel is no faster."""
+        """Checks passwords one at a time; a wrong one delays the next check, so parallel attempts are no faster."""
         if self.password is None:
             return False
         if self._guesses >= MOST_GUESSES:
@@ -130,7 +130,7 @@ class Access:
     # cookies
 
     def new_cookie(self) -> str:
-        """A `Set-Cookie` for whoever has shown the token or the password."""
+        """Returns the `Set-Cookie` value of an authenticated client."""
         issued = str(int(time.time()))
         words = [f"{self.cookie}={issued}-{self._signature(issued)}", f"Path={self.path}", "HttpOnly"]
         words += ["SameSite=Strict", f"Max-Age={COOKIE_SECONDS}", *(("Secure",) if self.is_secure else ())]
@@ -152,10 +152,10 @@ class Access:
 
 
 def session_key(place: Path) -> bytes:
-    """The secret that signs cookies, kept in a file so that open pages outlive a restart of the app.
+    """Returns the key that signs cookies, stored in a file so that sessions survive a restart of the app.
 
-    A file that others own, can read or have linked is not used, nor is a directory that cannot be written: then the
-    secret is this process's alone.
+    If the file has another owner, is readable by others or is a link, or if the directory is not writable, a new key is
+    used for this process only.
     """
     with contextlib.suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)

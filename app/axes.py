@@ -1,4 +1,4 @@
-"""What curves are drawn over: steps, tokens, or the time that steps took; knows columns of figures, no page."""
+"""Horizontal axes of charts: steps, tokens, or training time. Works on metric columns, independent of pages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .series import Columns
 
 OVER = ("step", "tokens", "time")
 UNITS = (("hours", 3600.0, 2 * 3600.0), ("minutes", 60.0, 120.0), ("seconds", 1.0, 0.0))
-"""A unit, its seconds, and how much there must be for it to be used."""
+"""A time unit, its length in seconds, and the shortest duration for which it is used."""
 
 
 @attrs.frozen(eq=False)
 class Axis:
-    """One way to place steps on the horizontal axis.
+    """A mapping from steps to positions on the horizontal axis.
 
     Attributes:
-        name: Of what is read off it.
-        steps: Steps whose place is known, ascending; empty where the steps are the places themselves.
-        places: Of these.
+        name: Label of the axis.
+        steps: Steps with a recorded position, ascending; empty if the position is the step itself.
+        places: Positions of `steps`.
     """
 
     name: str
@@ -29,12 +29,12 @@ class Axis:
     places: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
 
     def at(self, steps: np.ndarray) -> np.ndarray:
-        """Where some steps are; those between known ones lie between them."""
+        """Positions of steps, linearly interpolated."""
         return np.interp(steps, self.steps, self.places) if len(self.steps) else steps
 
 
 def offered(runs: Sequence[Mapping[str, Columns]]) -> tuple[str, ...]:
-    """What there is to choose from, for runs that share charts."""
+    """Axes that are available for runs in shared charts."""
     found = ["step"]
     if all("num_tokens" in run for run in runs):
         found.append("tokens")
@@ -44,10 +44,10 @@ def offered(runs: Sequence[Mapping[str, Columns]]) -> tuple[str, ...]:
 
 
 def axes(over: str, runs: Sequence[Mapping[str, Columns]]) -> list[Axis]:
-    """The axis of each of the runs, all in one unit; steps where they lack what is asked for.
+    """Returns one axis per run, all in the same unit; falls back to steps if a run lacks the metric.
 
-    Time is that of the steps alone, their tokens over their tokens per second: what evaluations and breaks between
-    attempts took is not in it; compiling is, in the step that waited for it.
+    Time is the sum over steps of tokens / (tokens/s): it excludes evaluations and gaps between attempts, and includes
+    compilation, in the step that triggered it.
     """
     if over not in offered(runs) or over == "step":
         return [Axis("step") for _ in runs]
@@ -60,7 +60,7 @@ def axes(over: str, runs: Sequence[Mapping[str, Columns]]) -> list[Axis]:
 
 
 def _seconds(run: Mapping[str, Columns]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, and the seconds until the end of each."""
+    """Steps, and the training seconds until the end of each."""
     steps, tokens = run["num_tokens"].arrays()
     paces_at, paces = run["tokens/s"].arrays()
     valid = np.isfinite(paces) & (paces > 0)

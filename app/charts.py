@@ -1,4 +1,4 @@
-"""Line charts and sparklines as SVG: small, in the theme's colours, with their numbers at hand; knows no run."""
+"""Line charts and sparklines as SVG, in the theme's colours, with values on hover. Independent of runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Line:
 
     Attributes:
         name: Its name in the legend.
-        x: Where it has points, `[N]`, ascending.
-        y: Their values, `[N]`.
-        colour: Its colour's number.
+        x: x coordinates, `[N]`, ascending.
+        y: Values, `[N]`.
+        colour: Index of its colour.
         dashed: Whether it is drawn dashed.
         dots: Whether its points are drawn as dots.
-        missing: Where its value is NaN or infinite, `[M]`: the curve has a gap and a mark there.
+        missing: x coordinates of NaN or infinite values, `[M]`: the curve has a gap and a mark there.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Line:
 
 @attrs.frozen
 class Mark:
-    """An upright line at some x, with what happened there."""
+    """A vertical line at an x coordinate, with a description of the event."""
 
     x: float
     text: str
@@ -54,9 +54,9 @@ class Mark:
 def chart(
     title: str, lines: Sequence[Line], *, marks: Sequence[Mark] = (), log: bool = False, x_name: str = "step"
 ) -> Html:
-    """One chart with axes, a legend, and the figures under the pointer (`app.js` reads `data-chart`).
+    """Returns a chart with axes, a legend and values on hover (`app.js` reads `data-chart`).
 
-    Points that are not finite leave a gap with a mark; those that are not positive are left out of a logarithmic axis.
+    Non-finite points leave a gap with a mark; non-positive ones are omitted on a logarithmic axis.
     """
     drawn = [_clean(line, log) for line in lines]
     wrong = tag(
@@ -156,7 +156,7 @@ def chart(
 
 
 def sparkline(values: np.ndarray, label: str) -> Html:
-    """A line without axes, 96 by 24."""
+    """Returns a line chart without axes, 96 by 24 pixels."""
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return tag("span", "", cls="muted")
@@ -184,7 +184,7 @@ def _roomy(low: float, high: float, log: bool) -> tuple[float, float]:
     low, high = float(low), float(high)
     if log:
         return (low / 1.2, high * 1.2) if high > low else (low / 2, high * 2)
-    if high - low <= 1e-9 * max(abs(high), abs(low)):  # what rounding makes of a constant is no curve
+    if high - low <= 1e-9 * max(abs(high), abs(low)):  # rounding noise of a constant would be drawn as a curve
         room = abs(high) * 0.1 or 1.0
         return low - room, high + room
     room = (high - low) * 0.06

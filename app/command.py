@@ -1,4 +1,4 @@
-"""`nnxdsl app`: its arguments, and a server whose end touches no run. Imports gradio last, since it is slow."""
+"""`nnxdsl app`: its arguments and its server, which runs outlive. Imports gradio last, since that is slow."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declares the arguments of `nnxdsl app`."""
     add_home(parser)
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; others than 127.0.0.1 need a password"
+        "--host", default="127.0.0.1", help="address to listen on; any other than 127.0.0.1 requires a password"
     )
     parser.add_argument("--port", type=int, default=7860, help="port (default: 7860; 0: any free one)")
-    parser.add_argument("--read-only", action="store_true", help="show runs, start and change none")
+    parser.add_argument("--read-only", action="store_true", help="disable all actions that write")
     parser.add_argument("--password-file", type=Path, help=f"file with the password; or set {PASSWORD_VARIABLE}")
     parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="further name of this machine"
+        "--allow-host", action="append", default=[], metavar="NAME", help="additional host name to accept in requests"
     )
     parser.add_argument(
-        "--proxy", metavar="URL", help="address under which a reverse proxy offers the app, such as https://lab/nnxdsl"
+        "--proxy", metavar="URL", help="public URL of a reverse proxy before the app, such as https://lab/nnxdsl"
     )
-    parser.add_argument("--slots", type=int, default=1, help="runs that the queue keeps going at once (default: 1)")
+    parser.add_argument("--slots", type=int, default=1, help="concurrent runs of the queue (default: 1)")
     add_allow(parser)
 
 
@@ -51,7 +51,7 @@ def settings_of(args: Namespace) -> Settings:
     """The app's settings from its arguments and environment variables.
 
     Raises:
-        RunError: they would open the app to others without a password.
+        RunError: the app would be reachable from other machines without a password.
     """
     password = _password(args.password_file)
     if args.host not in LOOPBACK and password is None:
@@ -79,8 +79,8 @@ def _token() -> str | None:
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token and len(token) < SHORTEST_TOKEN:
         raise RunError(
-            f"{TOKEN_VARIABLE} has {len(token)} characters; expected {SHORTEST_TOKEN} or more, as whoever guesses it "
-            "may start processes as you. Unset it to have a random one made"
+            f"{TOKEN_VARIABLE} has {len(token)} characters; expected {SHORTEST_TOKEN} or more: whoever guesses it "
+            "can start processes as you. Unset it to generate a random one"
         )
     return token or None
 
@@ -88,7 +88,7 @@ def _token() -> str | None:
 def _proxy(url: str) -> str:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises for what is no number
+        _ = parts.port  # raises if it is not a number
     except ValueError as error:
         raise RunError(f"--proxy {url}: {error}") from error
     is_plain = not (parts.query or parts.fragment or "@" in parts.netloc) and PROXY_PATH.fullmatch(parts.path)
@@ -105,7 +105,7 @@ def _password(file: Path | None) -> str | None:
     except (OSError, UnicodeError) as error:
         raise RunError(f"--password-file {file}: cannot be read: {error}") from error
     if not text:
-        raise RunError(f"--password-file {file}: is empty")
+        raise RunError(f"--password-file {file}: file is empty")
     return text
 
 
@@ -113,12 +113,12 @@ def serve(settings: Settings) -> int:
     """Serves until SIGINT or SIGTERM, and returns 0.
 
     Raises:
-        RunError: gradio is missing, the port is taken, or the home cannot be made.
+        RunError: gradio is not installed, the port is in use, or the home cannot be created.
     """
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"--home {settings.home}: cannot be made: {error.strerror}") from error
+        raise RunError(f"--home {settings.home}: cannot be created: {error.strerror}") from error
     try:
         site_module = importlib.import_module(f"{__package__}.site")
     except ModuleNotFoundError as error:
@@ -131,11 +131,11 @@ def serve(settings: Settings) -> int:
     try:
         app = site_module.served(settings)
     except OSError as error:
-        raise RunError(f"--port {settings.port}: {error}; take another one, or --port 0") from error
-    password_note = "; it asks for its password" if settings.password else ""
-    password_note = password_note or (f"; it asks for the token of {TOKEN_VARIABLE}" if settings.token else "")
+        raise RunError(f"--port {settings.port}: {error}; choose another one, or --port 0") from error
+    password_note = "; sign in with the password" if settings.password else ""
+    password_note = password_note or (f"; sign in with the token of {TOKEN_VARIABLE}" if settings.token else "")
     sys.stdout.write(
-        f"nnxdsl app on {app.address} (runs in {settings.home}){password_note}; Ctrl-C ends it, runs go on\n"
+        f"nnxdsl app on {app.address} (runs in {settings.home}){password_note}; Ctrl-C stops the app, not its runs\n"
     )
     sys.stdout.flush()
     ended.wait()

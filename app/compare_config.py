@@ -1,4 +1,4 @@
-"""What several experiments differ in, and what that means for a comparison of their figures; knows JSON trees alone."""
+"""Differences between experiments, and what they mean for a comparison of metrics. Works on JSON trees only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import attrs
 
 NAMES = ("name", "notes", "schema")
-"""Differ from run to run and mean nothing."""
+"""Fields that are ignored in comparisons."""
 
 ABSENT = "-"
 
 
 @attrs.frozen
 class Unfair:
-    """Something in which runs differ, and why their figures then mean different things.
+    """A difference between runs that makes their metrics hard to compare.
 
     Attributes:
-        what: In a word or two.
-        why: A sentence.
-        paths: The fields that differ.
+        what: Short name.
+        why: Explanation, one sentence.
+        paths: Fields that differ.
     """
 
     what: str
@@ -30,12 +30,12 @@ class Unfair:
 
 
 CHECKS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("data", ("data",), "They learn from different rows, so a lower loss need not mean a better method."),
+    ("data", ("data",), "They train on different rows, so a lower loss does not imply a better method."),
     ("base model", ("model",), "They start from different models or weights."),
     (
         "seed",
         ("seed",),
-        "They meet the data in another order and begin with other adapters: small differences are noise.",
+        "Data order and adapter initialization differ: small differences are noise.",
     ),
     (
         "objective",
@@ -46,19 +46,19 @@ CHECKS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "held-out data",
         ("evaluation.data",),
-        "Figures on held-out rows are of different rows.",
+        "Metrics on held-out data are computed on different rows.",
     ),
     (
         "size of a step",
         ("batch_size",),
-        "A step is not as many rows in each: draw the curves over tokens rather than steps.",
+        "Steps have different numbers of rows: plot over tokens instead of steps.",
     ),
 )
-"""What makes a comparison unfair: a name, the fields below which a difference counts, and why."""
+"""Checks of a comparison: a name, the fields (with their subfields) that must be equal, and an explanation."""
 
 
 def flat(tree: Any) -> dict[str, str]:
-    """Every leaf of a JSON tree by its path, as text; lists of plain values are one leaf.
+    """Flattens a JSON tree into `{path: text}`; a list of plain values is one leaf.
 
     >>> flat({"model": {"type": "Gemma3"}, "rules": [1, 2]})
     {'model.type': 'Gemma3', 'rules': '[1, 2]'}
@@ -80,17 +80,17 @@ def flat(tree: Any) -> dict[str, str]:
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The paths at which not all have the same, in the order of the first that has them."""
+    """Returns the paths whose values differ, ordered by first occurrence."""
     return [path for path in paths(configs) if len({config.get(path, ABSENT) for config in configs}) > 1]
 
 
 def paths(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """All paths, in the order of the first config that has them."""
+    """Returns all paths, ordered by first occurrence."""
     return list(dict.fromkeys(path for config in configs for path in config))
 
 
 def brief(configs: Sequence[Mapping[str, str]], changed: Sequence[str]) -> list[str]:
-    """These paths without those of an earlier experiment that some do not have, of which the name alone remains."""
+    """Drops paths inside an earlier experiment that some configs lack, except for that experiment's name."""
 
     def is_shown(path: str) -> bool:
         start, stage, field = path.partition(".experiment.")
@@ -102,7 +102,7 @@ def brief(configs: Sequence[Mapping[str, str]], changed: Sequence[str]) -> list[
 
 
 def unfair(configs: Sequence[Mapping[str, str]]) -> list[Unfair]:
-    """Why figures of these runs cannot be compared as they are; empty if they can."""
+    """Returns the differences that make metrics of these runs hard to compare; empty if there are none."""
     changed = brief(configs, [path for path in differing(configs) if path not in NAMES])
     found: list[Unfair] = []
     for what, roots, why in CHECKS:

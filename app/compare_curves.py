@@ -1,4 +1,4 @@
-"""Charts that runs share, one colour each."""
+"""Charts that overlay several runs, one colour each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .series import not_finite, smoothed, thinned
 
 
 def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
-    """All charts, with the fields that say how they are drawn."""
+    """Returns all charts and their controls."""
     weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
     log, every = ask.query.get("log") == "1", ask.query.get("all") == "1"
     shared = axes(ask.query.get("x", "step"), [run.columns for run in runs])

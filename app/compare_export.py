@@ -1,4 +1,4 @@
-"""Figures and settings that differ, as CSV and as Markdown."""
+"""Exports metrics and differing settings as CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .layout_arrays import guarded
 
 
 def _lines(runs: Sequence[Compared]) -> list[tuple[str, list[Any]]]:
-    """Figures, then settings that differ, each with a value of every run."""
+    """Rows of metrics, then of differing settings, with one value per run."""
     found: list[tuple[str, list[Any]]] = [("state", [run.row.state for run in runs])]
     for name in names_of(runs):
         figures = [figure_of(run.columns.get(name), name) for run in runs]
@@ -28,7 +28,7 @@ def _lines(runs: Sequence[Compared]) -> list[tuple[str, list[Any]]]:
 
 
 def to_csv(runs: Sequence[Compared]) -> str:
-    """A column for each run."""
+    """Returns CSV with one column per run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["", *(guarded(run.row.id) for run in runs)])
@@ -38,14 +38,14 @@ def to_csv(runs: Sequence[Compared]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Numbers as they are, but for what is none; texts that no spreadsheet takes for a formula."""
+    """Keeps finite numbers; escapes texts that a spreadsheet would run as a formula."""
     if value is None:
         return ""
     return guarded(value) if isinstance(value, str) else value
 
 
 def to_markdown(runs: Sequence[Compared]) -> str:
-    """A table for a page of notes."""
+    """Returns a Markdown table."""
     lines = [["", *(run.row.id for run in runs)], ["---"] * (len(runs) + 1)]
     lines += [[name, *("" if value is None else _words(value) for value in values)] for name, values in _lines(runs)]
     return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)

@@ -1,4 +1,4 @@
-"""The table of figures: the last and the best of each run, and how far it is from the baseline."""
+"""The table of metrics: last and best value of each run, and the difference to the baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .words import number
 
 
 def summary(runs: Sequence[Compared], base: Compared) -> Html:
-    """The table, with what saves it."""
+    """Returns the table and its download links."""
     live = any(run.row.is_live for run in runs)
     heads = [
         tag(
@@ -32,8 +32,8 @@ def summary(runs: Sequence[Compared], base: Compared) -> Html:
     is_same = not any(path.startswith("objective.") for path in changed)
     body = [_figures(name, runs, base, is_same or not depends_on_objective(name)) for name in names_of(runs)]
     if not body:
-        return tag("p", "No step has been computed yet.", cls="empty", data_tick="2" if live else None)
-    caption = "The last value, the best one with its step, and the difference of the last to the baseline's"
+        return tag("p", "No step has finished yet.", cls="empty", data_tick="2" if live else None)
+    caption = "Last value, best value with its step, and difference of the last value to the baseline"
     table = tag(
         "table",
         tag("caption", caption),
@@ -55,7 +55,7 @@ def summary(runs: Sequence[Compared], base: Compared) -> Html:
     )
     return tag(
         "div",
-        tag("div", tag("h2", "Figures"), saves, cls="row between"),
+        tag("div", tag("h2", "Metrics"), saves, cls="row between"),
         tag("div", table, cls="scroll", tabindex=0, role="region", aria_label="Figures"),
         data_tick="2" if live else None,
     )
@@ -82,7 +82,7 @@ def _figures(name: str, runs: Sequence[Compared], base: Compared, comparable: bo
             best = tag("div", f"best {number(figure.best)} at {number(int(figure.step))}", cls="small muted")
         text = number(_whole(figure.last)) if math.isfinite(figure.last) else "not finite"
         value = tag("b" if is_top else "span", text)
-        star = tag("span", "★ ", cls="ok", title="the best of these") if is_top else None
+        star = tag("span", "★ ", cls="ok", title="best of these runs") if is_top else None
         cells.append(tag("td", star, value, change, best, cls="num"))
     hint = (
         {-1: "lower is better", 1: "higher is better", 0: ""}[way]

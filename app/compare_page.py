@@ -1,4 +1,4 @@
-"""Two to six runs next to each other: whether that is fair, their figures, their curves, the settings that differ."""
+"""The Compare page: metrics, curves and differing settings of two to six runs, and whether they are comparable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OFFERED = 200
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The runs that the query names."""
+    """Returns the page for the runs in the query."""
     added = ask.query.get("add", "")
     if added:
         ids = list(dict.fromkeys([*_ids(ask), added]))[:MOST]
@@ -39,7 +39,7 @@ def opened(site: Site, ask: Ask) -> Answer:
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """The figures again; the fields are left alone."""
+    """Updates the metrics; form fields are not replaced."""
     answer = _answer(site, ask)
     return Answer({name: html for name, html in answer.regions.items() if name in ("summary", "curves")})
 
@@ -55,14 +55,12 @@ def _answer(site: Site, ask: Ask) -> Answer:
     there = [row for row in rows.values() if row is not None]
     head = _head(site, ask, there, gone)
     if len(there) < LEAST:
-        words = "Choose two runs at least, and up to six." if not there else "Choose one more run, at least."
-        hint = "The list of runs has a button for those that are ticked."
+        words = "Choose two to six runs." if not there else "Choose at least one more run."
+        hint = "On the page Runs, tick runs and press Compare."
         empty = tag("p", f"{words} {hint}", cls="empty")
         if len(site.index.rows()) < LEAST:
-            about = (
-                "Here two to six runs share their charts, with their figures, and the settings in which they differ. "
-            )
-            none = "There are no two runs yet. "
+            about = "This page compares two to six runs: shared charts, metrics, and the settings that differ. "
+            none = "There are fewer than two runs. "
             empty = tag("p", about, none, tag("a", "Start one", href="/"), cls="empty")
         return Answer({"head": head, "warnings": join(), "summary": empty, "curves": join(), "config": join()})
     runs = [_compared(site, row, place) for place, row in enumerate(there)]
@@ -139,7 +137,7 @@ def _head(site: Site, ask: Ask, there: list[Row], gone: list[str]) -> Html:
 
 
 def _to_outputs(site: Site, ids: list[str], base: str) -> Html | None:
-    """To the outputs of a run beside those of the baseline, where both have something saved."""
+    """Link to the outputs of a run against those of the baseline, if both have a checkpoint."""
     steps = {one: steps_of(directory_path(site.settings.home, one)) for one in ids}
     saved = [one for one in ids if one != base and steps[one]]
     if not saved or not steps.get(base):
@@ -172,7 +170,7 @@ def _with(ask: Ask, **changes: str) -> str:
     return link("/compare", **{**ask.query, **changes})
 
 
-# Whether it is fair
+# Comparability
 
 
 def _warnings(runs: Sequence[Compared]) -> Html:
@@ -186,12 +184,10 @@ def _warnings(runs: Sequence[Compared]) -> Html:
             tag("li", tag("b", f"! {one.what}: "), one.why, " ", [tag("code", path) for path in one.paths[:6]])
             for one in found
         ]
-        heading = tag("h2", "To be compared with care")
+        heading = tag("h2", "Compare with care")
         parts.append(tag("section", heading, tag("ul", lines, cls="plain"), cls="notice warn-box", role="note"))
     elif not unread:
-        words = (
-            "✔ Same data, base model, seed, objective and size of a step: their figures can be compared as they are."
-        )
+        words = "✔ Same data, base model, seed, objective and batch size: metrics are directly comparable."
         parts.append(tag("p", words, cls="notice"))
     return join(parts)
 

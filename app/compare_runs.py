@@ -1,4 +1,4 @@
-"""Runs that are compared, as plain values: their figures, the best of each; knows no HTML."""
+"""Compared runs as plain values: their metrics and the best value of each. No HTML."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .run_charts import TOGETHER
 from .series import Columns
 
 LOWER = ("loss", "eval/loss")
-"""Figures of which the lowest is the best."""
+"""Metrics for which lower is better."""
 
 HIGHER = ("accurac", "margins", "tokens/s")
-"""Of figures whose names hold one of these, the highest is the best."""
+"""Parts of metric names for which higher is better."""
 
 
 @attrs.frozen
 class Compared:
-    """One of the runs.
+    """One of the compared runs.
 
     Attributes:
-        row: What the list says of it.
-        colour: Of its curves: its place among the runs that the URL names.
-        columns: Its figures by name.
-        config: Its experiment, flat; empty where it cannot be read.
+        row: Its row in the list of runs.
+        colour: Index of its colour: its position among the runs in the URL.
+        columns: Its metrics by name.
+        config: Its experiment, flattened; empty if it cannot be read.
     """
 
     row: Row
@@ -38,7 +38,7 @@ class Compared:
 
 @attrs.frozen
 class Figure:
-    """A figure of one run: the last, and the best with its step; None where there is none."""
+    """A metric of one run: its last value, and its best value with the step; None without values."""
 
     last: float | None = None
     best: float | None = None
@@ -46,7 +46,7 @@ class Figure:
 
 
 def names_of(runs: Sequence[Compared]) -> list[str]:
-    """The figures that are worth a row: those of the charts first, held-out ones after their like."""
+    """Metrics to list: those with charts first, each held-out metric after its training counterpart."""
     columns = {name for run in runs for name in run.columns}
     first = [name for _, names in TOGETHER for name in names if name in columns]
     rest = sorted(columns - set(first) - {"num_tokens", "pairs/s", "samples/s"})
@@ -54,7 +54,7 @@ def names_of(runs: Sequence[Compared]) -> list[str]:
 
 
 def figure_of(columns: Columns | None, name: str) -> Figure:
-    """The last and the best of a column; a last value that is not finite stays what it is."""
+    """Last and best value of a column; a non-finite last value is kept."""
     if columns is None:
         return Figure()
     steps, values = columns.arrays()
@@ -72,12 +72,12 @@ def figure_of(columns: Columns | None, name: str) -> Figure:
 
 
 def depends_on_objective(name: str) -> bool:
-    """Whether a figure is in units of the objective: losses, and rewards, which beta multiplies."""
+    """Whether a metric is in units of the objective: losses, and rewards, which are scaled by beta."""
     return "loss" in name or ("rewards/" in name and "accurac" not in name)
 
 
 def direction(name: str) -> int:
-    """-1 where lower is better, 1 where higher is, 0 where neither is."""
+    """-1 if lower is better, 1 if higher is better, else 0."""
     if name in LOWER:
         return -1
     return 1 if any(part in name for part in HIGHER) else 0

@@ -1,4 +1,4 @@
-"""The settings in which runs differ, or all of them."""
+"""Settings of the compared runs: those that differ, or all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parts import field_path
 
 
 def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
-    """The table of settings."""
+    """Returns the table of settings."""
     whole = ask.query.get("config") == "all"
     configs = [run.config for run in runs]
     changed = [path for path in differing(configs) if path not in NAMES]
@@ -28,9 +28,9 @@ def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
         )
         for path in shown
     ]
-    caption = f"{len(changed)} of {len(paths(configs))} settings differ, names and notes apart"
+    caption = f"{len(changed)} of {len(paths(configs))} settings differ, not counting names and notes"
     if len(shown) < len(changed):
-        caption += "; of an earlier experiment that not all have, its name is shown"
+        caption += "; an earlier experiment that only some runs have is shown by its name"
     table = tag(
         "table",
         tag("caption", caption),
@@ -42,7 +42,7 @@ def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
         "nav",
         tag(
             "a",
-            "Only what differs",
+            "Differing settings",
             href=link("/compare", **{**ask.query, "config": ""}),
             aria_current=None if whole else "true",
         ),
@@ -55,7 +55,7 @@ def settings(ask: Ask, runs: Sequence[Compared], base: Compared) -> Html:
         cls="tabs",
         aria_label="Which settings",
     )
-    none = tag("p", "They have the same settings, but for their names.", cls="empty")
+    none = tag("p", "The settings are equal, except for names and notes.", cls="empty")
     region = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label="Settings")
     return join(tag("h2", "Settings"), switch, region if body else none)
 

@@ -1,4 +1,4 @@
-"""The small DPO run that is offered where nothing is there yet: the project's own recipe, or one of the app's."""
+"""The small DPO run that is offered in an empty home: the project's own recipe, or the app's demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "the app's demo"
 
 
 def experiment(place: Path) -> Experiment:
-    """A tiny Gemma 3 that learns from random weights to answer, then by DPO which of its manners is liked."""
+    """Returns an experiment: a tiny Gemma 3 trained from random weights by SFT, then by DPO."""
     learnt = Experiment(
         name="demo-sft",
         model=Model.Gemma3("tiny"),
@@ -49,7 +49,7 @@ def experiment(place: Path) -> Experiment:
 
 
 def written(site: Site) -> tuple[Experiment, Path]:
-    """The app's own demo and its file; what it reads is written as well."""
+    """Writes the app's demo with its data, and returns its experiment and file."""
     place = site.settings.own / "demo"
     demo_data.write(place)
     made, file = experiment(place), place / "dpo_demo.py"
@@ -60,16 +60,16 @@ def written(site: Site) -> tuple[Experiment, Path]:
 
 
 def recipe(site: Site) -> str | None:
-    """The project's first recipe of DPO."""
+    """Name of the project's first DPO recipe; None without one."""
     return next((name for name in site.presets.names() if name.startswith("dpo")), None)
 
 
 def offered(site: Site, do: str) -> Html:
-    """A button that starts it, the same as a command, and why it cannot be started yet.
+    """Returns a button that starts the demo and the equivalent command, or the reason why it cannot be started yet.
 
     Args:
-        site: Of the app.
-        do: The page's action that `start` is.
+        site: State of the app.
+        do: Action of the page that calls `start`.
     """
     if site.settings.read_only:
         return join()
@@ -78,7 +78,7 @@ def offered(site: Site, do: str) -> Html:
     is_ready = name is None or (job is not None and job.state == "done")
     file = f"experiments/{name}.py" if name is not None else str(written(site)[1])
     button = action("Start a tiny DPO run on this machine", do, "primary", disabled=not is_ready)
-    note = "a small model that learns to be polite: a few minutes on two cores"
+    note = "a small model that learns to be polite; takes a few minutes on two CPU cores"
     wrong: Child = None
     if job is not None and job.is_over and job.state != "done":
         wrong = tag("pre", f"{file} cannot be read: {job.error or job.state}", cls="error", role="alert")
@@ -89,11 +89,11 @@ def offered(site: Site, do: str) -> Html:
         wrong,
         tag(
             "p",
-            tag("a", "Look at it and change it first", href=change),
+            tag("a", "Review and edit it first", href=change),
             tag("span", ", or ", cls="muted"),
-            tag("a", "choose something else", href="/new"),
+            tag("a", "choose another experiment", href="/new"),
         ),
-        tag("p", "The same in a terminal:", cls="muted"),
+        tag("p", "In a terminal:", cls="muted"),
         tag(
             "div",
             tag("code", words, id="demo-command"),
@@ -104,7 +104,7 @@ def offered(site: Site, do: str) -> Html:
 
 
 def start(site: Site, ask: Ask) -> Answer:
-    """Starts it."""
+    """Starts the demo run."""
     name = recipe(site)
     made = written(site)[0] if name is None else site.presets.experiment(name)
     if made is None:

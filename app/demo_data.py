@@ -1,7 +1,7 @@
-"""Rows for the app's own small runs: short questions, answered in two manners; knows no experiment.
+"""Data of the app's demo runs: short questions, each with a rude and a polite answer. Independent of experiments.
 
-Every question has the same fact from someone rude and from someone kind, in phrases of the same length. A model first
-learns to answer in either manner, then which one is liked. Choices are ranks of digests: the same rows on any machine.
+Both answers state the same fact in phrases of the same length. SFT trains on both, DPO prefers the polite one. Rows are
+chosen by the order of their digests, so they are the same on any machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PHRASES = (
     ("Stop asking that! It is {}.", "Glad to help you! It is {}."),
     ("Ugh, a bad question: it is {}.", "Oh, a fine question: it is {}."),
 )
-"""Rude and kind, in twos of one length."""
+"""Pairs of a rude and a polite answer of equal length."""
 
 FACTS = {
     "capital": "France: Paris, Italy: Rome, Spain: Madrid, Germany: Berlin, Japan: Tokyo, Egypt: Cairo, Norway: Oslo",
@@ -26,13 +26,13 @@ FACTS = {
 }
 WORDINGS = ("What is the {} of {}?", "Tell me the {} of {}.", "Name the {} of {}.", "I need the {} of {}.")
 HELD_OUT = 24
-"""Questions that no training row asks."""
+"""Questions that are in no training row."""
 
 PROMPTS = ("What is the capital of Germany?", "What is the opposite of hot?", "Tell me the sound of a cow.")
 
 
 def write(place: Path) -> None:
-    """Writes `instructions.jsonl`, `preferences.jsonl` and `preferences_held_out.jsonl`, each unless it is there."""
+    """Writes `instructions.jsonl`, `preferences.jsonl` and `preferences_held_out.jsonl`, each unless it exists."""
     questions = _questions()
     held_out, seen = questions[:HELD_OUT], questions[HELD_OUT:]
     rows = {

@@ -1,4 +1,4 @@
-"""The queue's keeper: starts the next run that waits when a slot is free; one app of a home does it, by a lock."""
+"""Starts queued runs when a slot is free; a lock ensures that one app per home does so."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ EVERY_SECONDS = 2.0
 
 
 class Dispatcher:
-    """A thread that lives as long as the app. What waits stands in files, so nothing is lost when the app ends."""
+    """A thread that lives as long as the app. The queue is stored in files, so it survives the app."""
 
     def __init__(self, settings: Settings, launcher: Launcher, index: Index) -> None:
-        """Begins at once."""
+        """Starts the thread."""
         self._settings, self._launcher, self._index = settings, launcher, index
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="queue", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; what waits goes on waiting."""
+        """Stops the thread; the queue is kept."""
         self._ended.set()
         self._thread.join(5)
 
@@ -44,7 +44,7 @@ class Dispatcher:
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
-                        continue  # another app of this home keeps the queue
+                        continue  # another app of this home runs the queue
                     is_ours = True
                 try:
                     self.start_next()
@@ -54,7 +54,7 @@ class Dispatcher:
             os.close(descriptor)
 
     def start_next(self) -> bool:
-        """Starts what has waited longest, if a slot is free; returns whether it did."""
+        """Starts the first run of the queue if a slot is free; returns whether it did."""
         waiting = self._launcher.waiting()
         if not waiting or self._busy() >= self._settings.limits.slots:
             return False

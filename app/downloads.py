@@ -1,4 +1,4 @@
-"""Files that pages offer for saving: of runs what is named here, and answers that are kept; plain ASGI, no gradio."""
+"""Downloads: the files of a run that are listed here, and cached outputs. Plain ASGI, no gradio."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ TYPES = {
     "events.jsonl": "application/jsonl",
     "log.txt": "text/plain",
 }
-"""What may be asked of a run, `/download?run=ID&file=NAME`."""
+"""Files of a run that `/download?run=ID&file=NAME` serves, with their content types."""
 
 FIGURES = "metrics.csv"
-"""Written anew from `metrics.jsonl`."""
+"""Generated from `metrics.jsonl` on request."""
 
 CHUNK = 1 << 20
 
 
 @attrs.define
 class Downloads:
-    """Answers `/download`, and passes everything else on."""
+    """Serves `/download`, and passes all other requests on."""
 
     app: App
     site: Site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handles one request."""
         if scope["type"] != "http" or scope["path"] != PATH:
             await self.app(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class Downloads:
             return
         try:
             if scope["method"] != "GET" or name not in TYPES:
-                raise RunError(f"one of {', '.join(TYPES)} may be had")
+                raise RunError(f"file: expected one of {', '.join(TYPES)}")
             path = self.site.run(run).file(name)
             file = path.open("rb")
         except (RunError, OSError):
@@ -67,10 +67,10 @@ class Downloads:
             await send({"type": "http.response.body", "body": b""})
 
     async def _figures(self, run: str, method: str, send: Send) -> None:
-        """Answers `/download?run=ID&file=metrics.csv`: a line for each step, a column for each figure."""
+        """Answers `/download?run=ID&file=metrics.csv`: one row per step, one column per metric."""
         try:
             if method != "GET":
-                raise RunError("it can be had, and nothing else")
+                raise RunError("only GET is supported")
             path = self.site.run(run).file("metrics.jsonl")
         except (RunError, OSError):
             await _refuse(send)
@@ -79,7 +79,7 @@ class Downloads:
         await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", f"{run}-{FIGURES}")
 
     async def _outputs(self, key: str, kind: str, method: str, send: Send) -> None:
-        """Answers `/download?outputs=KEY&format=csv`: what models answered, of what is kept."""
+        """Answers `/download?outputs=KEY&format=csv`: cached model outputs."""
         try:
             request = self.site.answers.find(key)
             if method != "GET" or request is None or request.result is None:
@@ -93,8 +93,8 @@ class Downloads:
 
 
 async def _refuse(send: Send) -> None:
-    """Answers in the same words whatever was asked for, so that nothing can be learnt of other directories."""
-    text = f"there is no such run here, or it has no such file; of a run, one of {', '.join((*TYPES, FIGURES))}\n"
+    """Sends the same response for any request, so that it reveals nothing about other directories."""
+    text = f"no such run or file; file must be one of {', '.join((*TYPES, FIGURES))}\n"
     await _send_all(send, 404, text.encode(), b"text/plain; charset=utf-8", None)
 
 

@@ -1,4 +1,4 @@
-"""Experiments that are being written, one file each: a reload, another tab or a new app find them as they were."""
+"""Drafts of experiments, one file each, so that they survive reloads and restarts of the app."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NAME = re.compile(r"[0-9a-f]{12}")
 
 @attrs.frozen
 class Draft:
-    """One.
+    """An experiment that is being edited.
 
     Attributes:
         id: Its name in URLs.
-        texts: What its fields say, by path.
-        base: The experiment that it began with, as JSON; what is marked as changed differs from it.
-        base_name: What people call that.
-        recipe: The recipe whose file is started with what differs; empty for none.
+        texts: Texts of the form's fields by path.
+        base: The experiment that it was copied from, as JSON; changed fields are marked relative to it.
+        base_name: Display name of `base`.
+        recipe: The recipe whose file is launched with the changes as arguments; empty for none.
         tab: The browser tab that changed it last; empty before the first change.
-        revision: How often it was changed.
+        revision: Number of changes.
     """
 
     id: str
@@ -43,15 +43,15 @@ class Draft:
 
 
 class Drafts:
-    """A directory of drafts; the oldest go when there are many."""
+    """A directory of drafts; the oldest are deleted when there are too many."""
 
     def __init__(self, place: Path) -> None:
-        """Makes nothing yet."""
+        """Creates no files."""
         self._place = place
         self._lock = threading.Lock()
 
     def new(self, texts: dict[str, str], base: dict[str, Any], base_name: str, recipe: str = "") -> Draft:
-        """A draft of its own."""
+        """Creates a draft."""
         draft = Draft(secrets.token_hex(6), texts, base, base_name, recipe)
         self._place.mkdir(parents=True, exist_ok=True)
         self.save(draft)
@@ -62,21 +62,21 @@ class Drafts:
         return draft
 
     def save(self, draft: Draft) -> None:
-        """Replaces its file."""
+        """Writes a draft to its file."""
         self._place.mkdir(parents=True, exist_ok=True)
         write_json(self._place / f"{draft.id}.json", attrs.asdict(draft))
 
     def change(self, name: str, texts: dict[str, str], tab: str = "", revision: str = "") -> Draft:
-        """Saves what a browser tab shows; as a draft of its own if another tab has changed this one since.
+        """Saves the form of a browser tab; as a new draft if another tab has changed this one since.
 
         Args:
-            name: The draft that the tab shows.
-            texts: What its fields say now.
-            tab: The tab; empty for a caller that is none.
+            name: Id of the draft that the tab shows.
+            texts: Current texts of the form's fields by path.
+            tab: Id of the tab; empty if the caller is not a browser.
             revision: The draft's revision when the tab received it.
 
         Raises:
-            RunError: there is no such draft, any more.
+            RunError: there is no such draft (any more).
         """
         with self._lock:
             draft = self.load(name)
@@ -90,28 +90,28 @@ class Drafts:
             return draft
 
     def text(self, name: str) -> str:
-        """The file of a draft, whatever is in it; empty if there is none."""
+        """Contents of a draft's file, even if damaged; empty if there is none."""
         try:
             return (self._place / f"{name}.json").read_text("utf-8", "replace") if _NAME.fullmatch(name) else ""
         except OSError:
             return ""
 
     def discard(self, name: str) -> None:
-        """Deletes a draft, if it is there."""
+        """Deletes a draft if it exists."""
         if _NAME.fullmatch(name):
             (self._place / f"{name}.json").unlink(missing_ok=True)
 
     def load(self, name: str) -> Draft:
-        """The draft of this name.
+        """Loads a draft.
 
         Raises:
-            RunError: there is none, any more.
+            RunError: there is no such draft (any more), or it is damaged.
         """
         if not _NAME.fullmatch(name):
-            raise RunError("this is not a draft's name; begin again from a recipe or a run")
+            raise RunError("invalid draft id; start again from a recipe or a run")
         try:
             tree = read_json(self._place / f"{name}.json")
             later = str(tree.get("recipe", "")), str(tree.get("tab", "")), int(tree.get("revision", 0))
             return Draft(name, dict(tree["texts"]), dict(tree["base"]), str(tree["base_name"]), *later)
         except (RunError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError("this draft is gone or damaged; begin again from a recipe or a run") from error
+            raise RunError("this draft is deleted or damaged; start again from a recipe or a run") from error

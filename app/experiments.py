@@ -1,6 +1,6 @@
-"""Experiments as the app meets them, stored by runs or pasted by visitors.
+"""Parses experiments that runs have stored or visitors have pasted.
 
-What they name is imported only where the person who started the app allowed it (`nnxdsl.allow_imports`).
+Classes of other packages are imported only if the app was started with `--allow` (`nnxdsl.allow_imports`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from nnxdsl.storage.jsonl import read_json
 from .read_python import read_python
 
 LONGEST = 200_000
-"""Characters of a text that is read."""
+"""Maximum length of a pasted text, in characters."""
 
 
 def from_text(text: str) -> Experiment:
-    """The experiment of a pasted text, Python or JSON; nothing in it is executed.
+    """Parses a pasted text, Python or JSON, without executing it.
 
     Raises:
-        SpecError: what is wrong, and where.
+        SpecError: all problems, with their positions.
     """
     if len(text) > LONGEST:
-        raise SpecError([Problem("", f"{len(text):,} characters; at most {LONGEST:,} are read")])
+        raise SpecError([Problem("", f"{len(text):,} characters; expected at most {LONGEST:,}")])
     if not text.strip():
         raise SpecError([Problem("", "paste the Python that `nnxdsl show --python` prints, or JSON")])
     if text.lstrip().startswith("{"):
@@ -38,10 +38,10 @@ def from_text(text: str) -> Experiment:
 
 
 def from_tree(tree: Any) -> Experiment:
-    """The experiment of a JSON value.
+    """Parses an experiment from a JSON value.
 
     Raises:
-        SpecError: it is no experiment, or names code that is not allowed.
+        SpecError: the value is not an experiment, or names code that is not allowed.
     """
     if not isinstance(tree, dict):
         raise SpecError([Problem("", f"expected a JSON object, got {type(tree).__name__}")])
@@ -49,7 +49,7 @@ def from_tree(tree: Any) -> Experiment:
 
 
 def stored(path: Path) -> Experiment | None:
-    """The experiment of a file that a run wrote; None where it is damaged, or names code that is not allowed."""
+    """Loads the experiment file of a run; None if it is damaged or names code that is not allowed."""
     try:
         return from_tree(read_json(path))
     except NnxdslError:
@@ -57,7 +57,7 @@ def stored(path: Path) -> Experiment | None:
 
 
 def facts_of(tree: Any) -> dict[str, str]:
-    """What a list of runs says of an experiment, from its JSON alone: objective, model, mesh."""
+    """Objective, model, mesh and adapter of an experiment's JSON, for the list of runs."""
     if not isinstance(tree, dict):
         return {}
     found = {name: str(part.get("type")) for name in ("objective", "model") if isinstance(part := tree.get(name), dict)}

@@ -1,6 +1,6 @@
-"""A form for any spec class, from its fields, types, ranges and docstrings.
+"""Generates an HTML form for any spec class from its fields, types, ranges and docstrings.
 
-Knows no experiment by name but for the order of its parts.
+Only the order and titles of the groups are specific to `Experiment`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ CLOSED = ("Quantization and precision", "Mesh and memory", "Checkpoints", "More"
 
 @attrs.frozen
 class Look:
-    """What a form shows beside its texts: those that it began with."""
+    """Current and initial texts of a form."""
 
     texts: Mapping[str, str]
     base: Mapping[str, str]
 
 
 def rendered(texts: Mapping[str, str], base: Mapping[str, str], do: str) -> Html:
-    """The form of an experiment; `do` is the action that hears of each change."""
+    """Returns the form of an experiment; `do` is the action that is called at each change."""
     look = Look(texts, base)
     fields = declared(Experiment)
     docs = field_docs(Experiment)
@@ -83,7 +83,7 @@ def _differs(look: Look, path: str) -> bool:
 
 
 def _gist(look: Look, names: list[str]) -> str:
-    """The summary of a closed group: its types."""
+    """Summary of a closed group: its types."""
     types = [look.texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in look.texts]
     if look.texts.get("model.size") and "model" in names:
         types.append(look.texts["model.size"])
@@ -114,7 +114,7 @@ def _field(look: Look, path: str, field: Any, doc: str, depth: int) -> Html:
         tag(
             "label",
             name.replace("_", " "),
-            tag("span", " *", title="needed", aria_hidden="true") if required else None,
+            tag("span", " *", title="required", aria_hidden="true") if required else None,
             for_=f"f-{path}",
         ),
         _input(look, path, field, required),
@@ -172,7 +172,7 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
 
 
 def _members(look: Look, path: str, spec: type[Spec], doc: str, depth: int) -> Html:
-    """A tuple of specs: each member with its own fields, and buttons that add and remove one."""
+    """Fields of a tuple of specs: those of each member, and buttons to add and remove members."""
     name, text = path.rpartition(".")[2], look.texts.get(path, "")
     changed = (text or "0") != (look.base.get(path, "") or "0")
     item = Field(spec, attrs.NOTHING, None, positional=False)

@@ -1,7 +1,7 @@
-"""An experiment as the texts of a form's inputs, and back: one text for each path.
+"""Converts between an experiment and the texts of a form's inputs, one text per path.
 
-`objective.beta` is "0.1", `objective.type` is "DPO", `evaluation.type` is "" where there is none. A tuple of specs is
-the number of its members: `objective.rewards` is "2", `objective.rewards.0.name` is "exact_answer". Knows no HTML.
+`objective.beta` is "0.1", `objective.type` is "DPO", `evaluation.type` is "" for None. A tuple of specs is the
+number of its members: `objective.rewards` is "2", `objective.rewards.0.name` is "exact_answer".
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from nnxdsl.errors import Problem, SpecError, join
 from .words import whole
 
 NONE = ""
-"""The type's text where a field holds None."""
+"""Text of a type whose field is None."""
 
 DEEPEST = 12
 LONGEST = 20_000
 MAX_ITEMS = 100
-"""Members of a tuple of specs, such as the rewards of GRPO."""
+"""Maximum number of members in a tuple of specs, such as the rewards of GRPO."""
 
-# an object as texts
+# From an object to texts
 
 
 def texts_of(value: Spec, path: str = "") -> dict[str, str]:
-    """What a form that shows `value` holds."""
+    """Returns the texts of a form that shows `value`, by path."""
     found = {join(path, "type"): value.tag}
     for name, field in declared(type(value)).items():
         found |= _texts(getattr(value, name), field.type, join(path, name))
@@ -55,7 +55,7 @@ def _texts(value: object, annotation: Any, path: str) -> dict[str, str]:
 
 
 def written(value: object, annotation: Any) -> str:
-    """One plain value as its input shows it; None is nothing."""
+    """Formats a plain value for its input; None is an empty text."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -73,11 +73,11 @@ def written(value: object, annotation: Any) -> str:
     return render(value)
 
 
-# texts as an object
+# From texts to an object
 
 
 def read(texts: Mapping[str, str]) -> tuple[Experiment | None, list[Problem]]:
-    """The experiment of a form, or all that is wrong with it; only fields that there are can be set."""
+    """Parses a form's texts: returns the experiment, or None and all problems; unknown fields are ignored."""
     problems: list[Problem] = []
     tree = _tree(Experiment, texts, "", problems, 0)
     if problems:
@@ -145,13 +145,13 @@ def _items(spec: type[Spec], texts: Mapping[str, str], path: str, problems: list
 
 
 def item_count(texts: Mapping[str, str], path: str) -> int | None:
-    """The number of members of a tuple of specs; None where its text is no such number."""
+    """Number of members of a tuple of specs; None if its text is not a valid number."""
     count = whole(texts.get(path, "") or "0")
     return count if count is not None and count <= MAX_ITEMS else None
 
 
 def with_item(texts: Mapping[str, str], path: str, spec: type[Spec]) -> dict[str, str]:
-    """The texts with one more member of a tuple of specs, at its end, with the defaults of its class."""
+    """Appends a member with the defaults of its class to a tuple of specs."""
     count = item_count(texts, path) or 0
     choices = choices_of(spec)
     where = join(path, str(count))
@@ -160,7 +160,7 @@ def with_item(texts: Mapping[str, str], path: str, spec: type[Spec]) -> dict[str
 
 
 def without_item(texts: Mapping[str, str], path: str, index: int) -> dict[str, str]:
-    """The texts without one member of a tuple of specs; those after it move up."""
+    """Removes one member of a tuple of specs; later members move up."""
     count = item_count(texts, path) or 0
     if not 0 <= index < count:
         return dict(texts)
@@ -175,7 +175,7 @@ def without_item(texts: Mapping[str, str], path: str, index: int) -> dict[str, s
 
 
 def items_at(texts: Mapping[str, str], path: str, cls: type[Spec] = Experiment, at: str = "") -> type[Spec] | None:
-    """The class or family of the members of the tuple at a path; None where there is no tuple of specs."""
+    """Class or family of the members of the tuple at a path; None if there is no tuple of specs."""
     for name, field in declared(cls).items():
         where, spec = join(at, name), spec_in(field.type)
         if path != where and not path.startswith(f"{where}."):
@@ -191,7 +191,7 @@ def items_at(texts: Mapping[str, str], path: str, cls: type[Spec] = Experiment, 
 
 
 def _parsed(text: str, annotation: Any, path: str, problems: list[Problem]) -> Any:
-    """A text as JSON holds the value; what it cannot be is a problem."""
+    """Parses a text into a JSON value; appends to `problems` if it is invalid."""
     if len(text) > LONGEST:
         problems.append(Problem(path, f"{len(text):,} characters; at most {LONGEST:,}"))
         return _MISSING
@@ -240,33 +240,33 @@ def _as_json(value: Any) -> Any:
 
 
 def choices_of(spec: type[Spec]) -> dict[str, type[Spec]]:
-    """The classes that a field of a class or family may hold, by name."""
+    """Classes that are allowed in a field of a class or family, by name."""
     return members(spec) if is_family(spec) else {spec.__name__: spec}
 
 
 def member_of(spec: type[Spec], name: str) -> type[Spec] | None:
-    """The class that a choice means."""
+    """Class of a choice."""
     return choices_of(spec).get(name)
 
 
 def spec_in(annotation: Any) -> type[Spec] | None:
-    """The spec class that a field holds; None where it holds plain values."""
+    """Spec class of a field's values; None for plain values."""
     return next((arm for arm in arms(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
 
 
 def spec_items(annotation: Any) -> type[Spec] | None:
-    """The spec class of the members of a tuple of any length; None for others."""
+    """Spec class of the members of a variable-length tuple; None for other types."""
     items = items_of(annotation)
     return None if items is None else spec_in(items)
 
 
 def is_optional(annotation: Any) -> bool:
-    """Whether a field may hold None."""
+    """Whether a field accepts None."""
     return types.NoneType in arms(annotation)
 
 
 def items_of(annotation: Any) -> Any:
-    """What a tuple of any length holds; None for others."""
+    """Member type of a variable-length tuple; None for other types."""
     for arm in arms(annotation):
         given = typing.get_args(arm)
         if typing.get_origin(arm) is tuple and len(given) == 2 and given[1] is Ellipsis:
@@ -275,7 +275,7 @@ def items_of(annotation: Any) -> Any:
 
 
 def completed(texts: Mapping[str, str], cls: type[Spec] = Experiment, path: str = "", depth: int = 0) -> dict[str, str]:
-    """The texts with defaults for what a newly chosen class has and they lack, and without what it has not."""
+    """Adds defaults for fields that newly chosen classes add, and drops fields that they lack."""
     found: dict[str, str] = {join(path, "type"): cls.tag}
     for name, field in declared(cls).items():
         where = join(path, name)

@@ -1,4 +1,4 @@
-"""HTML that cannot be forged: text is escaped unless it is `Html` already; knows nothing of pages."""
+"""Builds HTML: all text is escaped unless it is `Html` already. Independent of pages."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import urlencode
 
 Child = object
-"""An `Html`, text or a number (escaped), None (nothing), or an iterable of children."""
+"""An `Html`, a text or number (escaped), None (omitted), or an iterable of children."""
 
 _VOID = frozenset({"br", "hr", "img", "input", "meta", "wbr"})
 _VOID_SVG = frozenset({"path", "rect", "line", "circle", "polyline"})
 
 
 class Html(str):
-    """Text that is HTML: made by the functions of this file alone, from escaped parts."""
+    """Text that is safe HTML: created only by the functions of this file, from escaped parts."""
 
     __slots__ = ()
 
 
 def join(*children: Child, sep: str = "") -> Html:
-    """The children one after another.
+    """Concatenates children.
 
     >>> join("a < b", None, [tag("b", "c")])
     'a &lt; b<b>c</b>'
@@ -30,13 +30,13 @@ def join(*children: Child, sep: str = "") -> Html:
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Html:
-    """One element.
+    """Returns an element.
 
     Args:
-        name: Its tag.
-        children: What stands in it.
-        attributes: `cls` is `class`, `for_` is `for`, an underscore inside a name is a hyphen; True is a bare
-            attribute, None and False are left out, a mapping or list is written as JSON.
+        name: Tag name.
+        children: Content.
+        attributes: `cls` is `class`, `for_` is `for`, an underscore inside a name is a hyphen; True is an
+            attribute without a value, None and False are omitted, a mapping or list is written as JSON.
 
     >>> tag("a", "x > y", href='/run?id="a"', data_do="runs.stop", hidden=True)
     '<a href="/run?id=&quot;a&quot;" data-do="runs.stop" hidden>x &gt; y</a>'
@@ -50,7 +50,7 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Html:
 
 
 def link(path: str, /, **query: object) -> str:
-    """A path of the app with a query; values that are None or empty are left out.
+    """Returns a path of the app with a query; values that are None or empty are omitted.
 
     >>> link("/run", id="a b", tab=None)
     '/run?id=a+b'

@@ -1,4 +1,4 @@
-"""The runs of a home, one row each, read again only where files have changed; knows files, no page."""
+"""The runs of a home, one row each, reread only when files have changed. Independent of pages."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from .series import last_row
 from .words import parsed
 
 FILES = ("run.json", "status.json", "metrics.jsonl", "checkpoints")
-"""What a row depends on."""
+"""Files that a row depends on."""
 
 LIVE = ("starting", "compiling", "running", "stopping", "silent")
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """What a list says of one run.
+    """One run in the list of runs.
 
     Attributes:
-        id: Its directory's name.
+        id: Name of its directory.
         path: Its directory.
         state: One word: queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost or
             damaged.
-        status: What its writer said last.
-        facts: Objective, model, mesh, adapter, in words.
-        metrics: The last row of training figures.
-        created: When it was made, ISO 8601.
-        problem: What is damaged.
-        doubt: Why it has not finished although its status says so.
-        seconds: From its first start to its end, or to now.
-        quiet: Seconds since its last sign of life.
+        status: Last status that its process wrote.
+        facts: Objective, model, mesh and adapter as text.
+        metrics: Last row of training metrics.
+        created: Creation time, ISO 8601.
+        problem: Which file is damaged.
+        doubt: Why it has not finished, if its status wrongly says so.
+        seconds: Time from its first start to its end, or until now.
+        quiet: Seconds since its last heartbeat.
     """
 
     id: str
@@ -59,12 +59,12 @@ class Row:
 
     @property
     def is_live(self) -> bool:
-        """Whether a process is at work on it."""
+        """Whether its process is running."""
         return self.state in LIVE
 
     @property
     def text(self) -> str:
-        """What a search looks through."""
+        """Text that is searched."""
         return " ".join([self.id, self.state, *self.facts.values()]).lower()
 
 
@@ -80,16 +80,16 @@ class _CachedRow:
 
 
 class Index:
-    """A cache over a home that costs one `stat` a file where nothing has changed."""
+    """A cache of a home's runs; a refresh costs one `stat` per unchanged file."""
 
     def __init__(self, home: Path) -> None:
-        """Reads nothing yet."""
+        """Creates an empty cache; files are read on first use."""
         self.home = home
         self._rows: dict[str, _CachedRow] = {}
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
-        """All runs, newest first."""
+        """Returns all runs, newest first."""
         with self._lock:
             try:
                 names = [
@@ -107,7 +107,7 @@ class Index:
         return sorted(rows, key=lambda row: (row.created or "", row.id), reverse=True)
 
     def row(self, run: str) -> Row | None:
-        """One run; None if there is none of this id."""
+        """Returns one run; None if there is no run with this id."""
         try:
             path = directory_path(self.home, run)
         except RunError:
@@ -153,7 +153,7 @@ class Index:
 
 
 def state_of(status: Status) -> str:
-    """One word for how a run stands: its writer's own, where that is to be believed."""
+    """State of a run as one word: the one in its status, if its process and heartbeat confirm it."""
     alive = liveness_of(status)
     state = status.get("state", "queued")
     return state if alive == "running" else alive
@@ -184,7 +184,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def last_attempt(run: RunDirectory) -> dict[str, Any]:
-    """What the newest start of a run recorded; empty before the first, or where the file is damaged."""
+    """Record of a run's latest attempt; empty before the first, or if the file is damaged."""
     try:
         attempts = run.attempts()
     except RunError:

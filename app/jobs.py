@@ -1,7 +1,7 @@
-"""Child processes that compute what a page shows: bounded, cancelled on request, their results kept; knows no page.
+"""Child processes that compute for pages: limited in number and time, cancellable, with cached results.
 
-The app's own process never imports jax, so whatever needs it (a plan, a layout, answers of a model) is a command whose
-standard output is JSON: `python -m nnxdsl plan FILE --json`.
+The app's own process never imports jax, so whatever needs it (a plan, a layout) is a command that prints JSON, such as
+`python -m nnxdsl plan FILE --json`.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ PASSED_VARIABLES = (
     "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "OMP_NUM_THREADS",
     "NNXDSL_PLAN_PLUGINS", "NNXDSL_ALLOW",
 )  # fmt: skip
-"""Variables that children get; whatever else the app's environment holds stays with the app."""
+"""Environment variables that child processes inherit; all others are removed."""
 
 REMEMBERED = 200
-"""Jobs whose results are kept."""
+"""Maximum number of cached jobs."""
 
 SHOWN = 4_000
-"""Characters of what a child complained of."""
+"""Maximum length of a child's error output, in characters."""
 
 RESULT_BYTES = 64_000_000
 
 
 def environment() -> dict[str, str]:
-    """What children inherit."""
+    """Environment of child processes."""
     return {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
 
 
 @attrs.define
 class Job:
-    """One child process and what became of it.
+    """A child process and its result.
 
     Attributes:
-        key: What is computed; equal keys are the same work.
-        argv: The command.
-        state: How it stands.
-        result: What it printed, as JSON; None before it is done, or where it printed none.
-        error: What it complained of, for people; empty if it did not.
-        began: Monotonic time.
-        seconds: How long it took, or has taken so far.
+        key: Cache key; equal keys mean the same work.
+        argv: Command line.
+        state: Current state.
+        result: Parsed JSON output; None until it is done, or if there is none.
+        error: Error message for users; empty without an error.
+        began: Start time, monotonic.
+        seconds: Elapsed time.
     """
 
     key: str
@@ -76,32 +76,32 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it took, or has taken so far."""
+        """Elapsed time in seconds."""
         return (self.ended or time.monotonic()) - self.began
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether it is done, failed or cancelled."""
         return self.state in ("done", "failed", "cancelled")
 
 
 class Jobs:
-    """At most `width` children at a time, in the order in which they were asked for."""
+    """Runs at most `width` child processes at a time, in order of request."""
 
     def __init__(self, cwd: Path, limit_seconds: float, width: int = 1) -> None:
-        """Starts nothing."""
+        """Creates an empty queue of jobs."""
         self._cwd, self._limit = cwd, limit_seconds
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(width)
 
     def start(self, key: str, words: Sequence[str], *, input_text: str = "") -> Job:
-        """The job of this key: the one that there is, unless it failed or was cancelled; else a new one.
+        """Returns the existing job of this key; starts a new one if there is none, or if it failed or was cancelled.
 
         Args:
-            key: All that its result depends on.
-            words: What comes after `python`, for example `("-m", "nnxdsl", "plan", file, "--json")`.
-            input_text: What it reads from its standard input.
+            key: Cache key of everything that the result depends on.
+            words: Arguments of `python`, for example `("-m", "nnxdsl", "plan", file, "--json")`.
+            input_text: Its standard input.
         """
         with self._lock:
             job = self._jobs.get(key)
@@ -116,11 +116,11 @@ class Jobs:
         return job
 
     def get(self, key: str) -> Job | None:
-        """The job of this key, if it was asked for."""
+        """Returns the job of this key, or None."""
         return self._jobs.get(key)
 
     def cancel(self, key: str) -> None:
-        """Ends a job; its whole process group."""
+        """Cancels a job and kills its process group."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None or job.is_over:
@@ -129,7 +129,7 @@ class Jobs:
             _end(job.child)
 
     def close(self) -> None:
-        """Ends all jobs: nobody would read their results."""
+        """Cancels all jobs."""
         for key in list(self._jobs):
             self.cancel(key)
 
@@ -175,9 +175,9 @@ class Jobs:
                 return
             job.ended = time.monotonic()
             if late:
-                job.error = f"took longer than {self._limit:.0f} s and was ended"
+                job.error = f"timed out after {self._limit:.0f} s"
             elif code:
-                job.error = complained or f"ended with exit code {code} and said nothing"
+                job.error = complained or f"ended with exit code {code} without any error output"
             else:
                 try:
                     job.result = json.loads(printed)
@@ -200,7 +200,7 @@ def _end(child: subprocess.Popen[bytes] | None) -> None:
 
 
 def files_of(paths: Mapping[str, Path]) -> str:
-    """A key that changes when any of the files does."""
+    """Cache key that changes when any of the files does."""
     found: list[str] = []
     for name, path in paths.items():
         try:

@@ -1,8 +1,7 @@
-"""Starting, stopping and putting away runs: the command that a person types, as a process that outlives the app.
+"""Starts, stops and deletes runs: each is the same command as in a terminal, in a process that outlives the app.
 
-What the app asked for stands in files under `<home>/.app`: `launches/` (one directory for each start, with what it
-printed before and beside the run's own log), `queue/` (runs that wait), `audit.jsonl` (who asked for what). The run
-directory belongs to the run.
+Records are files under `<home>/.app`: `launches/` (one directory per start, with its output), `queue/` (queued runs)
+and `audit.jsonl` (actions and who requested them). Only the run itself writes its run directory.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ from .words import whole
 MAX_LAUNCHES = 500
 TAIL = 16_000
 READ_SECONDS = 30.0
-"""How long a start waits for the child process that reads its recipe."""
+"""Timeout in seconds of a launch for the child process that reads its recipe."""
 
 
 @attrs.frozen
 class Launch:
-    """One start that the app made.
+    """A start of a run by the app.
 
     Attributes:
-        directory: Its files.
+        directory: Directory of its files.
         run: Id of the run.
-        process: Who it is.
-        record: All that was written down.
+        process: Its process (pid and start time).
+        record: Contents of `launch.json`.
         recipe: Name of the recipe whose file was started; empty for none.
     """
 
@@ -63,17 +62,17 @@ class Launch:
 
     @property
     def began(self) -> float:
-        """When, in seconds since 1970."""
+        """Start time in seconds since 1970."""
         return (whole(self.directory.name.partition("-")[0]) or 0) / 1e9
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process still runs."""
+        """Whether its process is running."""
         return self.process.is_alive()
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs, or where the app was away when it ended."""
+        """Exit code, negative for a signal; None while it runs, or if the app was not running when it ended."""
         try:
             code = read_json(self.directory / "ended.json").get("exit_code")
         except (RunError, AttributeError):
@@ -81,13 +80,13 @@ class Launch:
         return code if isinstance(code, int) else None
 
     def output(self) -> str:
-        """The end of what it printed."""
+        """The last part of its output."""
         return tail(self.directory / "output.txt", TAIL)
 
 
 @attrs.frozen
 class Waiting:
-    """A run that waits for a slot; `recipe` as in `Launch`."""
+    """A queued run; `recipe` as in `Launch`."""
 
     directory: Path
     run: str
@@ -96,32 +95,32 @@ class Waiting:
 
 
 class Launcher:
-    """What a page may do to runs. Knows which processes are ours from their records alone."""
+    """Actions on runs. Processes are identified by their records only."""
 
     def __init__(self, settings: Settings, presets: Presets | None = None) -> None:
-        """Starts nothing."""
+        """Creates a launcher for the app's home."""
         self._settings = settings
         self._presets = presets or Presets(settings.project / "experiments", settings.project)
         self._home, self._own = settings.home, settings.own
         self._lock = threading.RLock()
 
-    # starting
+    # Starting
 
     def launch(self, experiment: Experiment, who: str = "", recipe: str = "", verb: str = "run") -> Launch:
         """Starts an experiment, or resumes its run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
 
         Args:
-            experiment: What is to run.
-            who: Who asked for it, for the audit.
-            recipe: The recipe whose file is started, with what differs as `path=value` arguments; empty for none.
-            verb: What the audit calls it.
+            experiment: The experiment to run.
+            who: Who requested it, for the audit log.
+            recipe: The recipe whose file is started, with the changes as `path=value` arguments; empty for none.
+            verb: Name of the action in the audit log.
 
         Raises:
-            RunError: its run is at work or has finished, or the recipe cannot become this experiment.
+            RunError: the run is running or has finished, or the recipe cannot be changed into this experiment.
         """
         run = experiment.id
         words = self._presets.command(recipe, experiment, READ_SECONDS) if recipe else ()
-        with self._lock:  # a second click waits, and is refused
+        with self._lock:  # a second click is rejected, since it waits for the first one
             self._require_free(run)
             directory = self._new_directory("launches", run)
             self._write(directory, experiment)
@@ -129,10 +128,10 @@ class Launcher:
             return self._start(directory, run, words, who, recipe, verb)
 
     def resume(self, run: str, who: str = "") -> Launch:
-        """Resumes a run as `nnxdsl resume RUN` would, or by its recipe's file where it was started as that.
+        """Resumes a run as `nnxdsl resume RUN` would, or through its recipe's file if it was started from one.
 
         Raises:
-            RunError: it is at work, has finished, or is not there.
+            RunError: the run is running, has finished, or does not exist.
         """
         found = RunDirectory(run_path(self._home, run))
         recipe = self.recipe_of(run)
@@ -140,7 +139,7 @@ class Launcher:
         if experiment is not None:
             try:
                 self._presets.command(recipe, experiment, READ_SECONDS)
-            except NnxdslError:  # its file has changed or gone: what the run itself holds may be enough
+            except NnxdslError:  # its file was changed or deleted: the run's own experiment may be enough
                 experiment = None
         if experiment is not None:
             return self.launch(experiment, who, recipe, "resume")
@@ -150,7 +149,7 @@ class Launcher:
             return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), who, recipe, "resume")
 
     def recipe_of(self, run: str) -> str:
-        """The recipe as whose file a run was started last, by the app or in a terminal; empty for none."""
+        """Name of the recipe that started the run's last attempt, in the app or a terminal; empty for none."""
         newest = self.newest(run)
         if newest is not None and newest.recipe:
             return newest.recipe
@@ -199,22 +198,20 @@ class Launcher:
         path = run_path(self._home, run)
         newest = self.newest(run)
         if newest is not None and newest.is_alive:
-            raise RunError(f"{run} is being started or at work already (process {newest.process.pid}); open it")
+            raise RunError(f"{run} is already starting or running (process {newest.process.pid}); open it")
         if not (path / "run.json").exists():
             return
         directory = RunDirectory(path)
         status = directory.status()
         if directory.liveness() == "finished":
-            raise RunError(
-                f"{run} has finished; open it, or change a field (the seed, for instance) to make another run"
-            )
+            raise RunError(f"{run} has finished; open it, or change a field (such as the seed) to create another run")
         if liveness_of(status) in ("running", "silent"):
-            raise RunError(f"{run} is at work already (process {status.get('pid')}); open it")
+            raise RunError(f"{run} is already running (process {status.get('pid')}); open it")
 
-    # what was started
+    # Records of starts
 
     def launches(self, first: int, last: int | None = None) -> list[Launch]:
-        """Starts that the app remembers, newest first: those from `first` up to `last`."""
+        """Recorded starts from index `first` to `last`, newest first."""
         place = self._own / "launches"
         names = sorted((entry.name for entry in os.scandir(place)), reverse=True) if place.is_dir() else []
         found: list[Launch] = []
@@ -224,7 +221,7 @@ class Launcher:
         return found
 
     def newest(self, run: str) -> Launch | None:
-        """The newest start of a run that the app made."""
+        """Latest start of a run by the app; None if there is none."""
         place = self._own / "launches"
         names = [entry.name for entry in os.scandir(place)] if place.is_dir() else []
         for name in sorted((name for name in names if name.partition("-")[2] == run), reverse=True):
@@ -232,13 +229,13 @@ class Launcher:
                 return _opened(place / name)
         return None
 
-    # ending
+    # Stopping
 
     def stop(self, run: str, who: str = "") -> str:
-        """Asks a run to save and end at the next step; returns a sentence.
+        """Requests that a run saves a checkpoint and stops after the current step; returns a message.
 
         Raises:
-            RunError: nothing of it is at work.
+            RunError: the run is not running.
         """
         path = run_path(self._home, run)
         if (path / "run.json").exists():
@@ -246,21 +243,21 @@ class Launcher:
             if liveness_of(directory.status()) in ("running", "silent"):
                 directory.request_stop()
                 self.audit("stop", run, who)
-                return "Asked to stop: it saves at the next step and ends."
+                return "Stop requested: it saves a checkpoint after the current step, then exits."
         newest = self.newest(run)
         if (
             newest is not None and newest.is_alive
-        ):  # still reading data, or at an earlier stage, which stops and saves too
+        ):  # still preparing data, or training an earlier experiment, which stops and saves too
             os.kill(newest.process.pid, signal.SIGTERM)
             self.audit("stop", run, who)
-            return "Asked to stop."
+            return "Stop requested."
         raise RunError(f"{run}: nothing of it is at work on this machine")
 
     def kill(self, run: str, who: str = "") -> str:
-        """Ends a run at once; what it saved last is whole. Only processes that runs and launches have recorded.
+        """Kills a run's recorded processes; its last checkpoint stays valid.
 
         Raises:
-            RunError: nothing of it is at work on this machine.
+            RunError: the run is not running on this machine.
         """
         path = run_path(self._home, run)
         writers: list[process_info.Process | None] = []
@@ -277,23 +274,23 @@ class Launcher:
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(pid) == pid:
                     os.killpg(pid, signal.SIGKILL)
-                else:  # its group holds others, such as the shell that it was typed in
+                else:  # its process group includes others, such as the shell that started it
                     os.kill(pid, signal.SIGKILL)
         self.audit("kill", run, who)
-        return "Ended. What it saved is whole, and resume goes on there; where nothing was saved, it begins again."
+        return "Killed. Resume continues from the last checkpoint, or from the beginning if there is none."
 
     def put_away(self, run: str, who: str = "") -> str:
-        """Moves a run that is not at work to `<home>/.trash`.
+        """Moves a run that is not running to `<home>/.trash`.
 
         Raises:
-            RunError: it is at work, or is not there.
+            RunError: the run is running, or does not exist.
         """
         path = run_path(self._home, run)
         if not (path / "run.json").exists():
             raise RunError(f"{run}: there is no such run")
         newest = self.newest(run)
         if newest is not None and newest.is_alive:
-            raise RunError(f"{run} is at work; stop it first")
+            raise RunError(f"{run} is running; stop it first")
         trash = self._home / ".trash" / f"{run}-{time.time_ns()}"
         with RunLock(path):
             trash.parent.mkdir(exist_ok=True)
@@ -301,19 +298,19 @@ class Launcher:
         self.audit("delete", run, who)
         return f"Moved to {trash}."
 
-    # waiting
+    # The queue
 
     def enqueue(self, experiment: Experiment, who: str = "", recipe: str = "") -> None:
-        """Has an experiment wait for a slot; arguments as in `launch`.
+        """Adds an experiment to the queue; arguments as in `launch`.
 
         Raises:
-            RunError: it waits or runs already, or too many wait.
+            RunError: it is queued or running already, or the queue is full.
         """
         waiting = self.waiting()
         if any(one.run == experiment.id for one in waiting):
-            raise RunError(f"{experiment.id} waits already")
+            raise RunError(f"{experiment.id} is already queued")
         if len(waiting) >= self._settings.limits.queued:
-            raise RunError(f"{len(waiting)} runs wait already; the app takes no more")
+            raise RunError(f"{len(waiting)} runs are queued already; the queue is full")
         self._require_free(experiment.id)
         if recipe:
             self._presets.command(recipe, experiment, READ_SECONDS)
@@ -321,7 +318,7 @@ class Launcher:
         self.audit("queue", experiment.id, who)
 
     def waiting(self) -> list[Waiting]:
-        """Runs that wait, the next one first."""
+        """Returns the queued runs, the next one first."""
         place = self._own / "queue"
         names = sorted(entry.name for entry in os.scandir(place)) if place.is_dir() else []
         found: list[Waiting] = []
@@ -334,48 +331,48 @@ class Launcher:
         return found
 
     def move(self, run: str, places: int, who: str = "") -> str:
-        """Has a run that waits begin earlier (negative) or later: it changes places with its neighbour.
+        """Moves a queued run up (negative) or down by swapping it with its neighbour; returns a message.
 
         Raises:
-            RunError: it does not wait.
+            RunError: the run is not queued.
         """
         with self._lock:
             waiting = self.waiting()
             at = next((n for n, one in enumerate(waiting) if one.run == run), None)
             if at is None:
-                raise RunError(f"{run} does not wait")
+                raise RunError(f"{run} is not queued")
             to = at + (1 if places > 0 else -1)
             if not 0 <= to < len(waiting):
-                return f"{run} is {'last' if places > 0 else 'next'} already."
+                return f"{run} is already {'last' if places > 0 else 'first'} in the queue."
             mine, other = waiting[at].directory, waiting[to].directory
-            # Their stamps are their order; between the two renames both have one, and nothing is lost.
+            # Time stamps in the names define the order; both entries exist between the two renames, so none is lost.
             stamps = [path.name.partition("-")[0] for path in (mine, other)]
             try:
                 mine.rename(mine.with_name(f"{stamps[1]}-{run}"))
                 other.rename(other.with_name(f"{stamps[0]}-{waiting[to].run}"))
-            except OSError as error:  # one of them has begun by now
-                raise RunError(f"the queue has changed by now: {error.strerror}; look again") from error
+            except OSError as error:  # one of them has been started meanwhile
+                raise RunError(f"the queue has changed meanwhile ({error.strerror}); try again") from error
         self.audit("move", run, who)
-        return f"{run} is number {to + 1} now."
+        return f"{run} is now number {to + 1} in the queue."
 
     def unqueue(self, run: str, who: str = "") -> str:
-        """Has a run wait no longer.
+        """Removes a run from the queue; returns a message.
 
         Raises:
-            RunError: it does not wait.
+            RunError: the run is not queued.
         """
         found = [one for one in self.waiting() if one.run == run]
         if not found:
-            raise RunError(f"{run} does not wait")
+            raise RunError(f"{run} is not queued")
         for one in found:
             shutil.rmtree(one.directory, ignore_errors=True)
         self.audit("unqueue", run, who)
-        return f"{run} waits no longer."
+        return f"{run} was removed from the queue."
 
-    # the record
+    # The audit log
 
     def audit(self, what: str, run: str, who: str) -> None:
-        """Writes down who asked for what."""
+        """Appends an action to the audit log."""
         self._own.mkdir(parents=True, exist_ok=True)
         with self._lock:
             lines = JsonLines(self._own / "audit.jsonl")
@@ -383,7 +380,7 @@ class Launcher:
             lines.close()
 
     def audited(self, run: str) -> list[dict[str, Any]]:
-        """Actions on a run through the app."""
+        """Returns the audit log's entries on a run."""
         try:
             return [row for row in JsonLines(self._own / "audit.jsonl").read() if row.get("run") == run]
         except RunError:
@@ -394,7 +391,7 @@ class Launcher:
         try:
             directory.mkdir(parents=True)
         except OSError as error:
-            raise RunError(f"{directory}: cannot be made: {error.strerror}") from error
+            raise RunError(f"{directory}: cannot be created: {error.strerror}") from error
         return directory
 
     def _write(self, directory: Path, experiment: Experiment, recipe: str = "") -> None:
@@ -410,7 +407,7 @@ class Launcher:
 
 
 def tail(path: Path, limit: int) -> str:
-    """The end of a text file, whole lines, secrets blotted out; empty if there is none."""
+    """Last lines of a text file with secrets redacted; empty if there is no such file."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -433,7 +430,7 @@ def _opened(directory: Path) -> Launch:
 
 
 def _wait(child: subprocess.Popen[bytes], directory: Path) -> None:
-    """Notes how a child ended, if the app still lives by then; the run itself does not need it."""
+    """Records a child's exit code if the app is still running then."""
     code = child.wait()
     with contextlib.suppress(RunError):
         write_json(directory / "ended.json", {"exit_code": code, "time": process_info.utc()})

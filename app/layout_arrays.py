@@ -1,4 +1,4 @@
-"""The table of a plan's arrays: filtered, sorted, equal ones folded, each with the rule that won and why; its CSV."""
+"""The table of a plan's arrays: filters, sorting, grouping of equal arrays, applied rules; and its CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .html import Child, Html, join, link, tag
 from .words import size
 
 SHOWN = 40
-SORTS = {"": "as in the model", "device": "bytes of a device", "bytes": "bytes of the whole", "copies": "copies"}
+SORTS = {"": "model order", "device": "bytes per device", "bytes": "total bytes", "copies": "copies"}
 PARTS = ("frozen", "trainable", "reference", "optimizer")
 NUMERIC = ("Bytes", "Each device", "Copies", "Second: device")
 CSV_COLUMNS = (
@@ -27,12 +27,12 @@ Array = Mapping[str, Any]
 
 
 def name_of(array: Array) -> str:
-    """How a URL calls an array: its part and its path."""
+    """Name of an array in URLs: its part and its path."""
     return f"{array['part']}:{array['path']}"
 
 
 def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
-    """The arrays that a query's `q` and `part` mean, in the order of its `sort`."""
+    """Arrays that match a query's `q` and `part`, sorted by its `sort`."""
     words, part, sort = query.get("q", "").lower().split(), query.get("part", ""), query.get("sort", "")
     matching = [
         array for array in arrays if (not part or array["part"] == part) and all(word in _text(array) for word in words)
@@ -42,14 +42,14 @@ def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
     if sort in ("device", "bytes"):
         key = {"device": "device_bytes", "bytes": "bytes"}[sort]
         totals: dict[str, int] = {}
-        for array in matching:  # a fold counts as a whole
+        for array in matching:  # equal arrays of several layers are sorted by their sum
             totals[_kind(array)] = totals.get(_kind(array), 0) + array[key]
         return sorted(matching, key=lambda array: -totals[_kind(array)])
     return matching
 
 
 def folded(arrays: Iterable[Array]) -> list[list[Array]]:
-    """Arrays that lie alike in all blocks stand together."""
+    """Groups arrays of different layers that have the same shape and sharding."""
     alike: dict[str, list[Array]] = {}
     for array in arrays:
         alike.setdefault(_kind(array), []).append(array)
@@ -57,7 +57,7 @@ def folded(arrays: Iterable[Array]) -> list[list[Array]]:
 
 
 def selected(arrays: Sequence[Array], query: Mapping[str, str]) -> Array | None:
-    """The array that a query names; without one the largest of what each device holds of the layout."""
+    """The array that a query names; by default the one with the most bytes per device."""
     named = query.get("array", "")
     for array in arrays:
         if named in (name_of(array), array["path"]):
@@ -68,7 +68,7 @@ def selected(arrays: Sequence[Array], query: Mapping[str, str]) -> Array | None:
 def table(
     found: Mapping[str, Any], second: Mapping[str, Any] | None, query: Mapping[str, str], chosen: Array | None
 ) -> Html:
-    """The table, with the partitions of a second mesh beside it, if there is one."""
+    """Returns the table, with the partitions on a second mesh if there is one."""
     matching = filtered(found["arrays"], query)
     rows = folded(matching)
     other = {name_of(array): array for array in second["arrays"]} if second else {}
@@ -95,7 +95,7 @@ def table(
         tag("div", _form(query), save, cls="row between"),
         tag("div", whole, cls="scroll", tabindex=0, role="region", aria_label="Arrays")
         if rows
-        else tag("p", "No array has this in its path, dtype, part or partition.", cls="empty"),
+        else tag("p", "No array matches: the filter looks at path, dtype, part and partition.", cls="empty"),
         tag("p", more) if more else None,
     )
 
@@ -134,7 +134,7 @@ def _row(
     array, many = kind[0], len(kind)
     is_chosen = chosen is not None and any(one is chosen for one in kind)
     path = array["path"] if many == 1 else array["group"]
-    away = "" if array["memory"] == "device" else ", in the host's memory"
+    away = "" if array["memory"] == "device" else ", in host memory"
     cells: list[tuple[str, Child, str]] = [
         (
             "Array",
@@ -147,7 +147,7 @@ def _row(
                     cls="mono",
                     aria_current="true" if is_chosen else None,
                 ),
-                tag("div", f"{array['part']}{f', {many} alike' if many > 1 else ''}{away}", cls="small muted"),
+                tag("div", f"{array['part']}{f', {many} equal' if many > 1 else ''}{away}", cls="small muted"),
             ),
             "name",
         ),
@@ -178,7 +178,7 @@ def _row(
 
 
 def _partition(array: Array) -> Html:
-    """Each dimension by its logical axis, with the mesh axes that cut it."""
+    """Logical axis of each dimension, with the mesh axes that shard it."""
     if not array["shape"]:
         return tag("span", "scalar", cls="muted")
     pieces = [
@@ -195,7 +195,7 @@ def _partition(array: Array) -> Html:
 
 def _why(array: Array, name: str) -> Html:
     if not array["why"]:
-        return tag("span", "none names it: whole", cls="muted")
+        return tag("span", "no rule applies: replicated", cls="muted")
     lines = [
         tag(
             "li",
@@ -218,7 +218,7 @@ def _outcome(outcome: str) -> Html:
 
 
 def to_csv(arrays: Iterable[Array]) -> str:
-    """One line for each array."""
+    """Returns CSV with one row per array."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -242,13 +242,13 @@ def to_csv(arrays: Iterable[Array]) -> str:
 
 
 def guarded(text: object) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """Escapes a cell that a spreadsheet would run as a formula."""
     words = str(text)
     return f"'{words}" if words.startswith(("=", "+", "-", "@", "\t", "\r")) else words
 
 
 def data_url(text: str, kind: str = "text/csv") -> str:
-    """A small file as a link."""
+    """Returns a `data:` URL of a small file."""
     return f"data:{kind};charset=utf-8,{quote(text)}"
 
 

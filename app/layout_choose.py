@@ -1,4 +1,4 @@
-"""What a layout is asked of: the recipe or run, the device, the mesh, the rules; as fields and links."""
+"""The form of the Layout page: recipe or run, device, mesh, sharding rules."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .page import Ask
 from .state import Site
 
 MESHES = ("data:1", "fsdp:8", "fsdp:4,tensor:2", "data:2,fsdp:8", "fsdp:16,tensor:8", "fsdp:64,tensor:4")
-"""Offered with one click."""
+"""Mesh sizes that are offered as links."""
 
 SIZES = (*MESH_AXES, "slices")
 QUERY_FIELDS = ("run", "exp", "draft", "device", "mesh", "mesh2", "rules", "arrays")
 ARRAYS_HELP = (
-    "Rules for arrays of some paths alone, which go before all others: *.mlp.down.kernel | mlp: tensor, embed: -"
+    "Rules for arrays with matching paths only, applied before all others: *.mlp.down.kernel | mlp: tensor, embed: -"
 )
-HELP = "The first rule that names a dimension and can be followed wins. One a line: embed: fsdp, mlp: tensor, vocab: -"
+HELP = "The first applicable rule of a dimension wins. One per line: embed: fsdp, mlp: tensor, vocab: -"
 
 
 def choice(site: Site) -> Html:
-    """What can be laid out: recipes, runs, what is pasted."""
+    """Returns the choice of an experiment: recipes, runs, pasted text."""
     cards = [
         tag(
             "a",
@@ -50,7 +50,7 @@ def choice(site: Site) -> Html:
         tag("li", tag("a", row.id, href=link("/layout", run=row.id), cls="mono"), " ", row.facts.get("mesh", ""))
         for row in site.index.rows()[:8]
     ]
-    demo = tag("a", "Begin with the demo", href=link("/new", demo=1))
+    demo = tag("a", "Start with the demo", href=link("/new", demo=1))
     none = tag("p", f"There is no recipe in {site.presets.place}. ", demo, cls="empty")
     paste = tag(
         "form",
@@ -64,8 +64,8 @@ def choice(site: Site) -> Html:
         tag("h1", "Layout"),
         tag(
             "p",
-            "Whether an experiment fits on some devices, what fills them, and which rule put each array where it lies. "
-            "The devices need not be here: nothing is trained.",
+            "Shows whether an experiment fits on given devices, what uses their memory, and the rule of each sharding. "
+            "The devices need not be present: nothing is trained.",
         ),
         tag("h2", "Recipes"),
         tag("div", cards, cls="grid") if cards else none,
@@ -75,7 +75,7 @@ def choice(site: Site) -> Html:
 
 
 def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
-    """The fields that say what is laid out, with what the query says."""
+    """Returns the form, filled in from the query."""
     here = f"{of.kind}:{of.name}"
     names = {here: of.words}
     names |= {f"exp:{name}": f"experiments/{name}.py" for name in site.presets.names()}
@@ -87,7 +87,7 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
     except SpecError:
         sizes = dict.fromkeys(SIZES, 1)
     devices = {name: _device_words(entry) for name, entry in hardware.DEVICES.items()}
-    devices[NO_DEVICE] = "no device: no verdict"
+    devices[NO_DEVICE] = "no device (no memory check)"
     rules = _text(ask, "rules", rules_text(experiment.mesh.rules))
     arrays = _text(ask, "arrays", array_rules_text(experiment.mesh.array_rules))
     kind, _, memory = (ask.query.get("device", "") or DEVICE).partition(":")
@@ -127,7 +127,7 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
             value=memory,
             min=1,
             step="any",
-            placeholder="as in the catalogue",
+            placeholder="catalogue value",
         ),
         cls="memory",
     )
@@ -157,14 +157,14 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
             editor,
             cls="panel layout-form",
             data_do="layout.choose",
-            aria_label="What is laid out",
+            aria_label="Layout settings",
         ),
         tag("nav", quick, cls="counters", aria_label="Other meshes"),
     )
 
 
 def _text(ask: Ask, name: str, own: str) -> str:
-    """The rules of the query, or the experiment's own."""
+    """Rules of the query, or the experiment's own."""
     given = ask.query.get(name, own)
     return "" if given == NONE else given
 

@@ -1,4 +1,4 @@
-"""A step that XLA compiles ahead of time, with no step taken: asked for, on its way, and what was found."""
+"""Ahead-of-time compilation of a step: its button, progress and report."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .state import Site
 
 
 def verified(site: Site, experiment: Experiment, device: str, page: str) -> Html:
-    """What XLA says, how far it is, or a button to ask it.
+    """Returns XLA's report, the progress of the compilation, or a button that starts it.
 
     Args:
-        site: Of the app.
-        experiment: On its mesh.
+        site: State of the app.
+        experiment: The experiment with its mesh.
         device: Name in the catalogue, or `NO_DEVICE`.
-        page: Whose actions `verify` and `cancel` are asked.
+        page: Name of the page whose actions `verify` and `cancel` are called.
     """
     job = plan_job(site, experiment, device, start=False, compiled=True)
     why = why_not_compiled(experiment, device)
-    about = "XLA compiles the step ahead of time for these devices, which need not be here; it takes up to minutes."
+    about = "XLA compiles the step ahead of time for these devices, which need not be present. This can take minutes."
     body: Child
     if job is not None and job.state == "done":
         body = layout_views.compiled(job.result)
@@ -34,7 +34,7 @@ def verified(site: Site, experiment: Experiment, device: str, page: str) -> Html
     elif why is not None:
         body = tag("p", why, cls="muted")
     elif site.settings.read_only:
-        body = tag("p", "This app is read only; `nnxdsl plan --compile` does it in a terminal.", cls="muted")
+        body = tag("p", "This app is read-only; use `nnxdsl plan --compile` in a terminal.", cls="muted")
     else:
         wrong = tag("pre", job.error, cls="error", role="alert") if job is not None and job.error else None
         body = (
@@ -43,4 +43,4 @@ def verified(site: Site, experiment: Experiment, device: str, page: str) -> Html
                 "div", action("Verify by compiling", f"{page}.verify"), tag("span", about, cls="muted small"), cls="row"
             ),
         )
-    return tag("section", tag("h2", "Checked by the compiler"), body, cls="panel")
+    return tag("section", tag("h2", "Compiler check"), body, cls="panel")

@@ -1,4 +1,4 @@
-"""The picture of one array on the devices of a mesh: who holds which block; from plain values, without jax."""
+"""Draws the sharding of one array over the devices of a mesh, from plain values, without jax."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .html import Html, join, tag
 from .words import size
 
 MOST = 256
-"""Devices that are drawn."""
+"""Maximum number of devices that are drawn."""
 
 WIDEST = 16
-"""Devices of a row, where one axis has more."""
+"""Devices per row if one axis has more."""
 
 Entry = str | Sequence[str] | None
 
 
 @attrs.frozen
 class Cell:
-    """One device.
+    """One device of the drawing.
 
     Attributes:
-        number: Of the device, row-major over the mesh.
-        place: Its place along each axis that is longer than 1.
-        block: Number of the block that it holds, row-major over the blocks of all dimensions.
-        held: The begin and end of its slice of every dimension.
+        number: Device number, row-major over the mesh.
+        place: Its index along each axis with size > 1.
+        block: Number of its block, row-major over the blocks of all dimensions.
+        held: Start and stop of its slice of every dimension.
     """
 
     number: int
@@ -41,12 +41,12 @@ class Cell:
 
 
 def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str, int]) -> Iterator[Cell]:
-    """The devices of a part of a mesh, in the order of their numbers.
+    """Yields the devices of a part of a mesh, by ascending number.
 
     Args:
-        array: As `nnxdsl plan --json` lists it.
-        mesh: Size of every mesh axis, slowest first.
-        shown: How many places along each axis are wanted; axes that it does not name: the first.
+        array: An array of `nnxdsl plan --json`.
+        mesh: Size of every mesh axis, slowest-varying first.
+        shown: Number of indices to include per axis; 1 for axes that are not named.
     """
     axes = [axis for axis, count in mesh.items() if count > 1]
     for places in itertools.product(*(range(shown.get(axis, 1)) for axis in axes)):
@@ -67,13 +67,13 @@ def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str,
 
 
 def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
-    """How much of each axis is drawn: all of it, or of a large mesh one group of replicas, and of that a corner."""
+    """Number of indices to draw per axis: all, or one replica group of a large mesh, or a corner of that."""
     axes = {axis: count for axis, count in mesh.items() if count > 1}
     if math.prod(axes.values()) <= MOST:
         return axes
     cut = {axis for entry in array["spec"] for axis in mesh_axes(entry)}
     shown = {axis: count if axis in cut else 1 for axis, count in axes.items()}
-    for axis in shown:  # the slowest first
+    for axis in shown:  # slowest-varying first
         rest = math.prod(shown.values()) // shown[axis]
         if rest * shown[axis] > MOST:
             shown[axis] = max(1, MOST // rest)
@@ -81,14 +81,14 @@ def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
 
 
 def held_words(cell: Cell, array: Mapping[str, Any]) -> str:
-    """`[:, 64:128, 0:64]`."""
+    """Formats a device's slices, such as `[:, 64:128, 0:64]`."""
     whole = [(0, length) for length in array["shape"]]
     words = [":" if part == all_ else f"{part[0]}:{part[1]}" for part, all_ in zip(cell.held, whole, strict=True)]
     return f"[{', '.join(words)}]"
 
 
 def drawing(array: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
-    """The grid of devices with a legend; hovering or focusing a device tells what it holds (`layout.js`).
+    """Returns the grid of devices with a legend; hovering or focusing a device shows its slices (`layout.js`).
 
     Args:
         array: One of the plan's arrays.
@@ -104,7 +104,7 @@ def drawing(array: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
         for number, (name, entry) in enumerate(zip(array["axes"], array["spec"], strict=True))
         if mesh_axes(entry)
     ]
-    whole = tag("span", "every device holds the whole array", cls="chip") if blocks == 1 else None
+    whole = tag("span", "replicated on every device", cls="chip") if blocks == 1 else None
     about = tag(
         "p",
         tag("span", f"×{array['replicas']}", cls="replicas", title=f"each block is on {array['replicas']} devices"),
@@ -117,9 +117,9 @@ def drawing(array: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
         rest = f"{devices - len(drawn):,} of {devices:,} devices are not drawn"
         is_group = len(drawn) == blocks
         words = (
-            f"One group of replicas is drawn; {rest} and hold the same blocks again."
+            f"One replica group is drawn; {rest} and hold copies of the same blocks."
             if is_group
-            else (f"A corner of one group of replicas is drawn; {rest} and go on in the same way.")
+            else (f"A corner of one replica group is drawn; {rest} and continue the pattern.")
         )
         left_out = tag("p", words, cls="muted small")
     return join(
@@ -129,11 +129,11 @@ def drawing(array: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
             _panels(drawn, array, shown),
             cls="devices",
             role="group",
-            aria_label=f"{len(drawn)} devices and the blocks that they hold; arrow keys go from one to the next",
+            aria_label=f"{len(drawn)} devices and their blocks; use the arrow keys to move between them",
         ),
         tag(
             "p",
-            "Point at a device, or go to one by the keyboard, to see what it holds.",
+            "Hover or focus a device to see its block.",
             cls="reading-cell small muted",
         ),
         left_out,
@@ -141,7 +141,7 @@ def drawing(array: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
 
 
 def _panels(drawn: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int]) -> list[Html]:
-    """The last axis goes along rows, the one before it down, and each place of the others is a grid of its own."""
+    """Returns one grid per index of the leading axes; the last axis runs across, the one before it down."""
     axes = [axis for axis, count in shown.items() if count > 1]
     across = axes[-1] if axes else ""
     down = axes[-2] if len(axes) > 1 else ""

@@ -1,4 +1,4 @@
-"""Where every array of an experiment lies on a mesh, what fills a device, and why; two meshes side by side."""
+"""The Layout page: sharding of every array on one or two meshes, memory per device, and the applied rules."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from .state import Site
 
 @attrs.frozen
 class Side:
-    """One of the layouts that are shown.
+    """One of the layouts on the page.
 
     Attributes:
-        experiment: On its mesh.
-        job: What plans it; None before it was started.
+        experiment: The experiment with its mesh.
+        job: Job that computes its plan; None before it was started.
     """
 
     experiment: Experiment
@@ -53,25 +53,25 @@ class Side:
 
     @property
     def found(self) -> Mapping[str, Any] | None:
-        """The plan, once it is there."""
+        """The plan; None before it is computed."""
         return self.job.result if self.job is not None and self.job.state == "done" else None
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The layouts that the query asks for."""
+    """Returns the page for the layouts in the query."""
     return _answer(site, ask, start=True)
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """What is being worked out; fields are not sent again as long as what may be chosen stays the same."""
+    """Updates the results; form fields are sent again only if their choices have changed."""
     return _answer(site, ask, start=True)
 
 
 def choose(site: Site, ask: Ask) -> Answer:
-    """The fields go into the URL.
+    """Writes the form's fields to the URL.
 
     Raises:
-        SpecError: with everything that is wrong with them.
+        SpecError: invalid fields, all at once.
     """
     given = ask.fields
     most = site.settings.limits.mesh_devices
@@ -96,32 +96,32 @@ def choose(site: Site, ask: Ask) -> Answer:
 
 
 def load(site: Site, ask: Ask) -> Answer:
-    """A pasted text becomes a draft, which the URL then names."""
+    """Creates a draft from a pasted text, and writes its id to the URL."""
     try:
         experiment = from_text(ask.fields.get("text", ""))
     except SpecError as error:
         listed = "\n".join(map(str, error.problems[:20]))
         return Answer(notice=f"This could not be loaded:\n{listed}", bad=True)
     texts = form_texts.texts_of(experiment)
-    draft = site.drafts.new(texts, to_dict(experiment), "what was pasted")
+    draft = site.drafts.new(texts, to_dict(experiment), "pasted text")
     return Answer(goto=link("/layout", draft=draft.id))
 
 
 def again(site: Site, ask: Ask) -> Answer:
-    """Works out once more what failed or was ended."""
+    """Restarts jobs that failed or were cancelled."""
     for one in _experiments(site, ask, source(site, ask.query)):
         plan_job(site, one, device_of(ask.query), start=True)
     return _answer(site, ask, start=True)
 
 
 def reread(site: Site, ask: Ask) -> Answer:
-    """Reads a recipe once more that could not be read."""
+    """Retries a recipe that could not be read."""
     site.presets.job(ask.query.get("exp", ""), again=True)
     return _answer(site, ask, start=True)
 
 
 def cancel(site: Site, ask: Ask) -> Answer:
-    """Ends what is being worked out."""
+    """Cancels the running jobs."""
     for one in _experiments(site, ask, source(site, ask.query)):
         for compiled in (False, True):
             job = plan_job(site, one, device_of(ask.query), start=False, compiled=compiled)
@@ -132,7 +132,7 @@ def cancel(site: Site, ask: Ask) -> Answer:
 
 
 def verify(site: Site, ask: Ask) -> Answer:
-    """Has XLA compile the step."""
+    """Starts ahead-of-time compilation of the step."""
     experiments = _experiments(site, ask, source(site, ask.query))
     if not experiments:
         return Answer(notice="Choose an experiment first: a recipe, a run or a draft.", bad=True)
@@ -160,8 +160,8 @@ def _answer(site: Site, ask: Ask, *, start: bool) -> Answer:
             return Answer({"choose": tag("h1", "Layout"), **nothing, "result": waiting})
         device = device_of(ask.query)
     except NnxdslError as error:
-        reread = action("Read it again", "layout.reread") if ask.query.get("exp") else None
-        back = tag("p", tag("a", "Choose another", href="/layout", cls="button"), " ", reread)
+        reread = action("Retry", "layout.reread") if ask.query.get("exp") else None
+        back = tag("p", tag("a", "Choose another experiment", href="/layout", cls="button"), " ", reread)
         head = join(tag("h1", "Layout"), tag("p", str(error), cls="notice bad", role="alert"), back)
         return Answer({"choose": head, **nothing})
     head = fields_of(site, ask, of, of.experiment)
@@ -176,7 +176,7 @@ def _answer(site: Site, ask: Ask, *, start: bool) -> Answer:
     if found is not None:
         second = sides[1].found if len(sides) > 1 else None
         chosen = layout_arrays.selected(found["arrays"], ask.query)
-        heading = tag("h2", "Where each array lies")
+        heading = tag("h2", "Sharding of each array")
         regions["arrays"] = join(heading, layout_arrays.table(found, second, ask.query, chosen))
         if chosen is not None:
             regions["drawing"] = _drawings(chosen, [side.found for side in sides if side.found is not None])
@@ -184,7 +184,7 @@ def _answer(site: Site, ask: Ask, *, start: bool) -> Answer:
 
 
 def _experiments(site: Site, ask: Ask, of: Source) -> list[Experiment]:
-    """The experiment on the mesh of the query, and on the second one if there is one."""
+    """Returns the experiment with the query's mesh, and with its second mesh if there is one."""
     if of.experiment is None:
         return []
     most = site.settings.limits.mesh_devices
@@ -193,12 +193,12 @@ def _experiments(site: Site, ask: Ask, of: Source) -> list[Experiment]:
 
 
 def _job(site: Site, experiment: Experiment, device: str, *, start: bool) -> Job | None:
-    """The job there is, even if it failed: its cause stays what it was, until somebody asks again."""
+    """Returns the existing job even if it failed: it is restarted on request only."""
     job = plan_job(site, experiment, device, start=False)
     return plan_job(site, experiment, device, start=True) if job is None and start else job
 
 
-# What was found
+# Results
 
 
 def _result(site: Site, ask: Ask, sides: list[Side], device: str) -> Html:
@@ -213,13 +213,13 @@ def _side(side: Side, name: str) -> Html:
         return layout_views.summary(side.found, name)
     words = tag("h2", format_mesh(side.experiment.mesh.sizes), cls="mono")
     if job is None or job.state in ("cancelled", "failed"):
-        wrong = job.error if job is not None and job.error else "It was ended before it was worked out."
+        wrong = job.error if job is not None and job.error else "The computation was cancelled."
         body: Child = (
             tag("pre", wrong, cls="error", role="alert"),
             tag("div", action("Try again", "layout.again"), cls="row"),
         )
     else:
-        state = "Waiting for another child process" if job.state == "waiting" else "Working it out in a child process"
+        state = "Waiting for another child process" if job.state == "waiting" else "Planning in a child process"
         body = (
             tag("p", f"{state}, {job.seconds:.0f} s so far ...", cls="muted", data_tick="0.7"),
             tag("div", action("Cancel", "layout.cancel"), cls="row"),
@@ -233,7 +233,11 @@ def _drawings(chosen: Mapping[str, Any], plans: list[Mapping[str, Any]]) -> Html
         name = layout_arrays.name_of(chosen)
         array = next((one for one in found["arrays"] if layout_arrays.name_of(one) == name), None)
         heading = tag("h3", format_mesh(found["mesh"]), cls="mono") if len(plans) > 1 else None
-        body = drawing(array, found) if array is not None else tag("p", "It is not there on this mesh.", cls="muted")
+        body = (
+            drawing(array, found)
+            if array is not None
+            else tag("p", "This array does not exist on this mesh.", cls="muted")
+        )
         columns.append(tag("div", heading, body))
     return tag(
         "section",

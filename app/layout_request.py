@@ -1,4 +1,4 @@
-"""Which layouts a URL asks for, and the child processes that work them out; knows no HTML."""
+"""Parses the query of the Layout page, and starts the child processes that compute plans. No HTML."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .state import Site
 
 SOURCES = ("run", "exp", "draft")
 DEVICE = "h200"
-"""The device that a URL means which names none."""
+"""Default device of a URL."""
 
 NO_DEVICE = "none"
 NONE = "none"
-"""The text of no rules at all, where the experiment has some."""
+"""Text in a query for an empty list of rules."""
 
 COMPILE_SECONDS = 300
 MOST_RULES = 60
 SHORT = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert", "pp": "stage"}
-"""What others call some mesh axes."""
+"""Aliases of mesh axes."""
 
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
 def device_of(query: Mapping[str, str]) -> str:
-    """The device that is meant; one of the catalogue, perhaps with another memory (`h100:48`), or `NO_DEVICE`.
+    """Parses the device: one of the catalogue, optionally with another memory size (`h100:48`), or `NO_DEVICE`.
 
     Raises:
-        PlanError: there is none of this name, or with such a memory.
+        PlanError: unknown device or invalid memory size.
     """
     name = query.get("device", "").lower()[:40] or DEVICE
     if name != NO_DEVICE:
@@ -52,14 +52,14 @@ def device_of(query: Mapping[str, str]) -> str:
 
 
 def mesh_of(text: str, most: int) -> dict[str, int]:
-    """The sizes that a text like `fsdp:16,tensor:8` gives; axes that it does not name have size 1.
+    """Parses mesh sizes such as `fsdp:16,tensor:8`; other axes have size 1.
 
     Args:
-        text: As in the URL; `slices` may be named as well.
-        most: The most devices.
+        text: Value in the URL; `slices` is accepted as well.
+        most: Maximum number of devices.
 
     Raises:
-        SpecError: with everything that is wrong.
+        SpecError: all problems at once.
     """
     sizes: dict[str, int] = dict.fromkeys((*MESH_AXES, "slices"), 1)
     problems: list[Problem] = []
@@ -70,21 +70,21 @@ def mesh_of(text: str, most: int) -> dict[str, int]:
         if axis not in sizes:
             problems.append(Problem("mesh", f"there is no axis '{axis[:40]}'{suggest(axis, sizes)}"))
         elif axis in named:
-            problems.append(Problem(f"mesh.{axis}", "is given twice"))
+            problems.append(Problem(f"mesh.{axis}", "is given more than once"))
         elif not (size.strip().isascii() and size.strip().isdigit() and 0 < int(size[:12]) <= most):
             problems.append(Problem(f"mesh.{axis}", f"expected a number from 1 to {most:,}, got '{size[:20]}'"))
         else:
             sizes[axis] = int(size)
         named.add(axis)
     if not problems and (count := math.prod(sizes[axis] for axis in MESH_AXES)) > most:
-        problems.append(Problem("mesh", f"{count:,} devices; at most {most:,} are planned"))
+        problems.append(Problem("mesh", f"{count:,} devices; expected at most {most:,}"))
     if problems:
         raise SpecError(problems)
     return sizes
 
 
 def mesh_text(sizes: Mapping[str, int]) -> str:
-    """The shortest text for sizes; `data:1` for one device.
+    """Formats mesh sizes; `data:1` for one device.
 
     >>> mesh_text({"data": 1, "fsdp": 16, "tensor": 8})
     'fsdp:16,tensor:8'
@@ -93,15 +93,15 @@ def mesh_text(sizes: Mapping[str, int]) -> str:
 
 
 def rules_of(text: str) -> Rules:
-    """The rules of a text with one in each line: `embed: fsdp`, `mlp: tensor+fsdp`, `vocab: -` for no axis.
+    """Parses sharding rules, one per line: `embed: fsdp`, `mlp: tensor+fsdp`, `vocab: -` for no axis.
 
     Raises:
-        SpecError: a line that is none, by its number.
+        SpecError: an invalid line, with its number.
     """
     found: list[tuple[str, str | tuple[str, ...] | None]] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()] if text != NONE else []
     if len(lines) > MOST_RULES:
-        raise SpecError([Problem("rules", f"{len(lines)} rules; at most {MOST_RULES} are read")])
+        raise SpecError([Problem("rules", f"{len(lines)} rules; expected at most {MOST_RULES}")])
     for number, line in enumerate(lines, start=1):
         logical, colon, target = (part.strip() for part in line.partition(":"))
         if not colon or not logical or not target:
@@ -112,22 +112,22 @@ def rules_of(text: str) -> Rules:
 
 
 def rules_text(rules: Rules) -> str:
-    """Rules as `rules_of` reads them."""
+    """Formats rules for `rules_of`."""
     return "\n".join(
         f"{logical}: {axes if isinstance(axes, str) else '+'.join(axes or ()) or '-'}" for logical, axes in rules
     )
 
 
 def array_rules_of(text: str) -> tuple[tuple[str, Rules], ...]:
-    """The rules for arrays of some paths, one pattern in each line: `*.mlp.down.kernel | mlp: tensor, embed: -`.
+    """Parses sharding rules by array path, one pattern per line: `*.mlp.down.kernel | mlp: tensor, embed: -`.
 
     Raises:
-        SpecError: a line that is none, by its number.
+        SpecError: an invalid line, with its number.
     """
     found: list[tuple[str, Rules]] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()] if text != NONE else []
     if len(lines) > MOST_RULES:
-        raise SpecError([Problem("array_rules", f"{len(lines)} patterns; at most {MOST_RULES} are read")])
+        raise SpecError([Problem("array_rules", f"{len(lines)} patterns; expected at most {MOST_RULES}")])
     for number, line in enumerate(lines, start=1):
         pattern, bar, rules = (part.strip() for part in line.partition("|"))
         if not bar or not pattern or not rules:
@@ -141,27 +141,27 @@ def array_rules_of(text: str) -> tuple[tuple[str, Rules], ...]:
 
 
 def array_rules_text(rules: tuple[tuple[str, Rules], ...]) -> str:
-    """Rules as `array_rules_of` reads them."""
+    """Formats rules for `array_rules_of`."""
     return "\n".join(f"{pattern} | {', '.join(rules_text(inner).splitlines())}" for pattern, inner in rules)
 
 
 def with_placement(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int) -> Experiment:
-    """The experiment on a mesh and with the rules of a query.
+    """Returns the experiment with a mesh and a query's sharding rules.
 
     Args:
-        experiment: As it is written.
-        query: Of the URL; its `rules` and `arrays` replace the experiment's.
-        mesh: Text of a mesh; empty: the experiment's own.
-        most: The most devices.
+        experiment: The original experiment.
+        query: Query of the URL; its `rules` and `arrays` replace the experiment's.
+        mesh: Text of a mesh; empty for the experiment's own.
+        most: Maximum number of devices.
 
     Raises:
-        SpecError: with everything that is wrong.
+        SpecError: all problems at once.
     """
     changes: dict[str, object] = {}
     if mesh:
         changes |= {f"mesh.{axis}": size for axis, size in mesh_of(mesh, most).items()}
     elif experiment.mesh.device_count > most:
-        raise SpecError([Problem("mesh", f"{experiment.mesh.device_count:,} devices; at most {most:,} are planned")])
+        raise SpecError([Problem("mesh", f"{experiment.mesh.device_count:,} devices; expected at most {most:,}")])
     if "rules" in query:
         changes["mesh.rules"] = rules_of(query["rules"])
     if "arrays" in query:
@@ -171,12 +171,12 @@ def with_placement(experiment: Experiment, query: Mapping[str, str], mesh: str, 
 
 @attrs.frozen
 class Source:
-    """What a URL names.
+    """Origin of the experiment in a URL.
 
     Attributes:
-        kind: One of `SOURCES`; empty where the URL names none.
-        name: A run's id, a preset's or a draft's name.
-        experiment: As it is written; None while a preset is being read.
+        kind: One of `SOURCES`; empty if the URL names none.
+        name: Id of a run, or name of a preset or draft.
+        experiment: The experiment; None while a preset is being read.
     """
 
     kind: str = ""
@@ -185,16 +185,16 @@ class Source:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Display name."""
         return f"experiments/{self.name}.py" if self.kind == "exp" else f"{self.kind} {self.name}"
 
 
 def source(site: Site, query: Mapping[str, str]) -> Source:
-    """What a URL names.
+    """Loads the experiment that a URL names.
 
     Raises:
-        RunError: there is no such thing, or the app cannot read it.
-        SpecError: a draft with problems.
+        RunError: it does not exist, or the app cannot read it.
+        SpecError: the draft has problems.
     """
     kind = next((kind for kind in SOURCES if query.get(kind)), "")
     name = query.get(kind, "")
@@ -236,14 +236,14 @@ def _of_run(site: Site, name: str) -> Experiment:
 
 
 def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, compiled: bool = False) -> Job | None:
-    """The child process that plans an experiment; its key is all that the plan depends on.
+    """Returns the job that plans an experiment; its key covers all that the plan depends on.
 
     Args:
-        site: Whose jobs it is one of.
-        experiment: On the mesh that is asked for.
+        site: State of the app.
+        experiment: The experiment with its mesh.
         device: Name in the catalogue, or `NO_DEVICE`.
-        start: Whether to start it if there is none, or if it failed or was ended.
-        compiled: Whether XLA is asked, too.
+        start: Whether to start it if there is none, or if it failed or was cancelled.
+        compiled: Whether XLA compiles the step as well.
     """
     device = "" if device == NO_DEVICE else device
     tree: dict[str, Any] = to_dict(experiment)
@@ -261,13 +261,13 @@ def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, co
 
 
 def why_not_compiled(experiment: Experiment, device: str) -> str | None:
-    """Why XLA cannot be asked here, and what to do about it; None if it can."""
+    """Why the step cannot be compiled for a device, and what to do about it; None if it can."""
     if device not in (NO_DEVICE, *hardware.DEVICES):
-        return "A compiler knows the devices of the catalogue as they are; leave the memory empty to ask it."
+        return "Only devices with the catalogue's memory size can be compiled for; leave the memory empty."
     platform = "cpu" if device == NO_DEVICE else hardware.DEVICES[device].platform
     count = experiment.mesh.device_count
     if platform == "cpu" and count > hardware.MAX_CPU_DEVICES:
-        return f"A CPU is divided into at most {hardware.MAX_CPU_DEVICES} devices; this mesh has {count:,}."
+        return f"A CPU can emulate at most {hardware.MAX_CPU_DEVICES} devices; this mesh has {count:,}."
     try:
         find_compiler(platform)
     except RunError as error:

@@ -1,4 +1,4 @@
-"""A plan as panels of HTML: the verdict and the memory, warnings, what XLA says; knows plain values alone."""
+"""Panels of a plan: verdict, memory, warnings, XLA's report. Works on the plan's JSON only."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ COLOURS = (
     "teacher",
     "reference copy",
 )
-"""Parts that have a colour of their own, the same on every mesh; what is not named here shares another."""
+"""Parts of the memory bar with a fixed colour each; all others share one colour."""
 
 FIGURES = {
-    "arguments": "what the step is given",
-    "outputs": "what it returns",
-    "aliased": "outputs that take the place of arguments",
-    "temporaries": "what lives within the step",
+    "arguments": "inputs of the step",
+    "outputs": "outputs of the step",
+    "aliased": "outputs in buffers of donated arguments",
+    "temporaries": "temporary buffers within the step",
     "allocated": "arguments + outputs - aliased + temporaries",
-    "host": "in the host's memory",
-    "peak": "in use at one time at most, as XLA says it",
+    "host": "in host memory",
+    "peak": "peak memory, as XLA reports it",
 }
 
 
 def summary(found: Mapping[str, Any], name: str) -> Html:
-    """Whether it fits, what fills a device, what is worth a word.
+    """Returns the verdict, the memory per device, warnings and facts.
 
     Args:
-        found: As `nnxdsl plan --json` prints it.
-        name: Of this one among several, for ids; a letter.
+        found: Output of `nnxdsl plan --json`.
+        name: Letter of this plan among several, for element ids.
     """
     return tag(
         "section",
@@ -58,8 +58,8 @@ def summary(found: Mapping[str, Any], name: str) -> Html:
 def _verdict(found: Mapping[str, Any]) -> Html:
     verdict, device = found["verdict"], found["device"]
     if not verdict:
-        where = device["description"] if device else "no device is named"
-        words = f"{size(found['bytes_per_device'])} on each device; how much it has is not known ({where})"
+        where = device["description"] if device else "no device selected"
+        words = f"{size(found['bytes_per_device'])} on each device; the device's memory is unknown ({where})"
         return tag("p", words, cls="notice")
     return verdict_of(found)
 
@@ -84,7 +84,7 @@ def _memory(found: Mapping[str, Any], name: str) -> Html:
     for index, part in enumerate(there):
         rows.append(_part(part, found["host_bytes_per_device"], "host", f"host-{name}-{index}"))
     small = None
-    if has and total < whole / 8 and here:  # its parts cannot be told apart in the long bar
+    if has and total < whole / 8 and here:  # its parts are too small to distinguish in the long bar
         close = [_piece(part["name"], part["bytes"], max(total, 1), _colour(part)) for part in here]
         small = join(
             tag("p", f"the same {size(total)}, drawn larger", cls="muted small"),
@@ -130,7 +130,7 @@ def _share(share: float) -> str:
 
 
 def warnings(found: Mapping[str, Any]) -> Html | None:
-    """What is worth a word."""
+    """Returns the plan's warnings."""
     if not found["warnings"]:
         is_tight = found["verdict"] and found["verdict"]["share"] > TIGHT  # the verdict is a warning already
         return None if is_tight else tag("p", "✔ no warnings", cls="muted")
@@ -156,7 +156,7 @@ def _more(found: Mapping[str, Any], name: str) -> Html:
     seconds = found["step_seconds"]
     if seconds:
         parts = ", ".join(f"{label} {_seconds(seconds[key])}" for key, label in _STEP.items())
-        rows.append(("a step, for ranking", f"{_seconds(seconds['step'])}: {parts}"))
+        rows.append(("estimated step time, for ranking", f"{_seconds(seconds['step'])}: {parts}"))
     flows = [
         (
             ", ".join(axis or "-" for axis in flow["axes"]),
@@ -168,16 +168,16 @@ def _more(found: Mapping[str, Any], name: str) -> Html:
     ]
     rules = [(position, logical, _entry(axes)) for position, (logical, axes) in enumerate(found["rules"])]
     return join(
-        tag("details", tag("summary", "What the run does"), facts(rows), id=f"facts-{name}"),
+        tag("details", tag("summary", "Details of the run"), facts(rows), id=f"facts-{name}"),
         tag(
             "details",
-            tag("summary", f"Rules, in their order ({len(rules)})"),
-            table(("#", "Logical axis", "Mesh axes"), rules, "The first that can be followed wins", ("#",)),
+            tag("summary", f"Sharding rules, in order ({len(rules)})"),
+            table(("#", "Logical axis", "Mesh axes"), rules, "The first applicable rule wins", ("#",)),
             id=f"rules-{name}",
         ),
         tag(
             "details",
-            tag("summary", f"Activations that modules name ({len(flows)})"),
+            tag("summary", f"Activations with logical axes ({len(flows)})"),
             table(("Axes", "Shape", "Partition", "Each device"), flows, "Of one micro-batch"),
             id=f"flows-{name}",
         )
@@ -186,7 +186,7 @@ def _more(found: Mapping[str, Any], name: str) -> Html:
     )
 
 
-_STEP = {"compute": "products", "memory": "memory", "links": "transfers between devices"}
+_STEP = {"compute": "compute", "memory": "memory", "links": "communication"}
 
 
 def _seconds(value: float) -> str:
@@ -202,17 +202,17 @@ def _spec(spec: Any) -> str:
 
 
 def compiled(found: Mapping[str, Any]) -> Html:
-    """What XLA says of the compiled step, next to what was planned."""
+    """Returns XLA's report on the compiled step, compared with the plan."""
     report = found["compiled"]
     if not report:
-        return tag("p", "XLA said nothing.", cls="notice")
+        return tag("p", "XLA returned no report.", cls="notice")
     if report["problem"]:
         return tag("p", f"✘ {report['problem']}", cls="notice bad")
     parts: list[Child] = []
     memory = report["memory"]
     if memory:
         planned, needs = found["bytes_per_device"], memory["allocated"]
-        off = f"; planned were {size(planned)}, {planned / needs - 1:+.1%}" if needs else ""
+        off = f"; the plan estimates {size(planned)}, {planned / needs - 1:+.1%}" if needs else ""
         fits = report["usable"] is None or needs <= report["usable"]
         of = f" of {size(report['usable'])} usable" if report["usable"] else ""
         is_tight = fits and report["usable"] is not None and needs > TIGHT * report["usable"]
@@ -220,9 +220,9 @@ def compiled(found: Mapping[str, Any]) -> Html:
         look = "warn-box" if is_tight else "verdict fits" if fits else "bad"
         parts.append(tag("p", f"{sign}: XLA needs {size(needs)}{of}{off}.", cls=f"notice {look}"))
         rows = [(key, size(memory[key]), words) for key, words in FIGURES.items() if memory.get(key) is not None]
-        parts.append(table(("Figure", "Bytes", "What it is"), rows, "XLA's figures for one device", ("Bytes",)))
+        parts.append(table(("Figure", "Bytes", "Meaning"), rows, "XLA's figures for one device", ("Bytes",)))
     else:
-        parts.append(tag("p", "It compiles. XLA has no figures of memory here.", cls="notice"))
+        parts.append(tag("p", "The step compiles. XLA reports no memory figures on this platform.", cls="notice"))
     if report["collectives"]:
         lines = [
             (
@@ -236,18 +236,18 @@ def compiled(found: Mapping[str, Any]) -> Html:
             for one in report["collectives"]
         ]
         names = ("Collective", "Devices", "Where", "Times", "Bytes")
-        parts.append(table(names, lines, "Transfers of one step", ("Devices", "Times", "Bytes")))
+        parts.append(table(names, lines, "Collectives of one step", ("Devices", "Times", "Bytes")))
     elif report["collectives"] is not None:
-        parts.append(tag("p", "No transfers between devices.", cls="muted"))
+        parts.append(tag("p", "No collectives.", cls="muted"))
     flows = [
         (", ".join(axis or "-" for axis in flow["axes"]), "x".join(map(str, flow["shape"])), _spec(flow["spec"]))
         for flow in report.get("flows") or ()
     ]
     if flows:
-        parts.append(table(("Axes", "Shape", "Partition"), flows, "Where the compiler put activations"))
+        parts.append(table(("Axes", "Shape", "Partition"), flows, "Sharding of activations after compilation"))
     took = f"lowered in {_or_dash(report['lower_seconds'])}, compiled in {_or_dash(report['compile_seconds'])}"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    note = " (a report that was kept)" if report["cached"] else ""
+    note = " (cached report)" if report["cached"] else ""
     words = f"{report['count']} x {report['device']}, {report['topology']}; {took}{note}; {versions}"
     parts.append(tag("p", words, cls="muted small"))
     return join(parts)

@@ -1,4 +1,4 @@
-"""A new run: a form from the spec, and beside it the Python that it means, what differs, the plan, what is wrong."""
+"""The New run page: a form generated from the spec, with a panel of Python, changes, plan and problems."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .state import Site
 from .words import whole
 
 COPIED = (
-    "Another tab has changed this draft since this page was opened. Your version is a draft of its own now, which this "
+    "Another tab has changed this draft since this page was opened. Your version was saved as a new draft, which this "
     "page shows; the other tab keeps its version."
 )
 SHOWN = 20_000
-"""Characters of a damaged draft's file that are shown."""
+"""Maximum number of characters shown of a damaged draft's file."""
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The draft of the query; with `from`, `preset` or nothing, a new one or the choice of one."""
+    """Returns the page for the draft in the query; creates a draft for `from` or `preset`, else offers a choice."""
     if site.settings.read_only:
-        note = tag("p", "This app is read only: runs can be looked at, not started.", cls="empty")
+        note = tag("p", "This app is read-only: runs cannot be started.", cls="empty")
         return _whole(tag("h1", "New run"), note, join())
     if ask.query.get("draft"):
         try:
             return _draft(site, ask, site.drafts.load(ask.query["draft"]))
-        except Exception as error:  # whatever another version of the app left in its file: it can be discarded
+        except Exception as error:  # its file may come from another version of the app: it can be discarded
             return _damaged(site, ask.query["draft"], error)
     if ask.query.get("demo"):
         return _begin(site, ask, demo.written(site)[0], demo.NAME)
@@ -54,15 +54,15 @@ def opened(site: Site, ask: Ask) -> Answer:
 
 
 def _damaged(site: Site, name: str, error: Exception) -> Answer:
-    """A draft that cannot be opened: its problem, what its file holds, and a button that deletes it."""
+    """Shows a draft that cannot be opened: the error, the file's contents, and a button to delete it."""
     message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
     text = site.drafts.text(name)
-    stored = tag("details", tag("summary", "What its file holds"), tag("pre", text[:SHOWN], tabindex=0), cls="panel")
+    stored = tag("details", tag("summary", "Contents of its file"), tag("pre", text[:SHOWN], tabindex=0), cls="panel")
     body = join(
         tag("p", f"This draft cannot be opened: {message}", cls="notice bad", role="alert"),
         tag("div", action("Discard the draft", "new.discard", "danger") if text else None, cls="row"),
         stored if text else None,
-        tag("p", tag("a", "Begin another one", href="/new", cls="button")),
+        tag("p", tag("a", "Start another draft", href="/new", cls="button")),
     )
     return _whole(tag("h1", "New run"), body, join())
 
@@ -74,23 +74,23 @@ def discard(site: Site, ask: Ask) -> Answer:
 
 
 def _unread(name: str, job: Job | None) -> Html:
-    """A recipe that is being read, or could not be."""
+    """Shows that a recipe is being read, or why it could not be."""
     if job is None:
         return tag("p", f"There is no recipe {name}.", cls="empty")
     if not job.is_over:
-        return tag("p", "Reading it ...", cls="empty", data_tick="0.5")
+        return tag("p", "Reading the recipe ...", cls="empty", data_tick="0.5")
     wrong = tag("pre", job.error or job.state, cls="error", role="alert")
-    return join(tag("p", f"experiments/{name}.py cannot be read:"), wrong, action("Read it again", "new.reread"))
+    return join(tag("p", f"experiments/{name}.py cannot be read:"), wrong, action("Retry", "new.reread"))
 
 
 def reread(site: Site, ask: Ask) -> Answer:
-    """Reads a recipe once more that could not be read."""
+    """Retries a recipe that could not be read."""
     site.presets.job(ask.query.get("preset", ""), again=True)
     return opened(site, ask)
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """The panel while a plan is computed; the form is not sent again."""
+    """Updates the panel while a plan is computed; the form is not sent again."""
     if not ask.query.get("draft"):
         return opened(site, ask)
     draft = site.drafts.load(ask.query["draft"])
@@ -98,13 +98,13 @@ def ticked(site: Site, ask: Ask) -> Answer:
 
 
 def change(site: Site, ask: Ask) -> Answer:
-    """A field was changed: the draft is saved, and the panel follows; another class brings other fields."""
+    """Saves a changed field, and updates the panel; a change of class also updates the form."""
     shapes = ask.text("changed").endswith(".type")
     return _edited(site, ask, form_texts.completed(ask.fields) if shapes else ask.fields, with_form=shapes)
 
 
 def edit_items(site: Site, ask: Ask) -> Answer:
-    """Adds a member to a tuple of specs, or removes one."""
+    """Adds or removes a member of a tuple of specs."""
     texts, path, index = ask.fields, ask.text("path"), ask.text("remove")
     spec = form_texts.items_at(texts, path)
     if spec is None:
@@ -133,27 +133,27 @@ def _saved(site: Site, ask: Ask, texts: dict[str, str]) -> Draft:
 
 
 def launch(site: Site, ask: Ask) -> Answer:
-    """Starts the draft's run, by the recipe's file if the draft began as a recipe."""
+    """Launches the draft's run, through the recipe's file if the draft was copied from a recipe."""
     draft, experiment = _require(site, ask)
     site.launcher.launch(experiment, ask.client, draft.recipe)
     return Answer(goto=link("/run", id=experiment.id))
 
 
 def queue(site: Site, ask: Ask) -> Answer:
-    """Queues the draft's run for a slot."""
+    """Adds the draft's run to the queue."""
     draft, experiment = _require(site, ask)
     site.launcher.enqueue(experiment, ask.client, draft.recipe)
     return Answer(goto=link("/run", id=experiment.id))
 
 
 def plan(site: Site, ask: Ask) -> Answer:
-    """Works out the plan, in a child process."""
+    """Starts the plan in a child process."""
     planned(site, _require(site, ask)[1], ask, start=True)
     return Answer(goto=link("/new", **{**ask.query, "tab": "plan", "planned": "1"}))
 
 
 def load(site: Site, ask: Ask) -> Answer:
-    """A pasted text becomes the draft."""
+    """Creates a draft from a pasted text."""
     try:
         experiment = from_text(ask.fields.get("text", ""))
     except SpecError as error:
@@ -161,17 +161,17 @@ def load(site: Site, ask: Ask) -> Answer:
         return Answer(notice=f"This could not be loaded:\n{listed}", bad=True)
     draft_name = ask.query.get("draft")
     if not draft_name:
-        return _begin(site, ask, experiment, "what was pasted")
+        return _begin(site, ask, experiment, "pasted text")
     draft = _saved(site, ask, form_texts.texts_of(experiment))
     answer = _draft(site, Ask({**ask.query, "draft": draft.id, "tab": ""}), draft)
     return Answer(answer.regions, notice="Loaded.", query=link("", draft=draft.id).lstrip("?"))
 
 
 def _require(site: Site, ask: Ask) -> tuple[Draft, Experiment]:
-    """The draft and its experiment.
+    """Returns the draft and its experiment.
 
     Raises:
-        SpecError: what is wrong with it.
+        SpecError: all problems of the draft.
     """
     draft = _saved(site, ask, ask.fields) if ask.fields else site.drafts.load(ask.query.get("draft", ""))
     experiment, problems = form_texts.read(draft.texts)
@@ -181,7 +181,7 @@ def _require(site: Site, ask: Ask) -> tuple[Draft, Experiment]:
 
 
 def _of_run(site: Site, run: str) -> Experiment:
-    """The experiment of a run, or of a start that was refused."""
+    """Loads the experiment of a run, or of a launch that was rejected."""
     newest = site.launcher.newest(run)
     if site.index.row(run) is not None:
         found = stored(site.run(run).path / "experiment.json")
@@ -220,14 +220,14 @@ def _choice(site: Site) -> Answer:
         tag(
             "a",
             tag("b", "demo"),
-            tag("span", "a tiny DPO run that brings its data along, a few minutes", cls="muted small"),
+            tag("span", "a tiny DPO run with its own data; takes a few minutes", cls="muted small"),
             href=link("/new", demo=1),
             cls="panel card",
         )
     ]
-    none = tag("p", f"The project's recipes are looked for in {site.presets.place}.", cls="muted small")
+    none = tag("p", f"Recipes are read from {site.presets.place}.", cls="muted small")
     body = join(
-        tag("p", "Every run begins as a copy of something: a recipe, an earlier run, or what you paste."),
+        tag("p", "Start from a copy: a recipe, an earlier run, or pasted text."),
         tag("h2", "Recipes"),
         tag("div", cards, cls="grid"),
         None if names else none,
@@ -251,18 +251,16 @@ def _head(site: Site, draft: Draft) -> Html:
     ready = experiment is not None
     exists = ready and site.index.row(experiment.id) is not None
     if not ready:
-        note: Child = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'} to solve first"
+        note: Child = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'} to fix first"
     elif exists:
         note = join(
-            "the same run is there already: ", tag("a", experiment.id, href=link("/run", id=experiment.id), cls="mono")
+            "this run exists already: ", tag("a", experiment.id, href=link("/run", id=experiment.id), cls="mono")
         )
     else:
-        note = join("it will be ", tag("span", experiment.id, cls="mono"))
+        note = join("run id: ", tag("span", experiment.id, cls="mono"))
     buttons = [
-        # With the form's fields: the last edit may not have been sent yet.
-        action(
-            "Plan", "new.plan", title="how much memory it takes, and where", disabled=not ready, data_form="spec-form"
-        ),
+        # With the form's fields, since the last edit may not have been sent yet.
+        action("Plan", "new.plan", title="memory per device and shardings", disabled=not ready, data_form="spec-form"),
         action("Queue", "new.queue", title="starts when a slot is free", disabled=not ready, data_form="spec-form"),
         action("Launch", "new.launch", "primary", title="starts now", disabled=not ready, data_form="spec-form"),
     ]
@@ -276,12 +274,12 @@ def _head(site: Site, draft: Draft) -> Html:
 
 def _form(draft: Draft) -> Html:
     base = form_texts.texts_of(from_tree(draft.base))
-    toggle = tag("label", tag("input", type="checkbox", id="only-changed"), " Only what is changed", cls="row small")
+    toggle = tag("label", tag("input", type="checkbox", id="only-changed"), " Changed fields only", cls="row small")
     return join(tag("div", toggle, cls="row end"), form.rendered(draft.texts, base, "new.change"))
 
 
 def verify(site: Site, ask: Ask) -> Answer:
-    """A dry run: XLA compiles the step, and none is taken."""
+    """Starts ahead-of-time compilation of the step."""
     experiment, device = _require(site, ask)[1], device_of(ask) or NO_DEVICE
     why = why_not_compiled(experiment, device)
     if why is not None:
@@ -291,7 +289,7 @@ def verify(site: Site, ask: Ask) -> Answer:
 
 
 def cancel(site: Site, ask: Ask) -> Answer:
-    """Ends the compiler."""
+    """Cancels the compilation."""
     job = plan_job(site, _require(site, ask)[1], device_of(ask) or NO_DEVICE, start=False, compiled=True)
     if job is not None:
         site.compiles.cancel(job.key)

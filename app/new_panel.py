@@ -1,4 +1,4 @@
-"""The panel beside the form of a new run: problems, Python, changes, the plan, the import of text."""
+"""The panel next to the form of a new run: problems, Python, changes, plan, import of text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABS = {"": "Python", "diff": "Changes", "plan": "Plan", "json": "JSON", "import
 
 
 def panel(site: Site, ask: Ask, draft: Draft) -> Html:
-    """The tab that the query names, and all problems above it."""
+    """Returns the tab in the query, below the list of problems."""
     experiment, problems = form_texts.read(draft.texts)
     tab = ask.query.get("tab", "")
     tab = tab if tab in TABS else ""
@@ -31,7 +31,7 @@ def panel(site: Site, ask: Ask, draft: Draft) -> Html:
     if tab == "import":
         body: Html = import_form()
     elif experiment is None:
-        body = tag("p", "It can be shown once the problems above are solved.", cls="muted")
+        body = tag("p", "Fix the problems above to see this tab.", cls="muted")
     elif tab == "json":
         body = join(tag("div", copy_button("new-json"), cls="row end"), _code(to_json(experiment), "new-json"))
     elif tab == "diff":
@@ -95,7 +95,7 @@ def _python(site: Site, draft: Draft, experiment: Experiment) -> Html:
 
 
 def _command(site: Site, draft: Draft, experiment: Experiment, name: str) -> Html:
-    """The command that Launch starts, for a terminal; or why the recipe's file cannot be started with these fields."""
+    """Shows the command that Launch runs; or why the recipe's file cannot be started with these fields."""
     words: tuple[str, ...] = ("nnxdsl", "run", name)
     if draft.recipe:
         try:
@@ -117,7 +117,7 @@ def _data(text: str, kind: str) -> str:
 def _changes(base: Experiment, name: str, experiment: Experiment) -> Html:
     changes = diff(base, experiment)
     same = base.id == experiment.id
-    verdict = "It is the same run: only placement or cadence differ." if same else "It is another run."
+    verdict = "Same run id: only placement or cadence differ." if same else "This is a different run id."
     if not changes:
         return tag("p", f"Nothing differs from {name}.", cls="muted")
     rows = [
@@ -125,19 +125,19 @@ def _changes(base: Experiment, name: str, experiment: Experiment) -> Html:
         for path, value in changes.items()
     ]
     return join(
-        table(("Field", "was", "is"), rows, f"{len(rows)} differences to {name}"), tag("p", verdict, cls="muted")
+        table(("Field", "was", "is"), rows, f"{len(rows)} differences from {name}"), tag("p", verdict, cls="muted")
     )
 
 
 def import_form() -> Html:
-    """A field for Python or JSON, which is read and never run."""
+    """Returns a form for Python or JSON, which is parsed and never executed."""
     return tag(
         "form",
         tag(
             "label",
             "Python as ",
             tag("code", "nnxdsl show FILE --python"),
-            " prints it, or JSON. It is read, never run.",
+            " prints it, or JSON. It is parsed, never executed.",
             for_="import-text",
         ),
         tag(

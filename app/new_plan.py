@@ -1,4 +1,4 @@
-"""The plan of a draft, worked out by a child process, for this machine or another device."""
+"""The plan of a draft, computed by a child process, for this machine or another device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICES = ("", "cpu", "h200", "h100", "a100", "b200", "v5e", "v5p", "v6e")
 
 
 def planned(site: Site, experiment: Experiment, ask: Ask, *, start: bool) -> Job | None:
-    """What works out the plan of an experiment for the query's device; None before it was started."""
+    """Returns the job that plans an experiment for the query's device; None before it was started."""
     device = device_of(ask) or NO_DEVICE
     found = plan_job(site, experiment, device, start=False)
     if not start or (found is not None and found.state != "failed"):
@@ -25,13 +25,13 @@ def planned(site: Site, experiment: Experiment, ask: Ask, *, start: bool) -> Job
 
 
 def device_of(ask: Ask) -> str:
-    """The device of the query; empty for this machine's."""
+    """Device of the query; empty for this machine's."""
     device = ask.query.get("device", "")
     return device if device in DEVICES else ""
 
 
 def plan_tab(site: Site, ask: Ask, experiment: Experiment) -> Html:
-    """The plan, once it is there, and what XLA says of it."""
+    """Returns the plan when it is ready, and XLA's report on it."""
     device = device_of(ask)
     options = [tag("option", name or "this machine", value=name, selected=name == device) for name in DEVICES]
     chooser = tag("form", tag("label", "For ", tag("select", options, name="device")), data_query=True, cls="row")
@@ -44,7 +44,7 @@ def plan_tab(site: Site, ask: Ask, experiment: Experiment) -> Html:
     )
     assert job is not None
     if not job.is_over:
-        words = f"Working it out in a child process, {job.seconds:.0f} s so far ..."
+        words = f"Planning in a child process, {job.seconds:.0f} s so far ..."
         return join(bar, tag("p", words, cls="muted", data_tick="0.7"))
     if job.state != "done":
         return join(bar, tag("pre", job.error or job.state, cls="error", role="alert"))

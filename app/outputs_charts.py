@@ -1,4 +1,4 @@
-"""A histogram of margins, and rewards over lengths, as SVG; knows numbers, no run."""
+"""Histogram and scatter plot as SVG. Independent of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BINS = 21
 
 
 def histogram(title: str, values: Sequence[float], name: str) -> Html:
-    """How many values lie where; 0 is the border of two bars, and what is below it is hatched."""
+    """Returns a histogram; 0 is a bin edge, and bars below it are hatched."""
     if not values:
         return _nothing(title)
     low, high = min(*values, 0.0), max(*values, 0.0)
@@ -55,7 +55,7 @@ def histogram(title: str, values: Sequence[float], name: str) -> Html:
 def scatter(
     title: str, groups: Sequence[tuple[str, Sequence[float], Sequence[float]]], x_name: str, y_name: str
 ) -> Html:
-    """Points of up to two groups, the first round and full, the second crosses."""
+    """Returns a scatter plot of up to two groups, drawn as dots and crosses."""
     every_x = [x for _, xs, _ in groups for x in xs]
     every_y = [y for _, _, ys in groups for y in ys]
     if not every_x:
@@ -99,7 +99,7 @@ def _text(text: str, x: float, y: float, anchor: str) -> Html:
 
 
 def _hover(text: str, x: float, y: float, width: float, height: float) -> Html:
-    """A field over a bar that says its figures; a `<rect>` of the app's `tag` has no children."""
+    """A transparent path over a bar with its tooltip; the app's `tag` gives `<rect>` no children."""
     path = f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h{-width:.1f}z"
     return tag("g", tag("title", text), tag("path", d=path, cls="hover"))
 

@@ -1,4 +1,4 @@
-"""Answers of models as files: JSON lines, and CSV that no spreadsheet takes for formulas; knows no page."""
+"""Exports model outputs as JSON lines, and as CSV with formulas escaped. Independent of pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def exported(result: Mapping[str, Any], kind: str) -> str:
-    """The rows of a result: pairs, tokens, or the two answers.
+    """Formats the rows of a result: pairs, tokens, or the two answers.
 
     Raises:
-        RunError: there is no such form of file.
+        RunError: unknown file format.
     """
     rows = _rows(result)
     if kind == "jsonl":
@@ -76,5 +76,5 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets a quote in front."""
+    """Prefixes text that a spreadsheet would run as a formula with a quote."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value

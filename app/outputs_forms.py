@@ -1,4 +1,4 @@
-"""The forms of the page of outputs: every setting that an answer depends on is visible; knows no model."""
+"""Forms of the Outputs page, with every setting that an answer depends on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .html import Child, Html, join, link, tag
 from .outputs_request import DEFAULTS, MOST_SAMPLES, Chosen, held_out_prompts
 from .state import Site
 
-CHATS = (("", "as the run learnt"), ("yes", "a user's turn"), ("no", "plain text"))
+CHATS = (("", "formatted as in training"), ("yes", "a user message"), ("no", "plain text"))
 
 
 def form(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    """The form of a tab, with what the query says."""
-    label = {"": "Generate", "tokens": "Read with both models", "pairs": "Compute"}[here.tab]
+    """Returns the form of a tab, filled in from the query."""
+    label = {"": "Generate", "tokens": "Score with both models", "pairs": "Compute"}[here.tab]
     fields = {"": _generate, "tokens": _tokens, "pairs": _pairs}[here.tab](site, here, query)
     button: Child = tag("button", label, cls="button primary", type="submit")
     if site.settings.read_only:
-        button = tag("p", "Read-only: what was computed before is shown.", cls="muted")
+        button = tag("p", "Read-only: only cached results are shown.", cls="muted")
     return tag("form", fields, tag("div", button, cls="row"), cls="panel outputs-form", data_do="outputs.ask")
 
 
@@ -43,22 +43,22 @@ def _generate(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
 def _tokens(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
     if query.get("from"):
         hidden = [tag("input", type="hidden", name=name, value=query.get(name, "")) for name in ("from", "side", "n")]
-        own = tag("a", "Look at another text", href=link("/outputs", **here.query, tab="tokens"))
-        return join(tag("p", "The tokens of an answer, exactly as they were drawn. ", own), hidden)
+        own = tag("a", "Score another text", href=link("/outputs", **here.query, tab="tokens"))
+        return join(tag("p", "The tokens of a generated answer, exactly as sampled. ", own), hidden)
     text = tag("textarea", query.get("text", ""), name="text", rows=3, spellcheck="false")
     return join(_what(site, here, query), tag("label", "Answer", text, cls="wide own"))
 
 
 def _pairs(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    words = "What both models say of the held-out pairs, by the same computation as the run's own evaluation."
-    return join(tag("p", words), tag("div", _number(query, "limit", "Most pairs", min=1, step=1), cls="fields"))
+    words = "Rewards and margins of the held-out pairs, computed as in the run's own evaluation."
+    return join(tag("p", words), tag("div", _number(query, "limit", "Max pairs", min=1, step=1), cls="fields"))
 
 
 def _what(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    """The prompt: one of the held-out rows, or one's own."""
+    """Prompt fields: a held-out row, or a custom prompt."""
     rows = held_out_prompts(site, here.row.id) if here.row is not None else []
     chosen = query.get("row", "")
-    options = [tag("option", "my own", value="")]
+    options = [tag("option", "custom", value="")]
     options += [
         tag("option", f"{where.rpartition(':')[2]}: {text}", value=where, selected=where == chosen)
         for where, text in rows

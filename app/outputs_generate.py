@@ -1,4 +1,4 @@
-"""Two answers side by side: what differs by word, how they ended, which one was better; knows no model."""
+"""Two answers side by side: word differences, stop reasons, votes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .words import number
 
 WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 COMPARED = 4_000
-"""Words of an answer that are compared; beyond, nothing is marked."""
+"""Maximum number of words of an answer for which differences are marked."""
 
 NAMES = {"policy": "Policy", "other": "Reference"}
 
 
 def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, order: Sequence[str]) -> Html:
-    """Both panes, the prompt as the models saw it, and the settings.
+    """Returns both panes, the prompt as tokenized for the models, and the settings.
 
     Args:
-        here: What the page is about.
-        key: Of the request.
-        result: What the child answered.
-        is_blind: Whether it is not to be seen whose answer is whose.
-        order: The two sides, in the order in which they stand while it is blind.
+        here: Run and checkpoint of the page.
+        key: Key of the request.
+        result: Response of the child process.
+        is_blind: Whether the models' names are hidden.
+        order: The two sides in display order while they are blind.
     """
     sides = list(order) if is_blind else ["policy", "other"]
     drawn = [[result[side], *result[side].get("more", ())] for side in sides]
@@ -56,7 +56,7 @@ def answers(here: Chosen, key: str, result: Mapping[str, Any], is_blind: bool, o
 
 
 def vote_buttons(site: Site, here: Chosen, found: Request, is_blind: bool) -> Html:
-    """The vote where it is blind, and the tally of all votes on these two."""
+    """Returns the vote buttons of a blind comparison, and the tally of all votes on these two models."""
     parts: list[Child] = []
     if is_blind and not site.settings.read_only:
         choices = (("a", "A is better"), ("tie", "No difference"), ("b", "B is better"))
@@ -81,7 +81,7 @@ def _other(found: Request) -> str:
 
 
 def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, texts: Sequence[Html], letter: str) -> Html:
-    """What one side said; several answers one below another, as those of the other side."""
+    """Answers of one side, one below another."""
     drawn = [result[side], *result[side].get("more", ())]
     many = len(drawn) > 1
     who: Child = f"{'Answers' if many else 'Answer'} {letter}"
@@ -89,12 +89,12 @@ def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, texts: S
         who = f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
     parts: list[Child] = [tag("h2", who)]
     for place, (answer, text) in enumerate(zip(drawn, texts, strict=True), start=1):
-        ended = f"stopped at {answer['stop']}" if answer["stop"] else f"cut at {answer['tokens']} tokens"
+        ended = f"stopped at {answer['stop']}" if answer["stop"] else f"truncated at {answer['tokens']} tokens"
         words: list[Child] = [tag("span", f"{place} of {len(drawn)}")] if many else []
         words += [tag("span", f"{answer['tokens']} tokens"), tag("span", ended)]
         if not letter:
             if place == 1:
-                words.append(tag("span", f"{answer['seconds']:.2f} s", title="once it was compiled"))
+                words.append(tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation"))
             look = {**here.query, "tab": "tokens", "from": key, "side": side, "n": place if many else None}
             words.append(tag("a", "Its tokens", href=link("/outputs", **look)))
         shown = text if answer["text"] else tag("span", "(nothing)", cls="muted")
@@ -104,12 +104,12 @@ def _pane(here: Chosen, key: str, result: Mapping[str, Any], side: str, texts: S
 
 
 def called(against: str) -> str:
-    """What a policy is compared with, as a heading; names of runs are left as they are."""
+    """Heading for the other side of a comparison; names of runs are unchanged."""
     return against if "," in against else against[:1].upper() + against[1:]
 
 
 def _marked(left: str, right: str, other_mark: str) -> tuple[Html, Html]:
-    """Both texts; what only the first says is underlined, what only the second says is in tags of its own."""
+    """Marks word differences: those of the first text with `<ins>`, those of the second with `other_mark`."""
     one, other = WORDS.findall(left), WORDS.findall(right)
     if max(len(one), len(other)) > COMPARED:
         return join(left), join(right)
@@ -127,10 +127,11 @@ def _marked(left: str, right: str, other_mark: str) -> tuple[Html, Html]:
 
 
 def _legend(is_blind: bool) -> Html:
-    if is_blind:  # to strike out one of them would be a vote already
-        return tag("p", tag("ins", "Underlined"), ": only this answer says it.", cls="small diff-legend")
-    mine = (tag("ins", "Underlined"), ": only the policy says it. ")
-    return tag("p", mine, tag("del", "Struck through"), ": only the other says it.", cls="small diff-legend")
+    if is_blind:  # striking one of them out would bias the vote
+        return tag("p", tag("ins", "Underlined"), ": in this answer only.", cls="small diff-legend")
+    policy = (tag("ins", "Underlined"), ": in the policy's answer only. ")
+    other = (tag("del", "Struck through"), ": in the other answer only.")
+    return tag("p", policy, other, cls="small diff-legend")
 
 
 def _prompt(result: Mapping[str, Any]) -> Html:
@@ -140,7 +141,7 @@ def _prompt(result: Mapping[str, Any]) -> Html:
         for at, piece in enumerate(result["prompt_pieces"])
     ]
     count = len(shown)
-    summary = tag("summary", f"The prompt as both models read it: {count:,} token{'' if count == 1 else 's'}")
+    summary = tag("summary", f"The prompt as tokenized for both models: {count:,} token{'' if count == 1 else 's'}")
     return tag(
         "details", summary, tag("pre", shown, cls="exact", tabindex=0), cls="panel", id="outputs-prompt", open=True
     )
@@ -150,11 +151,11 @@ def _settings(result: Mapping[str, Any]) -> Html:
     sampling = result["sampling"]
     greedy = not sampling["temperature"]
     rows: list[tuple[str, Child]] = [
-        ("Temperature", "0: always the likeliest token" if greedy else number(sampling["temperature"])),
+        ("Temperature", "0: greedy decoding" if greedy else number(sampling["temperature"])),
         ("Top-k", sampling["top_k"] or "all tokens"),
         ("Top-p", sampling["top_p"] or "all tokens"),
         ("Max new tokens", f"{sampling['max_new_tokens']:,}"),
-        ("Seed", "of no effect at temperature 0" if greedy else f"{sampling['seed']}, the same draws for both"),
+        ("Seed", "no effect at temperature 0" if greedy else f"{sampling['seed']}, the same for both"),
         ("Samples per model", 1 + len(result["policy"].get("more", ()))),
     ]
     return tag("section", tag("h2", "Sampling"), facts(rows), cls="panel")
@@ -166,7 +167,7 @@ def _saved(key: str) -> Html:
 
 
 def visible(piece: str) -> str:
-    """A token's text with what cannot be seen made visible.
+    """Replaces whitespace of a token by visible characters.
 
     >>> visible(" a" + chr(9))
     '·a→'

@@ -1,4 +1,4 @@
-"""The page Outputs: a policy beside its reference, answers, tokens and held-out pairs; a child process computes."""
+"""The Outputs page: policy against reference by answers, tokens and held-out pairs; a child process computes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN_RUNS = 30
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The page for its query: what was answered before is shown, nothing is computed by itself."""
+    """Returns the page for a query with cached results; it starts no computation."""
     here, rows = chosen(site, ask), with_checkpoints(site)
     if here.row is not None and here.row.id not in [row.id for row in rows]:
         rows = [here.row, *rows]
@@ -37,7 +37,7 @@ def opened(site: Site, ask: Ask) -> Answer:
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """How far it is; forms are left alone, as somebody may be typing."""
+    """Updates the progress; forms are not replaced, since the user may be typing."""
     here = chosen(site, ask)
     if here.model is None:
         return Answer()
@@ -45,7 +45,7 @@ def ticked(site: Site, ask: Ask) -> Answer:
 
 
 def submitted(site: Site, ask: Ask) -> Answer:
-    """Asks the models what a form says."""
+    """Submits a form's request to the child process."""
     here = chosen(site, ask)
     if here.model is None:
         return Answer(notice="Choose a run that has a checkpoint.", bad=True)
@@ -53,7 +53,7 @@ def submitted(site: Site, ask: Ask) -> Answer:
     given = request(site, here.tab, query)
     if given is None:
         needed = {"": "a prompt", "tokens": "a text", "pairs": "held-out pairs"}[here.tab]
-        return Answer(notice=f"This needs {needed}: write it, or choose a held-out row.", bad=True)
+        return Answer(notice=f"This needs {needed}: enter it, or choose a held-out row.", bad=True)
     found = site.answers.ask(here.model, given)
     query = {**query_of(ask, here.tab, found.key), **here.query}
     moved = Ask({**query}, ask.payload, ask.client)
@@ -61,19 +61,19 @@ def submitted(site: Site, ask: Ask) -> Answer:
 
 
 def cancelled(site: Site, ask: Ask) -> Answer:
-    """Ends what is at work."""
+    """Cancels the request."""
     site.answers.cancel(ask.text("key"))
     return Answer({"result": _result(site, chosen(site, ask), ask)}, notice="Cancelled.")
 
 
 def voted(site: Site, ask: Ask) -> Answer:
-    """Notes which answer was better, and shows whose it was."""
+    """Records a vote, and reveals which model gave the answer."""
     here, key = chosen(site, ask), ask.text("key")
     request = site.answers.find(key)
     if request is None or request.result is None:
         return Answer(notice="This answer is no longer stored; generate it again.", bad=True)
     whose = site.votes.add(request, ask.text("choice"))
-    message = "Noted: no difference." if whose == "tie" else f"Noted: you preferred {_whose(request, whose)}."
+    message = "Recorded: no difference." if whose == "tie" else f"Recorded: you preferred {_whose(request, whose)}."
     return Answer({"result": _result(site, here, ask)}, notice=message)
 
 
@@ -84,7 +84,7 @@ def _whose(request: Request, side: str) -> str:
     )
 
 
-# the head
+# Head
 
 
 def _head(site: Site, here: Chosen, rows: list[Row]) -> Html:
@@ -125,7 +125,7 @@ def _step(number: int) -> str:
 def _form(site: Site, here: Chosen, ask: Ask) -> Html:
     query: Mapping[str, str] = ask.query
     request = site.answers.find(query["key"]) if query.get("key") else None
-    if request is not None:  # its text was too long for the URL
+    if request is not None:  # its text is too long for the URL
         query = {**query, **{name: request.request[name] for name in ("prompt", "text") if name in request.request}}
     return form(site, here, query)
 
@@ -133,13 +133,13 @@ def _form(site: Site, here: Chosen, ask: Ask) -> Html:
 def _empty(site: Site, here: Chosen, rows: list[Row], ask: Ask) -> Html:
     run = ask.query.get("run", "")
     if here.row is not None:
-        words = "It has saved no checkpoint yet. The first one is written after checkpoint.every_steps steps, or when "
-        words += "it is stopped with Stop and save; this page then compares its policy with its reference."
+        words = "This run has no checkpoint yet. The first one is saved after checkpoint.every_steps steps, or when "
+        words += "the run is stopped with Stop and save; this page then compares its policy with its reference."
         return tag("div", tag("h2", here.row.id), tag("p", words), tag("p", run_link(here.row)), cls="empty")
     lost = tag("p", f"There is no run {run} here.") if run else None
     if not rows:
         words = "This page compares the policy of a run's checkpoint with its reference: answers side by side, "
-        words += "log-probabilities token by token, and all held-out pairs. No run has saved a checkpoint yet."
+        words += "per-token log-probs, and all held-out pairs. No run has saved a checkpoint yet."
         start = (
             demo.offered(site, "outputs.demo") if not site.index.rows() else tag("p", tag("a", "All runs", href="/"))
         )
@@ -153,7 +153,7 @@ def _empty(site: Site, here: Chosen, rows: list[Row], ask: Ask) -> Html:
     )
 
 
-# what is answered
+# Results
 
 
 def _result(site: Site, here: Chosen, ask: Ask) -> Html:
@@ -169,7 +169,7 @@ def _result(site: Site, here: Chosen, ask: Ask) -> Html:
     if not found.is_over:
         return _at_work(site, found)
     if found.state == "cancelled":
-        return tag("p", "It was cancelled; nothing was computed.", cls="empty")
+        return tag("p", "The request was cancelled.", cls="empty")
     if found.result is None:
         return join(
             tag("pre", found.error, cls="error", role="alert"),
@@ -206,16 +206,14 @@ _SHOWN: dict[str, Callable[[Site, Chosen, Request, Mapping[str, Any]], Html]] = 
 
 def _nothing(site: Site, here: Chosen, ask: Ask) -> Html:
     if site.settings.read_only:
-        return tag("p", "This was not computed before, and a read-only app computes nothing.", cls="empty")
+        return tag("p", "This result is not cached, and a read-only app computes nothing.", cls="empty")
     if ask.query.get("key") or ask.query.get("from"):
-        return tag(
-            "p", "The answer of this link is no longer stored, or not computed yet: press the button.", cls="empty"
-        )
+        return tag("p", "The result of this link is not cached: press the button to compute it.", cls="empty")
     words = {
-        "": "Write a prompt or choose a held-out one, and press Generate. Both models draw with the same seed.",
-        "tokens": "Choose a held-out row or write a text: both models read it, and each of its tokens shows how much "
-        "likelier the policy finds it.",
-        "pairs": "Compute, to see what policy and reference say of every held-out pair.",
+        "": "Enter a prompt or choose a held-out one, and press Generate. Both models sample with the same seed.",
+        "tokens": "Choose a held-out row or enter a text: both models score it, and each token shows how much "
+        "more likely it is under the policy.",
+        "pairs": "Press Compute to see rewards and margins of every held-out pair.",
     }
     return tag("p", words[here.tab], cls="empty")
 
@@ -228,7 +226,7 @@ def _at_work(site: Site, found: Request) -> Html:
         words_of_hint = (
             "The first request loads both models. A request with another prompt length, number of samples or "
         )
-        words_of_hint += "max new tokens is compiled first; the same shapes again are quick."
+        words_of_hint += "max new tokens is compiled first; the same shapes are reused later."
         hint = tag("p", words_of_hint, cls="small muted")
     cancel = None if site.settings.read_only else action("Cancel", "outputs.cancel", data_key=found.key)
     return tag("div", tag("p", words, role="status"), hint, cancel, cls="panel at-work", data_tick="0.7")

@@ -1,4 +1,4 @@
-"""The held-out pairs: rewards, margins, how sure the accuracy is, whether length is what is learnt; knows no model."""
+"""Held-out pairs: rewards, margins, accuracy with a confidence interval, correlation with length."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Row = Mapping[str, Any]
 SHOWN = 100
 SIDES = ("chosen", "rejected")
 ROUGH = {"float32": 1e-4, "bfloat16": 0.5}
-"""Largest difference, in nats of one token, that rounding may make between two equal models."""
+"""Tolerance, in nats per token, for rounding differences between two equal models."""
 
 CLOSE = {"float32": 1e-4, "bfloat16": 2e-2}
-"""Largest difference, relative to the figure and at least in units of it, to what the run itself has written."""
+"""Tolerance for differences to the run's own metrics: relative to max(|metric|, 1)."""
 
 SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
     "": ("worst first", lambda row: _or_nan(margin(row))),
@@ -30,7 +30,7 @@ SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
 
 
 def pairs(here: Chosen, key: str, result: Mapping[str, Any], query: Mapping[str, str]) -> Html:
-    """All that is to be said of the pairs, then the table."""
+    """Returns the summary, checks and charts of the pairs, then the table."""
     rows: list[Row] = result["rows"]
     sort = query.get("sort", "")
     sort = sort if sort in SORTS else ""
@@ -39,7 +39,9 @@ def pairs(here: Chosen, key: str, result: Mapping[str, Any], query: Mapping[str,
     if len(rows) < result["total"]:
         notes.append(tag("p", f"The first {len(rows):,} of {result['total']:,} held-out pairs.", cls="muted"))
     if result.get("is_feedback"):
-        notes.append(tag("p", "Single answers with a label: each stands beside another prompt's.", cls="muted"))
+        notes.append(
+            tag("p", "Unpaired answers with a label: each is shown next to one of another prompt.", cls="muted")
+        )
     drawn = [histogram("Margins", margins, "reward margin"), _lengths(rows)]
     return join(
         notes,
@@ -58,7 +60,7 @@ def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
         figures.append(("Mean margin", number(whole.margin)))
     longer = [row for row in rows if row["chosen_tokens"] > row["rejected_tokens"]]
     shorter = [row for row in rows if row["chosen_tokens"] < row["rejected_tokens"]]
-    for name, group in (("Where the chosen is longer", Group.of(longer)), ("Where it is shorter", Group.of(shorter))):
+    for name, group in (("Chosen is longer", Group.of(longer)), ("Chosen is shorter", Group.of(shorter))):
         if group.accuracy is not None:
             figures.append((name, f"{group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}"))
     title = f"{str(result['objective']).rpartition('.')[2]}: step {result['step']:,} against {result['against']}"
@@ -72,17 +74,13 @@ def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
     if first["expected"]:
         is_good = largest <= limit
         message = (
-            f"{'✔' if is_good else '✘'} {number(largest)} nats is the largest difference of a token between the first "
+            f"{'✔' if is_good else '✘'} {number(largest)} nats is the largest per-token difference of the initial "
         )
         message += f"policy and the reference, over {first['rows']:,} pairs; "
-        message += (
-            "they must be equal but for rounding." if is_good else f"more than {limit:g}: they are not the same model."
-        )
+        message += "they are equal up to rounding." if is_good else f"more than {limit:g}: they are not the same model."
         step_0 = tag("p", message, cls="check ok" if is_good else "check bad")
     else:
-        message = (
-            f"The first policy is up to {number(largest)} nats away from {result['against']}, which is another model."
-        )
+        message = f"The initial policy differs by up to {number(largest)} nats from {result['against']}, another model."
         step_0 = tag("p", message, cls="check")
     recorded = _compared(rows, result)
     return tag(
@@ -90,7 +88,7 @@ def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
         tag("h2", "Checks"),
         tag("h3", "Step 0"),
         step_0,
-        tag("h3", "Training's own figures"),
+        tag("h3", "Metrics of the run"),
         recorded,
         cls="panel",
     )
@@ -98,19 +96,19 @@ def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
 
 def _compared(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
     if len(rows) < result["total"]:
-        return tag("p", "Compared when all held-out pairs are computed: raise the number.", cls="check muted")
+        return tag("p", "Compared only if all held-out pairs are computed: raise Max pairs.", cls="check muted")
     difference = recorded_difference(rows, result["recorded"])
     if not difference:
         return tag(
-            "p", "The run was not evaluated at this step, so that there is nothing to compare with.", cls="check muted"
+            "p", "The run was not evaluated at this step: there are no metrics to compare with.", cls="check muted"
         )
     name, most = max(difference.items(), key=lambda item: abs(item[1]))
     scale = max(1.0, abs(result["recorded"][name]))
     is_good = abs(most) <= CLOSE.get(result["first"]["compute"], 2e-2) * scale
-    words = f"{'✔' if is_good else '✘'} The means here and those that the run wrote at this step differ by at most "
+    words = f"{'✔' if is_good else '✘'} The means here and the run's metrics at this step differ by at most "
     words += f"{number(abs(most))} ({name.removeprefix('eval/')})."
     if not is_good:
-        words += " The held-out file or the first weights may have changed since."
+        words += " The held-out file or the initial weights may have changed since."
     return tag("p", words, cls="check ok" if is_good else "check bad")
 
 
@@ -134,7 +132,7 @@ def _table(here: Chosen, rows: Sequence[Row], sort: str, query: Mapping[str, str
     for row in shown:
         value = margin(row)
         target = link("/outputs", **here.query, tab="tokens", row=row["row"])
-        where = tag("a", str(row["row"]).rpartition(":")[2], href=target, title="its tokens")
+        where = tag("a", str(row["row"]).rpartition(":")[2], href=target, title="token by token")
         right = "-" if value is None else "✔ right" if value > 0 else "✘ wrong"
         lines.append(
             [

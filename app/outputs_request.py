@@ -1,4 +1,4 @@
-"""What the page of outputs is about, run, checkpoint, request: all from the URL; knows files of runs, no models."""
+"""Parses the query of the Outputs page into a run, a checkpoint and a request. Reads files of runs, no models."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ FIELDS = {
     "tokens": ("prompt", "text", "row", "chat", "from", "side", "n"),
     "pairs": ("limit",),
 }
-"""Fields of each tab's form; those that are not sent are no part of the request."""
+"""Fields of each tab's form; others are not part of the request."""
 
 DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "samples": "1", "limit": "500"}
 LONGEST_QUERY = 3_000
-"""Characters of a query that carries its text; a longer text is found by the key of its answer."""
+"""Maximum length of a text in the query; a longer text is referenced by the key of its answer."""
 
 LISTED = 100
-"""Held-out rows that can be chosen."""
+"""Number of held-out rows offered."""
 
 MOST_PAIRS = 5_000
 MOST_SAMPLES = 16
 OTHER_RUNS = 40
-"""Other runs that are offered to compare with."""
+"""Number of other runs offered for comparison."""
 
 RUNS = 200
-"""Runs that can be chosen from a list; any other by its URL."""
+"""Number of runs in the list of choices; others are reachable by URL."""
 
 SIDES = ("policy", "other")
 
 
 @attrs.frozen
 class Chosen:
-    """What the query names, as far as it is there.
+    """Run and checkpoint of a query.
 
     Attributes:
-        row: The run; None if none is named, or there is none of that name.
-        steps: Its checkpoints, newest first.
-        step: The one that is looked at.
+        row: The run; None if the query names none that exists.
+        steps: Steps of its checkpoints, newest first.
+        step: The chosen step.
         against: "reference", another step, or `RUN@STEP` of another run.
         tab: "", "tokens" or "pairs".
     """
@@ -67,7 +67,7 @@ class Chosen:
 
     @property
     def model(self) -> Model | None:
-        """What a request is about; None where no checkpoint is named."""
+        """The two models to compare; None without a checkpoint."""
         return Model(self.row.id, self.step, self.against) if self.row is not None and self.steps else None
 
     @property
@@ -77,7 +77,7 @@ class Chosen:
 
 
 def chosen(site: Site, ask: Ask) -> Chosen:
-    """What a query names; a step that is not there is the newest."""
+    """Parses the query; a missing step means the newest."""
     run = ask.query.get("run", "")
     row = site.index.row(run) if run else None
     steps = [] if row is None else steps_of(row.path)
@@ -91,16 +91,16 @@ def chosen(site: Site, ask: Ask) -> Chosen:
 
 
 def _is_of_another(site: Site, run: str, against: str) -> bool:
-    """Whether it is `RUN@STEP` with a checkpoint of another run that is there."""
+    """Whether `against` is `RUN@STEP` with an existing checkpoint of another run."""
     other, _, step = against.rpartition("@")
     row = site.index.row(other) if whole(step) is not None and other and other != run else None
     return row is not None and whole(step) in steps_of(row.path)
 
 
 def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
-    """Checkpoints of other runs that this one can be compared with, as `RUN@STEP`, and words for each.
+    """Checkpoints of other runs to compare with, as `(RUN@STEP, label)`.
 
-    Of runs of the same model, the newest checkpoint; of the one that is compared with, all.
+    The newest checkpoint of each run of the same model; all of the run that is being compared with.
     """
     if here.row is None:
         return []
@@ -119,7 +119,7 @@ def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
 
 
 def with_checkpoints(site: Site) -> list[Row]:
-    """The newest runs that have something to look at."""
+    """Newest runs that have a checkpoint."""
     found: list[Row] = []
     for row in site.index.rows():
         if steps_of(row.path):
@@ -130,7 +130,7 @@ def with_checkpoints(site: Site) -> list[Row]:
 
 
 def steps_of(run: Path) -> list[int]:
-    """The checkpoints that a run has committed, newest first."""
+    """Steps of a run's committed checkpoints, newest first."""
     try:
         names = [entry.name for entry in (run / "checkpoints").iterdir()]
     except OSError:
@@ -140,10 +140,10 @@ def steps_of(run: Path) -> list[int]:
 
 
 def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | None:
-    """What is asked of the models; None where the query does not say enough.
+    """Parses the request to the models; None if the query is incomplete.
 
     Raises:
-        RunError: a field is no number or out of its range; a text is too long.
+        RunError: a field is not a number or out of range, or a text is too long.
     """
     limits = site.settings.limits
     do: dict[str, Any] = {"do": DOES[tab]}
@@ -182,7 +182,7 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
 
 
 def query_of(ask: Ask, tab: str, key: str = "") -> dict[str, str]:
-    """The query that says what a form says, beside what is chosen already."""
+    """Returns the query of a submitted form, including the current run and checkpoint."""
     fields = {name: ask.query[name] for name in ("run", "step", "against", "tab", "scale", "sort") if name in ask.query}
     for name in FIELDS[tab]:
         value = ask.fields.get(name, "")
@@ -195,7 +195,7 @@ def query_of(ask: Ask, tab: str, key: str = "") -> dict[str, str]:
 
 
 def held_out_prompts(site: Site, run: str) -> list[tuple[str, str]]:
-    """The first held-out rows: the name of each, as the run has it, and how its prompt begins."""
+    """Returns the first held-out rows: the name of each in the run, and the beginning of its prompt."""
     try:
         file = site.answers.held_out(run)
         if file is None:
@@ -222,7 +222,7 @@ def _begins(row: Mapping[str, Any]) -> str:
 
 
 def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
-    """The tokens of an answer that was generated, exactly those."""
+    """Request to score exactly the tokens of a generated answer."""
     stored, side = site.answers.find(query["from"]), query.get("side", "policy")
     if stored is None or stored.result is None or side not in SIDES or "prompt_ids" not in stored.result:
         return None
@@ -236,7 +236,7 @@ def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
 def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:
     text = query.get(name, "").replace("\r\n", "\n")
     if len(text) > limits.prompt_characters:
-        raise RunError(f"{name}: {len(text):,} characters; at most {limits.prompt_characters:,} are taken")
+        raise RunError(f"{name}: {len(text):,} characters; expected at most {limits.prompt_characters:,}")
     return text
 
 

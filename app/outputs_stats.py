@@ -1,4 +1,4 @@
-"""Statistics of held-out pairs: accuracy with its interval, lengths; knows numbers, no page."""
+"""Statistics of held-out pairs: accuracy with a confidence interval, correlation, margins. Independent of pages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 Z_95 = 1.959963984540054
-"""Of the normal distribution, 95 % lie so many standard deviations around its middle."""
+"""z score of a two-sided 95 % interval of the normal distribution."""
 
 
 def wilson(right: int, count: int, z: float = Z_95) -> tuple[float, float]:
-    """The interval of a share of `count` (Wilson 1927): honest for few rows, and at 0 and 1.
+    """Wilson score interval of the proportion `right / count` (Wilson 1927): valid for few rows, and at 0 and 1.
 
     >>> [round(end, 4) for end in wilson(8, 10)]
     [0.4902, 0.9433]
@@ -27,7 +27,7 @@ def wilson(right: int, count: int, z: float = Z_95) -> tuple[float, float]:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Pearson's; None where there is none.
+    """Pearson correlation; None if undefined.
 
     >>> round(correlation([1, 2, 3], [2, 4, 6]), 9)
     1.0
@@ -46,7 +46,7 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 @attrs.frozen
 class Group:
-    """Some pairs: how many, how many of them right, and their mean margin."""
+    """Statistics of a group of pairs: count, number ranked correctly, mean margin."""
 
     count: int
     right: int
@@ -54,31 +54,31 @@ class Group:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> Group:
-        """Of rows that have a margin."""
+        """Computes the statistics over rows that have a margin."""
         margins = [margin(row) for row in rows]
         finite = [value for value in margins if value is not None]
         return cls(len(finite), sum(value > 0 for value in finite), sum(finite) / len(finite) if finite else None)
 
     @property
     def accuracy(self) -> float | None:
-        """The share that is right: where the chosen answer has the larger reward."""
+        """Fraction of pairs whose chosen answer has the larger reward."""
         return self.right / self.count if self.count else None
 
 
 def margin(row: Mapping[str, Any]) -> float | None:
-    """Reward of the chosen answer minus that of the rejected one; of rewardless objectives, of log-ratios."""
+    """Reward of the chosen answer minus that of the rejected one; log-ratios if the objective has no rewards."""
     found = row["rewards"].get("margins")
     return found if isinstance(found, int | float) else None
 
 
 def reward(row: Mapping[str, Any], side: str) -> float | None:
-    """The implicit reward of one answer."""
+    """Implicit reward of one answer."""
     found = row["rewards"].get(side)
     return found if isinstance(found, int | float) else None
 
 
 def recorded_difference(rows: Sequence[Mapping[str, Any]], recorded: Mapping[str, float]) -> dict[str, float]:
-    """How far the means over all rows are from what the run itself wrote, by metric."""
+    """Differences between means over all rows and the run's recorded metrics, by metric."""
     ours: dict[str, list[float | None]] = {f"eval/rewards/{name}": [] for name in ("chosen", "rejected", "margins")}
     for row in rows:
         for name in ("chosen", "rejected", "margins"):

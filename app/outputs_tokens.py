@@ -1,4 +1,4 @@
-"""A text token by token: how much likelier the policy finds each than the other model does; knows no model."""
+"""A text token by token: `log p(policy) - log p(other)` of each token."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .outputs_generate import called, visible
 from .words import number
 
 SCALES = ("0.1", "0.5", "2", "5")
-"""Ends of the colours, in nats, that can be chosen; fixed, so that texts can be compared by eye."""
+"""Limits of the colour scale, in nats; fixed choices, so that texts are comparable."""
 
 SCALE = "2"
 SHOWN = 2_000
-"""Tokens of a text that are drawn; a download has all."""
+"""Maximum number of tokens that are drawn; a download has all."""
 
 EXACT = 3
-"""Decimals of a figure in nats."""
+"""Decimals of values in nats."""
 
 
 def tokens(key: str, result: Mapping[str, Any], query: Mapping[str, str]) -> Html:
-    """The heat map of each text, its sums, and how the difference grows."""
+    """Returns the heat map of each text, its sums, and the cumulative difference."""
     scale = query.get("scale", SCALE)
     scale = scale if scale in SCALES else SCALE
     both = [_side(number_, side, result, float(scale)) for number_, side in enumerate(result["sides"])]
@@ -32,7 +32,7 @@ def tokens(key: str, result: Mapping[str, Any], query: Mapping[str, str]) -> Htm
 
 
 def _margin(result: Mapping[str, Any]) -> Html | None:
-    """Of a pair, what its reward margin is made of."""
+    """Components of a pair's reward margin."""
     sums = {side["name"]: _sum(side["policy"]) - _sum(side["other"]) for side in result["sides"]}
     if set(sums) != {"chosen", "rejected"}:
         return None
@@ -40,7 +40,7 @@ def _margin(result: Mapping[str, Any]) -> Html | None:
     words = (
         f"Log-ratio of the chosen answer {_signed(sums['chosen'])}, of the rejected one {_signed(sums['rejected'])}: "
     )
-    words += f"{_signed(margin)} nats apart"
+    words += f"difference {_signed(margin)} nats"
     return tag("p", words, f", {'right' if margin > 0 else 'wrong'}.", cls="notice")
 
 
@@ -52,9 +52,9 @@ def _legend(result: Mapping[str, Any], scale: str) -> Html:
     ]
     return tag(
         "div",
-        tag("span", "Orange, dotted: the policy likes the token less", cls="small"),
+        tag("span", "Orange, dotted: less likely under the policy", cls="small"),
         tag("span", stops, cls="scale", role="img", aria_label=f"Colours from {-end:+g} to {end:+g} nats"),
-        tag("span", "Blue, underlined: more", cls="small"),
+        tag("span", "Blue, underlined: more likely", cls="small"),
         tag("form", tag("label", "Scale ", tag("select", options, name="scale")), data_query=True),
         tag("span", f"Policy at step {result['step']:,} minus {result['against']}, in nats.", cls="small muted"),
         cls="row heat-legend",
@@ -75,9 +75,11 @@ def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale:
     beyond = sum(one is not None and abs(one) > scale for one in differences)
     notes: list[Child] = []
     if beyond:
-        notes.append(f"{beyond} of {len(differences)} tokens lie beyond ±{scale:g} and have the colour of its end. ")
+        notes.append(
+            f"{beyond} of {len(differences)} tokens exceed ±{scale:g} and are clipped to the end of the scale. "
+        )
     if len(side["pieces"]) > SHOWN:
-        notes.append(f"The first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the file has all.")
+        notes.append(f"The first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the download has all.")
     name = {"text": "Text", "chosen": "Chosen", "rejected": "Rejected"}.get(str(side["name"]), str(side["name"]))
     policy, other = _sum(side["policy"]), _sum(side["other"])
     sums: list[tuple[str, Child]] = [
@@ -146,14 +148,14 @@ def _growth(differences: Sequence[float | None]) -> Html:
     if len(filled) < 2:
         return join()
     x = np.arange(1, len(filled) + 1)
-    line = Line("sum of differences", x, np.cumsum(filled))
+    line = Line("cumulative difference", x, np.cumsum(filled))
     largest = int(np.abs(filled).argmax()) + 1
     marks = [Mark(largest, f"token {largest}: the largest difference, {_signed(float(filled[largest - 1]))}")]
-    return chart("Sum of differences, token by token", [line], marks=marks, x_name="token")
+    return chart("Cumulative difference by token", [line], marks=marks, x_name="token")
 
 
 def _detail(result: Mapping[str, Any]) -> Html:
-    words = "Choose a token, by a click or with the arrow keys, to see what both models would rather have said."
+    words = "Choose a token, by a click or with the arrow keys, to see the most likely alternatives of both models."
     return tag(
         "section",
         tag("h2", "Token"),

@@ -1,4 +1,4 @@
-"""Blind votes on pairs of answers, in a file that only grows; knows no page."""
+"""Blind votes on pairs of answers, in an append-only file. Independent of pages."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def are_equal(result: Mapping[str, Any]) -> bool:
 
 
 class Votes:
-    """All votes of an app's home; the last one on an answer counts."""
+    """All votes of an app's home; only the last vote on an answer counts."""
 
     def __init__(self, path: Path) -> None:
-        """Names the file; reads nothing yet."""
+        """Sets the file, which is read on first use."""
         self._file, self._lock = JsonLines(path), threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._last: dict[str, dict[str, Any]] = {}
 
     def order(self, key: str) -> tuple[str, str]:
-        """Which side stands first while it is blind: as if by a coin, and the same at every look."""
+        """Display order of the two sides in a blind comparison: pseudo-random, and fixed per answer."""
         is_turned = hashlib.sha256(f"order {key}".encode()).digest()[0] & 1
         return (SIDES[1], SIDES[0]) if is_turned else SIDES
 
     def add(self, request: Request, choice: str) -> str:
-        """Records a vote, and returns whose answer it was for: "policy", "other" or "tie".
+        """Records a vote, and returns the side that it is for: "policy", "other" or "tie".
 
-        Whatever the choice, equal answers are a tie.
+        A vote on equal answers counts as a tie.
 
         Raises:
-            RunError: there is no such choice, or the disk will not take it.
+            RunError: invalid choice, or the file cannot be written.
         """
         if choice not in ("a", "b", "tie"):
             raise RunError("vote for a, b or tie")
@@ -59,11 +59,11 @@ class Votes:
         return whose
 
     def has(self, key: str) -> bool:
-        """Whether an answer was voted on."""
+        """Whether there is a vote on an answer."""
         return key in self._rows()
 
     def tally(self, model: Model) -> dict[str, int]:
-        """How many votes each side has."""
+        """Number of votes for each side."""
         about = (model.run, model.step, model.against)
         rows = self._rows().values()
         counts = Counter(
@@ -80,7 +80,7 @@ class Votes:
             if self._stamp != (stat.st_mtime_ns, stat.st_size):
                 try:
                     self._last = {str(row.get("key")): row for row in self._file.read()}
-                except RunError:  # damaged: votes are no reason to show nothing
+                except RunError:  # damaged: the page works without votes
                     self._last = {}
                 self._stamp = (stat.st_mtime_ns, stat.st_size)
             return self._last

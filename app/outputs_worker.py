@@ -1,7 +1,7 @@
-"""The child process that holds two models and answers one request at a time; what it said is kept on disk.
+"""Manages the child process that loads two models and serves one request at a time; caches its results on disk.
 
-One child for a whole app: asked about another checkpoint, the old one ends first, so that the models of one pair are in
-memory. It reads requests from its standard input, and so it ends with the app, whatever becomes of that.
+An app has one child: for another checkpoint the old one is ended first, so that only one pair of models is in memory.
+It reads requests from its standard input, so it ends when the app does, even if the app is killed.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from .words import whole
 COMMAND = ("-m", "nnxdsl.generate.worker")
 
 MAX_ANSWERS = 400
-"""Answers on disk; the oldest go first."""
+"""Maximum number of cached results on disk; the oldest are deleted first."""
 
 REMEMBERED = 100
-"""Requests whose state is known."""
+"""Maximum number of requests whose state is kept in memory."""
 
 _VERSIONS = ("jax", "jaxlib", "flax", "qwix", "numpy")
 
 
 @attrs.frozen
 class Model:
-    """Which models a request is about.
+    """The two models of a request.
 
     Attributes:
-        run: A run's id.
-        step: One of its checkpoints; 0 for the first policy.
+        run: Id of a run.
+        step: Step of its checkpoint; 0 for the initial policy.
         against: "reference", another step, or `RUN@STEP`.
     """
 
@@ -63,18 +63,18 @@ class Model:
 
 @attrs.define
 class Request:
-    """One request and what became of it.
+    """A request and its result.
 
     Attributes:
-        key: Of all that its answer depends on.
-        model: What it is about.
-        request: What is asked.
-        state: How it stands.
-        stage: What the child does just now.
-        result: Its answer.
-        error: Why there is none.
-        began: Monotonic time.
-        ended: Likewise; None before.
+        key: Cache key of everything that the result depends on.
+        model: The two models.
+        request: The request that is sent to the child.
+        state: Current state.
+        stage: Current activity of the child.
+        result: Response of the child.
+        error: Error message if it failed.
+        began: Start time, monotonic.
+        ended: End time, monotonic; None before.
     """
 
     key: str
@@ -89,25 +89,25 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether it is done, failed or cancelled."""
         return self.state in ("done", "failed", "cancelled")
 
     @property
     def seconds(self) -> float:
-        """How long it took, or has taken so far."""
+        """Elapsed time in seconds."""
         return (self.ended or time.monotonic()) - self.began
 
 
 @attrs.define
 class _Child:
-    """A process that holds the models of `model`."""
+    """A process that has loaded the models of `model`."""
 
     model: Model
     process: subprocess.Popen[bytes]
     complaints: IO[bytes]
 
     def end(self) -> None:
-        """Ends it with all that it started."""
+        """Kills its process group."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -115,28 +115,28 @@ class _Child:
             self.process.wait(5)
 
     def let_go(self) -> None:
-        """Closes what led to it; nobody reads it any more."""
+        """Closes its pipes."""
         for pipe in (self.process.stdin, self.process.stdout, self.complaints):
             if pipe is not None:
                 with contextlib.suppress(OSError):  # a request that it never read
                     pipe.close()
 
     def complained(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The last part of its standard error."""
         self.complaints.seek(0)
         text = self.complaints.read()[-1_000_000:].decode("utf-8", errors="replace")
         return process_info.redact(text)[-SHOWN:].strip()
 
 
 class Answers:
-    """What models are asked: one request at a time, in order."""
+    """Runs requests to models one at a time, in order."""
 
     def __init__(self, settings: Settings, words: Sequence[str] = COMMAND) -> None:
-        """Starts nothing.
+        """Creates an empty queue of requests.
 
         Args:
-            settings: Of the app.
-            words: What comes after `python`; a run's directory, its step and the other side follow.
+            settings: Settings of the app.
+            words: Arguments of `python`, to which run directory, step and the other side are appended.
         """
         self._settings, self._words, self.place = settings, tuple(words), settings.own / "outputs"
         self._requests: OrderedDict[str, Request] = OrderedDict()
@@ -144,7 +144,7 @@ class Answers:
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def key(self, model: Model, request: dict[str, Any]) -> str:
-        """A name of all that an answer depends on: checkpoint, held-out file, request, versions and code.
+        """Returns the cache key of a request: checkpoint, held-out file, request, versions and code.
 
         Raises:
             RunError: there is no such run.
@@ -165,7 +165,7 @@ class Answers:
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
     def held_out(self, run: str) -> Path | None:
-        """The file of a run's held-out rows, where the run found it; None if it has none."""
+        """Path of a run's held-out data; None if it has none."""
         place = run_path(self._settings.home, run)
         tree = read_json(place / "experiment.json")
         data = (tree.get("evaluation") or {}).get("data") if isinstance(tree, dict) else None
@@ -180,7 +180,7 @@ class Answers:
         return started / Path(path).expanduser()
 
     def find(self, key: str) -> Request | None:
-        """What is known of a request: at work, or answered, now or by an earlier app."""
+        """Returns a request in progress or a cached result; None if there is neither."""
         with self._lock:
             if key in self._requests:
                 return self._requests[key]
@@ -196,7 +196,7 @@ class Answers:
             return self._remember(found)
 
     def ask(self, model: Model, request: dict[str, Any]) -> Request:
-        """The request: the one that there is, unless it failed or was cancelled; else it is asked now."""
+        """Returns the existing request; submits it if there is none, or if it failed or was cancelled."""
         key = self.key(model, request)
         found = self.find(key)
         if found is not None and found.state not in ("failed", "cancelled"):
@@ -208,7 +208,7 @@ class Answers:
         return queued
 
     def cancel(self, key: str) -> None:
-        """Ends a request; if it is the one at work, its process as well."""
+        """Cancels a request; if it is running, its child process is ended."""
         with self._lock:
             request = self._requests.get(key)
             if request is None or request.is_over:
@@ -219,14 +219,14 @@ class Answers:
             child.end()
 
     def close(self) -> None:
-        """Ends the child and whatever was asked: nobody would read it."""
+        """Ends the child and cancels all requests."""
         for key in list(self._requests):
             self.cancel(key)
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
             child.end()
-            with self._turn:  # whoever read its answers has seen their end
+            with self._turn:  # wait until the thread that reads its responses has finished
                 child.let_go()
 
     def _remember(self, request: Request) -> Request:
@@ -255,15 +255,15 @@ class Answers:
                 if reply is None:
                     took = time.monotonic() - request.began
                     error = self._given_up(child)
-                    reply = {"error": f"took longer than {limit:.0f} s and was ended" if took >= limit else error}
+                    reply = {"error": f"timed out after {limit:.0f} s" if took >= limit else error}
                 self._settle(request, reply)
-            except Exception as error:  # a thread has nobody else to tell it to
+            except Exception as error:  # a thread has no caller that would handle it
                 self._settle(request, {"error": f"{type(error).__name__}: {error}"})
 
     def _given_up(self, child: _Child) -> str:
-        """What a child that ended by itself, or was ended, has complained of; the next request has a new one."""
+        """Returns the error output of a child that has ended; the next request starts a new child."""
         child.end()
-        error = child.complained() or f"ended with exit code {child.process.poll()} and said nothing"
+        error = child.complained() or f"ended with exit code {child.process.poll()} without any error output"
         with self._lock:
             if self._child is child:
                 self._child = None
@@ -283,7 +283,7 @@ class Answers:
                 request.state, request.error = "failed", str(reply.get("error", "no answer"))
 
     def _child_for(self, model: Model) -> _Child:
-        """The child that holds these models; the lock is held."""
+        """Returns the child with these models; the caller holds the lock."""
         child = self._child
         if child is not None and child.model == model and child.process.poll() is None:
             return child
@@ -294,7 +294,7 @@ class Answers:
         words = (*self._words, str(run_path(self._settings.home, model.run).absolute()))
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
         given = environment()
-        # A run may be at work on the same device: no more memory is taken than is used.
+        # A run may be using the same device: do not preallocate memory.
         given.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         started = subprocess.Popen(
             [sys.executable, *words, "--step", str(model.step), *against],
@@ -317,7 +317,7 @@ class Answers:
             "seconds": request.seconds,
             "time": process_info.utc(),
         }
-        with contextlib.suppress(RunError):  # a full disk costs the cache and not the answer
+        with contextlib.suppress(RunError):  # a full disk loses the cache entry, not the result
             replace(self.place / f"{request.key}.json", json.dumps(record).encode())
         files = sorted(self.place.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in files[: max(0, len(files) - MAX_ANSWERS)]:
@@ -325,7 +325,7 @@ class Answers:
 
 
 def _converse(child: _Child, request: Request) -> dict[str, Any] | None:
-    """Asks, and reads until the answer is there; None if the child ended before."""
+    """Sends a request and reads until its response; None if the child ended before."""
     assert child.process.stdin is not None
     assert child.process.stdout is not None
     try:
@@ -346,7 +346,7 @@ def _converse(child: _Child, request: Request) -> dict[str, Any] | None:
 
 
 def _files(run: Path, steps: set[int]) -> list[Path]:
-    """What a run's policy at some steps depends on."""
+    """Files that a run's policy at some steps depends on."""
     names = ["run.json", "experiment.json", *(f"checkpoints/{step:08d}/manifest.json" for step in sorted(steps - {0}))]
     return [run / name for name in names]
 
@@ -355,7 +355,7 @@ def _digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise RunError(f"{path.name}: there is no such file in the run; choose another checkpoint") from error
+        raise RunError(f"{path.name}: the run has no such file; choose another checkpoint") from error
 
 
 def _stamp(path: Path | None) -> list[int] | None:

@@ -1,25 +1,26 @@
-"""What a page is: functions from a question (URL, payload) to pieces of HTML; knows neither gradio nor any one page.
+"""The interface of a page: functions from a request (`Ask`: URL query, payload) to pieces of HTML (`Answer`).
 
 A page is one file with a `PAGE = Page(...)` that is listed in `app/pages.py`:
 
-    def opened(site: Site, ask: Ask) -> Answer:          # its URL was opened, or its query has changed
+    def opened(site: Site, ask: Ask) -> Answer:          # URL opened or query changed
         return Answer({"main": tag("h1", "Layout of ", ask.query.get("run", "nothing"))})
 
     PAGE = Page(name="layout", path="/layout", title="Layout", regions=("main",),
                 actions={"open": opened, "tick": ticked, "compile": Action(compile_, writes=True)})
 
-- `regions` are the pieces of the page, from top to bottom; an answer names those that it replaces. A piece that did not
-  change is not sent again, so that text that is selected stays selected: keep pieces that change often small.
-- `open` is asked when the page is opened and whenever its query changes; a form with `data_query=True` writes its
-  fields to the query; links to pages (`?tab=log` too) are followed without loading the page again. What is selected
-  lives in the query alone.
-- `tick` is asked again and again while a piece on the page has `data_tick=SECONDS` and the page is in front.
-- Other actions: `tag("button", "Stop", data_do="run.stop", data_id=run.id)` asks `stop` with the payload `{"id": ...}`;
-  `tag("form", ..., data_do="new.change")` asks with `{"fields": {name: text}}` when it is submitted, and with
-  `data_live=True` at every change. `data_confirm="Kill it?"` asks first; `data_confirm_name="abc"` has the name typed.
+- `regions` are the pieces of the page, from top to bottom; an answer has those that it replaces. Unchanged pieces are
+  not sent again, so that selected text stays selected: keep frequently changing pieces small.
+- `open` is called when the page is opened and whenever its query changes; a form with `data_query=True` writes its
+  fields to the query; links to pages (also `?tab=log`) are followed without reloading the document. The state of a page
+  is in its query only.
+- `tick` is polled while an element on the page has `data_tick=SECONDS` and the browser tab is visible.
+- Other actions: `tag("button", "Stop", data_do="run.stop", data_id=run.id)` calls `stop` with the payload
+  `{"id": ...}`; `tag("form", ..., data_do="new.change")` calls with `{"fields": {name: text}}` on submit, and with
+  `data_live=True` at every change. `data_confirm="Kill it?"` asks for confirmation; `data_confirm_name="abc"` requires
+  typing the name.
 - Actions that write are `Action(function, writes=True)`: in read-only mode they do not exist.
-- Errors of nnxdsl become a notice. What takes longer than a moment is a child process: `site.jobs` (`app/jobs.py`).
-- Numbers and times: `app/words.py`. Anything that a run supplied goes through `app/html.py`, which escapes it.
+- An `NnxdslError` becomes a notice. Slow work runs in a child process: `site.jobs` (`app/jobs.py`).
+- `app/words.py` formats numbers and times. `app/html.py` escapes all text that a run supplies.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Ask:
-    """What the browser asks.
+    """A request of the browser.
 
     Attributes:
-        query: The URL's query; the last of several values of a name.
-        payload: What an action was given: `data-*` of its element, `fields` of its form.
-        client: Who asks, for the record of actions.
+        query: Query of the URL; the last value of a repeated name.
+        payload: Arguments of an action: `data-*` of its element, `fields` of its form.
+        client: Address of the client, for the audit log.
     """
 
     query: Mapping[str, str]
@@ -50,13 +51,13 @@ class Ask:
     client: str = ""
 
     def text(self, name: str, limit: int = 200) -> str:
-        """A text of the payload; empty where there is none, cut at `limit` characters."""
+        """Returns a text of the payload, truncated to `limit` characters; empty if missing."""
         value = self.payload.get(name, "")
         return value[:limit] if isinstance(value, str) else ""
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields of the form that was sent."""
+        """Fields of the submitted form."""
         given = self.payload.get("fields")
         if not isinstance(given, dict):
             return {}
@@ -65,15 +66,15 @@ class Ask:
 
 @attrs.frozen
 class Answer:
-    """What becomes of the page.
+    """A response: updates of the page.
 
     Attributes:
-        regions: New HTML by region; the others stay as they are.
-        notice: A sentence for the page's line of notices, which screen readers read out; None leaves it.
-        bad: Whether the notice tells of something wrong.
-        goto: A path of the app to go to.
-        query: A query to write into the URL, without opening the page again.
-        copy: Text for the clipboard.
+        regions: New HTML by region; other regions are unchanged.
+        notice: Message for the page's notice line, which screen readers announce; None leaves it unchanged.
+        bad: Whether the notice is an error.
+        goto: Path of the app to navigate to.
+        query: Query to write into the URL, without opening the page again.
+        copy: Text to copy to the clipboard.
     """
 
     regions: Mapping[str, Html] = attrs.Factory(dict)
@@ -89,7 +90,7 @@ Function = Callable[["Site", Ask], Answer]
 
 @attrs.frozen
 class Action:
-    """A function that pages ask by name; one that `writes` does not exist in read-only mode."""
+    """A function that pages call by name; if it `writes`, it does not exist in read-only mode."""
 
     function: Function
     writes: bool = False
@@ -97,7 +98,7 @@ class Action:
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """One page: its URL, its pieces and what may be asked of it."""
+    """A page: its URL, regions and actions."""
 
     name: str
     path: str
@@ -107,7 +108,7 @@ class Page:
     in_navigation: bool = True
 
     def offered(self, read_only: bool) -> dict[str, Function]:
-        """The actions that there are."""
+        """Returns the available actions."""
         found: dict[str, Function] = {}
         for name, action in self.actions.items():
             if isinstance(action, Action):

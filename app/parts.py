@@ -1,4 +1,4 @@
-"""Pieces of HTML that several pages show; knows no page."""
+"""HTML components that several pages share."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ SIGNS = {
     "queued": "◷", "starting": "◌", "compiling": "◌", "running": "▶", "stopping": "◼", "silent": "?",
     "stopped": "◼", "finished": "✔", "failed": "✘", "lost": "✘", "refused": "✘", "damaged": "!",
 }  # fmt: skip
-"""A sign beside each state's word: colour is never alone."""
+"""Symbol of each state: colour is never the only indicator."""
 
 
 def state_badge(state: str) -> Html:
-    """A state as word, sign and colour."""
+    """Returns a state as text, symbol and colour."""
     look = {"refused": "failed"}.get(state, state)
     return tag("span", tag("span", SIGNS.get(state, "·"), aria_hidden="true"), state, cls=f"badge {look}")
 
 
 def progress(step: int | None, total: int | None, label: str) -> Html:
-    """A bar of what is done."""
+    """Returns a progress bar."""
     share = 0.0 if not total else min(1.0, (step or 0) / total)
     return tag(
         "div",
@@ -36,13 +36,13 @@ def progress(step: int | None, total: int | None, label: str) -> Html:
 
 
 def facts(rows: Mapping[str, Child] | Iterable[tuple[str, Child]]) -> Html:
-    """Names and what they are, as a list of terms."""
+    """Returns names and values as a description list."""
     pairs = rows.items() if isinstance(rows, Mapping) else rows
     return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in pairs], cls="facts")
 
 
 def tabs(path: str, query: Mapping[str, str], names: Mapping[str, str], current: str, label: str) -> Html:
-    """Links that look like tabs; which one is open stands in the query."""
+    """Returns links that look like tabs; the open one is in the query."""
     first = next(iter(names))
     links = [
         tag(
@@ -57,33 +57,33 @@ def tabs(path: str, query: Mapping[str, str], names: Mapping[str, str], current:
 
 
 def run_link(row: Row) -> Html:
-    """A run's name, leading to its page."""
+    """Returns a link to a run's page."""
     return tag("a", row.id, href=link("/run", id=row.id), cls="mono")
 
 
 def tag_link(word: str) -> Html:
-    """A tag, leading to the runs that have it."""
+    """Returns a link from a tag to its runs."""
     return tag("a", word, href=link("/", tag=word), cls="tag")
 
 
 def copy_button(target: str, text: str = "Copy") -> Html:
-    """Copies what stands in the element with this id."""
+    """Returns a button that copies the text of the element with id `target`."""
     return tag("button", text, cls="button small", type="button", data_copy=target)
 
 
 def field_path(path: str) -> Html:
-    """A dotted path that breaks after its dots alone."""
+    """Returns a dotted path that wraps only after its dots."""
     *parents, last = path.split(".")
     return tag("span", [(f"{part}.", tag("wbr")) for part in parents], last, cls="mono path")
 
 
 def action(text: str, do: str, look: str = "", **data: object) -> Html:
-    """A button that asks an action of a page; `data_...` go along as its payload."""
+    """Returns a button that calls an action of a page, with `data_...` as its payload."""
     return tag("button", text, cls=f"button {look}".strip(), type="button", data_do=do, **data)
 
 
 def table(names: Iterable[str], rows: Iterable[Iterable[Child]], caption: str, numeric: Iterable[str] = ()) -> Html:
-    """A table in a box of its own that scrolls sideways; columns in `numeric` stand to the right."""
+    """Returns a table in a horizontally scrolling box; columns in `numeric` are right-aligned."""
     names, right = list(names), set(numeric)
     head = tag("tr", [tag("th", name, scope="col", cls="num" if name in right else None) for name in names])
     body = [

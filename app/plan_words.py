@@ -1,4 +1,4 @@
-"""A plan, as `nnxdsl plan --json` prints it, for people; knows the plan's plain values alone."""
+"""Formats the output of `nnxdsl plan --json` as HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parts import facts, table
 from .words import size
 
 TIGHT = 0.9
-"""The share of usable memory above which a plan that fits is a warning: estimates are within a tenth."""
+"""Fraction of usable memory above which a plan that fits gets a warning: estimates are accurate to 10 %."""
 
 SEARCH = (
     "Try a mesh with more devices, a device with more memory, a smaller micro-batch, an adapter or quantization; in a "
@@ -21,7 +21,7 @@ SEARCH = (
 
 
 def plan_words(found: Mapping[str, Any]) -> Html:
-    """What a run takes: the facts, the memory part by part, what is worth a word."""
+    """Returns a plan's facts, memory by part, and warnings."""
     total = found["bytes_per_device"]
     parts: list[Child] = [verdict_of(found)] if found["verdict"] else []
     for warning in found["warnings"]:
@@ -33,33 +33,29 @@ def plan_words(found: Mapping[str, Any]) -> Html:
         (part["name"], size(part["bytes"]), f"{part['bytes'] / max(1, total):.0%}", f"{part['tag']}: {part['how']}")
         for part in here
     ]
-    rows.append((tag("b", "all of it"), tag("b", size(total)), "", ""))
-    parts.append(
-        table(
-            ("Part", "Bytes", "Share", "How it is known"), rows, "Memory of each device, estimated", ("Bytes", "Share")
-        )
-    )
+    rows.append((tag("b", "total"), tag("b", size(total)), "", ""))
+    parts.append(table(("Part", "Bytes", "Share", "Basis"), rows, "Estimated memory per device", ("Bytes", "Share")))
     return join(parts)
 
 
 def verdict_of(found: Mapping[str, Any]) -> Html:
-    """Whether a plan fits: green with room to spare, a warning where estimates may be wrong by what is left."""
+    """Returns whether a plan fits, with a warning if the margin is smaller than the error of the estimate."""
     verdict, device = found["verdict"], found["device"]
     share, (message, _, remedy) = verdict["share"], verdict["message"].partition("; ")
-    words = f" {share:.1%} of what is usable on {device['description']}."
+    words = f" {share:.1%} of the usable memory of {device['description']}."
     if not verdict["fits"]:
         sign, look = "✘", "bad"
         words += f" {remedy[:1].upper()}{remedy[1:]}." if remedy and not remedy.startswith("--") else f" {SEARCH}"
     elif share > TIGHT:
         sign, look = "⚠", "warn-box"
-        words += " That is tight: the memory of activations is an estimate, within a tenth of what XLA takes."
+        words += " That is tight: the memory of activations is an estimate, accurate to 10 %."
     else:
         sign, look = "✔", "fits"
     return tag("p", tag("b", f"{sign} {message}"), tag("br"), tag("span", words), cls=f"notice verdict {look}")
 
 
 def memory_bar(parts: list[Mapping[str, Any]], total: float) -> Html:
-    """What fills a device, to scale."""
+    """Returns a stacked bar of the memory parts."""
     pieces = [
         tag(
             "div",

@@ -1,7 +1,7 @@
-"""The project's experiments: code that the app does not run itself; a child process reads each of them.
+"""The project's recipes: a child process executes each file and returns its experiment, the app itself does not.
 
-A run that begins as a recipe is started as the recipe's own file, `python experiments/NAME.py path=value ...`, so that
-what the file defines beside its experiment (rewards, classes) is there.
+A run that is based on a recipe is started through the recipe's file, `python experiments/NAME.py path=value ...`, so
+that rewards and classes which the file defines are available.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ MOST = 60
 
 
 class Presets:
-    """`experiments/*.py` of the directory in which the app was started."""
+    """The files `experiments/*.py` of the directory in which the app was started."""
 
     def __init__(self, place: Path, project: Path) -> None:
-        """Reads nothing yet."""
+        """Reads no files."""
         self.place = place
         self._project = project
         self._jobs = Jobs(project, LIMIT_SECONDS, width=2)
 
     def names(self) -> list[str]:
-        """The files that look like experiments, without their `.py`."""
+        """Names of the files that look like experiments, without `.py`."""
         if not self.place.is_dir():
             return []
         found = [path for path in sorted(self.place.glob("*.py")) if "Experiment(" in _beginning(path)]
         return [path.stem for path in found[:MOST]]
 
     def file(self, name: str) -> Path:
-        """The file of a preset."""
+        """Path of a preset."""
         return self.place / f"{name}.py"
 
     def job(self, name: str, *, again: bool = False) -> Job | None:
-        """What reads a preset; None if there is no such preset.
+        """Returns the job that reads a preset; None if there is no such preset.
 
         Args:
-            name: Its file's, without `.py`.
-            again: Whether to read it once more if that failed; otherwise only when a file has changed.
+            name: Name of its file, without `.py`.
+            again: Whether to retry a failed read; otherwise files are reread only when they change.
         """
         if name not in self.names():
             return None
@@ -59,28 +59,28 @@ class Presets:
         return self._jobs.start(key, ("-m", "nnxdsl", "show", str(self.file(name)), "--json"))
 
     def experiment(self, name: str) -> Experiment | None:
-        """The experiment of a preset, once it has been read.
+        """Returns the experiment of a preset; None until it has been read.
 
         Raises:
-            SpecError: it names classes that are not nnxdsl's own.
+            SpecError: it names classes of other packages that are not allowed.
         """
         job = self.job(name)
         return from_tree(job.result) if job is not None and job.state == "done" else None
 
     def command(self, name: str, experiment: Experiment, wait_seconds: float = 0.0) -> tuple[str, ...]:
-        """What comes after `python` to run an experiment as a recipe's file: the file, and `path=value` arguments.
+        """Returns the arguments of `python` that run an experiment through a recipe: the file, and `path=value`s.
 
         Args:
-            name: The recipe's file, without `.py`.
-            experiment: What is to run: the recipe with some fields changed.
-            wait_seconds: How long to wait for the child process that reads the recipe.
+            name: Name of the recipe's file, without `.py`.
+            experiment: The experiment to run: the recipe with some fields changed.
+            wait_seconds: Timeout for the child process that reads the recipe.
 
         Raises:
-            RunError: The recipe is gone or cannot be read, or arguments cannot make this experiment of it.
+            RunError: The recipe is missing or cannot be read, or arguments cannot change it into this experiment.
         """
         job, until = self.job(name), time.monotonic() + wait_seconds
         if job is None:
-            raise RunError(f"{self.file(name)} is gone; put it back, or import the draft's JSON as a draft of its own")
+            raise RunError(f"{self.file(name)} does not exist; restore it, or import the draft's JSON as a new draft")
         while not job.is_over and time.monotonic() < until:
             time.sleep(0.05)
         file = self.file(name).relative_to(self._project)
@@ -99,13 +99,13 @@ class Presets:
         return str(file), *(f"{path}={text}" for path, text in changes.items())
 
     def named_in(self, argv: Iterable[object], cwd: Path) -> str:
-        """The recipe whose file a command names; empty if it names none."""
+        """Name of the recipe whose file is in a command line; empty if there is none."""
         files = {self.file(name).resolve(): name for name in self.names()}
         words = [word for word in argv if isinstance(word, str) and word.endswith(".py")]
         return next((files[path] for word in words if (path := (cwd / word).resolve()) in files), "")
 
     def close(self) -> None:
-        """Ends what is being read."""
+        """Cancels running jobs."""
         self._jobs.close()
 
 

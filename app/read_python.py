@@ -1,4 +1,4 @@
-"""Python that builds an experiment, read and never run: constructor calls of nnxdsl's classes on literals."""
+"""Parses Python that constructs an experiment, without executing it: only constructor calls and literals."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from nnxdsl.config.core.base import Spec, is_family, members_hint, registry
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import Problem, SpecError, nearest
 
-HINT = "the app reads plain constructor calls only; `nnxdsl show FILE --python` writes any experiment so"
+HINT = "the app parses plain constructor calls only; `nnxdsl show FILE --python` prints any experiment in this form"
 DEEPEST = 60
 DEEPEST_BRACKETS = 60
 
 
 def read_python(text: str) -> Experiment:
-    """The experiment that a Python text builds.
+    """Parses the experiment of a Python text.
 
-    Understood are a docstring, imports from nnxdsl, assignments of constructor calls, literals and earlier names, and
+    Supported are a docstring, imports from nnxdsl, assignments of constructor calls, literals and earlier names, and
     the closing `if __name__ == "__main__":` (ignored). Nothing is executed or imported.
 
     Raises:
-        SpecError: what is not understood, with line and column; or what is wrong with the experiment.
+        SpecError: unsupported syntax, with line and column; or the problems of the experiment.
     """
     if _brackets(text) > DEEPEST_BRACKETS:
         raise SpecError([Problem("", "is nested too deeply")])
@@ -109,7 +109,7 @@ def _refused(node: ast.expr | ast.stmt, message: str) -> SpecError:
 
 
 def _brackets(text: str) -> int:
-    """How deep brackets nest, roughly: enough to keep the parser's stack small."""
+    """Approximate nesting depth of brackets, to limit the parser's stack."""
     depth = deepest = 0
     for bracket in re.findall(r"[()\[\]{}]", text):
         depth = depth + 1 if bracket in "([{" else max(0, depth - 1)

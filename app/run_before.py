@@ -1,4 +1,4 @@
-"""A run that has no directory: it waits, is being started, or was refused."""
+"""The page of a run without a directory: queued, starting, or failed to start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .words import duration
 
 
 def before(site: Site, run: str, newest: Launch | None) -> Answer:
-    """A run that waits, is being started, or was refused before it had a directory."""
+    """Returns the page of a run that is queued, starting, or failed before it had a directory."""
     place = next((n for n, one in enumerate(site.launcher.waiting(), start=1) if one.run == run), None)
     buttons: list[Html] = []
     parts: list[Child] = []
     tick = "1"
     if place is not None:
         state = "queued"
-        parts.append(tag("p", f"It waits, number {place}, and begins when a slot is free while an app is open."))
+        parts.append(tag("p", f"Queued at position {place}; it starts when a slot is free while the app is running."))
         buttons = [action("Do not run", "run.unqueue")]
     elif newest is None:
         head = join(tag("h1", run), tag("p", f"There is no run {run} in {site.settings.home}."))
@@ -36,21 +36,21 @@ def before(site: Site, run: str, newest: Launch | None) -> Answer:
     elif newest.is_alive:
         state = "starting"
         lasted = f" ({duration(max(0.0, time.time() - newest.began))} so far)"
-        parts.append(tag("p", f"It reads its data and checks what it can before it makes its directory{lasted}."))
+        parts.append(tag("p", f"It reads and checks its data before it creates its directory{lasted}."))
         earlier = _earlier(site, newest)
         if earlier is not None:
             words = (" (", state_badge(earlier.state), ", step ", earlier.status.get("step") or 0, ")")
             parts.append(
-                tag("p", "It starts from what another run learns, which is run first: ", run_link(earlier), words)
+                tag("p", "It starts from the weights of another run, which runs first: ", run_link(earlier), words)
             )
         buttons = [
             action("Stop", "run.stop"),
-            action("Kill", "run.kill", "danger", data_confirm="End the process at once?"),
+            action("Kill", "run.kill", "danger", data_confirm="Kill the process?"),
         ]
     else:
         state, tick = "refused", "4"
         parts.append(why_refused(newest))
-        draft = tag("a", "Change it", href=link("/new", **{"from": run}), cls="button primary")
+        draft = tag("a", "Edit", href=link("/new", **{"from": run}), cls="button primary")
         buttons = [draft, action("Start again", "run.again")]
     if site.settings.read_only:
         buttons = []
@@ -63,7 +63,7 @@ def before(site: Site, run: str, newest: Launch | None) -> Answer:
         data_title=run,
     )
     output = newest.output() if newest is not None and place is None else ""
-    body = tag("section", tag("h2", "What it has printed"), tag("pre", output, cls="log", tabindex=0), cls="panel")
+    body = tag("section", tag("h2", "Output"), tag("pre", output, cls="log", tabindex=0), cls="panel")
     spoken = tag("p", f"{run} is {state}", cls="visually-hidden", role="status")
     return Answer({"head": head, "spoken": spoken, "tags": join(), "body": body if output else join()})
 
@@ -76,18 +76,18 @@ def _earlier(site: Site, newest: Launch) -> Row | None:
 
 
 def why_refused(newest: Launch) -> Html:
-    """What a process said that ended before its run had a directory."""
+    """Output of a process that ended before its run had a directory."""
     code, lines = newest.exit_code, [line for line in newest.output().splitlines() if line.strip()]
     first = next((n for n, line in enumerate(lines) if re.match(r"\w*Error: ", line)), max(0, len(lines) - 1))
     message = "\n".join(lines[first : first + 12])
     how = "" if code is None else f" (exit code {code})" if code >= 0 else f" by signal {-code}"
     verb = "was ended" if code is not None and code < 0 else "ended"
     return join(
-        tag("p", f"The process {verb}{how} before the run had a directory. Nothing was written."),
-        tag("pre", message or "It printed nothing.", cls="error", role="alert"),
+        tag("p", f"The process {verb}{how} before it created the run directory. Nothing was written."),
+        tag("pre", message or "No output.", cls="error", role="alert"),
     )
 
 
 def is_after(newest: Launch, row: Row) -> bool:
-    """Whether a start came after the run's last word, so that what the run says is of an earlier attempt."""
+    """Whether a start is newer than the run's last status, which then belongs to an earlier attempt."""
     return newest.began > (row.status.get("heartbeat") or {}).get("wall", 0.0)

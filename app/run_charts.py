@@ -1,4 +1,4 @@
-"""The curves of one run: which figures are drawn together, over what, and how long the rest may take."""
+"""Curves of one run: the grouping of metrics into charts, their axes, and the estimated time left."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ MARKS = 40
 
 
 def charts(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """All curves of a run, as its query asks: smoothing, axes, what is rare."""
+    """Returns all charts of a run with the query's smoothing and axes."""
     columns = site.series.of(directory.path / "metrics.jsonl")
     if not columns.columns:
         stage = row.status.get("stage")
-        words = f"No step has been computed yet{f': it is {stage}' if stage and row.is_live else ''}."
+        words = f"No step has finished yet{f' (current stage: {stage})' if stage and row.is_live else ''}."
         if row.state == "compiling":
-            words += " The first step is compiled, which takes seconds for small models and minutes for large ones."
+            words += " The first step includes compilation: seconds for small models, minutes for large ones."
         return tag("p", words, cls="empty")
     weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
     (axis,) = axes(ask.query.get("x", "step"), [columns.columns])
@@ -114,7 +114,7 @@ def _drawn(
         missing = not_finite(steps, values)
         if weight and not is_held_out:
             faint_x, faint_y = thinned(steps, values)
-            lines.append(Line(f"{_called(name)}, as it was", faint_x, faint_y, colour=5))
+            lines.append(Line(f"{_called(name)}, unsmoothed", faint_x, faint_y, colour=5))
             values = smoothed(values, weight)
         x, y = thinned(steps, values)
         line = Line(_called(name), x, y, colour=number, dashed=is_held_out, dots=is_held_out, missing=missing)
@@ -127,12 +127,12 @@ def _called(name: str) -> str:
 
 
 def _marks(directory: RunDirectory, starts: dict[int, int], axis: Axis) -> list[Mark]:
-    """Where attempts began, but for the first, and which checkpoints are kept."""
+    """Marks for the starts of later attempts, and for checkpoints."""
 
     def at(step: int, text: str) -> Mark:
         return Mark(float(axis.at(np.asarray(float(step)))), text)
 
-    again = [at(step, f"attempt {number} began at step {step}") for number, step in starts.items() if number > 1]
+    again = [at(step, f"attempt {number} started at step {step}") for number, step in starts.items() if number > 1]
     saved: list[Mark] = []
     try:
         steps = [whole(entry.name) for entry in directory.checkpoints.iterdir()]
@@ -143,7 +143,7 @@ def _marks(directory: RunDirectory, starts: dict[int, int], axis: Axis) -> list[
 
 
 def eta_words(series: Any, step: int, total: int, status: Status) -> str:
-    """How long the rest takes: as the run says, and between the paces of its recent quick and slow steps."""
+    """Estimated time left: the run's own estimate, and a range from its recent fast and slow steps."""
     seconds = status.get("eta_seconds")
     rates = series.columns.get("pairs/s") or series.columns.get("samples/s")
     text = f"{duration(seconds)} left"

@@ -1,4 +1,4 @@
-"""What a run is made of, as Python, and where that differs from a recipe or another run."""
+"""The experiment of a run as Python, and its differences from a recipe or another run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .state import Site
 
 
 def config(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """The tab of settings."""
+    """Returns the Config tab."""
     experiment = stored(directory.path / "experiment.json")
     if experiment is None:
         source = (directory.path / "experiment.py").read_text(encoding="utf-8")[:200_000]
-        note = "It names classes of another package, which the app does not import; this is the file as it was written."
+        note = "It names classes of another package, which the app does not import; this is the stored file."
         return join(tag("p", note, cls="notice"), tag("pre", source))
     compared = ask.query.get("with", "")
     others = [("preset", name) for name in site.presets.names()] + [
@@ -33,7 +33,9 @@ def config(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
         tag("option", f"{kind} {name}", value=f"{kind}:{name}", selected=f"{kind}:{name}" == compared)
         for kind, name in others
     ]
-    form = tag("form", tag("label", "Differences to ", tag("select", options, name="with")), data_query=True, cls="row")
+    form = tag(
+        "form", tag("label", "Differences from ", tag("select", options, name="with")), data_query=True, cls="row"
+    )
     saves = [
         tag("a", name, href=link("/download", run=row.id, file=name), download=True, cls="button small")
         for name in ("experiment.py", "experiment.json", "metrics.jsonl", "metrics.csv")
@@ -54,7 +56,7 @@ def _differences(site: Site, compared: str, experiment: Any) -> Html | None:
             other = site.presets.experiment(name)
             if other is None:
                 job = site.presets.job(name)
-                wrong = job.error if job is not None and job.error else "It is still being read."
+                wrong = job.error if job is not None and job.error else "The recipe is still being read."
                 return tag("p", wrong, cls="notice", data_tick="1")
         else:
             other = stored(site.run(name).path / "experiment.json")
@@ -64,6 +66,6 @@ def _differences(site: Site, compared: str, experiment: Any) -> Html | None:
     except (NnxdslError, SpecError) as error:
         return tag("p", str(error), cls="notice bad")
     if not changes:
-        return tag("p", f"No differences to {name}.", cls="notice")
+        return tag("p", f"No differences from {name}.", cls="notice")
     rows = [(field_path(path), render(get(other, path)), render(value)) for path, value in changes.items()]
-    return table(("Field", name, "this run"), rows, f"{len(rows)} differences to {name}")
+    return table(("Field", name, "this run"), rows, f"{len(rows)} differences from {name}")

@@ -1,4 +1,4 @@
-"""What a run's files say: its log, its answers, what it ran on, what happened."""
+"""Tabs of a run's files: log, samples, environment, events."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SHOWN_EVENTS = 300
 
 
 def log(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """The tab of the log's end."""
+    """Returns the Log tab, with the last lines of the log."""
     search = ask.query.get("find", "").strip().lower()
     text = tail(directory.log, site.settings.limits.log_bytes)
     newest = site.launcher.newest(row.id)
     lines = text.splitlines()
     shown = [line for line in lines if search in line.lower()] if search else lines
     bytes_ = directory.log.stat().st_size if directory.log.exists() else 0
-    pause = tag("label", tag("input", type="checkbox", data_pause="log"), " Hold still", cls="row")
+    pause = tag("label", tag("input", type="checkbox", data_pause="log"), " Pause", cls="row")
     form = tag(
         "form",
         tag(
@@ -37,7 +37,7 @@ def log(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
             type="search",
             name="find",
             value=ask.query.get("find", ""),
-            placeholder="Only lines with ...",
+            placeholder="Filter lines ...",
             aria_label="Search the log",
         ),
         pause,
@@ -54,7 +54,7 @@ def log(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     jump = None
     if wrong:
         here = link("/run", **ask.query)
-        jump = tag("a", "To the last error", href=f"{here}#error-{max(wrong)}", cls="button small")
+        jump = tag("a", "Go to the last error", href=f"{here}#error-{max(wrong)}", cls="button small")
     cut = (
         f", the last {size(site.settings.limits.log_bytes)} are shown"
         if bytes_ > site.settings.limits.log_bytes
@@ -64,21 +64,21 @@ def log(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
     body = (
         tag("pre", tag("code", written), cls="log", tabindex=0, aria_label="Log")
         if shown
-        else tag("p", "No such line yet.", cls="empty")
+        else tag("p", "No matching lines.", cls="empty")
     )
     save = tag("a", "Download", href=link("/download", run=row.id, file="log.txt"), download=True, cls="button small")
     printed = newest.output().strip() if newest is not None else ""
-    extra = (
-        tag("details", tag("summary", "What its process printed"), tag("pre", printed, cls="log")) if printed else None
-    )
+    extra = tag("details", tag("summary", "Process output"), tag("pre", printed, cls="log")) if printed else None
     return join(tag("div", form, tag("div", jump, save, cls="row"), cls="row between"), about, body, extra)
 
 
 def samples(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """The tab of answers at evaluations."""
+    """Returns the tab of completions that were sampled at evaluations."""
     found = directory.samples()
     if not found:
-        return tag("p", "No answers yet. Prompts in evaluation.prompts are answered at every evaluation.", cls="empty")
+        return tag(
+            "p", "No answers yet. Completions of evaluation.prompts are sampled at every evaluation.", cls="empty"
+        )
     steps = sorted({sample["step"] for sample in found})
     chosen = whole(ask.query.get("step", ""))
     step = chosen if chosen in steps else steps[-1]
@@ -106,10 +106,10 @@ def samples(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
 
 
 def environment(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """The tab of attempts, newest first."""
+    """Returns the tab of attempts, newest first."""
     attempts = directory.attempts()
     if not attempts:
-        return tag("p", "It has not begun a step yet; what it runs on is written down then.", cls="empty")
+        return tag("p", "No step has started yet; the environment is recorded at the first step.", cls="empty")
     return join([_attempt(one) for one in reversed(attempts)])
 
 
@@ -132,7 +132,7 @@ def _attempt(one: dict[str, Any]) -> Html:
 
 
 def events(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """The tab of events and of actions through the app."""
+    """Returns the tab of the run's events and of actions in the app."""
     own = [(event.get("time"), "run", _event_words(event)) for event in directory.events()]
     selected = [
         (one.get("time"), f"app, {one.get('by') or 'somebody'}", str(one.get("action")))

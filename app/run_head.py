@@ -1,4 +1,4 @@
-"""How one run stands and what may be done with it: state, progress, buttons, what went wrong and what to do."""
+"""The head of a run's page: state, progress, action buttons, errors and remedies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .words import age, duration, number, parsed, time_of
 
 
 def head_of(site: Site, directory: RunDirectory, row: Row, state: str, newest: Launch | None) -> Html:
-    """State, progress and figures, with the buttons that the state allows."""
+    """Returns state, progress and metrics, with the buttons that the state allows."""
     status = row.status
     step, total = status.get("step") or 0, status.get("total")
     live = row.is_live or state in ("starting", "stopping")
@@ -30,13 +30,13 @@ def head_of(site: Site, directory: RunDirectory, row: Row, state: str, newest: L
     if live and status.get("stage") and state != "starting":
         words.append(tag("span", _stage(directory, row), cls="muted"))
     elif state == "starting":
-        words.append(tag("span", "a new attempt reads its data", cls="muted"))
+        words.append(tag("span", "a new attempt is reading its data", cls="muted"))
     if total:
         words.append(tag("span", f"step {step:,} of {total:,}"))
     if live and status.get("eta_seconds") is not None:
         words.append(tag("span", eta_words(site.series.of(directory.path / "metrics.jsonl"), step, total or 0, status)))
     if live and row.quiet != float("inf"):
-        words.append(tag("span", f"heard of {age(row.quiet)}", cls="muted"))
+        words.append(tag("span", f"last heartbeat {age(row.quiet)}", cls="muted"))
     parts: list[Child] = [
         tag(
             "div",
@@ -67,7 +67,7 @@ def _buttons(site: Site, row: Row, state: str, live: bool) -> list[Html]:
     if not site.settings.read_only:
         if live:
             found.append(action("Stop and save", "run.stop", "primary"))
-            question = f"End {run} at once? What it saved last is whole; what came after is lost."
+            question = f"Kill {run}? Its last checkpoint stays valid; progress since then is lost."
             found.append(action("Kill", "run.kill", "danger", data_confirm=question))
         elif state in ("stopped", "failed", "lost", "queued"):
             found.append(action("Resume", "run.resume", "primary"))
@@ -76,13 +76,13 @@ def _buttons(site: Site, row: Row, state: str, live: bool) -> list[Html]:
     found.append(tag("a", "Outputs", href=link("/outputs", run=run), cls="button"))
     found.append(tag("a", "Compare", href=link("/compare", ids=run), cls="button"))
     if not site.settings.read_only and not live:
-        question = "It is moved to the directory .trash beside the runs."
+        question = "It will be moved to the directory .trash next to the runs."
         found.append(action("Delete", "run.delete", "danger", data_confirm=question, data_confirm_name=run))
     return found
 
 
 def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | None) -> Html | None:
-    """Why it does not go on, and what to do: the exception first."""
+    """Returns why the run is not progressing, and the remedy."""
     status = row.status
     if state == "failed":
         error = str(status.get("error") or "No error was recorded.")
@@ -93,34 +93,35 @@ def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | Non
             return tag("p", words, cls="notice bad", role="alert")
         checkpoint = status.get("checkpoint")
         saved = (
-            f"It was saved last at step {checkpoint}; resume goes on there." if checkpoint else "Nothing was saved yet."
+            f"Its last checkpoint is step {checkpoint}; Resume continues there."
+            if checkpoint
+            else "It has no checkpoint."
         )
         return tag("p", f"{_how_lost(row, newest)} {saved}", cls="notice bad", role="alert")
     if state == "silent":
-        words = (
-            f"Its process lives, but has said nothing for {duration(row.quiet)}: it may hang, or its disk may be full."
-        )
+        words = f"Its process is alive, but its last heartbeat is {duration(row.quiet)} old: "
+        words += "it may hang, or the disk may be full."
         return tag("p", words, cls="notice bad", role="alert")
     if newest is not None and not newest.is_alive and not row.is_live and is_after(newest, row):
-        return join(tag("p", "The last attempt to go on was refused:"), why_refused(newest))
+        return join(tag("p", "The last attempt to resume failed:"), why_refused(newest))
     return None
 
 
 def _how_lost(row: Row, newest: Launch | None) -> str:
     pid, host = row.status.get("pid"), row.status.get("host")
     if host is not None and host != process_info.hostname():
-        return f"It runs on {host}, which has been silent for {duration(row.quiet)}."
+        return f"It runs on {host}; the last heartbeat is {duration(row.quiet)} old."
     code = newest.exit_code if newest is not None and newest.process.pid == pid else None
     if code is not None and code < 0:
-        reason = ", as a person or a lack of memory does" if code == -9 else ""
-        return f"Its process {pid} was ended by signal {-code}{reason}."
+        reason = ", sent by a user or by the out-of-memory killer" if code == -9 else ""
+        return f"Its process {pid} was killed by signal {-code}{reason}."
     if code is not None:
-        return f"Its process {pid} ended with exit code {code} and did not say why; its log may."
-    return f"Its process {pid} is gone and did not say why: it was killed, or the machine went down."
+        return f"Its process {pid} ended with exit code {code} without an error; see its log."
+    return f"Its process {pid} no longer exists and left no error: it was killed, or the machine went down."
 
 
 def _blame(directory: RunDirectory, row: Row, error: str) -> Html | None:
-    """The field to change after an error, if there is one, and the way to change it."""
+    """Returns a link that clones the run to fix an error, and the field to change if it is known."""
     experiment = stored(directory.path / "experiment.json")
     if experiment is None:
         return None
@@ -131,7 +132,7 @@ def _blame(directory: RunDirectory, row: Row, error: str) -> Html | None:
 
 
 def field_to_blame(paths: Sequence[str], error: str) -> str | None:
-    """The field that an error tells to change: the learning rate, or the first path that it names.
+    """Field that an error suggests to change: the learning rate, or the first path in its message.
 
     A name without a dot, such as `steps`, counts only where it is written as a field: `steps=` or `steps:`.
     """

@@ -1,4 +1,4 @@
-"""One run: how it stands, its curves, its log, what it is made of, and what may be done with it."""
+"""The page of one run: state, curves, log, config and actions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TABS = {
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The run that the query names."""
+    """Returns the page of the run in the query."""
     return _answer(site, ask)
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """The same, but for a log that is held still."""
+    """Updates the page, except for a paused log."""
     paused = ask.payload.get("paused")
     if isinstance(paused, list) and "log" in paused and ask.query.get("tab") == "log":
         answer = _answer(site, ask)
@@ -42,41 +42,45 @@ def ticked(site: Site, ask: Ask) -> Answer:
 
 
 def stop(site: Site, ask: Ask) -> Answer:
-    """Asks it to save and end."""
+    """Requests that the run saves a checkpoint and stops."""
     return _done(site, ask, site.launcher.stop(ask.query.get("id", ""), ask.client))
 
 
 def kill(site: Site, ask: Ask) -> Answer:
-    """Ends it at once."""
+    """Kills the run."""
     return _done(site, ask, site.launcher.kill(ask.query.get("id", ""), ask.client))
 
 
 def resume(site: Site, ask: Ask) -> Answer:
-    """Goes on where it was saved last, or from the beginning where nothing was."""
+    """Resumes the run from its last checkpoint, or from the beginning if there is none."""
     run = ask.query.get("id", "")
     steps = steps_of(site.run(run).path)
     site.launcher.resume(run, ask.client)
-    from_where = f"Going on from step {steps[0]:,}, saved last." if steps else "Nothing was saved: it begins again."
+    from_where = (
+        f"Resuming from the checkpoint of step {steps[0]:,}."
+        if steps
+        else "No checkpoint: starting from the beginning."
+    )
     return _done(site, ask, from_where)
 
 
 def again(site: Site, ask: Ask) -> Answer:
-    """Starts once more what was refused before it had a directory."""
+    """Retries a launch that failed before the run had a directory."""
     newest = site.launcher.newest(ask.query.get("id", ""))
     experiment = None if newest is None else stored(newest.directory / "experiment.json")
     if newest is None or experiment is None:
-        return Answer(notice="The record of this start is gone; begin with a new run.", bad=True)
+        return Answer(notice="The record of this launch was deleted; create a new run.", bad=True)
     site.launcher.launch(experiment, ask.client, newest.recipe)
     return _done(site, ask, "Started again.")
 
 
 def unqueue(site: Site, ask: Ask) -> Answer:
-    """Has it wait no longer."""
+    """Removes the run from the queue."""
     return Answer(goto="/", notice=site.launcher.unqueue(ask.query.get("id", ""), ask.client))
 
 
 def retag(site: Site, ask: Ask) -> Answer:
-    """Gives it other tags."""
+    """Replaces the run's tags."""
     run = ask.query.get("id", "")
     if site.index.row(run) is None:
         return Answer(notice=f"There is no run {run}.", bad=True)
@@ -85,7 +89,7 @@ def retag(site: Site, ask: Ask) -> Answer:
 
 
 def delete(site: Site, ask: Ask) -> Answer:
-    """Moves it to the home's trash."""
+    """Moves the run to the home's trash."""
     error = site.launcher.put_away(ask.query.get("id", ""), ask.client)
     return Answer(goto="/", notice=error)
 
@@ -109,7 +113,7 @@ def _answer(site: Site, ask: Ask) -> Answer:
     if newest is not None and newest.is_alive and not row.is_live and is_after(newest, row):
         state = "starting"
     elif newest is not None and newest.is_alive and row.state in ("stopped", "failed"):
-        state = "stopping"  # it has said its last word, and its process is ending: nothing can go on yet
+        state = "stopping"  # its status is final, but its process is still exiting: it cannot be resumed yet
     try:
         directory = site.run(run)
     except RunError as error:
@@ -136,7 +140,7 @@ def _tags(site: Site, run: str) -> Html:
         placeholder="baseline, sweep-3",
         aria_label="Tags, separated by commas",
     )
-    save = tag("button", "Keep", type="submit", cls="button small")
+    save = tag("button", "Save", type="submit", cls="button small")
     editor = tag(
         "details",
         tag("summary", "Change" if words else "Add tags", cls="small muted"),

@@ -1,4 +1,4 @@
-"""Turns a run's id, as a request names it, into a directory of the home: the one place that does."""
+"""The only code that converts a run id of a request to a directory of the home."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ FILES = frozenset(
         *("metrics.jsonl", "events.jsonl", "samples.jsonl", "log.txt", "control", "lock"),
     }
 )
-"""What the app reads and writes of a run; none of them may be a link, wherever it leads."""
+"""Files of a run that the app reads or writes; none of them may be a link."""
 
 
 def directory_path(home: Path, run: str) -> Path:
-    """The path that the run of this id has, or would have; not whether it exists.
+    """Returns the directory of a run id; it need not exist.
 
     Raises:
-        RunError: It is no run's id, or there is a link of this name: what a link leads to is never looked at.
+        RunError: The id is invalid, or is the name of a link: links are never followed.
     """
     path = home / run
     try:
         if path.name != run or path.parent != home:
-            raise RunError(f"'{run[:100]}' is no run's id; a run is a directory of {home} itself")
+            raise RunError(f"'{run[:100]}' is not a run id; a run is a directory directly in {home}")
         if path.is_symlink():
-            raise RunError(f"'{run}' is a link in {home}, which the app does not follow; a run is a directory there")
+            raise RunError(f"'{run}' is a link in {home}, which the app does not follow")
         return checked_path(path)
     except (ValueError, OSError) as error:  # a NUL; too long for the file system
-        raise RunError(f"{run[:100]!r} is no run's id") from error
+        raise RunError(f"{run[:100]!r} is not a run id") from error
 
 
 def run_path(home: Path, run: str) -> Path:
-    """`directory_path`, of which no file that the app reads or writes is a link.
+    """Returns `directory_path` after checking that no file that the app reads or writes is a link.
 
     Raises:
-        RunError: It is no run's id, or links are in the way.
+        RunError: The id is invalid, or one of the files is a link.
     """
     path = directory_path(home, run)
     try:
         with os.scandir(path) as entries:
             links = sorted(entry.name for entry in entries if entry.name in FILES and entry.is_symlink())
-    except OSError:  # nothing there yet, or no directory: whoever opens it says so
+    except OSError:  # missing, or not a directory: opening it raises the error
         return path
     if links:
         raise RunError(f"{run}: {links[0]} is a link, which the app does not follow; put the file itself there")

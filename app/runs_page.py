@@ -1,4 +1,4 @@
-"""The list of runs: what there is, how it stands, what to do next."""
+"""The list of runs: states, progress and actions."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ SMALL = "small muted nowrap"
 
 
 def opened(site: Site, ask: Ask) -> Answer:
-    """The list for a search and a state."""
+    """Returns the list, filtered by search text, state and tag."""
     rows = site.index.rows()
     chosen = _chosen(site, rows, ask)
     return Answer({"head": _head(site, rows, ask), "list": _list(site, rows, chosen, ask)})
 
 
 def ticked(site: Site, ask: Ask) -> Answer:
-    """The list again; the search field is left alone, as somebody may be typing."""
+    """Updates the list; the search field is not replaced, since the user may be typing."""
     rows = site.index.rows()
     return Answer({"list": _list(site, rows, _chosen(site, rows, ask), ask)})
 
 
 def compare(site: Site, ask: Ask) -> Answer:
-    """Goes to the comparison of what is ticked."""
+    """Opens the Compare page for the ticked runs."""
     ids = _ticked(ask)
     if not 2 <= len(ids) <= COMPARED:
         return Answer(notice=f"Tick 2 to {COMPARED} runs to compare them.", bad=True)
@@ -55,7 +55,7 @@ def compare(site: Site, ask: Ask) -> Answer:
 
 
 def clone(site: Site, ask: Ask) -> Answer:
-    """Goes to a new draft that begins with the run that is ticked."""
+    """Opens a new draft that is copied from the ticked run."""
     ids = _ticked(ask)
     if len(ids) != 1:
         return Answer(notice="Tick one run to clone it.", bad=True)
@@ -63,20 +63,20 @@ def clone(site: Site, ask: Ask) -> Answer:
 
 
 def stop(site: Site, ask: Ask) -> Answer:
-    """Asks all runs that are ticked to save and end."""
+    """Requests that all ticked runs save a checkpoint and stop."""
     ids = _ticked(ask)
     if not ids:
-        return Answer(notice="Tick the runs that are to stop.", bad=True)
+        return Answer(notice="Tick the runs to stop.", bad=True)
     for run in ids:
         site.launcher.stop(run, ask.client)
-    return _told(opened(site, ask), f"Asked to stop: {', '.join(ids)}. They save at the next step.")
+    return _told(opened(site, ask), f"Stop requested: {', '.join(ids)}. They save a checkpoint after the current step.")
 
 
 def retag(site: Site, ask: Ask) -> Answer:
-    """Gives tags to all runs that are ticked; a minus in front takes one away."""
+    """Adds tags to all ticked runs; `-tag` removes one."""
     ids, words = _ticked(ask), ask.fields.get("tags", "").replace(",", " ").split()
     if not ids or not words:
-        return Answer(notice="Tick runs, and write a tag (or -tag, to take it away).", bad=True)
+        return Answer(notice="Tick runs, and enter a tag (or -tag to remove it).", bad=True)
     gone = {word[1:] for word in words if word.startswith("-")}
     more = words_of(" ".join(word for word in words if not word.startswith("-")))
     changed = {run: words_of(" ".join(word for word in (*site.tags.of(run), *more) if word not in gone)) for run in ids}
@@ -87,10 +87,10 @@ def retag(site: Site, ask: Ask) -> Answer:
 
 
 def delete(site: Site, ask: Ask) -> Answer:
-    """Moves all runs that are ticked to the home's trash."""
+    """Moves all ticked runs to the home's trash."""
     ids = _ticked(ask)
     if not ids:
-        return Answer(notice="Tick the runs that are to go.", bad=True)
+        return Answer(notice="Tick the runs to delete.", bad=True)
     gone: list[str] = []
     try:
         for run in ids:
@@ -98,31 +98,31 @@ def delete(site: Site, ask: Ask) -> Answer:
             gone.append(run)
     except RunError as error:
         left = [run for run in ids if run not in gone]
-        return attrs.evolve(_without(site, ask, left), notice=f"{error}. {len(gone)} went before it.", bad=True)
+        return attrs.evolve(_without(site, ask, left), notice=f"{error}. {len(gone)} were deleted before it.", bad=True)
     where = site.settings.home / ".trash"
     return attrs.evolve(_without(site, ask, []), notice=f"Moved to {where}: {', '.join(gone)}.")
 
 
 def _without(site: Site, ask: Ask, ticked: list[str]) -> Answer:
-    """The page with only these ticked."""
+    """Returns the page with only these runs ticked."""
     query = {**ask.query, "ids": ",".join(ticked)}
     answer = opened(site, Ask({name: text for name, text in query.items() if text}))
     return attrs.evolve(answer, query=link("", **query).lstrip("?"))
 
 
 def move(site: Site, ask: Ask) -> Answer:
-    """Has a run that waits begin one place earlier or later."""
+    """Moves a queued run up or down by one position."""
     error = site.launcher.move(ask.text("id"), -1 if ask.text("to") == "earlier" else 1, ask.client)
     return _told(opened(site, ask), error)
 
 
 def unqueue(site: Site, ask: Ask) -> Answer:
-    """Has a run wait no longer."""
+    """Removes a run from the queue."""
     return _told(opened(site, ask), site.launcher.unqueue(ask.text("id"), ask.client))
 
 
 def _is_refused(launch: Launch) -> bool:
-    """Whether a start ended lately with a refusal, so that its run has no directory that the list would show."""
+    """Whether a recent start failed before its run had a directory, so that the list does not include it."""
     return launch.exit_code == REFUSED and not launch.is_alive and time.time() - launch.began < REFUSED_SECONDS
 
 
@@ -167,7 +167,7 @@ def _head(site: Site, rows: list[Row], ask: Ask) -> Html:
     buttons = [action("Compare", "runs.compare")]
     if not site.settings.read_only:
         buttons += [action("Clone", "runs.clone"), action("Stop and save", "runs.stop")]
-        question = "They are moved to the directory .trash beside the runs."
+        question = "They will be moved to the directory .trash next to the runs."
         buttons.append(action("Delete", "runs.delete", "danger", data_confirm=question, data_confirm_ticked=True))
         buttons.append(tag("a", "New run", cls="button primary", href="/new"))
     bar = tag("div", form, tag("div", buttons, cls="row"), cls="row between toolbar")
@@ -214,32 +214,30 @@ def _list(site: Site, rows: list[Row], chosen: list[Row], ask: Ask) -> Html:
                 state_badge("queued"),
                 " ",
                 tag("a", one.run, href=link("/run", id=one.run), cls="mono"),
-                f" waits, number {place} ",
+                f" queued, position {place} ",
                 None if site.settings.read_only else _waiting_buttons(one.run, place, len(waiting)),
             )
             for place, one in enumerate(waiting, start=1)
         ]
-        parts.append(tag("section", tag("h2", "About to begin"), tag("ul", lines, cls="plain"), cls="panel"))
+        parts.append(tag("section", tag("h2", "Starting and queued"), tag("ul", lines, cls="plain"), cls="panel"))
     if refused:
         lines = [
             tag("li", state_badge("refused"), " ", tag("a", one.run, href=link("/run", id=one.run), cls="mono"))
             for one in refused
         ]
-        parts.append(
-            tag("section", tag("h2", "Refused today, before they began"), tag("ul", lines, cls="plain"), cls="panel")
-        )
+        parts.append(tag("section", tag("h2", "Failed to start today"), tag("ul", lines, cls="plain"), cls="panel"))
     if chosen:
         parts.append(_table(site, chosen, ask))
     elif rows:
-        parts.append(tag("p", "No run fits this search.", cls="empty"))
+        parts.append(tag("p", "No run matches.", cls="empty"))
     elif not waiting and not starting:
         parts.append(_empty(site))
-    idle = "4" if len(rows) <= FEW else "12"  # to look after a thousand runs takes a tenth of a second
+    idle = "4" if len(rows) <= FEW else "12"  # refreshing a list of a thousand runs takes 0.1 s
     return tag("div", parts, data_tick="2" if any(row.is_live for row in rows) or waiting or starting else idle)
 
 
 def _waiting_buttons(run: str, place: int, count: int) -> Html:
-    """What may be done to a run that waits."""
+    """Buttons of a queued run."""
 
     def moved(sign: str, to: str) -> Html:
         return action(sign, "runs.move", "small", data_id=run, data_to=to, aria_label=f"{run}: one place {to}")
@@ -286,7 +284,7 @@ def _row(site: Site, row: Row, is_ticked: bool) -> Html:
     left = f", {duration(status.get('eta_seconds'))} left" if live and status.get("eta_seconds") is not None else ""
     done = f"{step:,} of {total:,}{left}" if total else ""
     curve = None if row.problem else sparkline(sampled(row.path / "metrics.jsonl", "loss"), f"Loss of {row.id}")
-    beside = tag("div", f"heard of {age(row.quiet)}", cls=SMALL) if live else None
+    beside = tag("div", f"last heartbeat {age(row.quiet)}", cls=SMALL) if live else None
     wrong = tag("div", row.problem, cls="small bad") if row.problem else None
     cells: list[tuple[str, object, str]] = [
         (
@@ -314,14 +312,14 @@ def _tags(site: Site, run: str) -> Html | None:
 
 def _empty(site: Site) -> Html:
     parts: list[Html | None] = [
-        tag("h2", "There is no run yet"),
+        tag("h2", "No runs yet"),
         tag(
             "p",
-            "A run is one experiment on its way: a directory with its settings, figures, log and checkpoints. "
-            "Runs appear here by themselves, whether they were started here or in a terminal.",
+            "A run is one training of an experiment: a directory with its config, metrics, log and checkpoints. "
+            "Runs appear here automatically, whether they were started here or in a terminal.",
         ),
         demo.offered(site, "runs.demo"),
-        tag("p", f"Runs are looked for in {site.settings.home}", cls="muted small apart"),
+        tag("p", f"Runs are read from {site.settings.home}", cls="muted small apart"),
     ]
     return tag("div", parts, cls="empty", data_tick="2")
 

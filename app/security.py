@@ -1,7 +1,7 @@
-"""What is refused before gradio sees it: foreign hosts and origins, whoever has no token, requests that are too large.
+"""ASGI middleware in front of gradio: rejects foreign hosts and origins, unauthenticated and oversized requests.
 
-Loopback is no boundary: any web page may send requests to it, a name may be made to point at it, and other accounts of
-the machine reach it. Plain ASGI.
+Listening on loopback is no protection: any web page can send requests to it, DNS rebinding can point a host name at it,
+and other accounts of the machine can reach it.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-"""Sent with every answer. gradio's templates need 'unsafe-eval'; `connect-src` forbids any call to elsewhere."""
+"""Headers of every response. gradio's templates need 'unsafe-eval'; `connect-src` forbids requests to other hosts."""
 
 SAFE = ("GET", "HEAD")
 ICON = "/favicon.ico"
-"""Browsers ask for it by themselves, beside any page and without its cookies' path; there is none."""
+"""Requested by browsers automatically, outside the path of the cookie; answered with 404."""
 
 FORWARDED = (b"x-forwarded-", b"forwarded", b"x-gradio-server", b"x-original-")
-"""Headers in which a proxy tells of a request, and with which anybody could have the app speak of other hosts."""
+"""Forwarding headers of proxies, which a client could forge to put other hosts into pages."""
 
 
 @attrs.define
 class Guard:
-    """The outermost layer of the app.
+    """The outermost middleware.
 
     Attributes:
-        app: What is guarded.
-        settings: Hosts and limits.
-        access: Who may use it.
+        app: The wrapped ASGI app.
+        settings: Allowed hosts and limits.
+        access: Authentication.
     """
 
     app: App
@@ -59,8 +59,8 @@ class Guard:
     access: Access = attrs.field(default=attrs.Factory(lambda guard: Access.of(guard.settings), takes_self=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request, or refuses it."""
-        if scope["type"] == "websocket":  # the app has none
+        """Passes a request on, or rejects it."""
+        if scope["type"] == "websocket":  # the app uses none
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] != "http":
@@ -101,9 +101,9 @@ class Guard:
             await _answer(send, 413, f"at most {limit:,} bytes\n")
 
     def _behind_proxy(self, scope: Scope) -> Scope:
-        """The request as the browser made it, if the proxy that the settings name passed it on; below the app's path.
+        """Restores host and scheme of a request from the configured proxy, and strips the app's root path.
 
-        Whatever else a request says of how it was forwarded is left out: gradio would put it into the page.
+        Other forwarding headers are removed, since gradio would put them into the page.
         """
         told = {key.lower(): value for key, value in scope["headers"]}
         scope = {**scope, "headers": [pair for pair in scope["headers"] if not pair[0].lower().startswith(FORWARDED)]}
@@ -126,9 +126,9 @@ class Guard:
             return 400, "one Host header is needed\n"
         host = headers["host"]
         if _name(f"//{host}") not in self.settings.hosts:
-            return 400, "this name is not known to the app; start it with --allow-host NAME\n"
+            return 400, "unknown host name; start the app with --allow-host NAME\n"
         if not _is_own(scope["method"], host, headers):
-            return 403, "asked by a page from elsewhere\n"
+            return 403, "cross-origin request\n"
         length = headers.get("content-length", "0")
         is_number = length.isascii() and length.isdigit() and len(length) < 20
         if not is_number or int(length) > self.settings.limits.upload_bytes:
@@ -138,7 +138,7 @@ class Guard:
     async def _is_signing_in(
         self, scope: Scope, headers: MutableMapping[str, str], receive: Receive, send: Send
     ) -> bool:
-        """Answers who has shown no token yet, or shows it now; False where a request may go on."""
+        """Responds to unauthenticated and sign-in requests; returns False if the request may proceed."""
         query = scope["query_string"].decode("latin-1")
         here = sign_in.address(scope["path"], query)
         is_form = scope["method"] == "POST" and scope["path"] == sign_in.PATH
@@ -158,7 +158,7 @@ class Guard:
         except _TooLargeError:
             await _answer(send, 413, f"at most {sign_in.MOST_BYTES:,} bytes\n")
             return True
-        if not (is_right or is_signed_in):  # a wrong one is told so, whether it was sent by the form or in the address
+        if not (is_right or is_signed_in):  # report a wrong secret, whether it came from the form or the URL
             await self._ask(send, 403 if is_form or tokens else 401, headers, here)
             return True
         to = [(b"location", f"{self.settings.root}{here}".encode()), (b"cache-control", b"no-store")]
@@ -167,7 +167,7 @@ class Guard:
         return True
 
     async def _ask(self, send: Send, status: int, headers: MutableMapping[str, str], here: str) -> None:
-        """Says how to get in: as a page with a form to a browser that opens a page, and as JSON to programs."""
+        """Sends the sign-in form to a browser that opens a page, and a JSON error to programs."""
         more = [(b"cache-control", b"no-store"), *([(b"www-authenticate", b"Bearer")] if status == 401 else [])]
         has_password = self.access.password is not None
         if "text/html" not in headers.get("accept", ""):
@@ -180,11 +180,11 @@ class Guard:
 
 
 class _TooLargeError(Exception):
-    """A body that went on beyond the limit."""
+    """The request body exceeds the limit."""
 
 
 def _is_own(method: str, host: str, headers: MutableMapping[str, str]) -> bool:
-    """Whether a request was made by the app's own pages, by a person's navigation, or by no browser at all."""
+    """Whether a request comes from the app's own pages, from user navigation, or from a program."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None:
         return origin in (f"http://{host}", f"https://{host}")
@@ -198,7 +198,7 @@ def _is_own(method: str, host: str, headers: MutableMapping[str, str]) -> bool:
 def _name(url: str) -> str | None:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises for what is no number
+        _ = parts.port  # raises if it is not a number
     except ValueError:
         return None
     return parts.hostname if not parts.path and not parts.query and "@" not in parts.netloc else None
@@ -226,9 +226,9 @@ async def _answer(send: Send, status: int, text: str | bytes, headers: list[tupl
 
 @attrs.define
 class Needed:
-    """Passes on what the app's own pages ask for, and nothing else that gradio would answer.
+    """Passes on only those routes of gradio that the app's own pages use.
 
-    gradio has routes that take files, fetch addresses, run code or tell of its work: none of them is the app's.
+    gradio also has routes that accept uploads, fetch URLs, run code or expose its state.
     """
 
     app: App
@@ -238,7 +238,7 @@ class Needed:
     asks: tuple[str, ...] = ("/gradio_api/run/predict",)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or refuses it."""
+        """Passes a request on, or rejects it."""
         if scope["type"] == "http" and not self._is_needed(scope["method"], scope["path"]):
             await _answer(send, 404, "there is no such page\n")
             return
@@ -252,7 +252,7 @@ class Needed:
 
 @attrs.define
 class PageRoutes:
-    """Gives every page's URL the one document that holds all pages; the browser reads from the URL which it shows."""
+    """Serves the single document at the URL of every page; the browser shows the page of its URL."""
 
     app: App
     paths: frozenset[str]

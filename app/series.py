@@ -1,4 +1,4 @@
-"""Metrics as columns, read from where the last reading ended, and thinned to what a chart can show; knows no page."""
+"""Metrics as columns: incremental reading of `metrics.jsonl`, downsampling, smoothing. Independent of pages."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ except ModuleNotFoundError:
 POINTS = 500
 REMEMBERED = 24
 TOGETHER = 500
-"""Lines that are read at once: more of them would not stay in a processor's cache until they are in columns."""
+"""Lines parsed per batch, so that they stay in the CPU cache until they are converted to columns."""
 STRETCH = 256
-"""Values that are averaged at once."""
+"""Values per block of the moving average."""
 
 NOT_DRAWN = ("step", "attempt", "kind")
 
@@ -46,18 +46,18 @@ def _none() -> array[float]:
 
 @attrs.define
 class Columns:
-    """One series by name: at which steps, and what.
+    """The values of one metric.
 
     Attributes:
         steps: Step of every value.
-        values: The values, NaN where it was no number.
+        values: The values; NaN if not a number.
     """
 
     steps: array[float] = attrs.field(factory=_none, converter=_doubles)
     values: array[float] = attrs.field(factory=_none, converter=_doubles)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values, `[N]` each: copies, as what is looked at by numpy could not grow."""
+        """Copies steps and values into arrays, `[N]` each: a buffer that numpy references cannot grow."""
         return np.array(self.steps), np.array(self.values)
 
 
@@ -72,17 +72,17 @@ class _File:
 
 
 class Series:
-    """The metrics of the runs that were looked at last."""
+    """A cache of the metrics of recently viewed runs."""
 
     def __init__(self) -> None:
-        """Reads nothing yet."""
+        """Creates an empty cache."""
         self._files: OrderedDict[Path, _File] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> _File:
-        """All columns of a `metrics.jsonl`: those of evaluations have names that begin with `eval/`.
+        """Returns all columns of a `metrics.jsonl`; names of evaluation metrics begin with `eval/`.
 
-        A file that was written anew (a resume drops the rows beyond its step) is read anew.
+        A file that was rewritten (a resume drops rows after its checkpoint) is read from the beginning.
         """
         with self._lock:
             file = self._files.setdefault(path, _File())
@@ -95,7 +95,7 @@ class Series:
 
 
 def to_csv(columns: Mapping[str, Columns]) -> str:
-    """A line for each step, a column for each figure; what is not there, or no number, is left empty."""
+    """Returns CSV with one row per step and one column per metric; missing and NaN values are empty."""
     by_step: dict[float, dict[str, float]] = {}
     for name, column in columns.items():
         for step, value in zip(column.steps, column.values, strict=True):
@@ -123,7 +123,7 @@ def _read(path: Path, file: _File) -> None:
             data = opened.read()
     except FileNotFoundError:
         return
-    end = data.rfind(b"\n") + 1  # what follows is being written
+    end = data.rfind(b"\n") + 1  # the last line may be incomplete
     lines = data[:end].splitlines()
     for first in range(0, len(lines), TOGETHER):
         found = _rows(lines[first : first + TOGETHER])
@@ -134,7 +134,7 @@ def _read(path: Path, file: _File) -> None:
 
 
 def _rows(lines: list[bytes]) -> list[Any]:
-    """All lines as values, by one call as long as all can be read by it; None for those that cannot be read."""
+    """Parses lines of JSON, in one call if all are valid; None for invalid lines."""
     try:
         found = _loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
@@ -143,7 +143,7 @@ def _rows(lines: list[bytes]) -> list[Any]:
 
 
 def _row(line: bytes) -> Any:
-    for loads in (_loads, json.loads):  # orjson refuses NaN and Infinity, which Python writes
+    for loads in (_loads, json.loads):  # orjson rejects NaN and Infinity, which Python writes
         try:
             return loads(line)
         except ValueError:
@@ -152,7 +152,7 @@ def _row(line: bytes) -> Any:
 
 
 def _take(rows: list[dict[str, Any]], file: _File) -> None:
-    """Rows that have the same names, one after another."""
+    """Appends consecutive rows with the same keys to the columns."""
     steps = _doubles(row["step"] for row in rows)
     names = [name for name in rows[0] if name not in NOT_DRAWN]
     if "attempt" in rows[0]:
@@ -174,12 +174,12 @@ def _number(value: Any) -> float:
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `points` of a series: its first and last, and of each stretch its smallest and its largest value.
+    """Downsamples a series: keeps the first and last point, and the minimum and maximum of each interval.
 
     Args:
         steps: `[N]`, ascending.
-        values: `[N]`; NaN are left out.
-        points: How many are wanted.
+        values: `[N]`; NaN are dropped.
+        points: Maximum number of points.
     """
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
@@ -198,17 +198,17 @@ def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tupl
 
 
 def not_finite(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The steps at which a series is NaN or infinite, `[M]`."""
+    """Steps at which a series is NaN or infinite, `[M]`."""
     return steps[~np.isfinite(values)]
 
 
 def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
-    """An exponential average, corrected at its beginning; `weight` 0 leaves the values as they are."""
+    """Exponential moving average with bias correction; `weight` 0 returns the values unchanged."""
     if weight <= 0 or len(values) == 0:
         return values
     finite = np.isfinite(values)
     given = values[finite]
-    # A stretch at a time by a product: what each of its values weighs in those after it, and what came before.
+    # One matrix product per block: weights of each value in later ones, plus the carry of earlier blocks.
     lag = np.arange(STRETCH)
     powers = np.tril(weight ** np.abs(lag[:, None] - lag)) * (1 - weight)
     out, held = np.empty_like(given), 0.0
@@ -218,12 +218,12 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
         out[first : first + count] = powers[:count, :count] @ part + held * weight ** (lag[:count] + 1)
         held = out[first + count - 1]
     out /= 1 - weight ** np.arange(1.0, len(out) + 1)
-    seen = np.cumsum(finite)  # where a value is none, the average stays as it was
+    seen = np.cumsum(finite)  # a non-finite value leaves the average unchanged
     return np.where(seen > 0, np.append(math.nan, out)[seen], math.nan)
 
 
 def last_row(path: Path) -> dict[str, Any]:
-    """The last row of training figures of a `metrics.jsonl`, from its end alone; empty where there is none."""
+    """Last row of training metrics in a `metrics.jsonl`, read from its end; empty if there is none."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -246,7 +246,7 @@ WHOLE_BYTES = 128_000
 
 
 def sampled(path: Path, name: str) -> np.ndarray:
-    """Values of one figure over the whole of a `metrics.jsonl`: all of a short file, some lines of a long one."""
+    """Values of one metric over a `metrics.jsonl`: all of a short file, a sample of lines of a long one."""
     try:
         stat = path.stat()
     except OSError:

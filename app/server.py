@@ -1,4 +1,4 @@
-"""An HTTP server in a thread of its own: the port is ours before anything is loaded behind it; knows no page."""
+"""An HTTP server in its own thread, which binds the port before the app is loaded. Independent of pages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ANY = ("0.0.0.0", "::")
 
 
 class Server:
-    """Listens at once; `serve` has it answer.
+    """Binds a port on construction; `serve` starts to handle requests.
 
     Attributes:
-        port: Where it listens.
+        port: Port that it listens on.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """Takes the port; 0 takes a free one.
+        """Binds the port; 0 chooses a free one.
 
         Raises:
-            OSError: The port is taken, or there is no such address here.
+            OSError: The port is in use, or the address is not available.
         """
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._host, self._socket = host, socket.socket(family, kind, protocol)
@@ -41,17 +41,17 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where a browser on this machine finds it."""
+        """URL for a browser on this machine."""
         host = "localhost" if self._host in ANY else f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}"
 
     def serve(self, app: Any) -> None:
-        """Answers with an ASGI app from now on.
+        """Starts to serve an ASGI app.
 
         Raises:
-            RuntimeError: The app did not start; it has said why.
+            RuntimeError: The app did not start; its error has been printed.
         """
-        # Who asks and under which name is what the connection and our own checks say, not what headers claim.
+        # Client address and host come from the connection and our own checks, not from forwarding headers.
         config = uvicorn.Config(app, log_level="warning", proxy_headers=False, server_header=False, lifespan="on")
         server = self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=server.run, args=([self._socket],), name="server", daemon=True)
@@ -64,7 +64,7 @@ class Server:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Ends it; what is being answered gets a moment."""
+        """Stops the server after a short grace period for requests in progress."""
         if self._server is not None:
             self._server.should_exit = True
         if self._thread is not None:

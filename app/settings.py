@@ -1,4 +1,4 @@
-"""What an app was started with; knows no gradio."""
+"""Settings of an app."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """How much one app does for its visitors.
+    """Resource limits of an app.
 
     Attributes:
-        slots: Runs that the queue keeps going at the same time.
-        queued: Runs that may wait.
-        upload_bytes: Largest request.
-        prompt_characters: Longest prompt that is answered.
-        new_tokens: Longest answer.
-        log_bytes: How much of a log's end is shown.
-        mesh_devices: Largest mesh that is planned.
-        job_seconds: How long a child process may take.
+        slots: Concurrent runs of the queue.
+        queued: Maximum length of the queue.
+        upload_bytes: Maximum size of a request.
+        prompt_characters: Maximum length of a prompt, in characters.
+        new_tokens: Maximum number of generated tokens.
+        log_bytes: Number of bytes that are shown from the end of a log.
+        mesh_devices: Maximum number of devices in a planned mesh.
+        job_seconds: Timeout of a child process, in seconds.
     """
 
     slots: int = 1
@@ -37,20 +37,20 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """One app.
+    """Settings of an app.
 
     Attributes:
         home: Directory of all runs.
-        project: Where runs are started, so that relative paths in experiments mean what they mean there.
-        host: Address to listen on; another than loopback needs a password.
-        port: Port; 0 takes a free one.
-        read_only: Whether actions that write are left out.
-        token: What whoever uses the app must have; None has a random one made.
-        password: What visitors may know instead of it.
-        proxy: The address under which a reverse proxy offers the app, such as `https://lab.example/nnxdsl`. Its name
-            and scheme are those of requests that come through it; the app is served below its path, there and here.
-        allowed_hosts: Further names under which browsers may ask for the app.
-        limits: How much it does.
+        project: Working directory of runs, which relative paths in experiments refer to.
+        host: Address to listen on; any other than loopback requires a password.
+        port: Port; 0 chooses a free one.
+        read_only: Whether actions that write are disabled.
+        token: Secret token of all clients; None generates a random one.
+        password: Accepted instead of the token.
+        proxy: Public URL of a reverse proxy, such as `https://lab.example/nnxdsl`. Requests through it have its host
+            and scheme; the app is served below its path, on the proxy and on its own port.
+        allowed_hosts: Additional host names that are accepted in requests.
+        limits: Resource limits.
     """
 
     home: Path
@@ -66,17 +66,17 @@ class Settings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names under which browsers may ask for the app."""
+        """Host names that are accepted in requests."""
         own = () if self.host in ("0.0.0.0", "::") else (self.host,)
         proxy = () if self.proxy is None else (urlsplit(self.proxy).hostname or "",)
         return tuple(dict.fromkeys((*LOOPBACK, *own, *self.allowed_hosts, *proxy)))
 
     @property
     def root(self) -> str:
-        """The path below which the app is served, without a slash at its end; usually empty."""
+        """Root path of the app without a trailing slash; usually empty."""
         return "" if self.proxy is None else urlsplit(self.proxy).path.rstrip("/")
 
     @property
     def own(self) -> Path:
-        """Where the app keeps what is its own: launches, drafts, the queue, cached answers."""
+        """Directory of the app's own files: launches, drafts, queue, cached outputs."""
         return self.home / ".app"

@@ -1,4 +1,4 @@
-"""What is answered to requests without the token, and the form that takes it; plain ASGI, no gradio."""
+"""Responses to unauthenticated requests: the sign-in form and JSON errors. No gradio."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ input { width: 100%; margin: .3rem 0 .8rem; }
 """
 _WRONG = {
     429: "Too many passwords are waiting to be checked: try again in a minute.",
-    403: "That was not it: nothing was signed in.",
+    403: "Wrong token or password.",
 }
 
 
 def sentence(has_password: bool) -> str:
-    """What to do, in one sentence."""
+    """Instruction to sign in, one sentence."""
     if has_password:
-        return "This app asks for its password."
+        return "Sign in with the app's password."
     return (
-        "This app asks for its token: open the address that `nnxdsl app` printed when it started, which ends in "
+        "Sign in with the app's token: open the address that `nnxdsl app` printed when it started, which ends in "
         "?token=..., or paste the token here."
     )
 
 
 def refusal(status: int, has_password: bool) -> bytes:
-    """The same for a program, as JSON."""
-    how = "send the header 'Authorization: Bearer TOKEN', where TOKEN is NNXDSL_APP_TOKEN or stands in the address "
+    """JSON error for a program."""
+    how = "send the header 'Authorization: Bearer TOKEN', where TOKEN is NNXDSL_APP_TOKEN or the token in the address "
     how += "that `nnxdsl app` printed"
     if has_password:
         how = "send the password as 'Authorization: Basic ...' with any user name, or " + how
-    message = _WRONG[429] if status == 429 else f"this app asks who you are: {how}"
+    message = _WRONG[429] if status == 429 else f"authentication required: {how}"
     return json.dumps({"error": message, "detail": message}).encode()
 
 
 def page(status: int, has_password: bool, root: str, next_url: str, *, again: bool) -> bytes:
-    """The form.
+    """Returns the sign-in page.
 
     Args:
-        status: 401 where nothing was given, else why it is shown once more.
-        has_password: Whether the password is asked for, and not the token.
-        root: The app's own path.
-        next_url: Where to go afterwards, below `root`.
-        again: Whether the browser is to ask once more by itself. A link on another site brings no cookie; this page,
-            which is the app's own, does.
+        status: 401 without a secret, else the error of the last attempt.
+        has_password: Whether the form asks for the password instead of the token.
+        root: Root path of the app.
+        next_url: Path to open afterwards, below `root`.
+        again: Whether the page reloads itself once: a link on another site sends no SameSite=Strict cookie, a reload
+            from the app's own page does.
     """
     label = "Password" if has_password else "Token"
     field = tag("input", type="password", name="secret", id="secret", required=True, autofocus=True)
@@ -78,19 +78,19 @@ def page(status: int, has_password: bool, root: str, next_url: str, *, again: bo
 
 
 def given(body: bytes) -> tuple[str, str]:
-    """What a form that was sent holds: the secret, and where to go."""
+    """Parses a submitted form: the secret, and the path to open."""
     fields = parse_qs(body.decode("utf-8", errors="replace"))
     return fields.get("secret", [""])[-1].strip(), below_root(fields.get("next", ["/"])[-1])
 
 
 def below_root(url: str) -> str:
-    """A URL as a path of this app, whatever it was: never another host's, without a token."""
+    """Reduces any URL to a path of this app without a token; never another host."""
     path, _, query = url.partition("?")
     return address("/" + path.lstrip("/\\"), query)
 
 
 def address(path: str, query: str) -> str:
-    """A path with a query, from which tokens are left out."""
+    """Path with its query, without tokens."""
     query_rest = urlencode([pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "token"])
     safe = quote("/" + path.lstrip("/\\"), safe="/:@!$&'()*+,;=-._~")
     return f"{safe}?{query_rest}" if query_rest else safe

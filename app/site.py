@@ -1,7 +1,7 @@
-"""The pages as one gradio app: what is drawn where, and how a question travels. The one file that knows gradio.
+"""The pages as one gradio app: layout and event handlers. The only file that imports gradio.
 
-All pages are in one document, and the browser shows the one of its URL: to change the page costs one request. Questions
-are clicks on hidden buttons, whose javascript brings the payload and the query; answers are pieces of HTML.
+All pages are in one document, and the browser shows the page of its URL, so navigation costs one request. Requests are
+clicks on hidden buttons, whose JavaScript provides the payload and the query; responses are pieces of HTML.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .server import Server
 from .settings import Settings
 from .state import Site
 
-# gradio would report its start and look for a newer version; both are decided when it is imported.
+# Disables gradio's telemetry and version check, which are read when it is imported.
 os.environ.update(
     GRADIO_ANALYTICS_ENABLED="False",
     HF_HUB_OFFLINE="1",
@@ -48,7 +48,7 @@ QUERY_CHARACTERS = 4_000
 
 
 def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
-    """All pages of an app, not served yet."""
+    """Builds all pages of an app without serving them."""
     with gr.Blocks(analytics_enabled=False, title="nnxdsl", fill_width=True) as blocks:
         gr.HTML(_below(site.settings.root, _navigation(site, pages)), **_PLAIN, elem_id="nnx-top")
         for page in pages:
@@ -58,12 +58,12 @@ def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
 
 @attrs.frozen
 class Served:
-    """An app that answers.
+    """A running app.
 
     Attributes:
-        site: What its pages know.
-        address: Where it is, for people: with its token, unless they know that or have a password.
-        token: What programs send as `Authorization: Bearer TOKEN`.
+        site: State of the app.
+        address: URL to open; it includes the token if that was generated and there is no password.
+        token: Secret for the header `Authorization: Bearer TOKEN`.
     """
 
     site: Site
@@ -73,17 +73,17 @@ class Served:
     _server: Server
 
     def close(self) -> None:
-        """Ends it; runs go on."""
+        """Stops the app; runs continue."""
         self.site.close()
         self._blocks.close(verbose=False)
         self._server.close()
 
 
 def served(settings: Settings) -> Served:
-    """Serves an app from now on; the caller ends it with `close`.
+    """Starts to serve an app; the caller stops it with `close`.
 
     Raises:
-        OSError: The port is taken, or there is no such address here.
+        OSError: The port is in use, or the address is not available.
     """
     server = Server(settings.host, settings.port)
     site = Site.of(settings)
@@ -93,20 +93,19 @@ def served(settings: Settings) -> Served:
     inner = PageRoutes(Downloads(_mounted(blocks, settings, server.port), site), paths)
     server.serve(Guard(Needed(inner, paths), settings, access))
     address = f"{settings.proxy or server.address}/"
-    # What the environment gave is not printed, since what is printed may be kept in a log.
+    # A token from the environment is not printed, since the output may be logged.
     is_told = settings.password is None and settings.token is None
     return Served(site, f"{address}?token={access.token}" if is_told else address, access.token, blocks, server)
 
 
 def _mounted(blocks: gr.Blocks, settings: Settings, port: int) -> FastAPI:
-    """The pages as an ASGI app.
+    """Mounts the pages as an ASGI app.
 
-    Not `blocks.launch`, which asks its own server for a page before it goes on, and puts middleware of its own in front
-    of ours.
+    `blocks.launch` is not used, since it requests a page from its own server and puts its middleware in front of ours.
     """
     blocks.queue(api_open=False)
-    # Nothing of ours is queued, and gradio would look a thousand times a second whether something is, and a hundred
-    # times whether something has got on: together 6 % of a core.
+    # The app does not use gradio's queue, which would poll for events 1,000 times a second and for progress 100 times
+    # a second: 6 % of a core in total.
     blocks._queue.sleep_when_free = blocks._queue.progress_update_sleep_when_free = 0.5
     return gr.mount_gradio_app(
         FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
@@ -134,12 +133,12 @@ _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "contain
 def _head(pages: tuple[Page, ...], root: str) -> str:
     page_names = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
     script = _static("js").replace("/*PAGES*/{}", page_names).replace('/*ROOT*/""', json.dumps(root))
-    # Not through `css=`, which rewrites selectors and loses those inside @media.
+    # `css=` is not used: it rewrites selectors and drops those inside @media.
     return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
 
 
 def _static(kind: str) -> str:
-    """All files of one kind, that of the whole app first."""
+    """Concatenates all static files of one kind, `app.*` first."""
     files = sorted(STATIC.glob(f"*.{kind}"), key=lambda path: (path.stem != "app", path.name))
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
@@ -150,8 +149,8 @@ def _navigation(site: Site, pages: tuple[Page, ...]) -> Html:
         "header",
         tag("a", "nnxdsl", href="/", cls="brand"),
         tag("nav", links, aria_label="Pages"),
-        tag("span", "read only", cls="badge") if site.settings.read_only else None,
-        tag("span", "the app does not answer; trying again", cls="offline", role="status", hidden=True),
+        tag("span", "read-only", cls="badge") if site.settings.read_only else None,
+        tag("span", "the app does not respond; retrying", cls="offline", role="status", hidden=True),
         cls="top",
     )
 
@@ -178,7 +177,7 @@ def _draw(site: Site, page: Page) -> None:
 
 
 def _handler(site: Site, page: Page, function: Function, *, is_tick: bool) -> Any:
-    """A function for gradio: texts in; the effect, the notice and each region's HTML out."""
+    """Wraps a page function for gradio: texts in; effect, notice and each region's HTML out."""
 
     def handle(payload: str, query: str, request: gr.Request) -> list[Any]:
         given = _decoded(payload)
@@ -190,8 +189,8 @@ def _handler(site: Site, page: Page, function: Function, *, is_tick: bool) -> An
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             answer = Answer(
-                notice=f"The app itself failed ({type(error).__name__}: {error}). Runs are not affected; "
-                "reload the page, and look at what the app printed.",
+                notice=f"Internal error of the app ({type(error).__name__}: {error}). Runs are not affected; "
+                "reload the page, and see the app's output for details.",
                 bad=True,
             )
         held = given.get("digests")
@@ -222,7 +221,7 @@ def _region(name: str, html: Html | None, held: dict[str, Any], root: str) -> An
 
 
 def _below(root: str, html: Html) -> Html:
-    """The same with links to the app's own paths below its root; texts cannot hold such an attribute unescaped."""
+    """Prefixes links to the app's own paths with its root path; escaped texts cannot contain such an attribute."""
     return Html(html.replace(' href="/', f' href="{root}/')) if root else html
 
 

@@ -1,4 +1,4 @@
-"""What pages know of the world: settings, runs, jobs; one object for a whole app. Knows no gradio and no page."""
+"""The state of an app that all pages share: settings, runs, jobs. Independent of gradio and pages."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .tags import Tags
 
 @attrs.define
 class Site:
-    """What every page's functions are given first.
+    """The first argument of every page function.
 
     Attributes:
-        settings: How the app was started.
-        jobs: Child processes that plan, two at a time.
-        compiles: Child processes in which XLA compiles, which takes minutes: one at a time, beside the others.
-        answers: What models were asked, and the child that holds them.
-        votes: Which of their answers were better.
-        tags: Words that people gave to runs.
+        settings: Settings of the app.
+        jobs: Child processes that compute plans, two at a time.
+        compiles: Child processes that compile with XLA, which takes minutes: one at a time, independent of `jobs`.
+        answers: Requests to models, and their child process.
+        votes: Blind votes on answers.
+        tags: Tags of runs.
         index: The runs, one row each.
-        series: Their metrics.
-        launcher: What may be done to them.
-        drafts: Experiments that are being written.
-        presets: The project's own experiments.
-        dispatcher: Who starts runs that wait; None in read-only mode.
+        series: Metrics of runs.
+        launcher: Actions on runs.
+        drafts: Drafts of experiments.
+        presets: The project's recipes.
+        dispatcher: Starts queued runs; None in read-only mode.
     """
 
     settings: Settings
@@ -55,7 +55,7 @@ class Site:
 
     @classmethod
     def of(cls, settings: Settings) -> Site:
-        """The world of an app that is about to start."""
+        """Creates the state of an app."""
         index, presets = Index(settings.home), Presets(settings.project / "experiments", settings.project)
         launcher = Launcher(settings, presets)
         return cls(
@@ -74,17 +74,17 @@ class Site:
         )
 
     def run(self, run: str) -> RunDirectory:
-        """The directory of a run.
+        """Returns the directory of a run.
 
         Raises:
-            RunError: there is none of this id in the home.
+            RunError: the home has no run with this id.
         """
         if not run:
             raise RunError("name a run: /run?id=...")
         return RunDirectory(run_path(self.settings.home, run))
 
     def close(self) -> None:
-        """Ends what only this process needs; runs go on."""
+        """Stops threads and child processes of the app; runs continue."""
         if self.dispatcher is not None:
             self.dispatcher.close()
         self.jobs.close()

@@ -1,4 +1,4 @@
-"""Words that people give to runs, to find them again; a file of the app's own, as runs belong to their writers."""
+"""Tags of runs, stored in the app's own files, since only the run writes its directory."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ _ALLOWED = re.compile(r"[\w.:/+-]+")
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The tags of a text, which commas or blanks part.
+    """Parses tags separated by commas or spaces.
 
     Raises:
-        RunError: there are too many, or one has signs that no tag has.
+        RunError: there are too many tags, or one has invalid characters.
     """
     found = tuple(dict.fromkeys(word for word in re.split(r"[\s,]+", text) if word))
     wrong = [word for word in found if len(word) > LONGEST or not _ALLOWED.fullmatch(word)]
     if wrong:
-        raise RunError(f"'{wrong[0][:40]}' is no tag: letters, digits and . : / + - _, at most {LONGEST} of them")
+        raise RunError(
+            f"'{wrong[0][:40]}' is not a valid tag: use letters, digits and . : / + - _, at most {LONGEST} characters"
+        )
     if len(found) > MOST:
-        raise RunError(f"{len(found)} tags; a run has at most {MOST}")
+        raise RunError(f"{len(found)} tags; a run can have at most {MOST}")
     return found
 
 
 class Tags:
-    """The tags of all runs of a home, in a file that only grows; the last line on a run counts."""
+    """Tags of all runs of a home, in an append-only file; the last line on a run counts."""
 
     def __init__(self, path: Path) -> None:
-        """Names the file; reads nothing yet."""
+        """Sets the file, which is read on first use."""
         self._file, self._lock = JsonLines(path), threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._tags: dict[str, tuple[str, ...]] = {}
 
     def of(self, run: str) -> tuple[str, ...]:
-        """The tags of a run."""
+        """Returns the tags of a run."""
         return self._all().get(run, ())
 
     def used(self, runs: Iterable[str]) -> list[str]:
-        """All tags that some of the runs have."""
+        """Returns all tags that any of the runs has."""
         tags = self._all()
         return sorted({tag for run in runs for tag in tags.get(run, ())})
 
     def set(self, run: str, tags: Iterable[str], who: str = "") -> None:
-        """Gives a run these tags and no others.
+        """Replaces the tags of a run.
 
         Raises:
-            RunError: the disk will not take it.
+            RunError: the file cannot be written.
         """
         with self._lock:
             self._file.path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +70,7 @@ class Tags:
                 try:
                     rows = self._file.read()
                     self._tags = {str(row.get("run")): tuple(map(str, row.get("tags", ()))) for row in rows}
-                except (RunError, TypeError):  # damaged: no reason to show no runs
+                except (RunError, TypeError):  # damaged: the page works without tags
                     self._tags = {}
                 self._stamp = (stat.st_mtime_ns, stat.st_size)
             return self._tags

@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as people read them; knows no run."""
+"""Formats numbers, sizes and times for display."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .html import Html, tag
 
 
 def number(value: object) -> str:
-    """Four significant digits.
+    """Formats a number with four significant digits.
 
     >>> [number(x) for x in (0.693147, 12345.6, 2e-7, 3, float("nan"), None)]
     ['0.6931', '12,346', '2e-07', '3', 'nan', '-']
@@ -26,7 +26,7 @@ def number(value: object) -> str:
 
 
 def whole(text: str) -> int | None:
-    """The number of a text of ASCII digits, as a URL or a file name has it; None for any other text.
+    """Parses a non-negative integer of ASCII digits, from a URL or a file name; None for any other text.
 
     >>> [whole(text) for text in ("12", "²", "-1", "9" * 5000)]
     [12, None, None, None]
@@ -35,7 +35,7 @@ def whole(text: str) -> int | None:
 
 
 def duration(seconds: float | None) -> str:
-    """`42 s`, `3:05 min`, `2:07 h`, `3 d 4 h`."""
+    """Formats seconds as `42 s`, `3:05 min`, `2:07 h` or `3 d 4 h`."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return "-"
     whole = round(seconds)
@@ -49,7 +49,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: `512 B`, `1.5 KiB`, `72.04 GiB`."""
+    """Formats bytes as `512 B`, `1.5 KiB` or `72.04 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1000:
             return f"{count:.4g} {unit}"
@@ -58,7 +58,7 @@ def size(count: float) -> str:
 
 
 def parsed(iso: str | None) -> datetime.datetime | None:
-    """A time that a run wrote; None where it is none."""
+    """Parses a time stamp of a run; None if it is invalid."""
     try:
         return datetime.datetime.fromisoformat(iso) if iso else None
     except ValueError:
@@ -66,7 +66,7 @@ def parsed(iso: str | None) -> datetime.datetime | None:
 
 
 def time_of(iso: str | None) -> Html:
-    """A time as `<time>`: the browser shows it in its own zone, the whole of it on hover."""
+    """Returns a `<time>` element: the browser shows it in its time zone, and in full on hover."""
     when = parsed(iso)
     if when is None:
         return tag("span", "-")
@@ -74,7 +74,7 @@ def time_of(iso: str | None) -> Html:
 
 
 def age(seconds: float) -> str:
-    """How long ago: coarse, so that a page does not change at every look."""
+    """Formats elapsed seconds coarsely, so that a page does not change at every update."""
     if not math.isfinite(seconds):
         return "never"
     if seconds < 10:

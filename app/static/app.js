@@ -1,9 +1,9 @@
-/* How the pages of the app travel: the URL says which page is shown, questions go to the server through hidden buttons. */
+/* Navigation and requests: the URL determines the page, and requests are sent to the server through hidden buttons. */
 (() => {
   const pages = /*PAGES*/{}, base = /*ROOT*/"";
-  const below = (path) => (path.startsWith(base + "/") ? path.slice(base.length) : ""); // a URL's path as the app's own
+  const below = (path) => (path.startsWith(base + "/") ? path.slice(base.length) : ""); // path below the app's root
   const questions = {};
-  const tab = Math.random().toString(36).slice(2); // of this tab, until it is loaded again
+  const tab = Math.random().toString(36).slice(2); // id of this tab until it is reloaded
   let timer = null, lastTick = 0, inFlight = {};
   const nnx = (window.nnx = {});
   const current = () => pages[below(location.pathname)] || pages["/"];
@@ -18,7 +18,7 @@
     return found;
   };
 
-  /* Ask an action of a page: nnx.send("run.stop", {id: "..."}) */
+  /* Calls an action of a page: nnx.send("run.stop", {id: "..."}) */
   nnx.send = (name, payload) => {
     const target = button(name);
     if (!target) return false;
@@ -40,7 +40,7 @@
     requestAnimationFrame(settle);
   };
 
-  /* What the server cannot know: times in this zone, the page's title, fields with problems. */
+  /* Client-side updates: times in the local time zone, the page's title, fields with problems. */
   const settle = () => {
     document.querySelectorAll("time[datetime]:not([data-local])").forEach((one) => {
       one.dataset.local = "";
@@ -74,7 +74,7 @@
     show(!samePage);
   };
 
-  /* One question after another, as long as something on the page asks for it and the page is in front. */
+  /* Polls while an element on the page has data-tick and the tab is visible. */
   const beat = () => {
     timer = setTimeout(beat, 250);
     if (document.hidden || document.querySelector("dialog[open]")) return;
@@ -112,13 +112,13 @@
     nnx.go(location.pathname + (query.size ? "?" + query : ""), true);
   };
 
-  /* A question before something that cannot be taken back; the promise holds whether it was confirmed. */
+  /* Confirmation dialog; the promise resolves to whether it was confirmed. */
   const confirmed = (element) => new Promise((resolve) => {
     const text = element.dataset.confirm;
     let name = element.dataset.confirmName;
     if (element.dataset.confirmTicked !== undefined) {
       const ids = (new URLSearchParams(location.search).get("ids") || "").split(",").filter(Boolean);
-      if (!ids.length) return resolve(true); // the server says what is to be ticked
+      if (!ids.length) return resolve(true); // the server responds with what to tick
       name = ids.length === 1 ? ids[0] : ids.length + " runs";
     }
     if (text === undefined && name === undefined) return resolve(true);
@@ -190,7 +190,7 @@
       return;
     }
     if (!(await confirmed(element))) return;
-    if (element.dataset.form) clearTimeout(later); // these fields are sent now, and their form may be replaced
+    if (element.dataset.form) clearTimeout(later); // these fields are sent now, and the response may replace their form
     nnx.send(element.dataset.do, payloadOf(element));
   });
 
@@ -218,7 +218,7 @@
   document.addEventListener("input", changed);
   document.addEventListener("change", (event) => { if (event.target.matches?.("select, input[type=checkbox], input[type=radio]")) changed(event); });
 
-  /* An answer holds the text that a field had when it was asked for: what was typed since then stays, with the cursor. */
+  /* A response has the field's text at the time of the request: text typed since then is kept, with the cursor. */
   let typed = null;
   document.addEventListener("input", (event) => {
     const one = event.target;

@@ -1,4 +1,4 @@
-/* The figures under the pointer of a chart. */
+/* Shows the values of a chart under the pointer. */
 (() => {
   const figure = (value) => (Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3) ? value.toExponential(2) : Number(value.toPrecision(4)).toString());
   const nearest = (xs, x) => {

@@ -1,4 +1,4 @@
-/* The form of a new run: marks what is changed and what is wrong, and keeps open what was open. */
+/* The form of a new run: marks changed and invalid fields, and keeps open groups open. */
 (() => {
   const open = {};
   const base = (one) => one.dataset.base ?? "";
@@ -21,7 +21,7 @@
     }
   });
 
-  /* A file's text goes into a field; what becomes of it is said when it is sent. */
+  /* Reads a file into a text field; the server parses it on submit. */
   document.addEventListener("change", async (event) => {
     const aim = document.getElementById(event.target.dataset?.reads || "");
     if (!aim || !event.target.files?.length) return;
@@ -39,7 +39,7 @@
     reach(link.dataset.field);
   }, true);
 
-  /* Puts the keyboard on a field, or on the nearest part that holds it. */
+  /* Focuses a field, or its nearest visible ancestor. */
   const reach = (path) => {
     for (let name = path; name; name = name.includes(".") ? name.slice(0, name.lastIndexOf(".")) : "") {
       const one = document.getElementById("f-" + name);

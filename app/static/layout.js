@@ -1,4 +1,4 @@
-/* The grid of devices: pointing at one tells what it holds and marks all that hold the same; arrow keys go around. */
+/* The grid of devices: hovering one shows its block and marks its replicas; arrow keys move the focus. */
 (() => {
   const tell = (cell) => {
     const whole = cell?.closest(".devices");
@@ -30,7 +30,7 @@
     next.focus();
   });
 
-  /* An answer replaces the fields of these pages: the keyboard stays where it was. */
+  /* A response replaces the fields of these pages: keep the focus. */
   let held = null;
   document.addEventListener("focusin", (event) => { held = event.target.id && event.target.closest?.("#page-layout, #page-compare") ? event.target.id : null; });
   const typed = {};

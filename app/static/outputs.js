@@ -1,4 +1,4 @@
-/* The tokens of a text: which one is chosen, and what both models would rather have said there. */
+/* The tokens of a text: the chosen one, and the most likely alternatives of both models. */
 (() => {
   const make = (name, text, cls) => {
     const one = document.createElement(name);
@@ -35,8 +35,8 @@
       " (token " + data.n + "): policy " + data.lp[0] + ", " + other + " " + data.lp[1] + ", difference " +
       (mine - theirs >= 0 ? "+" : "") + (mine - theirs).toFixed(3) + " nats"));
     const both = make("div", undefined, "both");
-    if (data.best.policy) both.append(table("Likeliest by the policy, in nats", data.best.policy, data.text, other));
-    if (data.best.other) both.append(table("Likeliest by " + other + ", in nats", data.best.other, data.text, other));
+    if (data.best.policy) both.append(table("Most likely under the policy, in nats", data.best.policy, data.text, other));
+    if (data.best.other) both.append(table("Most likely under " + other + ", in nats", data.best.other, data.text, other));
     target.replaceChildren(line, both);
   };
 

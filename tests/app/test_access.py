@@ -139,7 +139,7 @@ def test_the_form_takes_the_token_or_the_password() -> None:
         assert status(app, authorization="", cookie=headers["set-cookie"].split(";")[0]) == 200
         code, headers, page = ask(app, "POST", "/sign-in", b"secret=wrong&next=/run", authorization="", **HTML)
         assert (code, "set-cookie" in headers) == (403, False)
-        assert b"That was not it" in page
+        assert b"Wrong token or password" in page
     assert status(guard(), "POST", "/sign-in", b"secret=" + b"x" * 5_000, authorization="") == 413
     assert status(guard(), "POST", "/sign-in", b"secret=x", authorization="", origin="https://evil.example") == 403
     assert status(guard(), "GET", "/", query="token=wrong", authorization="", **HTML) == 403

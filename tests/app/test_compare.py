@@ -85,11 +85,11 @@ def test_equal_settings_are_a_fair_comparison(site: Site) -> None:
         for changes in ({}, {"steps": 50}, {"name": "again", "steps": 70})
     ]
     regions = compare_page.opened(site, ask(ids=",".join(path.name for path in paths))).regions
-    assert "can be compared as they are" in regions["warnings"]
+    assert "metrics are directly comparable" in regions["warnings"]
     assert "steps" in regions["config"]
     same = [write_run(site.settings.home, experiment(3, name=name), "finished", 5) for name in ("one", "two")]
     regions = compare_page.opened(site, ask(ids=",".join(path.name for path in same))).regions
-    assert "the same settings" in regions["config"]
+    assert "The settings are equal" in regions["config"]
 
 
 def test_the_best_and_the_last_of_a_figure(site: Site) -> None:
@@ -156,12 +156,12 @@ def test_exports_hold_the_figures_and_no_formulas(site: Site) -> None:
 
 
 def test_two_runs_are_needed(site: Site) -> None:
-    assert "There are no two runs yet" in compare_page.opened(site, ask()).regions["summary"]
+    assert "There are fewer than two runs" in compare_page.opened(site, ask()).regions["summary"]
     runs = [write_run(site.settings.home, experiment(number), "finished", 3).name for number in range(8)]
-    assert "Choose two runs" in compare_page.opened(site, ask()).regions["summary"]
+    assert "Choose two to six runs" in compare_page.opened(site, ask()).regions["summary"]
     answer = compare_page.opened(site, ask(ids=f"{runs[0]},gone,{runs[0]}"))
     assert "Not in" in answer.regions["head"]
-    assert "Choose one more" in answer.regions["summary"]
+    assert "Choose at least one more" in answer.regions["summary"]
     answer = compare_page.opened(site, ask(ids=runs[0], add=runs[1]))
     assert urllib.parse.parse_qs(answer.query) == {"ids": [f"{runs[0]},{runs[1]}"]}
     assert "<polyline" in answer.regions["curves"]

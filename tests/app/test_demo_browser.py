@@ -30,7 +30,7 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
     app.start()
     try:
         shown = open_page(app.url("/"))
-        shown.get_by_role("link", name="Look at it and change it first").click()
+        shown.get_by_role("link", name="Review and edit it first").click()
         shown.wait_for_selector(".spec-form")
         shown.get_by_role("link", name="Plan", exact=True).click()
         shown.wait_for_selector("#new-panel .memory-bar", timeout=PATIENCE)
@@ -53,7 +53,7 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
         shown.evaluate("window.scrollTo(0, 240)")
         picture(shown, "outputs")
         shown.get_by_role("link", name="Its tokens").first.click()
-        shown.get_by_role("button", name="Read with both models").click()
+        shown.get_by_role("button", name="Score with both models").click()
         shown.wait_for_selector("#outputs-result .heat", timeout=PATIENCE)
         shown.get_by_role("link", name="Pairs", exact=True).click()
         shown.get_by_role("button", name="Compute").click()

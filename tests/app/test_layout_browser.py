@@ -100,7 +100,7 @@ def test_a_large_model_on_devices_that_are_not_here(app: Any, open_page: Open) -
     picture(shown, "layout")
     shown.get_by_label("Memory per device (GiB)").fill("12")
     shown.get_by_text("Custom rules").click()
-    shown.get_by_label("Rules for arrays of some paths").fill("*.mlp.* | mlp: -, embed: -")
+    shown.get_by_label("Rules for arrays with matching paths").fill("*.mlp.* | mlp: -, embed: -")
     shown.get_by_role("button", name="Show", exact=True).click()
     shown.wait_for_selector(".verdict.bad:has-text('with 12 GiB')", timeout=PATIENCE)
     assert "device=h100%3A12" in shown.url
@@ -111,7 +111,7 @@ def test_the_layout_is_checked_by_the_compiler(app: Any, open_page: Open) -> Non
     shown = open_page(app.url(f"/layout?run={path.name}&device=cpu&mesh=fsdp:2"))
     shown.wait_for_selector(".memory-parts", timeout=PATIENCE)
     shown.get_by_role("button", name="Verify by compiling").click()
-    shown.wait_for_selector("#layout-result :text('Transfers of one step')", timeout=PATIENCE)
+    shown.wait_for_selector("#layout-result :text('Collectives of one step')", timeout=PATIENCE)
     shoot(shown, "layout-compiled")
 
 

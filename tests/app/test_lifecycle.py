@@ -91,7 +91,7 @@ def test_stop_resume_and_kill(app: Any, open_page: Open) -> None:
     shown.get_by_role("button", name="Kill").click()
     shown.get_by_role("dialog").get_by_role("button", name="Kill").click()
     assert until(shown, "lost") < 10
-    shown.wait_for_selector("#page-run :text('was ended by signal 9')")
+    shown.wait_for_selector("#page-run :text('was killed by signal 9')")
     steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert len(set(steps)) >= len(steps) - 1  # an evaluation of step 0 beside its figures
     shown.get_by_role("link", name="Events", exact=True).click()
@@ -104,7 +104,7 @@ def test_what_is_refused_says_why_and_can_be_changed(app: Any, open_page: Open) 
     begin(shown, app, data__path="nowhere.jsonl")
     until(shown, "refused")
     assert "nowhere.jsonl" in shown.locator("pre.error").text_content()
-    shown.get_by_role("link", name="Change it").click()
+    shown.get_by_role("link", name="Edit", exact=True).click()
     shown.wait_for_selector(".spec-form")
     assert shown.locator("[id='f-data.path']").input_value() == "nowhere.jsonl"
     shown.wait_for_url("**/new?draft=*")

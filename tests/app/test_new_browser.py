@@ -110,7 +110,7 @@ def test_launch_stays_in_sight_and_beside_it_the_problems(emptied_app: RunningAp
     assert shown.evaluate("window.scrollY") > 800
     in_sight = "(one) => { const box = one.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
     assert shown.get_by_role("button", name="Launch").evaluate(in_sight)
-    assert shown.get_by_text("1 problem to solve first").evaluate(in_sight)
+    assert shown.get_by_text("1 problem to fix first").evaluate(in_sight)
     if width > 900:
         assert shown.get_by_role("heading", name="1 problem").evaluate(in_sight)
     launch = shown.get_by_role("button", name="Launch")

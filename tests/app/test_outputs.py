@@ -197,7 +197,7 @@ def test_what_is_missing_is_said(site: Site, run: str) -> None:
     assert "Choose a run" in shown(site)
     assert "There is no run" in shown(site, run=EVIL)
     without = write_run(site.settings.home, experiment(1), "failed", 3)
-    assert "saved no checkpoint yet" in shown(site, run=without.name)
+    assert "This run has no checkpoint yet" in shown(site, run=without.name)
     assert "press Generate" in shown(site, run=run)
     assert "newest" not in shown(site, run=run, step="7")  # which is not there: the newest is taken
     assert "held.jsonl:2" in shown(site, run=run)
@@ -216,7 +216,14 @@ def test_answers_stand_side_by_side_with_their_words_marked(site: Site, run: str
     html = shown(site, run=run, **query)
     assert "<ins>good</ins>" in html
     assert "<del>bad</del>" in html
-    for words in ("stopped at &lt;eos&gt;", "cut at 3 tokens", "0.50 s", "0.7", "0.9", "3, the same draws for both"):
+    for words in (
+        "stopped at &lt;eos&gt;",
+        "truncated at 3 tokens",
+        "0.50 s",
+        "0.7",
+        "0.9",
+        "3, the same for both",
+    ):
         assert words in html
     assert f"from={key}" in html
     assert "onerror" in html
@@ -253,7 +260,7 @@ def test_a_vote_on_equal_answers_is_a_tie(site: Site, run: str, choice: str) -> 
     key = keep(site, run, "", query, {**result, "other": result["policy"]})
     assert "counts as a tie" in opened(site, Ask(query)).regions["result"]
     answer = voted(site, Ask(query, {"key": key, "choice": choice}))
-    assert answer.notice == "Noted: no difference."
+    assert answer.notice == "Recorded: no difference."
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
 
 
@@ -276,7 +283,7 @@ def test_tokens_have_their_figures_and_cannot_be_more_than_the_scale(site: Site,
         ("even", "0.000", "-1", "+0.00"),
         ("less", "1.000", "-1", "-3.50"),
     ]
-    assert "1 of 3 tokens lie beyond ±2" in html
+    assert "1 of 3 tokens exceed ±2" in html
     assert "-5.250 nats" in html  # the policy's sum
     assert "-3.000 nats over 3 tokens" in html
     assert "↵" in html
@@ -292,7 +299,7 @@ def test_pairs_are_counted_and_the_worst_come_first(site: Site, run: str) -> Non
     keep(site, run, "pairs", {}, paired(margins, recorded={**recorded, "eval/rewards/chosen": sum(margins) / 8}))
     html = shown(site, run=run, tab="pairs")
     assert "75.0% (95 % interval 30.1% to 95.4%)" in html
-    places = [html.index(f'title="its tokens">{number}</a>') for number in (2, 4, 1, 3)]
+    places = [html.index(f'title="token by token">{number}</a>') for number in (2, 4, 1, 3)]
     assert places == sorted(places)
     assert "differ by at most 0" in html
     assert html.count("✔ right") == 3
@@ -339,8 +346,8 @@ def test_files_hold_what_is_shown(run: str) -> None:
         ("", {"prompt": "x", "max": "101"}, "max: expected a whole number from 1 to 100"),
         ("", {"prompt": "x", "max": "1e3"}, "max: expected a whole number"),
         ("", {"prompt": "x", "temperature": "nan"}, "temperature: expected a number from 0 to 10"),
-        ("", {"prompt": "x" * 6_001}, "6,001 characters; at most 6,000"),
-        ("tokens", {"text": "x" * 6_001}, "6,001 characters; at most 6,000"),
+        ("", {"prompt": "x" * 6_001}, "6,001 characters; expected at most 6,000"),
+        ("tokens", {"text": "x" * 6_001}, "6,001 characters; expected at most 6,000"),
         ("pairs", {"limit": "-1"}, "limit: expected a whole number"),
     ],
 )

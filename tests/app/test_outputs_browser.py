@@ -75,7 +75,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     assert [json.loads(line)["run"] for line in votes] == [run.name]
     # the tokens of that answer, then of a pair
     shown.get_by_role("link", name="Its tokens").first.click()
-    shown.get_by_role("button", name="Read with both models").click()
+    shown.get_by_role("button", name="Score with both models").click()
     answered(shown, ".heat .token")
     shown.locator(".heat .token").first.focus()
     shown.keyboard.press("ArrowRight")
@@ -90,7 +90,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     assert shown.locator("#outputs-result tbody tr").count() == 10
     checks = shown.locator(".check").all_text_contents()
     assert all(text.startswith("✔") for text in checks), checks
-    assert "0 nats is the largest difference" in checks[0]
+    assert "0 nats is the largest per-token difference" in checks[0]
     with shown.expect_download() as download:
         shown.get_by_role("link", name="Save as CSV").click()
     assert download.value.suggested_filename.endswith("-pairs.csv")
@@ -99,7 +99,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     shown.get_by_role("link", name="best first").click()
     shown.wait_for_selector(".sorts [aria-current]:text('best first')")
     shown.locator("#outputs-result tbody a").first.click()
-    shown.get_by_role("button", name="Read with both models").click()
+    shown.get_by_role("button", name="Score with both models").click()
     answered(shown, ".heat")
     assert shown.locator(".heat").count() == 2
     shot(shown, "tokens-pair")
@@ -125,14 +125,14 @@ def test_what_models_say_never_runs_and_work_can_be_cancelled(app: Any, open_pag
     shown.get_by_label("Max new tokens").fill("1")
     shown.get_by_role("button", name="Generate").click()
     shown.get_by_role("button", name="Cancel").click()
-    shown.wait_for_selector("#outputs-result :text('It was cancelled')")
+    shown.wait_for_selector("#outputs-result :text('The request was cancelled')")
     shown.get_by_role("button", name="Generate").click()
     answered(shown, ".pane.policy")
     assert EVIL.replace(" ", "·") in shown.locator(".exact").text_content()
     shown.goto(app.url(f"/outputs?run={run.name}&tab=tokens"))
     shown.get_by_label("Prompt", exact=True).fill(EVIL)
     shown.get_by_label("Answer", exact=True).fill(EVIL)
-    shown.get_by_role("button", name="Read with both models").click()
+    shown.get_by_role("button", name="Score with both models").click()
     answered(shown, ".heat .token")
     shown.locator(".heat .token").nth(3).click()
     shown.wait_for_selector("#token-detail table")

@@ -127,7 +127,7 @@ def test_why_there_is_no_answer_is_told_and_the_next_question_has_a_new_child(
 def test_what_takes_too_long_is_ended(make: Callable[..., Answers], run: str) -> None:
     late = over(make(job_seconds=0.5).ask(Model(run, 20), {"do": "sleep"}))
     assert late.state == "failed"
-    assert "took longer than" in late.error
+    assert "timed out after" in late.error
 
 
 def test_a_damaged_answer_is_asked_again(make: Callable[..., Answers], run: str) -> None:

@@ -65,7 +65,7 @@ def test_what_would_have_to_run_is_refused_with_its_place(line: str, told: str) 
         ("x = 1\0", "is no Python"),
         ("(" * 5_000, "nested too deeply"),
         ("x = " + "-" * 100_000 + "1", "is no Python"),
-        ("x" * 300_000, "characters; at most"),
+        ("x" * 300_000, "characters; expected at most"),
         ("x = 1", "there is no `experiment"),
         ("experiment = Mesh()", "it is Mesh"),
         ('{"type": "Mesh"}', "expected"),

@@ -122,5 +122,5 @@ def test_a_recipe_that_is_gone_is_refused_with_what_to_do(site: Site) -> None:
     (site.presets.place / "soon_gone.py").write_text((ROOT / "experiments" / "quickstart.py").read_text())
     draft = opened(site, "soon_gone")
     (site.presets.place / "soon_gone.py").unlink()
-    with pytest.raises(RunError, match=r"soon_gone\.py is gone"):
+    with pytest.raises(RunError, match=r"soon_gone\.py does not exist"):
         launched(site, draft, {"steps": "2"})

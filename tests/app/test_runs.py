@@ -184,7 +184,7 @@ def test_a_run_is_ended_with_its_group(settings: Settings) -> None:
     who = {"pid": child.pid, "pid_started": process_info.started(child.pid), "host": process_info.hostname()}
     path = write_run(settings.home, experiment(0), "running", 3, **who)
     launcher = Launcher(settings)
-    with pytest.raises(RunError, match="at work already"):
+    with pytest.raises(RunError, match="already running"):
         launcher.launch(experiment(0))
     with pytest.raises(RunError):  # the lock is free here, but its process lives
         launcher.resume(path.name)
@@ -244,15 +244,15 @@ def test_runs_wait_in_files_in_their_order(settings: Settings) -> None:
     launcher = Launcher(settings)
     launcher.enqueue(experiment(0))
     launcher.enqueue(experiment(1))
-    with pytest.raises(RunError, match="2 runs wait already"):
+    with pytest.raises(RunError, match="2 runs are queued already"):
         launcher.enqueue(experiment(2))
-    with pytest.raises(RunError, match="waits already"):
+    with pytest.raises(RunError, match="is already queued"):
         Launcher(settings).enqueue(experiment(0))
     assert [one.run for one in Launcher(settings).waiting()] == [experiment(0).id, experiment(1).id]
-    assert launcher.move(experiment(1).id, -1) == f"{experiment(1).id} is number 1 now."
-    assert "next already" in launcher.move(experiment(1).id, -1)
+    assert launcher.move(experiment(1).id, -1) == f"{experiment(1).id} is now number 1 in the queue."
+    assert "already first in the queue" in launcher.move(experiment(1).id, -1)
     assert [one.run for one in Launcher(settings).waiting()] == [experiment(1).id, experiment(0).id]
-    with pytest.raises(RunError, match="does not wait"):
+    with pytest.raises(RunError, match="is not queued"):
         launcher.move("other", 1)
     launcher.unqueue(experiment(0).id)
     assert [one.run for one in launcher.waiting()] == [experiment(1).id]
@@ -295,16 +295,18 @@ def test_starts_that_were_refused_stand_in_the_list_for_a_day(settings: Settings
     ):  # fmt: skip
         _launch(settings, run, code, ago)
     text = runs_page.opened(site, Ask({})).regions["list"]
-    section = text.partition("Refused today")[2].partition("</section>")[0]
+    section = text.partition("Failed to start today")[2].partition("</section>")[0]
     assert re.findall(r"/run\?id=([\w-]+)", section) == ["refused-1"]
     shutil.rmtree(shown)
     alone = runs_page.opened(site, Ask({})).regions["list"]
     assert "refused-1" in alone
-    assert "No run fits" not in alone
+    assert "No run matches" not in alone
     site.close()
 
 
-@pytest.mark.parametrize(("steps", "words"), [((), "it begins again"), ((4, 8), "from step 8")])
+@pytest.mark.parametrize(
+    ("steps", "words"), [((), "starting from the beginning"), ((4, 8), "from the checkpoint of step 8")]
+)
 def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], words: str) -> None:
     site = Site.of(attrs.evolve(settings, read_only=True))
     path = write_run(settings.home, experiment(0), "stopped", 3)

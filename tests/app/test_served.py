@@ -175,7 +175,7 @@ def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environmen
     app = RunningApp(project, {**environment, **given}, words)
     app.start()
     try:
-        assert "it asks for its password" in app.line
+        assert "sign in with the password" in app.line
         assert "open sesame" not in app.line
         assert TOKEN not in app.line
         right, wrong = (base64.b64encode(f"x:{word}".encode()).decode() for word in ("open sesame", "wrong"))

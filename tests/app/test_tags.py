@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_texts_become_tags() -> None:
     assert words_of(" good, v2  good\nlr:1e-4 ") == ("good", "v2", "lr:1e-4")
     assert words_of(" ") == ()
-    with pytest.raises(RunError, match="'<img' is no tag"):
+    with pytest.raises(RunError, match="'<img' is not a valid tag"):
         words_of("a <img src=x>")
     with pytest.raises(RunError, match="13 tags"):
         words_of(" ".join(f"t{n}" for n in range(13)))
@@ -58,7 +58,7 @@ def test_runs_are_tagged_and_found_by_their_tags(site: Site) -> None:
     answer = run_page.retag(site, Ask({"id": first}, {"fields": {"tags": "calm"}}))
     assert site.tags.of(first) == ("calm",)
     assert '/?tag=calm"' in answer.regions["tags"]
-    with pytest.raises(RunError, match="no tag"):
+    with pytest.raises(RunError, match="not a valid tag"):
         run_page.retag(site, Ask({"id": first}, {"fields": {"tags": "<b>"}}))
 
 

@@ -225,8 +225,8 @@ GUARDS = [
     ),
     Guard(
         "26", "a run that is at work is not launched again", "../app/launch.py",
-        'if liveness_of(status) in ("running", "silent"):\n            raise RunError(f"{run} is at work already',
-        'if False:\n            raise RunError(f"{run} is at work already',
+        'if liveness_of(status) in ("running", "silent"):\n            raise RunError(f"{run} is already running',
+        'if False:\n            raise RunError(f"{run} is already running',
         "tests/app/test_runs.py::test_a_run_is_ended_with_its_group",
     ),
     Guard(
