@@ -29,14 +29,14 @@ def opened(site: Site, ask: Ask) -> Answer:
     """Returns the page."""
     settings, limits = site.settings, site.settings.limits
     disk = shutil.disk_usage(settings.home if settings.home.is_dir() else settings.home.parent)
-    mine, whole = _bytes(settings.own)
+    own_bytes, whole = _bytes(settings.own)
     rows = site.index.rows()
     here = [
         ("Run directory", tag("code", settings.home)),
         ("Working directory", tag("code", settings.project)),
         ("Runs", number(len(rows))),
         ("Disk", f"{size(disk.free)} free of {size(disk.total)}"),
-        ("The app's own files", f"{size(mine)}{'' if whole else ' and more'} in {settings.own}"),
+        ("The app's own files", f"{size(own_bytes)}{'' if whole else ' and more'} in {settings.own}"),
         ("Changes", "not allowed (read-only)" if settings.read_only else "allowed: start, stop and delete runs"),
         ("Authentication", "password" if settings.password else "token in the printed address"),
         ("Host names", ", ".join(settings.hosts)),

@@ -51,9 +51,9 @@ def _ids(ask: Ask) -> list[str]:
 def _answer(site: Site, ask: Ask) -> Answer:
     ids = _ids(ask)
     rows = {run: site.index.row(run) for run in ids}
-    gone = [run for run, row in rows.items() if row is None]
+    missing_ids = [run for run, row in rows.items() if row is None]
     there = [row for row in rows.values() if row is not None]
-    head = _head(site, ask, there, gone)
+    head = _head(site, ask, there, missing_ids)
     if len(there) < LEAST:
         words = "Choose two to six runs." if not there else "Choose at least one more run."
         hint = "On the page Runs, tick runs and press Compare."
@@ -94,7 +94,7 @@ def _baseline(ask: Ask, runs: Sequence[Compared]) -> Compared:
 # The head
 
 
-def _head(site: Site, ask: Ask, there: list[Row], gone: list[str]) -> Html:
+def _head(site: Site, ask: Ask, there: list[Row], missing_ids: list[str]) -> Html:
     ids = [row.id for row in there]
     base = ask.query.get("base", "") if ask.query.get("base", "") in ids else (ids[0] if ids else "")
     items: list[Html] = []
@@ -130,7 +130,9 @@ def _head(site: Site, ask: Ask, there: list[Row], gone: list[str]) -> Html:
         options += [tag("option", one, value=one) for one in others]
         choice = tag("select", options, name="add", id="compare-add")
         form = tag("form", tag("label", "Add ", choice, cls="row"), cls="row controls", data_query=True)
-    missing = tag("p", f"Not in {site.settings.home}: {', '.join(gone)}", cls="notice bad") if gone else None
+    missing = (
+        tag("p", f"Not in {site.settings.home}: {', '.join(missing_ids)}", cls="notice bad") if missing_ids else None
+    )
     listed = tag("ul", items, cls="plain panel compared") if items else None
     row = tag("div", form, _to_outputs(site, ids, base), cls="row between")
     return join(tag("h1", "Compare runs"), missing, listed, row if ids else form)

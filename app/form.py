@@ -77,9 +77,9 @@ def rendered(texts: Mapping[str, str], base: Mapping[str, str], do: str) -> Html
 
 
 def _differs(look: Look, path: str) -> bool:
-    mine = {name: text for name, text in look.texts.items() if name == path or name.startswith(f"{path}.")}
-    theirs = {name: text for name, text in look.base.items() if name == path or name.startswith(f"{path}.")}
-    return mine != theirs
+    current = {name: text for name, text in look.texts.items() if name == path or name.startswith(f"{path}.")}
+    initial = {name: text for name, text in look.base.items() if name == path or name.startswith(f"{path}.")}
+    return current != initial
 
 
 def _gist(look: Look, names: list[str]) -> str:

@@ -344,11 +344,11 @@ class Launcher:
             to = at + (1 if places > 0 else -1)
             if not 0 <= to < len(waiting):
                 return f"{run} is already {'last' if places > 0 else 'first'} in the queue."
-            mine, other = waiting[at].directory, waiting[to].directory
+            moved, other = waiting[at].directory, waiting[to].directory
             # Time stamps in the names define the order; both entries exist between the two renames, so none is lost.
-            stamps = [path.name.partition("-")[0] for path in (mine, other)]
+            stamps = [path.name.partition("-")[0] for path in (moved, other)]
             try:
-                mine.rename(mine.with_name(f"{stamps[1]}-{run}"))
+                moved.rename(moved.with_name(f"{stamps[1]}-{run}"))
                 other.rename(other.with_name(f"{stamps[0]}-{waiting[to].run}"))
             except OSError as error:  # one of them has been started meanwhile
                 raise RunError(f"the queue has changed meanwhile ({error.strerror}); try again") from error

@@ -80,10 +80,10 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
     names = {here: of.words}
     names |= {f"exp:{name}": f"experiments/{name}.py" for name in site.presets.names()}
     names |= {f"run:{row.id}": f"run {row.id}" for row in site.index.rows()[:60]}
-    most = site.settings.limits.mesh_devices
+    limit = site.settings.limits.mesh_devices
     try:
         text = ask.query.get("mesh", "")
-        sizes = mesh_of(text, most) if text else {**experiment.mesh.sizes, "slices": experiment.mesh.slices}
+        sizes = mesh_of(text, limit) if text else {**experiment.mesh.sizes, "slices": experiment.mesh.slices}
     except SpecError:
         sizes = dict.fromkeys(SIZES, 1)
     devices = {name: _device_words(entry) for name, entry in hardware.DEVICES.items()}
@@ -99,7 +99,7 @@ def fields_of(site: Site, ask: Ask, of: Source, experiment: Experiment) -> Html:
     numbers = [
         _labelled(
             axis,
-            tag("input", type="number", name=f"size-{axis}", id=f"size-{axis}", value=sizes[axis], min=1, max=most),
+            tag("input", type="number", name=f"size-{axis}", id=f"size-{axis}", value=sizes[axis], min=1, max=limit),
             cls="size",
         )
         for axis in SIZES

@@ -54,7 +54,7 @@ def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str,
         number = 0
         for axis, count in mesh.items():
             number = number * count + place.get(axis, 0)
-        block, held = 0, []
+        block, slices = 0, []
         for dimension, whole in enumerate(array["shape"]):
             entry = array["spec"][dimension] if dimension < len(array["spec"]) else None
             index = 0
@@ -62,8 +62,8 @@ def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str,
                 index = index * mesh[axis] + place.get(axis, 0)
                 block = block * mesh[axis] + place.get(axis, 0)
             length = array["device_shape"][dimension]
-            held.append((min(index * length, whole), min((index + 1) * length, whole)))
-        yield Cell(number, place, block, tuple(held))
+            slices.append((min(index * length, whole), min((index + 1) * length, whole)))
+        yield Cell(number, place, block, tuple(slices))
 
 
 def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:

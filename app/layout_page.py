@@ -74,8 +74,8 @@ def choose(site: Site, ask: Ask) -> Answer:
         SpecError: invalid fields, all at once.
     """
     given = ask.fields
-    most = site.settings.limits.mesh_devices
-    sizes = mesh_of(",".join(f"{axis}:{given.get(f'size-{axis}', '').strip() or 1}" for axis in SIZES), most)
+    max_devices = site.settings.limits.mesh_devices
+    sizes = mesh_of(",".join(f"{axis}:{given.get(f'size-{axis}', '').strip() or 1}" for axis in SIZES), max_devices)
     mesh2 = given.get("mesh2", "").strip()
     query = {name: ask.query.get(name, "") for name in ("array", "q", "part", "sort")}
     kind, _, name = given.get("of", "").partition(":")
@@ -86,7 +86,7 @@ def choose(site: Site, ask: Ask) -> Answer:
     device, memory = given.get("device", ""), given.get("memory", "").strip()
     query["device"] = f"{device}:{memory}" if memory and device != NO_DEVICE else device
     query["mesh"] = mesh_text(sizes)
-    query["mesh2"] = mesh_text(mesh_of(mesh2, most)) if mesh2 else ""
+    query["mesh2"] = mesh_text(mesh_of(mesh2, max_devices)) if mesh2 else ""
     for field, check in (("rules", rules_of), ("arrays", array_rules_of)):
         text = given.get(field, "").strip()
         check(text)
@@ -187,9 +187,9 @@ def _experiments(site: Site, ask: Ask, of: Source) -> list[Experiment]:
     """Returns the experiment with the query's mesh, and with its second mesh if there is one."""
     if of.experiment is None:
         return []
-    most = site.settings.limits.mesh_devices
+    max_devices = site.settings.limits.mesh_devices
     meshes = [ask.query.get("mesh", ""), *filter(None, [ask.query.get("mesh2", "")])]
-    return [with_placement(of.experiment, ask.query, mesh, most) for mesh in meshes]
+    return [with_placement(of.experiment, ask.query, mesh, max_devices) for mesh in meshes]
 
 
 def _job(site: Site, experiment: Experiment, device: str, *, start: bool) -> Job | None:

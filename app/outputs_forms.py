@@ -22,9 +22,9 @@ def form(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
 
 
 def _generate(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    most = site.settings.limits.new_tokens
+    max_tokens = site.settings.limits.new_tokens
     settings = [
-        _number(query, "max", "Max new tokens", min=1, max=most, step=1),
+        _number(query, "max", "Max new tokens", min=1, max=max_tokens, step=1),
         _number(query, "samples", "Samples per model", min=1, max=MOST_SAMPLES, step=1),
         _number(query, "temperature", "Temperature (0: greedy)", min=0, max=10, step="any"),
         _number(query, "top_k", "Top-k", min=1, step=1, placeholder="all"),

@@ -116,13 +116,13 @@ def _marked(left: str, right: str, other_mark: str) -> tuple[Html, Html]:
     first: list[Child] = []
     second: list[Child] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        mine, theirs = "".join(one[a:b]), "".join(other[c:d])
+        left_part, right_part = "".join(one[a:b]), "".join(other[c:d])
         if kind == "equal":
-            first.append(mine)
-            second.append(theirs)
+            first.append(left_part)
+            second.append(right_part)
             continue
-        first.append(tag("ins", mine) if mine else None)
-        second.append(tag(other_mark, theirs) if theirs else None)
+        first.append(tag("ins", left_part) if left_part else None)
+        second.append(tag(other_mark, right_part) if right_part else None)
     return join(first), join(second)
 
 

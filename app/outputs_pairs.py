@@ -102,11 +102,11 @@ def _compared(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
         return tag(
             "p", "The run was not evaluated at this step: there are no metrics to compare with.", cls="check muted"
         )
-    name, most = max(difference.items(), key=lambda item: abs(item[1]))
+    name, largest = max(difference.items(), key=lambda item: abs(item[1]))
     scale = max(1.0, abs(result["recorded"][name]))
-    is_good = abs(most) <= CLOSE.get(result["first"]["compute"], 2e-2) * scale
+    is_good = abs(largest) <= CLOSE.get(result["first"]["compute"], 2e-2) * scale
     words = f"{'✔' if is_good else '✘'} The means here and the run's metrics at this step differ by at most "
-    words += f"{number(abs(most))} ({name.removeprefix('eval/')})."
+    words += f"{number(abs(largest))} ({name.removeprefix('eval/')})."
     if not is_good:
         words += " The held-out file or the initial weights may have changed since."
     return tag("p", words, cls="check ok" if is_good else "check bad")

@@ -105,13 +105,13 @@ class Guard:
 
         Other forwarding headers are removed, since gradio would put them into the page.
         """
-        told = {key.lower(): value for key, value in scope["headers"]}
+        received = {key.lower(): value for key, value in scope["headers"]}
         scope = {**scope, "headers": [pair for pair in scope["headers"] if not pair[0].lower().startswith(FORWARDED)]}
         if self.settings.proxy is None:
             return scope
         proxy, root = urlsplit(self.settings.proxy), self.settings.root
         name = proxy.netloc.encode()
-        if told.get(b"x-forwarded-host", b"").split(b",")[0].strip() == name:
+        if received.get(b"x-forwarded-host", b"").split(b",")[0].strip() == name:
             others = [pair for pair in scope["headers"] if pair[0].lower() != b"host"]
             scope["headers"] = [*others, (b"host", name)]
         if (b"host", name) in scope["headers"]:

@@ -30,13 +30,13 @@
   nnx.take = (name) => [(questions[name] || []).shift() || "{}", location.search];
 
   nnx.effect = (text) => {
-    let told = {};
-    try { told = JSON.parse(text || "{}"); } catch { return; }
-    if (told.name) delete inFlight[told.name];
+    let response = {};
+    try { response = JSON.parse(text || "{}"); } catch { return; }
+    if (response.name) delete inFlight[response.name];
     offline(false);
-    if (told.query !== undefined) history.replaceState({}, "", location.pathname + (told.query ? "?" + told.query : ""));
-    if (told.copy !== undefined) navigator.clipboard?.writeText(told.copy);
-    if (told.goto) nnx.go(base + told.goto);
+    if (response.query !== undefined) history.replaceState({}, "", location.pathname + (response.query ? "?" + response.query : ""));
+    if (response.copy !== undefined) navigator.clipboard?.writeText(response.copy);
+    if (response.goto) nnx.go(base + response.goto);
     requestAnimationFrame(settle);
   };
 
