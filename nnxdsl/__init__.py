@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Batching
-from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.imports import allow_imports
@@ -30,6 +29,8 @@ from nnxdsl.config.objectives.reward import Reward, reward
 from nnxdsl.config.optimizer import Optimizer
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.quantization import Quantization
+from nnxdsl.config.recording.checkpointing import Checkpoint
+from nnxdsl.config.recording.tracking import Tracking
 from nnxdsl.config.schedule import Schedule
 from nnxdsl.config.search import Pruner, Range, Search
 from nnxdsl.config.sharding import Mesh
@@ -103,6 +104,7 @@ __all__ = [
     "SpecError",
     "Sweep",
     "Tokenizer",
+    "Tracking",
     "Weights",
     "WeightsError",
     "allow_imports",

@@ -26,6 +26,7 @@ PURPOSE = {
     "adapters": (0, "LoRA, DoRA, QAT"),
     "losses": (1, "losses, tiled LM head"),
     "launch": (5, "Slurm, Ray, clusters"),
+    "tracking": (4, "W&B, MLflow, others"),
     "sharding": (0, "axes to the mesh"),
     "formats": (2, "safetensors, HF, PEFT"),
     "optim": (3, "optimizers, schedules"),
@@ -45,7 +46,9 @@ VIA: dict[tuple[str, str], list[tuple[float, float]]] = {
     ("program", "formats"): [(1.5, 4.5), (1.5, 3.6)],
     ("runs", "terminal"): [(3.5, 2.5), (3.5, 1.6)],
     ("weights", "runs"): [(2.6, 5), (3.2, 4)],
-    ("planning", "runs"): [(3.6, 5), (3.9, 4)],
+    ("planning", "runs"): [(3.46, 5), (3.46, 3.7)],
+    ("trainer", "tracking"): [(3.7, 6)],
+    ("tracking", "config"): [(4.6, 3.4), (4.6, 1.6), (2.1, 1.6)],
     ("sharding", "terminal"): [(1.5, 2.45), (1.5, 1.62)],
     ("launch", "config"): [(5.087, 1.5), (2, 1.5)],
 }

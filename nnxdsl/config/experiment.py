@@ -11,7 +11,6 @@ import attrs
 
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Batching, Padded
-from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.base import Spec, declared, gather
 from nnxdsl.config.core.run_id import run_id
 from nnxdsl.config.core.validators import Limit, name, positive
@@ -25,6 +24,8 @@ from nnxdsl.config.objectives.reference import Initial, Reference
 from nnxdsl.config.optimizer import Optimizer
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.quantization import Quantization
+from nnxdsl.config.recording.checkpointing import Checkpoint
+from nnxdsl.config.recording.tracking import Tracking
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.config.step_guard import Guard, Stop
 from nnxdsl.errors import Problem
@@ -58,11 +59,12 @@ class Experiment(Spec):
         memory: Rematerialization, offload and kernels. Not part of the run's identity.
         evaluation: Held-out metrics and samples; None for none. Not part of the run's identity.
         checkpoint: When the state is saved. Not part of the run's identity.
+        tracking: Where metrics are shown besides the run directory. Not part of the run's identity.
         notes: For people. Not part of the run's identity.
     """
 
     outside_identity: ClassVar[frozenset[str]] = frozenset(
-        {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
+        {"name", "notes", "evaluation", "checkpoint", "tracking", "mesh", "microbatch_size", "batching", "memory"}
     )
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen", "outer"})
@@ -88,6 +90,7 @@ class Experiment(Spec):
     memory: Memory = Memory()
     evaluation: Evaluation | None = None
     checkpoint: Checkpoint = Checkpoint()
+    tracking: tuple[Tracking, ...] = ()
     notes: str = ""
 
     @property
@@ -144,7 +147,8 @@ class Experiment(Spec):
 
     def problems(self) -> Iterable[Problem]:
         """Problems between the parts: each part checks its own conditions."""
-        return gather(self._check_batch, *(lambda name=name: self._check_part(name) for name in declared(Experiment)))
+        parts = (lambda name=name: self._check_part(name) for name in declared(Experiment))
+        return gather(self._check_batch, self._check_tracking, *parts)
 
     def _check_part(self, name: str) -> Iterable[Problem]:
         part = getattr(self, name)
@@ -153,6 +157,11 @@ class Experiment(Spec):
     def _check_batch(self) -> Iterable[Problem]:
         if self.microbatch_size is not None and self.batch_size % self.microbatch_size:
             yield Problem("microbatch_size", f"{self.microbatch_size} does not divide batch_size={self.batch_size}")
+
+    def _check_tracking(self) -> Iterable[Problem]:
+        for index, tracker in enumerate(self.tracking):
+            if tracker in self.tracking[:index]:
+                yield Problem(f"tracking.{index}", f"is the same as tracking.{self.tracking.index(tracker)}")
 
     def main(self) -> None:
         """The command line of this experiment: `python FILE [run|show|plan|diff OTHER] [path=value ...]`."""

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import jax
 
+from nnxdsl import tracking
 from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.sampler import BatchSampler
-from nnxdsl.errors import NnxdslError, RunError
+from nnxdsl.errors import NnxdslError, PlanError, RunError
 from nnxdsl.runs.follower import Follower
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory, checked_path
@@ -33,6 +34,7 @@ from nnxdsl.trainer.hooks.progress import Progress
 from nnxdsl.trainer.hooks.reference_check import ReferenceCheck
 from nnxdsl.trainer.hooks.run_log import RunLog
 from nnxdsl.trainer.hooks.stopping import StopOnRequest
+from nnxdsl.trainer.hooks.tracking import Track
 from nnxdsl.trainer.prepare import Prepared, prepare
 from nnxdsl.trainer.resume import Start, evaluations_by_step, resume_or_init, samples_by_step
 from nnxdsl.trainer.throughput import Speed
@@ -69,6 +71,7 @@ def run(
                 display.say(f"{path} has finished already; its results stand there (--restart begins again)")
                 return _earlier_outcome(found)
             lock = stack.enter_context(_locked(path))  # refused now rather than after the data are read
+        distributed.on_process_0(lambda: _require_trackers(experiment))
         prepared = prepare(experiment, home, display)  # before the earlier run, which may take hours
         if (stopped := _run_earlier(experiment, home, display)) is not None:
             return stopped
@@ -97,13 +100,14 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
     """The third phase: the training loop with the hooks of a run, and then those of the caller."""
     program, evaluator, sampler = prepared.program, prepared.evaluator, prepared.sampler
     experiment = program.experiment
-    speed, stopping = Speed.of(program), StopOnRequest(attempt)
+    speed, stopping, track = Speed.of(program), StopOnRequest(attempt), Track(attempt, experiment.tracking)
     metrics = MetricsWriter(attempt, speed, start.tokens)
     checkpointing = Checkpointing(attempt, experiment.checkpoint.every_steps, start.provenance.digests, metrics)
     is_cached = experiment.reference_mode == "cached"
     datasets = {"data": prepared.dataset, "held-out data": None if evaluator is None else evaluator.dataset}
     own: Sequence[Hook | None] = [
         RunLog(attempt, stopping, start.damage, datasets),
+        track,
         metrics,
         NonFiniteSteps(attempt, experiment.guard, checkpointing),
         ReferenceCheck(attempt, sampler) if is_cached and isinstance(sampler, BatchSampler) else None,
@@ -113,7 +117,8 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
         Progress(attempt, speed),
     ]
     trainer = Trainer(program, prepared.batches(), [*(hook for hook in own if hook is not None), *hooks])
-    trainer.train(start.state, start.step)
+    with track:
+        trainer.train(start.state, start.step)
     return Outcome(
         directory=attempt.directory.path,
         state="stopped" if trainer.is_stopping else "finished",
@@ -122,6 +127,12 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
         evaluations=evaluations_by_step(attempt.directory, attempt.reporter.info),
         samples=samples_by_step(attempt.directory, attempt.reporter.info),
     )
+
+
+def _require_trackers(experiment: Experiment) -> None:
+    """Refuses trackers whose package is not installed where it is needed, in process 0."""
+    if problems := list(tracking.problems(experiment.tracking)):
+        raise PlanError(problems, f"Experiment '{experiment.name}'")
 
 
 def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcome | None:

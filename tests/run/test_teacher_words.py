@@ -14,8 +14,8 @@ import pytest
 
 from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, compile
 from nnxdsl.config.batching import Packed, Padded
-from nnxdsl.config.checkpointing import Checkpoint
 from nnxdsl.config.core.serialization import evolve
+from nnxdsl.config.recording.checkpointing import Checkpoint
 from nnxdsl.data.collate import make_collator
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.sequences import Sequences

@@ -35,6 +35,7 @@ from nnxdsl import (
     Reward,
     Schedule,
     Spec,
+    Tracking,
     Weights,
 )
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
@@ -151,6 +152,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return of_class(cls, **LOW_RANK)
     if cls.family is registry["Launcher"]:
         return launchers(cls)
+    if cls is Tracking.MLflow:
+        return of_class(cls, uri=TEXT.filter(str.strip).map("sqlite:///{}".format))
     if cls.family is registry["Range"]:
         return ranges(cls)
     if cls is simpo.Mixture:
@@ -288,6 +291,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
     if isinstance(objective, Objective.GRPO):
         fields["batching"] = registry["Batching.Padded"]()
+    fields["tracking"] = tuple(dict.fromkeys(fields["tracking"]))
     mesh = draw(of_noun(Mesh))
     micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))
     adapter = fields["adapter"]

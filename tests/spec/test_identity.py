@@ -34,6 +34,7 @@ from nnxdsl import (
     Spec,
     SpecError,
     Tokenizer,
+    Tracking,
     Weights,
     evolve,
     flatten,
@@ -44,7 +45,7 @@ from nnxdsl import (
 from nnxdsl.config.core.base import declared, is_family, members, registry
 from nnxdsl.config.core.run_id import canonical, fingerprint
 
-OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "mesh", "microbatch_size", "batching", "memory"}
+OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "tracking", "mesh", "microbatch_size", "batching", "memory"}
 
 OF_PAIRS = (
     Objective.DPO(divergence=Divergence.Alpha()),
@@ -64,6 +65,13 @@ OPTIMIZERS = (
 
 
 MERGED = Weights.Merged(Weights.HF("base"), adapters=(Weights.PEFT("adapter"),), coefficients=(0.5,))
+
+TRACKING = (
+    Tracking.TensorBoard("events"),
+    Tracking.WandB("project"),
+    Tracking.Trackio("project"),
+    Tracking.MLflow("sqlite:///mlflow.db"),
+)
 
 ONLY = {
     ("Experiment", "frozen"): "frozen",
@@ -96,7 +104,9 @@ def samples(design: Any) -> dict[str, Experiment]:
         batching=Batching.Packed(length=4096),
     )
     return {
-        "design": design(evaluation=Evaluation(every_steps=200, prompts=("Hello?",), temperature=1.0)),
+        "design": design(
+            evaluation=Evaluation(every_steps=200, prompts=("Hello?",), temperature=1.0), tracking=TRACKING
+        ),
         "sft": sft,
         "text": design(
             model=Model.Gemma3("1b", weights=Weights.Checkpoint("runs/a"), tokenizer=Tokenizer.File("t.json")),

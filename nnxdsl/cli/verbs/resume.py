@@ -1,4 +1,4 @@
-"""Resume a run; only mesh, batching, memory, evaluation, checkpoint and notes may change."""
+"""Resume a run; only mesh, batching, memory, evaluation, checkpoint, tracking and notes may change."""
 
 from __future__ import annotations
 

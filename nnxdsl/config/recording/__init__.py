@@ -1,0 +1,1 @@
+"""What a run records: its checkpoints, and its metrics in trackers."""

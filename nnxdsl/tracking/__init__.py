@@ -1,0 +1,11 @@
+"""Metrics of a run in TensorBoard, W&B, Trackio, MLflow and trackers of third parties, by a process of their own.
+
+`base.Tracker` is the interface, `handle.TrackingProcess` starts the process, `process` is what it runs. The package of
+a tracker is imported in that process alone.
+"""
+
+from nnxdsl.tracking import mlflow, tensorboard, trackio, wandb  # noqa: F401 - they register themselves
+from nnxdsl.tracking.base import End, TrackedRun, Tracker, open_tracker, problems
+from nnxdsl.tracking.handle import TrackingProcess
+
+__all__ = ["End", "TrackedRun", "Tracker", "TrackingProcess", "open_tracker", "problems"]

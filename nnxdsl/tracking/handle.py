@@ -1,0 +1,108 @@
+"""The trainer's side of the tracking process: starts it, reads its warnings, ends it; never raises and never blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nnxdsl.config.core.imports import VARIABLE, names_in
+from nnxdsl.config.recording.tracking import Tracking
+from nnxdsl.errors import RunError
+from nnxdsl.storage.jsonl import open_plain
+from nnxdsl.tracking.base import End
+
+FILES = "tracking"
+"""Directory of the process and of the trackers, in the run directory."""
+OUTPUT = "output.txt"
+WAIT_SECONDS = 30.0
+"""Longest time that a run waits at its end for trackers to take the last rows; they go on without it."""
+_POLL_SECONDS = 0.02
+_LOST = "the metrics are in metrics.jsonl, and a resume writes them to the trackers"
+
+
+class TrackingProcess:
+    """The process that writes the metrics of a run to its trackers; it ends with this one, however that ends."""
+
+    def __init__(self, directory: Path, tracking: Sequence[Tracking]) -> None:
+        """Starts the process, which takes some hundred microseconds.
+
+        Args:
+            directory: The run directory, whose newest attempt has begun.
+            tracking: The trackers of that attempt.
+        """
+        self._process: subprocess.Popen[bytes] | None = None
+        self._text = b""
+        self._unreported: list[str] = []
+        self._is_over = False
+        files = directory / FILES
+        try:
+            files.mkdir(exist_ok=True)
+            with open(open_plain(files / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC), "wb") as output:
+                self._process = subprocess.Popen(
+                    # -P: modules in the working directory are not imported, unless this process may import them.
+                    [sys.executable, "-P", "-m", "nnxdsl.tracking.process", str(directory)],
+                    env=_environment(tracking),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C is for the run, which then tells the process
+                )
+            assert self._process.stdout is not None
+            os.set_blocking(self._process.stdout.fileno(), False)
+        except (OSError, RunError) as error:
+            self._unreported.append(f"tracking: the process that writes metrics cannot be started: {error}; {_LOST}")
+
+    def warnings(self) -> Iterator[str]:
+        """Warnings since the last call: of trackers that stopped, or that the process itself has ended."""
+        yield from self._unreported
+        self._unreported.clear()
+        process = self._process
+        if process is None or process.stdout is None or process.stdout.closed:
+            return
+        code = process.poll()  # before reading, so that the last lines are read
+        with contextlib.suppress(OSError):  # nothing there
+            while block := os.read(process.stdout.fileno(), 65536):
+                self._text += block
+        *lines, self._text = self._text.split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+        if code is not None:
+            self.close()
+            if code:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                yield f"tracking: the process that writes metrics {how}; {_LOST}"
+
+    def end(self, how: End) -> None:
+        """Tells the process that the run has ended, and does not wait; only the first call does anything."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(OSError):  # it has ended already
+                os.write(self._process.stdin.fileno(), f"{how}\n".encode())
+            self._process.stdin.close()
+
+    def wait(self, seconds: float = WAIT_SECONDS) -> Iterator[str]:
+        """Waits after `end` until the process has ended, at most so long; returns the last warnings."""
+        limit = time.monotonic() + seconds
+        while self._process is not None and self._process.poll() is None and time.monotonic() < limit:
+            time.sleep(_POLL_SECONDS)
+        yield from self.warnings()
+        if self._process is not None and self._process.poll() is None:
+            yield f"tracking: trackers still write the last metrics after {seconds:g} s; they go on without the run"
+        self.close()
+
+    def close(self) -> None:
+        """Hears no more warnings."""
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _environment(tracking: Sequence[Tracking]) -> dict[str, str]:
+    """That of this process; the other one finds the same modules, and may import those of third parties' trackers."""
+    names = [name for _, name in names_in(tuple(tracking))]
+    allowed = ",".join(filter(None, [os.environ.get(VARIABLE), *names]))
+    paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
+    return {**os.environ, "PYTHONPATH": paths, VARIABLE: allowed, "JAX_PLATFORMS": "cpu"}

@@ -1,0 +1,277 @@
+"""The process that writes metrics to trackers, with a third party's tracker: what it writes, and what ends it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+import pytest
+from line_files import Lines
+from line_files.unregistered import Elsewhere, Nowhere
+from line_files.written import Written, end, read_lines, wait_for
+from small_lab.model import Small
+
+from nnxdsl import (
+    Data,
+    Experiment,
+    NnxdslError,
+    Objective,
+    Optimizer,
+    Schedule,
+    SpecError,
+    Tokenizer,
+    Tracking,
+    compile,
+)
+from nnxdsl.runs.checkpoint_reader import CheckpointReader
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.hooks.base import Hook
+from nnxdsl.trainer.run import run
+from nnxdsl.trainer.trainer import Trainer
+
+TEXTS = Path(__file__).parents[1] / "reference" / "replay" / "texts.jsonl"
+ROOT = Path(__file__).parents[2]
+
+
+def places(rows: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Step and kind of each row of metrics, in the order in which a tracker has taken them."""
+    return [(row["step"], "evaluation" if "eval/loss" in row else "step") for row in rows if "step" in row]
+
+
+def test_rows_arrive_once_and_in_order(written: Written, tmp_path: Path) -> None:
+    process = written.begin(Lines(str(tmp_path / "lines")))
+    written.train(range(4), evaluate=(0, 3))
+    assert end(process, "finished") == []
+    opened, *rows, last = read_lines(tmp_path / "lines")
+    assert (opened["run"], opened["first"], opened["name"]) == ("written-00000000", 0, "written")
+    assert opened["jax"] is False
+    assert places(rows) == [(0, "evaluation"), *((step, "step") for step in (0, 1, 2)), (3, "evaluation"), (3, "step")]
+    assert rows[2] == {"step": 1, "loss": 0.5, "steps/s": 1}
+    assert math.isnan(rows[3]["loss"])
+    assert last == {"end": "finished"}
+
+
+def test_a_resume_continues_where_the_tracker_is(written: Written, tmp_path: Path) -> None:
+    lines = Lines(str(tmp_path / "lines"))
+    process = written.begin(lines)
+    written.train(range(6), evaluate=(0, 4))
+    assert end(process, "stopped") == []
+    again = written.begin(lines, start=3)
+    written.train(range(3, 9), evaluate=(4, 8))
+    assert end(again, "finished") == []
+    written.directory.append_metrics({"step": 9, "loss": 0.0})
+    assert end(written.begin(lines, start=10), "failed") == []
+
+    rows = read_lines(tmp_path / "lines")
+    wanted = [
+        *((step, "step") for step in range(9)),
+        (0, "evaluation"),
+        (4, "evaluation"),
+        (8, "evaluation"),
+        (9, "step"),
+    ]
+    assert places(rows) == sorted(wanted)
+    assert [row["steps/s"] for row in rows if "steps/s" in row] == [1] * 6 + [2] * 3
+    assert [row["end"] for row in rows if "end" in row] == ["stopped", "finished", "failed"]
+    assert [row["first"] for row in rows if "run" in row] == [0, 6, 9]
+    assert len({row["id"] for row in rows if "run" in row}) == 1
+
+
+def test_a_new_tracker_of_a_resume_takes_the_rows_from_the_first_on(written: Written, tmp_path: Path) -> None:
+    process = written.begin()
+    written.train(range(4))
+    assert end(process, "stopped") == []
+    process = written.begin(Lines(str(tmp_path / "lines")), start=4)
+    written.train(range(4, 6))
+    assert end(process, "finished") == []
+    assert [row["step"] for row in read_lines(tmp_path / "lines") if "loss" in row] == list(range(6))
+
+
+@pytest.mark.parametrize(("fault", "error"), [("raise", "ConnectionError: no service"), ("exit", "SystemExit: over")])
+def test_a_dead_tracker_is_one_warning(fault: Any, error: str, written: Written, tmp_path: Path) -> None:
+    process = written.begin(Lines(str(tmp_path / "dead"), fault=fault), Lines(str(tmp_path / "alive")))
+    written.train(range(4))
+    warnings: list[str] = []
+    wait_for(lambda: warnings.extend(process.warnings()) or warnings)
+    written.train(range(4, 8))
+    assert [*warnings, *end(process, "finished")] == [
+        f"tracking.0: line_files:Lines has stopped: {error}; the run goes on, and a resume tries again"
+    ]
+    assert [row["step"] for row in read_lines(tmp_path / "dead") if "loss" in row] == [0, 1]
+    assert [row["step"] for row in read_lines(tmp_path / "alive") if "loss" in row] == list(range(8))
+    assert "Traceback" in (written.directory.path / "tracking" / "output.txt").read_text()
+
+
+def test_a_tracker_that_cannot_be_opened_is_one_warning(written: Written, tmp_path: Path) -> None:
+    process = written.begin(Lines(str(tmp_path / "missing" / "lines")))
+    written.train(range(4))
+    (warning,) = end(process, "finished")
+    assert warning.startswith("tracking.0: line_files:Lines has stopped: FileNotFoundError: [Errno 2] No such file")
+
+
+def test_a_tracker_that_hangs_holds_nobody_up_for_long(written: Written, tmp_path: Path) -> None:
+    process = written.begin(Lines(str(tmp_path / "hangs"), fault="hang"), Lines(str(tmp_path / "alive")))
+    written.train(range(4))
+    wait_for(lambda: len(read_lines(tmp_path / "alive")) == 6)
+    assert end(process, "finished", seconds=0.3) == [
+        "tracking: trackers still write the last metrics after 0.3 s; they go on without the run"
+    ]
+    wait_for(lambda: {"end": "finished"} in read_lines(tmp_path / "alive"))
+    os.kill(read_lines(tmp_path / "hangs")[0]["pid"], signal.SIGKILL)
+    assert list(process.wait()) == []
+
+
+def test_a_killed_process_is_one_warning_and_a_resume_continues(written: Written, tmp_path: Path) -> None:
+    lines = Lines(str(tmp_path / "lines"))
+    process = written.begin(lines)
+    written.train(range(3))
+    record = written.directory.path / "tracking"
+    wait_for(lambda: any(json.loads(file.read_text())["position"] == [2, True] for file in record.glob("*.json")))
+    os.kill(read_lines(tmp_path / "lines")[0]["pid"], signal.SIGKILL)
+    warnings: list[str] = []
+    wait_for(lambda: warnings.extend(process.warnings()) or warnings)
+    written.train(range(3, 6))
+    assert [*warnings, *end(process, "finished")] == [
+        "tracking: the process that writes metrics was killed by SIGKILL; the metrics are in metrics.jsonl, "
+        "and a resume writes them to the trackers"
+    ]
+    assert end(written.begin(lines, start=6), "finished") == []
+    assert [row["step"] for row in read_lines(tmp_path / "lines") if "loss" in row] == list(range(6))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from line_files import Lines
+from line_files.written import Written
+from nnxdsl.runs.run_dir import RunDirectory
+
+written = Written(RunDirectory(Path(sys.argv[1])))
+process = written.begin(Lines(sys.argv[2]))
+written.train(range(5))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_has_its_rows_written(written: Written, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", KILLED, str(written.directory.path), str(tmp_path / "lines")]
+    assert subprocess.run(words, env=environment, check=False).returncode == -signal.SIGKILL
+    again = written.begin(Lines(str(tmp_path / "lines")), start=2)  # waits for the process of the first attempt
+    written.train(range(2, 7))
+    assert end(again, "finished") == []
+    rows = read_lines(tmp_path / "lines")
+    assert [row["step"] for row in rows if "loss" in row] == list(range(7))
+    assert [row["end"] for row in rows if "end" in row] == ["killed", "finished"]
+
+
+def test_a_package_that_is_not_installed_says_what_to_install(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.lower().startswith(("tensorboardx", "wandb", "trackio", "mlflow")):
+            (packages / entry.name).symlink_to(entry)
+    code = (
+        "from nnxdsl import Tracking as T; from nnxdsl.tracking import problems\n"
+        "for p in problems((T.TensorBoard('a'), T.WandB('a'), T.Trackio('a'), T.MLflow('sqlite:///a'))): print(p)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)])}
+    words = [sys.executable, "-S", "-c", code]
+    printed = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == [
+        f"tracking.{index}: Tracking.{name} needs {package}, which is not installed: pip install 'nnxdsl[{extra}]'"
+        for index, (name, package, extra) in enumerate(
+            [
+                ("TensorBoard", "tensorboardX", "tensorboard"),
+                ("WandB", "wandb", "wandb"),
+                ("Trackio", "trackio", "trackio"),
+                ("MLflow", "mlflow", "mlflow"),
+            ]
+        )
+    ]
+
+
+SMALL = Experiment(
+    name="small",
+    model=Small(layers=1, pattern=1, vocab_size=320, tokenizer=Tokenizer.Bytes()),
+    data=Data.Text(str(TEXTS), max_length=32),
+    objective=Objective.SFT(loss_on="all"),
+    optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+    batch_size=4,
+    steps=6,
+)
+
+
+@attrs.define
+class KillTracking(Hook):
+    """Kills the tracking process before step 3, and waits until it is gone."""
+
+    lines: Path
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        if trainer.step == 3:
+            wait_for(lambda: read_lines(self.lines))
+            pid = read_lines(self.lines)[0]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT))
+
+
+def result(experiment: Experiment, home: Path) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses and final weights of a run."""
+    directory = home / experiment.id
+    with CheckpointReader(directory / "checkpoints") as checkpoints:
+        arrays = checkpoints.restore(experiment.steps, compile(experiment).checkpoint_targets())
+    losses = [row["loss"] for row in RunDirectory(directory).metrics()]
+    return losses, {path: np.asarray(jax.device_get(leaf)) for path, leaf in arrays["trainable"].items()}
+
+
+def test_a_run_does_not_depend_on_its_trackers(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    tracked = attrs.evolve(SMALL, tracking=(Lines(str(lines)),))
+    assert tracked.id == SMALL.id
+    quiet = Display(quiet=True)
+    run(SMALL, tmp_path / "alone", quiet)
+    outcome = run(tracked, tmp_path / "killed", quiet, hooks=[KillTracking(lines)])
+    assert outcome.state == "finished"
+    losses, weights = result(SMALL, tmp_path / "alone")
+    killed_losses, killed_weights = result(tracked, tmp_path / "killed")
+    assert killed_losses == losses
+    assert {path: array.tobytes() for path, array in killed_weights.items()} == {
+        path: array.tobytes() for path, array in weights.items()
+    }
+    events = [row["event"] for row in RunDirectory(outcome.directory).events()]
+    assert sum(event.startswith("warning: tracking") for event in events) == 1
+    assert (
+        "warning: tracking: the process that writes metrics was killed by SIGKILL"
+        in (outcome.directory / "log.txt").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tracking", "message"),
+    [
+        (Elsewhere("a"), "Elsewhere needs no_such_package, which is not installed: pip install no_such_package"),
+        (Nowhere(), "no tracker is registered for Nowhere; write\n  from nnxdsl.tracking import Tracker, open_tracker"),
+    ],
+)
+def test_a_run_is_refused_before_anything_is_written(tracking: Tracking, message: str, tmp_path: Path) -> None:
+    with pytest.raises(NnxdslError) as caught:
+        run(attrs.evolve(SMALL, tracking=(tracking,)), tmp_path / "home", Display(quiet=True))
+    assert message in str(caught.value)
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_same_tracker_twice_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"tracking\.1: is the same as tracking\.0"):
+        attrs.evolve(SMALL, tracking=(Lines("a"), Lines("a")))
