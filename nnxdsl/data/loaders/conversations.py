@@ -117,9 +117,9 @@ def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None) -> _Enc
     if any(is_blank(message) for message in answers):
         raise RowError("empty completion", "an assistant's message is empty")
     tools = guard.tools(read_tools(row))
-    ids, completion_mask, merged = encoder.conversation(messages, first, tools)
-    odd = (*odd, *encoder.check_chat(messages, tools))
-    return _Encoded(ids, completion_mask, (*odd, "merged border") if merged else odd, chat=True)
+    ids, completion_mask, warnings = encoder.conversation(messages, first, tools)
+    odd = (*odd, *encoder.check_chat(messages, tools), *warnings)
+    return _Encoded(ids, completion_mask, odd, chat=True)
 
 
 def _encode_text(prompt: str, completion: str, encoder: Encoder) -> _Encoded:

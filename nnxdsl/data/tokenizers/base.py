@@ -46,6 +46,13 @@ class TokenizerBase(Protocol):
         """The ids of `text`, without BOS and EOS; a special token in the text becomes its id."""
         ...
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """For each id of `encode(text)` the characters of `text` that it stands for: the first, and one past the last.
+
+        All ids of a character that takes several have its place.
+        """
+        ...
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`, with bytes that are not UTF-8 as U+FFFD."""
         ...
@@ -82,6 +89,19 @@ class BytesTokenizer:
             else:
                 ids.extend(part.encode("utf-8"))
         return ids
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The character of each byte, or the characters of each special token."""
+        found: list[tuple[int, int]] = []
+        place = 0
+        for part in self._split(text):
+            if part in self._id_of:
+                found.append((place, place + len(part)))
+            else:
+                for start, character in enumerate(part, start=place):
+                    found += [(start, start + 1)] * len(character.encode("utf-8"))
+            place += len(part)
+        return found
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""

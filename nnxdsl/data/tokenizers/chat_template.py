@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 
 from nnxdsl.data.loaders.files import RowError
@@ -33,14 +35,30 @@ TODAY = datetime.datetime(2024, 7, 26)
 """The date of `strftime_now` in templates, fixed so that tokens do not depend on the day."""
 
 
+_MARKED = "mark generation"
+"""Variable under which generation blocks are marked; no template can name it."""
+_MARKS = ("\ufdd0generation<", "\ufdd0generation>")
+
+Span = tuple[int, int]
+"""First character of a part of a text, and the one after its last."""
+
+
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`, which marks answers in Hub templates, without effect."""
+    """`{% generation %}...{% endgeneration %}`, which marks the assistant's text in Hub templates.
+
+    As in transformers, a block is rendered like the body of `{% call %}`, with a scope of its own.
+    """
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it as a plain class attribute
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_block"), [], [], body).set_lineno(line)
+
+    @jinja2.pass_context
+    def _block(self, context: jinja2.runtime.Context, caller: Callable[[], str]) -> str:
+        return caller().join(_MARKS) if context.get(_MARKED) else caller()
 
 
 class ChatTemplate:
@@ -51,6 +69,9 @@ class ChatTemplate:
         bos_token: Text of the token that opens a sequence, "" if there is none.
         eos_token: Text of the token that ends one.
 
+    Attributes:
+        has_generation: Whether it has `{% generation %}` blocks.
+
     Raises:
         DataError: The source is not valid jinja2.
     """
@@ -59,6 +80,7 @@ class ChatTemplate:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
+            self.has_generation = any(_is_generation(call) for call in _parsed(source).find_all(jinja2.nodes.CallBlock))
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
@@ -76,10 +98,31 @@ class ChatTemplate:
         Raises:
             RowError: The template raises an exception.
         """
+        return self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+
+    def render_spans(self, messages: Sequence[Message], *, tools: Tools | None = None) -> tuple[str, list[Span]]:
+        """The chat as text, and the spans of its `{% generation %}` blocks in their order.
+
+        Raises:
+            RowError: The template raises an exception, or computes with the text of a block.
+        """
+        text = self._render(messages, tools=tools)
+        opening, closing = _MARKS
+        pieces = re.split(f"({opening}|{closing})", self._render(messages, tools=tools, **{_MARKED: True}))
+        if pieces[1::2] != [opening, closing] * (len(pieces) // 4) or "".join(pieces[::2]) != text:
+            raise RowError("template", "the chat template changes the text of its {% generation %} blocks afterwards")
+        spans: list[Span] = []
+        place = 0
+        for number, piece in enumerate(pieces[::2]):
+            if number % 2:
+                spans.append((place, place + len(piece)))
+            place += len(piece)
+        return text, spans
+
+    def _render(self, messages: Sequence[Message], **variables: Any) -> str:
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, tools=tools, **self._tokens
-            )
+            variables = {"add_generation_prompt": False, **variables}
+            return self._template.render(messages=list(messages), **variables, **self._tokens)
         except Exception as error:  # templates may raise anything
             what = str(error) or type(error).__name__
             raise RowError("template", f"the chat template cannot render this chat: {what}") from error
@@ -95,6 +138,15 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = TODAY.strftime
     return environment
+
+
+def _parsed(source: str) -> jinja2.nodes.Template:
+    return _environment().parse(source)
+
+
+def _is_generation(block: jinja2.nodes.CallBlock) -> bool:
+    called = block.call.node
+    return isinstance(called, jinja2.nodes.ExtensionAttribute) and called.identifier == _Generation.identifier
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:

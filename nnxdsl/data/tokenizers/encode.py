@@ -115,16 +115,69 @@ class Encoder:
 
     def conversation(
         self, messages: list[Message], first_target: int = 0, tools: Tools | None = None
-    ) -> tuple[list[int], list[bool], bool]:
-        """Ids of a chat, the mask of the assistant's tokens (ends of turn included), and whether a border was merged.
+    ) -> tuple[list[int], list[bool], tuple[str, ...]]:
+        """Ids of a chat, the mask of the assistant's tokens, and warnings.
 
-        The template is rendered before and after each of the assistant's turns to find their tokens.
+        A template with `{% generation %}` blocks marks these tokens. With another one, they are found by rendering the
+        chat before and after each of the assistant's turns, and include the end of the turn.
 
         Assistant turns before message `first_target` are no targets.
 
         Raises:
-            RowError: The template cannot render the chat, or renders earlier turns differently once later ones follow.
+            RowError: The template cannot render the chat; or its blocks mark nothing; or it has none, and renders
+                earlier turns differently once later ones follow.
         """
+        mask_of = self._marked_mask if self.template.has_generation else self._derived_mask
+        ids, mask, merged = mask_of(messages, first_target, tools)
+        odd = ("merged border",) if merged else ()
+        if any(mask) and self.template.has_generation and not self._ends_turns(ids, mask):
+            odd = (*odd, "generation block without the end of the turn")
+        return ids, mask, odd
+
+    def _marked_mask(
+        self, messages: list[Message], first_target: int, tools: Tools | None
+    ) -> tuple[list[int], list[bool], bool]:
+        """Ids, the tokens that overlap with generation blocks, and whether one of them begins before its block."""
+        text, spans = self.template.render_spans(messages, tools=tools)
+        spans = spans[self._blocks_before(messages, first_target, tools, len(spans)) :]
+        ids, offsets = self.rendered(text), self.tokenizer.offsets(text)
+        offsets = offsets[len(offsets) - len(ids) :]  # without a second BOS
+        mask, merged = [False] * len(ids), False
+        place = 0
+        for start, stop in spans:
+            # Bytes of a character may have no width but for the last one, which comes after them.
+            while place < len(ids) and offsets[place][0] < start and offsets[place][1] <= start:
+                place += 1
+            merged |= place < len(ids) and offsets[place][0] < start
+            while place < len(ids) and offsets[place][0] < stop:
+                mask[place] = True
+                place += 1
+        if not any(mask):
+            raise RowError("no target", "the chat template's {% generation %} blocks mark no text of this chat")
+        if messages[-1]["role"] == "assistant":
+            last = len(mask) - mask[::-1].index(True)
+            length = max(self._end_of(ids, is_rendered=True), last)
+            return ids[:length], mask[:length], merged
+        return ids, mask, merged
+
+    def _blocks_before(self, messages: list[Message], first_target: int, tools: Tools | None, count: int) -> int:
+        """How many of the `count` generation blocks of a chat belong to messages before `first_target`."""
+        speaks = [message["role"] == "assistant" for message in messages]
+        if not first_target or not any(speaks[:first_target]):
+            return 0
+        if sum(speaks) == count:
+            return sum(speaks[:first_target])
+        return len(self.template.render_spans(messages[:first_target], tools=tools)[1])
+
+    def _ends_turns(self, ids: list[int], mask: list[bool]) -> bool:
+        """Whether the last targets are an end of turn."""
+        last = len(mask) - mask[::-1].index(True)
+        return self._end_of(ids[:last], is_rendered=True) > 0
+
+    def _derived_mask(
+        self, messages: list[Message], first_target: int, tools: Tools | None
+    ) -> tuple[list[int], list[bool], bool]:
+        """Ids, the tokens of the assistant's turns with their ends, and whether a token reaches over such a border."""
         whole = self.template.render(messages, tools=tools)
         ids = self.rendered(whole)
         mask = [False] * len(ids)
@@ -215,5 +268,5 @@ def _require_prefix(part: str, whole: str, turn: int | None = None) -> None:
     raise RowError(
         "template",
         f"the chat template renders earlier text differently once {message} is complete, so the answer cannot be split "
-        f"from its prompt; use a template whose earlier text does not change",
+        f"from its prompt; use a template whose earlier text does not change, or one with {{% generation %}} blocks",
     )

@@ -124,6 +124,16 @@ class HFTokenizer(_FileTokenizer):
             ids += self._segments[segment]
         return ids
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The characters of each id of `text`."""
+        found: list[tuple[int, int]] = []
+        place = 0
+        for segment in [text] if self._split is None else self._split(text):
+            for start, stop in self._tokenizer.encode(segment, add_special_tokens=False).offsets:
+                found.append((place + start, place + stop))
+            place += len(segment)
+        return found
+
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -202,6 +212,19 @@ class SentencePieceTokenizer(_FileTokenizer):
             elif part:
                 ids.extend(self._model.encode(part))
         return ids
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The characters of each id of `text`."""
+        found: list[tuple[int, int]] = []
+        place = 0
+        for part in [text] if self._split is None else self._split(text):
+            if part in self._control:
+                found.append((place, place + len(part)))
+            elif part:
+                pieces = self._model.encode(part, out_type="immutable_proto").pieces
+                found += [(place + piece.begin, place + piece.end) for piece in pieces]
+            place += len(part)
+        return found
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`."""

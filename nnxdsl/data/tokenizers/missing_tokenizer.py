@@ -11,7 +11,7 @@ from nnxdsl.errors import DataError
 
 _PURPOSES = {
     "turn text into tokens (rows of text or chats, evaluation.prompts, rollouts)": (
-        *("encode", "bos_id", "bos_token", "special_ids"),
+        *("encode", "offsets", "bos_id", "bos_token", "special_ids"),
     ),
     "turn tokens into text (samples, rewards, the text of rows)": ("decode",),
     "know the size of the vocabulary": ("vocab_size",),
