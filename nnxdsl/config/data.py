@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import PurePath
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from nnxdsl.config.core.base import Spec, declared, members
+from nnxdsl.config.core.base import Spec, declared, gather, members
+from nnxdsl.config.core.fields import Pairs
 from nnxdsl.config.core.validators import Limit, filled, not_negative, positive
 from nnxdsl.errors import Problem
 
@@ -60,12 +62,10 @@ class Skip(BadRows):
 
 @attrs.frozen(kw_only=True)
 class Data(Spec):
-    """A source of training rows: JSONL or Parquet, by the file's name.
+    """Training rows.
 
     Attributes:
-        path: File, relative to the directory in which the command runs.
         order: Order of the rows. An evaluation reads every row once, in the order of an epoch.
-        bad_rows: What happens to rows that cannot be learnt from.
     """
 
     Preferences: ClassVar[type[data.Preferences]]
@@ -73,6 +73,7 @@ class Data(Spec):
     Conversations: ClassVar[type[data.Conversations]]
     Text: ClassVar[type[data.Text]]
     Prompts: ClassVar[type[data.Prompts]]
+    Mixture: ClassVar[type[data.Mixture]]
 
     batch_kind: ClassVar[str] = ""
     """The kind of batch that it yields: "pairs", "feedback", "sequences" or "prompts"."""
@@ -83,9 +84,12 @@ class Data(Spec):
     rows: ClassVar[str] = "rows"
     """What its rows are called in messages."""
 
-    path: str = attrs.field(validator=filled)
     order: Order = Shuffled()
-    bad_rows: BadRows = Stop()
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self).__qualname__
 
     def max_lengths(self) -> tuple[int, ...]:
         """The values of `length_fields`, in tokens."""
@@ -103,7 +107,28 @@ class Data(Spec):
 
 
 @attrs.frozen(kw_only=True)
-class Answered(Data):
+class FileData(Data):
+    """Rows of a file: JSONL or Parquet, by the file's name.
+
+    Attributes:
+        path: File, relative to the directory in which the command runs.
+        order: Order of the rows.
+        bad_rows: What happens to rows that cannot be learnt from.
+    """
+
+    is_base: ClassVar[bool] = True
+
+    path: str = attrs.field(validator=filled)
+    bad_rows: BadRows = Stop()
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return self.path
+
+
+@attrs.frozen(kw_only=True)
+class Answered(FileData):
     """Prompts with answers, each of which is a part of its own.
 
     Attributes:
@@ -150,7 +175,7 @@ class Feedback(Answered):
 
 
 @attrs.frozen(kw_only=True)
-class Conversations(Data):
+class Conversations(FileData):
     """Chats for supervised fine-tuning: `messages` (or `prompt` and `completion`) in each row.
 
     `tool_calls` of messages and the field `tools` of a row are written by the chat template.
@@ -171,7 +196,7 @@ class Conversations(Data):
 
 
 @attrs.frozen(kw_only=True)
-class Text(Data):
+class Text(FileData):
     """Plain text, one document a row; every token after the first is a target.
 
     Attributes:
@@ -213,3 +238,94 @@ class Prompts(Answered):
 
     batch_kind: ClassVar[str] = "prompts"
     rows: ClassVar[str] = "prompts"
+
+
+@attrs.frozen(kw_only=True)
+class Mixture(Data):
+    """Rows of several sources with weights: `Data.Mixture({Data.Text("web.jsonl"): 3, Data.Text("code.jsonl"): 1})`.
+
+    Each source goes through its own epochs, in its own order. The share of each in a batch is a metric.
+
+    Attributes:
+        sources: Data of one kind, and the weight of each.
+        unit: What the weights count: "rows", "tokens" (of a whole row), or "epochs" of each source.
+        order: `Order.Shuffled()` shuffles the sources of every 1,024 rows; `Order.AsInFile()` spreads each evenly.
+    """
+
+    sources: Pairs[Data, float] = attrs.field(kw_only=False)
+    unit: Literal["rows", "tokens", "epochs"] = "rows"
+
+    @property
+    def name(self) -> str:
+        """The names of the sources."""
+        return " + ".join(part.name for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Data, ...]:
+        """The sources."""
+        return tuple(dict(self.sources))
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each source."""
+        return tuple(dict(self.sources).values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each source among the metrics: that of its file, numbered where several have the same."""
+        stems = [PurePath(part.path).stem if isinstance(part, FileData) else type(part).__name__ for part in self.parts]
+        return tuple(stem if stems.count(stem) == 1 else f"{stem}-{index}" for index, stem in enumerate(stems))
+
+    @property
+    def batch_kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The kind of batch of all sources."""
+        return self.parts[0].batch_kind
+
+    @property
+    def length_fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The fields of the first source that bound the length of a row."""
+        return tuple(f"sources.0.0.{name}" for name in self.parts[0].length_fields)
+
+    @property
+    def caches_reference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether log-probabilities of the reference are precomputed for all sources."""
+        return all(part.caches_reference for part in self.parts)
+
+    @property
+    def rows(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the rows are called in messages."""
+        return self.parts[0].rows
+
+    def max_lengths(self) -> tuple[int, ...]:
+        """The largest value of each length among the sources, in tokens."""
+        return tuple(map(max, zip(*(part.max_lengths() for part in self.parts), strict=False)))
+
+    def problems(self) -> Iterable[Problem]:
+        """Sources of several kinds, mixtures among them, and weights that are not positive."""
+        return gather(self._source_problems, self._weight_problems)
+
+    def _source_problems(self) -> Iterable[Problem]:
+        if not self.sources:
+            yield Problem("sources", "expected one source or more, got none")
+            return
+        kinds = {part.batch_kind: part.rows for part in self.parts}
+        if len(kinds) > 1:
+            yield Problem("sources", f"expected rows of one kind, got {' and '.join(kinds.values())}")
+        for index, part in enumerate(self.parts):
+            if isinstance(part, Mixture):
+                yield Problem(f"sources.{index}.0", "a mixture cannot be a source of a mixture; write its sources")
+        if len(self.parts) != len(tuple(self.sources)):
+            yield Problem("sources", "the same source is there twice; add its weights")
+
+    def _weight_problems(self) -> Iterable[Problem]:
+        for index, weight in enumerate(self.weights):
+            if weight <= 0:
+                yield Problem(f"sources.{index}.1", f"expected a weight above 0, got {weight:g}")
+
+    def check(self, experiment: Experiment, path: str = "data") -> Iterable[Problem]:
+        """The objective reads the rows of each source; an evaluation reads every row once, which a mixture has not."""
+        if path != "data":
+            yield Problem(path, "a mixture has no last row, so nothing can be evaluated on it; use one of its sources")
+            return
+        for index, part in enumerate(self.parts):
+            yield from part.check(experiment, f"{path}.sources.{index}.0")

@@ -2,10 +2,10 @@
 
 from nnxdsl.data.batch import PairBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset
-from nnxdsl.data.loaders import conversations, feedback, preferences, prompts, text
+from nnxdsl.data.loaders import conversations, feedback, mixture, preferences, prompts, text
 from nnxdsl.data.loaders.build import load
-from nnxdsl.data.loaders.files import file_digest
 from nnxdsl.data.loaders.report import Report
+from nnxdsl.data.loaders.sources import file_digest
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.sampler import BatchSampler, permutation
@@ -33,6 +33,7 @@ __all__ = [
     "feedback",
     "file_digest",
     "load",
+    "mixture",
     "open_tokenizer",
     "permutation",
     "preferences",

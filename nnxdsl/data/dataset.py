@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch, PairBatch, SequenceBatch
-from nnxdsl.data.loaders.report import Report
+from nnxdsl.data.loaders.report import Report, joined_report
 from nnxdsl.data.packing import Layout, Size
-from nnxdsl.data.ragged import Ragged
+from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged
+from nnxdsl.data.loaders.sources import digest_together
 from nnxdsl.errors import DataError
 
 Int32 = npt.NDArray[np.int32]
@@ -49,6 +51,22 @@ class TokenizedRows(NamedTuple):
         return self._replace(parts=parts, row_ids=self.row_ids if row_ids is None else row_ids, ids_digest=None)
 
 
+class MixtureSource(NamedTuple):
+    """A source of a mixture.
+
+    Attributes:
+        name: Its name among the metrics.
+        share: Of all rows that are trained on.
+        rows: Number of its rows.
+        order: Of its rows.
+    """
+
+    name: str
+    share: float
+    rows: int
+    order: Order
+
+
 class Dataset(abc.ABC):
     """Tokenized rows of one file.
 
@@ -58,16 +76,18 @@ class Dataset(abc.ABC):
         row_ids: `file:line` of each accepted row.
         is_chat: Whether most rows are chats, so that prompts for samples get the chat template, too.
         shapes: Lengths of every batch, by axis: the longest row, rounded up to a multiple of 8.
+        mixture: The sources whose rows are joined, in their order; empty for a single source.
     """
 
     def __init__(self, rows: TokenizedRows) -> None:
         self._parts = rows.parts
         self.report = rows.report
         self.digest = rows.digest
-        self.row_ids = rows.row_ids
+        self.row_ids: Sequence[str] = rows.row_ids
         self.is_chat = rows.is_chat
         self._ids_digest = rows.ids_digest
         self.shapes: dict[str, int] = self._shapes()
+        self.mixture: Sequence[MixtureSource] = ()
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -81,6 +101,18 @@ class Dataset(abc.ABC):
     def row(self, index: int) -> dict[str, npt.NDArray[np.int32]]:
         """One row's ids by part, unpadded."""
         return {name: part[index] for name, part in self._parts.items()}
+
+    def joined(self, datasets: Sequence[Dataset]) -> Dataset:
+        """The rows of datasets of this class, one dataset after another; this one is the first of them."""
+        same, parts = copy.copy(self), [dataset._parts for dataset in datasets]
+        same._parts = {name: JoinedRagged([part[name] for part in parts]) for name in self._parts}
+        same._ids_digest = None
+        same.digest = digest_together(dataset.digest for dataset in datasets)
+        same.row_ids = Joined([dataset.row_ids for dataset in datasets])
+        same.report = joined_report([dataset.report for dataset in datasets])
+        same.is_chat = 2 * sum(len(dataset) for dataset in datasets if dataset.is_chat) > len(same)
+        same.shapes = {axis: max(dataset.shapes[axis] for dataset in datasets) for axis in self.shapes}
+        return same
 
     @abc.abstractmethod
     def _shapes(self) -> dict[str, int]: ...

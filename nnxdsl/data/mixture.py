@@ -25,7 +25,7 @@ class MixedRows:
         shares: Share of each source in the rows; they add up to 1.
         rows: Number of rows of each source.
         seed: The experiment's seed.
-        permutation: From a source's number of rows and an epoch to the order of its rows.
+        permutation: From a source and an epoch to the order of the source's rows.
         shuffled: Whether the sources of a block are shuffled; otherwise each is spread evenly over it.
     """
 
@@ -42,7 +42,7 @@ class MixedRows:
         self._rows, self._seed, self._shuffled = tuple(rows), seed, shuffled
         self._starts = np.concatenate([[0], np.cumsum(rows)[:-1]])
         # Two epochs of each source, since a batch may span them.
-        self._order = functools.lru_cache(maxsize=2 * len(rows))(lambda source, epoch: permutation(rows[source], epoch))
+        self._order = functools.lru_cache(maxsize=2 * len(rows))(permutation)
         self._block = functools.lru_cache(maxsize=4)(self._sources_of_block)
 
     def at(self, places: Rows) -> Rows:

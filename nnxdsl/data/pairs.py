@@ -33,6 +33,14 @@ class Pairs(Dataset):
         copied.reference = logps.astype(np.float32)
         return copied
 
+    def joined(self, datasets: Sequence[Dataset]) -> Dataset:
+        """See `Dataset.joined`."""
+        same, parts = super().joined(datasets), [dataset for dataset in datasets if isinstance(dataset, Pairs)]
+        assert isinstance(same, Pairs)
+        labels = [part.desirable for part in parts if part.desirable is not None]
+        same.desirable = np.concatenate(labels) if labels else None
+        return same
+
     def _shapes(self) -> dict[str, int]:
         response = max(self._parts["chosen"].longest, self._parts["rejected"].longest)
         return {"prompt": round_length(self._parts["prompt"].longest), "response": round_length(response)}

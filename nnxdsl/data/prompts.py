@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from nnxdsl.data.batch import RolloutBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset, TokenizedRows, round_length
+from nnxdsl.data.ragged import Joined
 from nnxdsl.errors import DataError
 
 
@@ -24,6 +25,14 @@ class Prompts(Dataset):
         self.max_completion_length = max_completion_length
         self.columns = rows.columns
         super().__init__(rows)
+
+    def joined(self, datasets: Sequence[Dataset]) -> Dataset:
+        """See `Dataset.joined`; the largest maximal length is that of all completions."""
+        same, parts = super().joined(datasets), [dataset for dataset in datasets if isinstance(dataset, Prompts)]
+        assert isinstance(same, Prompts)
+        same.columns = Joined([part.columns for part in parts])
+        same.max_completion_length = same.shapes["response"]
+        return same
 
     def _shapes(self) -> dict[str, int]:
         return {"prompt": round_length(self._parts["prompt"].longest), "response": self.max_completion_length}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 BLOCK = 2**22
 """Values of a buffer that are digested at a time."""
@@ -59,8 +61,12 @@ class Ragged:
     def update(self, digest: Any) -> None:
         """Feeds all lengths and values to a `hashlib` digest."""
         digest.update(self.lengths.astype("<i4").tobytes())
-        for start in range(0, len(self._values), BLOCK):
-            digest.update(self._values[start : start + BLOCK].astype("<i4").tobytes())
+        for block in self.blocks():
+            digest.update(block.astype("<i4").tobytes())
+
+    def blocks(self) -> Iterator[npt.NDArray[Any]]:
+        """All values, in blocks."""
+        return (self._values[start : start + BLOCK] for start in range(0, len(self._values), BLOCK))
 
     def right_padded(self, rows: Sequence[int], width: int) -> Int32:
         """[len(rows), width]: rows at the left edge, then zeros."""
@@ -92,6 +98,64 @@ class RaggedBuilder:
     def build(self) -> Ragged:
         """All rows so far."""
         return Ragged(np.array(self._values, np.int32), np.array(self._lengths, np.int32))
+
+
+class JoinedRagged(Ragged):
+    """The rows of several buffers, one buffer after another.
+
+    Args:
+        parts: The buffers.
+    """
+
+    def __init__(self, parts: Sequence[Ragged]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+        self.lengths = np.concatenate([part.lengths for part in parts])
+
+    def __getitem__(self, row: int) -> Int32:
+        part = int(np.searchsorted(self._ends, row, side="right"))
+        return self._parts[part][row - (int(self._ends[part - 1]) if part else 0)]
+
+    @property
+    def total(self) -> int:
+        """Number of values."""
+        return sum(part.total for part in self._parts)
+
+    def sums(self) -> Int32:
+        """[rows] the sum of each row's values."""
+        return np.concatenate([part.sums() for part in self._parts])
+
+    def blocks(self) -> Iterator[npt.NDArray[Any]]:
+        """All values, in blocks."""
+        return (block for part in self._parts for block in part.blocks())
+
+
+class Joined(Sequence[T]):
+    """Several sequences, one after another.
+
+    Args:
+        parts: The sequences.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
+        self._parts, self._ends = parts, np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __iter__(self) -> Iterator[T]:
+        return itertools.chain.from_iterable(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]
+        part = int(np.searchsorted(self._ends, row, side="right"))
+        return self._parts[part][row - (int(self._ends[part - 1]) if part else 0)]
 
 
 class JsonRows(Sequence[dict[str, Any]]):

@@ -16,6 +16,7 @@ from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.collate import Collator, make_collator
 from nnxdsl.data.dataset import Dataset
+from nnxdsl.data.mixture import MixedRows
 from nnxdsl.errors import DataError
 
 Rows = npt.NDArray[np.int64]
@@ -94,6 +95,7 @@ class BatchSampler:
         self.order = order
         # Caches two epochs, since a batch may span them.
         self._permutation = functools.lru_cache(maxsize=2)(lambda epoch: ordered(order, len(dataset), seed, epoch))
+        self._mixed = self._mixture()
         self._collator: Collator = make_collator(batching, dataset, batch_size, blocks, self._sample)
 
     def over(self, dataset: Dataset) -> BatchSampler:
@@ -105,8 +107,30 @@ class BatchSampler:
     def indices(self, step: int) -> Rows:
         """[batch_size] rows of the dataset in step `step` (from 0)."""
         places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        if self._mixed is not None:
+            return self._mixed.at(places)
         epochs, within = np.divmod(places, len(self.dataset))
         return np.concatenate([self._permutation(int(e))[within[epochs == e]] for e in np.unique(epochs)])
+
+    def shares(self, step: int) -> dict[str, float]:
+        """The share of each source of a mixture in the rows of a step, as metrics; empty without a mixture."""
+        if self._mixed is None:
+            return {}
+        counts = np.bincount(self._mixed.source_of(self.indices(step)), minlength=len(self.dataset.mixture))
+        names = [f"mixture/{source.name}" for source in self.dataset.mixture]
+        return dict(zip(names, (counts / self.batch_size).tolist(), strict=True))
+
+    def _mixture(self) -> MixedRows | None:
+        if not self.dataset.mixture:
+            return None
+        sources = self.dataset.mixture
+        return MixedRows(
+            [source.share for source in sources],
+            [source.rows for source in sources],
+            self.seed,
+            lambda source, epoch: ordered(sources[source].order, sources[source].rows, self.seed, epoch),
+            shuffled=not isinstance(self.order, Order.AsInFile),
+        )
 
     def at(self, step: int) -> Batch:
         """The batch of step `step` (from 0)."""

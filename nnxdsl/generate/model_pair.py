@@ -13,13 +13,14 @@ import numpy as np
 
 from nnxdsl.adapters import lora_math
 from nnxdsl.config.core.serialization import evolve
-from nnxdsl.config.data import Data
+from nnxdsl.config.data import Data, FileData, Mixture
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.build import load
-from nnxdsl.data.loaders.files import RowError, read_rows
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import read_rows
 from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
 from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
@@ -356,8 +357,11 @@ def _loaded(program: Program, data: Data, tokenizer: TokenizerBase, home: Path) 
 
 def _is_chat(data: Data) -> bool:
     """Whether the first rows of a file contain chat messages; False if it can no longer be read."""
+    source = data.parts[0] if isinstance(data, Mixture) else data
+    if not isinstance(source, FileData):
+        return False
     try:
-        rows = [row.value for row, _ in zip(read_rows(data.path), range(LOOKED_AT), strict=False)]
+        rows = [row.value for row, _ in zip(read_rows(source.path), range(LOOKED_AT), strict=False)]
     except DataError:
         return False
     values = [value for row in rows if not isinstance(row, RowError) for value in row.values()]

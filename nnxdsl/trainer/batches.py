@@ -70,7 +70,9 @@ class DatasetBatches:
 
     def _make(self, step: int) -> StepBatch:
         batch = self.sampler.at(step)
-        return StepBatch(self.program.shard_batch(batch), work(self.program.blueprint, batch), {})
+        return StepBatch(
+            self.program.shard_batch(batch), work(self.program.blueprint, batch), self.sampler.shares(step)
+        )
 
     def at(self, step: int, state: TrainState) -> StepBatch:
         """The batch of a step, whatever the state."""
@@ -78,7 +80,7 @@ class DatasetBatches:
 
     def row_ids(self, step: int) -> Sequence[str]:
         """The rows that a step trains on."""
-        return [self.sampler.dataset.row_ids[index] for index in self.sampler.indices(step)]
+        return [self.sampler.dataset.row_ids[int(index)] for index in self.sampler.indices(step)]
 
     def checkpoint_state(self, step: int) -> dict[str, Any]:
         """The position in the dataset and what decides its order."""

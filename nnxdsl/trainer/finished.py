@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nnxdsl.config.core.run_id import canonical
-from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.weights import From, parts
-from nnxdsl.data.loaders.files import file_digest
+from nnxdsl.data.loaders.sources import content_digest
 from nnxdsl.errors import RunError
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
@@ -49,17 +48,14 @@ def require_same_data(experiment: Experiment, home: Path) -> None:
     for earlier in earlier_experiments(experiment):
         require_same_data(earlier, home)
     directory, data = home / experiment.id, experiment.data
-    # The kinds whose digest is that of one file.
-    of_one_file = Data.Preferences | Data.Feedback | Data.Conversations | Data.Text | Data.Prompts
-    path = Path(data.path)
-    if not isinstance(data, of_one_file) or not path.is_file() or not is_finished(experiment, home):
+    now = content_digest(data)
+    if now is None or not is_finished(experiment, home):
         return
     with CheckpointReader(directory / "checkpoints") as checkpoints:
         steps = checkpoints.steps()
         before = checkpoints.meta(steps[-1])["batches"]["digest"] if steps else None
-    now = file_digest(data.path)
     if before is not None and before != now:
         raise RunError(
-            f"{directory} has finished with another {path} (sha256 {before[:12]}... then, {now[:12]}... now); "
+            f"{directory} has finished with another {data.name} (sha256 {before[:12]}... then, {now[:12]}... now); "
             f"put the file back, or run {experiment.name} again with --restart"
         )

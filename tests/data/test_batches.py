@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Order
+from nnxdsl.config.data import FileData
 from nnxdsl.data import BatchSampler, BytesTokenizer, Dataset, Sequences, load, permutation
 from nnxdsl.data.loaders.build import build_dataset
 from nnxdsl.data.loaders.convert import Example
@@ -139,7 +140,7 @@ def test_a_state_of_another_order_is_refused_with_everything_that_changed(pairs:
 
 
 @attrs.frozen(kw_only=True)
-class Numbers(Data):
+class Numbers(FileData):
     """A source of another package."""
 
     batch_kind: ClassVar[str] = "sequences"

@@ -10,7 +10,8 @@ import attrs
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Optimizer, Quantization, Schedule
+from nnxdsl import Adapter, Experiment, Memory, Mesh, Optimizer, Quantization, Schedule
+from nnxdsl.config.data import FileData
 from nnxdsl.planning.plan import describe, plan
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program.batches.abstract import lengths
@@ -154,7 +155,7 @@ def test_the_layout_within_is_the_layout(asked: Callable[..., Experiment]) -> No
 
 
 @attrs.frozen(kw_only=True)
-class Streamed(Data):
+class Streamed(FileData):
     """Data of a third party, of whose lengths nothing is known."""
 
     batch_kind: ClassVar[str] = "pairs"

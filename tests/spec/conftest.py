@@ -122,7 +122,7 @@ def members_of(family: type[Spec]) -> list[type[Spec]]:
 def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
     """Objects of a class that stands alone or is one member of a family."""
     if cls is Evaluation:
-        return evaluations(st.none() | st.from_type(Data))
+        return evaluations(st.none() | st.from_type(Data).filter(lambda data: not isinstance(data, Data.Mixture)))
     if cls is Mesh:
         return meshes()
     if cls is Objective.Sum:
@@ -156,6 +156,10 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return of_class(cls, uri=TEXT.filter(str.strip).map("sqlite:///{}".format))
     if cls.family is registry["Range"]:
         return ranges(cls)
+    if cls is Data.Mixture:
+        weights, paths = st.floats(0.5, 2.0), st.lists(TEXT.filter(str.strip), min_size=1, max_size=3, unique=True)
+        sources = paths.flatmap(lambda paths: st.fixed_dictionaries({Data.Text(path): weights for path in paths}))
+        return of_class(cls, sources=sources.map(lambda sources: tuple(sources.items())))
     if cls is simpo.Mixture:
         return of_class(cls, sources=st.lists(of_class(Data.Preferences), min_size=1, max_size=2).map(tuple))
     return of_class(cls, **({"targets": TARGETS} if "targets" in declared(cls) else {}))

@@ -115,6 +115,10 @@ def samples(design: Any) -> dict[str, Experiment]:
             optimizer=Optimizer.AdamW(schedule=Schedule.WarmupLinear(peak_lr=0.1)),
             evaluation=Evaluation(every_steps=1, data=Data.Text("held_out.jsonl"), prompts=("Hello?",)),
         ),
+        "mixed": design(
+            objective=Objective.SFT(loss_on="all"),
+            data=Data.Mixture({Data.Text("web.jsonl"): 3, Data.Text("code.jsonl"): 1}),
+        ),
         "compared": design(reference=Reference.Checkpoint(Weights.HF("other"))),
         "synced": design(reference=Reference.Synced()),
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),

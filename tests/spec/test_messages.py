@@ -388,7 +388,7 @@ AT_PATHS: dict[str, tuple[dict[str, object], str]] = {
     "through None": (
         {"evaluation.data.path": "a"},
         "evaluation.data.path: None has no field 'path'; set the whole object first: "
-        "Data.Preferences, Data.Feedback, Data.Conversations, Data.Text, Data.Prompts",
+        "Data.Preferences, Data.Feedback, Data.Conversations, Data.Text, Data.Prompts, Data.Mixture",
     ),
     "through a number": ({"steps.most": 3}, "steps.most: 2000 has no field 'most'"),
     "unknown part": (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import attrs
 
-from nnxdsl.config.core.fields import check_annotation, check_value, resolve, show
+from nnxdsl.config.core.fields import as_pairs, check_annotation, check_value, resolve, show
 from nnxdsl.errors import Problem, SpecError, suggest
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def _init(self: Spec, *args: object, **values: object) -> None:
     if "__attrs_attrs__" not in vars(cls):
         raise TypeError(_declare_it(cls))
     problems: list[Problem] = []
-    given = _bind(cls, args, values, problems)
+    fields, bound = declared(cls), _bind(cls, args, values, problems)
+    given = {name: as_pairs(value, fields[name].type) if name in fields else value for name, value in bound.items()}
     _fill(self, given, problems)
     if problems:
         raise SpecError(problems, describe(cls, given))

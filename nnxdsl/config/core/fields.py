@@ -7,11 +7,24 @@ import math
 import types
 import typing
 from collections.abc import Container, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 
 from nnxdsl.errors import Problem, nearest
+
+if TYPE_CHECKING:
+    K = TypeVar("K")
+    V = TypeVar("V")
+    Pairs = Mapping[K, V] | tuple[tuple[K, V], ...]
+else:
+
+    class Pairs:
+        """Annotates a field that is written as a mapping and held as a tuple of pairs: `dict(field)` gives it back."""
+
+        def __class_getitem__(cls, types: tuple[Any, Any]) -> Any:
+            return tuple[tuple[types], ...]
+
 
 NUMBERS = (int, float, bool)
 ALLOWED = (
@@ -163,6 +176,17 @@ def _check_tuple(value: object, item_types: tuple[Any, ...]) -> tuple[object, li
         held.append(checked)
         problems += [problem.under(str(index)) for problem in found]
     return tuple(held), problems
+
+
+def as_pairs(value: object, annotation: Any) -> object:
+    """The items of a mapping that is given for a tuple of pairs; any other value as it is."""
+    pair, *rest = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else (None,)
+    is_pairs = rest == [Ellipsis] and typing.get_origin(pair) is tuple and len(typing.get_args(pair)) == 2
+    return tuple(cast("Mapping[object, object]", value).items()) if is_pairs and _is_mapping(value) else value
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def of_each(item_types: tuple[Any, ...], count: int) -> list[Any] | None:

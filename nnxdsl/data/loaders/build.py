@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.config.data import Data
+from nnxdsl.config.data import Data, FileData
 from nnxdsl.data.dataset import Dataset, TokenizedRows, digest_of
 from nnxdsl.data.loaders.convert import BYTE_PARTS, Conversion, Converted, Example, as_array
 from nnxdsl.data.loaders.parallel import convert_all, cpu_count
@@ -57,7 +57,7 @@ def load(
 
 
 def build_dataset(
-    data: Data,
+    data: FileData,
     convert: Callable[[Mapping[str, Any]], Example],
     parts: Sequence[str],
     *,
@@ -98,7 +98,7 @@ def build_dataset(
 
 
 def _tokenize(
-    data: Data,
+    data: FileData,
     source: Source,
     conversion: Conversion,
     store: ArrayStore,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -30,6 +31,7 @@ class Report:
         first: Position of the first row of each dropped or odd kind.
         lengths: Tokens of each part.
         unread: Accepted rows with a column that this kind of data does not read, by column.
+        sources: The reports of the sources of a mixture, which has the sums of their counts.
     """
 
     source: str
@@ -41,9 +43,12 @@ class Report:
     first: Mapping[str, str]
     lengths: Mapping[str, Length]
     unread: Mapping[str, int] = attrs.field(factory=dict)
+    sources: tuple[Report, ...] = ()
 
     def lines(self) -> list[str]:
         """The report as text: a line for the file, for each part, and for each kind of bad or unusual rows."""
+        if self.sources:
+            return [line for source in self.sources for line in source.lines()]
         out = [f"{self.source}: {self.rows:,} rows, {self.accepted:,} kept"]
         for part, length in self.lengths.items():
             cut = f"; {self.cut[part]:,} cut" if self.cut.get(part) else ""
@@ -58,3 +63,26 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values."""
         return attrs.asdict(self)
+
+
+def joined_report(reports: Sequence[Report]) -> Report:
+    """The report of several sources together."""
+
+    def summed(name: str) -> dict[str, int]:
+        return dict(sum((Counter(getattr(report, name)) for report in reports), Counter[str]()))
+
+    lengths = {
+        part: [report.lengths[part] for report in reports if part in report.lengths] for part in reports[0].lengths
+    }
+    return Report(
+        source=" + ".join(report.source for report in reports),
+        rows=sum(report.rows for report in reports),
+        accepted=sum(report.accepted for report in reports),
+        **{name: summed(name) for name in ("cut", "dropped", "odd", "unread")},
+        first={kind: row for report in reversed(reports) for kind, row in report.first.items()},
+        lengths={
+            part: Length(total=sum(one.total for one in own), longest=max(one.longest for one in own))
+            for part, own in lengths.items()
+        },
+        sources=tuple(reports),
+    )

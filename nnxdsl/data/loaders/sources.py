@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import attrs
 
-from nnxdsl.config.data import Data
+from nnxdsl.config.data import Data, FileData, Mixture
 from nnxdsl.data.loaders.files import Chunk, existing_file, file_digest, place_of, read_chunks
 
 
@@ -34,7 +36,22 @@ class Source:
         return sum(self.sizes)
 
 
-def open_source(data: Data) -> Source:
+def content_digest(data: Data) -> str | None:
+    """sha256 hex of the content of a spec's files, as its dataset has it; None where there are no such files."""
+    if isinstance(data, Mixture):
+        digests = [content_digest(part) for part in data.parts]
+        return None if None in digests else digest_together(map(str, digests))
+    if not isinstance(data, FileData) or not Path(data.path).expanduser().is_file():
+        return None
+    return open_source(data).digest
+
+
+def digest_together(digests: Iterable[str]) -> str:
+    """sha256 hex of several sources together."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def open_source(data: FileData) -> Source:
     """The source of a spec; raises DataError if a file is missing or cannot be read."""
     path = data.path
     size = existing_file(path).stat().st_size

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.config.data import BadRows, Data
+from nnxdsl.config.data import BadRows, FileData
 from nnxdsl.data.loaders.convert import Converted
 from nnxdsl.data.loaders.report import Length, Report
 from nnxdsl.data.loaders.sources import Source
@@ -101,7 +101,7 @@ class BadRowPolicy:
         data: The spec.
     """
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: FileData) -> None:
         self._name = data.path
         self._limit = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
         self._messages: list[str] = []

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl import Data
+from nnxdsl.config.data import FileData
 from nnxdsl.data import Encoder, Sequences, TokenizerBase, load
 from nnxdsl.data.dataset import TokenizedRows, fill_rows
 from nnxdsl.data.loaders.build import build_dataset
@@ -19,7 +19,7 @@ from small_lab.scored_batch import ScoredBatch
 
 
 @attrs.frozen(kw_only=True)
-class Scored(Data):
+class Scored(FileData):
     """Texts with a score: `text` and `score`, a number, in each row.
 
     Attributes:

@@ -8,6 +8,7 @@ import attrs
 
 from nnxdsl import Data, Objective
 from nnxdsl.config.core.validators import positive
+from nnxdsl.config.data import FileData
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +28,7 @@ class SimPO(Objective):
 
 
 @attrs.frozen(kw_only=True)
-class Mixture(Data):
+class Mixture(FileData):
     """Pairs of several sources, taken in turn.
 
     Attributes:
