@@ -50,6 +50,19 @@ def test_loss_on_all_has_every_token_but_the_first(write, tokens: BytesTokenizer
     assert parts(tokens, dataset) == (WHOLE, [WHOLE.removeprefix("<bos>")])
 
 
+def test_loss_on_last_assistant_has_the_last_answer_alone(write, tokens: BytesTokenizer) -> None:
+    blank = {"role": "assistant", "content": ""}
+    path = write(
+        {"messages": CHAT},
+        {"messages": [*CHAT[:2], blank, *CHAT[3:], CHAT[1]]},
+        {"prompt": CHAT[:2], "completion": CHAT[2:]},
+        {"prompt": "Q: ", "completion": "yes"},
+    )
+    dataset = load(Data.Conversations(path), tokens, loss_on="last_assistant")
+    runs = [parts(tokens, dataset, row)[1] for row in range(4)]
+    assert runs == [["the dog<end_of_turn>"]] * 3 + [["yes<eos>"]]
+
+
 def test_prompt_and_completion(write, tokens: BytesTokenizer) -> None:
     path = write(
         {"prompt": "Q: ", "completion": "yes"},

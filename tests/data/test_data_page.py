@@ -52,7 +52,9 @@ def test_every_kind_of_odd_row_is_described(write) -> None:
     found = set(
         re.findall(r'yield "([^"]+)"|"(merged border|blank prompt|differ by blanks alone|duplicate)"', _sources())
     )
-    assert {one or other for one, other in found} | {BLOCK} == {kind for kind in described if not kind.startswith("two forms")}
+    assert {one or other for one, other in found} | {BLOCK} == {
+        kind for kind in described if not kind.startswith("two forms")
+    }
 
 
 def _sources() -> str:

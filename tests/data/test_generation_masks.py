@@ -104,7 +104,12 @@ def test_a_template_that_drops_earlier_reasoning_is_masked_by_its_blocks(tmp_pat
     row = {"messages": [CHAT[1], answers[0], CHAT[3], answers[1]]}
     _, runs, _ = masked(BytesTokenizer(THINKING), row, tmp_path)
     assert runs == ["it is Paris. 🙂<end_of_turn>", "<think>\nso\n</think>\na cat and a dog<end_of_turn>"]
-    with pytest.raises(DataError, match=r"renders earlier text differently .* or one with {% generation %} blocks$"):
+    for source in (THINKING, without_blocks(THINKING)):
+        _, last, _ = masked(BytesTokenizer(source), row, tmp_path, loss_on="last_assistant")
+        assert last == runs[1:]
+    with pytest.raises(
+        DataError, match=r"renders earlier text differently .*, one with {% generation %} blocks, or objective"
+    ):
         masked(BytesTokenizer(without_blocks(THINKING)), row, tmp_path)
 
 

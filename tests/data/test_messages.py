@@ -102,7 +102,17 @@ SHAPE = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
         ({"from": "gpt", "value": "a", "content": "b"}, "has both from/value and role/content; keep one of them"),
         ({"role": ["assistant"], "content": "a"}, "'role': expected text, got a list"),
         ({"role": "assistant", "content": [{"type": "image", "url": "u"}]},
-         "'content': only text parts can be read, got {'type': 'image', 'url': 'u'}"),
+         "'content': a part of type 'image': no model reads image input yet, and the text alone would mean something "
+         "else; leave such rows out"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "u"}}]},
+         "'content': a part of type 'input_audio': no model reads audio input yet, and the text alone would mean "
+         "something else; leave such rows out"),
+        ({"role": "user", "content": [{"image_url": "u"}]},
+         "'content': a part of type 'image': no model reads image input yet, and the text alone would mean something "
+         "else; leave such rows out"),
+        ({"role": "user", "content": "a", "images": ["u"]},
+         "field 'images': no model reads image input yet, and the text alone would mean something else; leave such "
+         "rows out"),
         ({"role": "assistant", "content": [{"type": "text", "text": "a", "note": "n"}]},
          "'content': a text part has fields that are not read: note"),
     ],
@@ -110,6 +120,24 @@ SHAPE = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
 def test_messages_that_cannot_be_read(write, message: dict[str, Any], what: str) -> None:
     path = write({"messages": [USER, message]})
     assert problem(Data.Conversations(path), BytesTokenizer(CALLING)) == f"field 'messages', message 2: {what}"
+
+
+@pytest.mark.parametrize("name", ["image", "images", "videos", "audio"])
+@pytest.mark.parametrize(
+    ("data", "row"),
+    [
+        (Data.Conversations, {"messages": [USER, GOOD]}),
+        (Data.Preferences, {"prompt": "a", "chosen": "b", "rejected": "c"}),
+        (Data.Feedback, {"prompt": [USER], "completion": [GOOD], "label": True}),
+        (Data.Prompts, {"prompt": [USER]}),
+    ],
+)
+def test_images_beside_text_are_refused(write, tokens: BytesTokenizer, data: Any, row: Any, name: str) -> None:
+    medium = name.removesuffix("s")
+    cause = f"no model reads {medium} input yet, and the text alone would mean something else; leave such rows out"
+    assert problem(data(write({**row, name: ["cat.png"]})), tokens) == f"field '{name}': {cause}"
+    other = {"prompt": [GOOD], "completion": [RUDE], "label": True} if data is Data.Feedback else row
+    assert load(data(write({**row, name: []}, {**other, name: None})), tokens).report.accepted == 2
 
 
 CURE = "give one that does with Tokenizer.File(path, chat_template=...), or take it out of the row"

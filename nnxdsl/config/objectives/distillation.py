@@ -94,7 +94,7 @@ class Distill(Objective):
     distance: Distance = ForwardKL()
     temperature: float = attrs.field(default=1.0, validator=positive)
     hard_weight: float = attrs.field(default=0.0, validator=Limit(at_least=0, below=1))
-    loss_on: Literal["assistant", "completion", "all"] = "assistant"
+    loss_on: Literal["assistant", "last_assistant", "completion", "all"] = "assistant"
     feature_weight: float = attrs.field(default=0.0, validator=not_negative)
     top_k: int | None = attrs.field(default=None, validator=positive)
 

@@ -42,8 +42,8 @@ def load(
         data: Its config.
         tokenizer: The tokenizer.
         max_position: The model's maximal sequence length; None does not check.
-        loss_on: Targets of conversations: "assistant" for the assistant's turns, "completion" for everything after the
-            prompt, "all" for every token but the first.
+        loss_on: Targets of conversations: "assistant" for the assistant's turns, "last_assistant" for the last of them,
+            "completion" for everything after the prompt, "all" for every token but the first.
         vocabulary: The model's vocabulary size, which may be smaller than the tokenizer's; rows with larger ids are
             bad. None does not check.
         cache: Where the tokens of large sources are stored; None for memory.

@@ -14,12 +14,12 @@ from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
-from nnxdsl.data.tokenizers.messages import Message, is_blank, read_messages, read_tools
+from nnxdsl.data.tokenizers.messages import Message, is_blank, read_messages, read_tools, require_no_media
 from nnxdsl.errors import DataError
 
 CHATS = ("messages", "conversations")
 PARTS = ("prompt", "completion")
-SCOPES = ("assistant", "completion", "all")
+SCOPES = ("assistant", "last_assistant", "completion", "all")
 COMPLETION_READS = "objective.loss_on='completion' reads prompt and completion; use 'assistant' for whole conversations"
 READS = "Data.Conversations reads messages (or conversations), or prompt/completion (text or messages)"
 
@@ -37,9 +37,10 @@ def load_conversations(
     """Conversations of a file; see `load`.
 
     A row has `messages` (or `conversations`), or `prompt` and `completion` as text or as messages. Targets are the
-    assistant's turns with their end tokens, or a completion of text; with `loss_on="completion"` everything after the
-    prompt, of any role; with `loss_on="all"` every token after the first. A row that is too long is truncated on its
-    right. Special tokens in the row's text are refused; plain text may begin with BOS and end with EOS.
+    assistant's turns with their end tokens, or a completion of text; with `loss_on="last_assistant"` only the last of
+    these turns; with `loss_on="completion"` everything after the prompt, of any role; with `loss_on="all"` every token
+    after the first. A row that is too long is truncated on its right. Special tokens in the row's text are refused;
+    plain text may begin with BOS and end with EOS.
     """
     if loss_on not in SCOPES:
         raise DataError(f"loss_on: expected {', '.join(map(repr, SCOPES[:-1]))} or {SCOPES[-1]!r}, got {loss_on!r}")
@@ -48,8 +49,10 @@ def load_conversations(
     def convert(row: Fields) -> Example:
         if loss_on == "completion":
             require(row, PARTS, COMPLETION_READS)
-        encoded = _encode(row, encoder, PARTS if loss_on == "completion" else None)
-        targets = encoded.completion_mask if loss_on == "assistant" else [True] * len(encoded.ids)
+        require_no_media(row)
+        last = loss_on == "last_assistant"
+        encoded = _encode(row, encoder, PARTS if loss_on == "completion" else None, last)
+        targets = encoded.completion_mask if last or loss_on == "assistant" else [True] * len(encoded.ids)
         if loss_on == "completion":
             _require_answer(row["completion"])
             first = encoded.completion_mask.index(True)
@@ -90,8 +93,8 @@ class _Encoded(NamedTuple):
     chat: bool
 
 
-def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None) -> _Encoded:
-    """One row; `form` are the fields to read, None for the first form of the row."""
+def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None, last: bool) -> _Encoded:
+    """One row; `form` are the fields to read, None for the first form of the row; `last`: only the last answer."""
     guard = encoder.guard
     name = None if form == PARTS else next((name for name in CHATS if name in row), None)
     forms = (*CHATS, *PARTS)
@@ -111,10 +114,11 @@ def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None) -> _Enc
             return text._replace(odd=(*odd, *other_forms(row, "plain text", ("tools",)), *text.odd))
         context = guard.chat(prompt, "prompt", "user")
         messages, first = [*context, *guard.chat(completion, "completion", "assistant")], len(context)
-    answers = [message for message in messages[first:] if message["role"] == "assistant"]
+    answers = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
     if not answers:
         raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
-    if any(is_blank(message) for message in answers):
+    first = answers[-1] if last else first
+    if any(is_blank(messages[turn]) for turn in answers if turn >= first):
         raise RowError("empty completion", "an assistant's message is empty")
     tools = guard.tools(read_tools(row))
     ids, completion_mask, warnings = encoder.conversation(messages, first, tools)

@@ -19,7 +19,7 @@ from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
-from nnxdsl.data.tokenizers.messages import read_tools
+from nnxdsl.data.tokenizers.messages import read_tools, require_no_media
 from nnxdsl.errors import DataError
 
 READS = (
@@ -155,6 +155,7 @@ def _require(value: object, name: str) -> None:
 
 def _split(row: Fields, encoder: Encoder) -> tuple[Split, bool, tuple[str, ...]]:
     """A row of text or chats as ids, whether it is a chat, and warnings."""
+    require_no_media(row)
     prompt, completion = (read_text_or_chat(row, name) for name in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):
         prompt = encoder.guard.text(prompt, "prompt", opens=True)

@@ -14,7 +14,7 @@ from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
-from nnxdsl.data.tokenizers.messages import Message, content_of, read_tools
+from nnxdsl.data.tokenizers.messages import Message, content_of, read_tools, require_no_media
 
 READS = "Data.Preferences reads prompt/chosen/rejected (text or messages) or prompt_ids/chosen_ids/rejected_ids"
 SIDES = ("chosen", "rejected")
@@ -104,6 +104,7 @@ def _split_ids(row: Fields, encoder: Encoder, vocabulary: int | None) -> Split:
 def _split_row(row: Fields, encoder: Encoder) -> tuple[Split, bool, tuple[str, ...]]:
     """A row of text or chats as ids, whether it is a chat, and warnings."""
     require(row, SIDES, READS)
+    require_no_media(row)
     sides = [read_text_or_chat(row, name) for name in SIDES]
     prompt = read_text_or_chat(row, "prompt") if "prompt" in row else None
     if any(isinstance(part, list) for part in (prompt, *sides)):

@@ -12,7 +12,7 @@ from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder
-from nnxdsl.data.tokenizers.messages import read_tools
+from nnxdsl.data.tokenizers.messages import read_tools, require_no_media
 from nnxdsl.errors import DataError
 
 READS = "Data.Prompts reads prompt (text or messages); all other fields of a row are given to rewards"
@@ -37,6 +37,7 @@ def load_prompts(
 
     def convert(row: Fields) -> Example:
         require(row, ("prompt",), READS)
+        require_no_media(row)
         value, odd = read_text_or_chat(row, "prompt"), ()
         if isinstance(value, str):
             text = encoder.guard.text(value, "prompt", opens=True)

@@ -268,5 +268,6 @@ def _require_prefix(part: str, whole: str, turn: int | None = None) -> None:
     raise RowError(
         "template",
         f"the chat template renders earlier text differently once {message} is complete, so the answer cannot be split "
-        f"from its prompt; use a template whose earlier text does not change, or one with {{% generation %}} blocks",
+        f"from its prompt; use a template whose earlier text does not change"
+        + ("" if turn is None else ", one with {% generation %} blocks, or objective.loss_on='last_assistant'"),
     )

@@ -15,6 +15,7 @@ Tools = list[dict[str, Any]]
 """JSON schemas of functions, as the `tools` of a row."""
 
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
+_MEDIA = ("image", "audio", "video")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
 
 
@@ -70,6 +71,29 @@ def odd_messages(messages: Sequence[Message]) -> Iterator[str]:
         yield "only assistant messages"
 
 
+def require_no_media(row: Mapping[str, Any], location: str = "") -> None:
+    """Refuses a row or a message with images, audio or video beside its text, as datasets for vision have them.
+
+    Args:
+        row: Its fields.
+        location: What messages begin with.
+
+    Raises:
+        RowError: Names the field.
+    """
+    for medium in _MEDIA:
+        for name in (medium, f"{medium}s"):
+            if row.get(name) not in (None, "", []):
+                raise _no_media(f"{location}field '{name}'", medium)
+
+
+def _no_media(what: str, medium: str) -> RowError:
+    return RowError(
+        "not text",
+        f"{what}: no model reads {medium} input yet, and the text alone would mean something else; leave such rows out",
+    )
+
+
 def texts(value: object) -> Iterator[str]:
     """Every text in a JSON value, keys of objects included."""
     if isinstance(value, str):
@@ -89,6 +113,7 @@ def _message(item: object, location: str) -> Message:
         raise RowError("wrong type", f"{location}: expected an object with 'role' and 'content', got {kind_of(item)}")
     # Exports write an empty list location there are no calls.
     message = {str(key): part for key, part in item.items() if part is not None and (key, part) != ("tool_calls", [])}
+    require_no_media(message, f"{location}: ")
     if "from" in message and "value" in message:
         if "role" in message or "content" in message:
             raise RowError("two forms", f"{location}: has both from/value and role/content; keep one of them")
@@ -124,7 +149,10 @@ def _content(content: object, location: str) -> str:
 
 def _text_of_part(part: object, location: str) -> str:
     fields = {key: item for key, item in part.items() if item is not None} if isinstance(part, Mapping) else {}
-    text = fields.pop("text", None)
+    text, kind = fields.pop("text", None), str(fields.get("type", ""))
+    medium = next((medium for medium in _MEDIA if medium in kind or any(medium in str(key) for key in fields)), None)
+    if medium is not None:
+        raise _no_media(f"{location}: 'content': a part of type {kind[:40] or medium!r}", medium)
     if not isinstance(text, str) or fields.pop("type", "text") != "text":
         raise RowError("wrong type", f"{location}: 'content': only text parts can be read, got {str(part)[:60]}")
     if fields:
