@@ -29,12 +29,13 @@ _LOST = "the metrics are in metrics.jsonl, and a resume writes them to the track
 class TrackingProcess:
     """The process that writes the metrics of a run to its trackers; it ends with this one, however that ends."""
 
-    def __init__(self, directory: Path, tracking: Sequence[Tracking]) -> None:
-        """Starts the process, which takes some hundred microseconds.
+    def __init__(self, directory: Path, tracking: Sequence[Tracking], attempt: int) -> None:
+        """Starts the process, which takes some milliseconds.
 
         Args:
-            directory: The run directory, whose newest attempt has begun.
-            tracking: The trackers of that attempt.
+            directory: The run directory.
+            tracking: The trackers of the attempt.
+            attempt: Its number, under which `attempts.jsonl` has it already.
         """
         self._process: subprocess.Popen[bytes] | None = None
         self._text = b""
@@ -46,7 +47,7 @@ class TrackingProcess:
             with open(open_plain(files / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC), "wb") as output:
                 self._process = subprocess.Popen(
                     # -P: modules in the working directory are not imported, unless this process may import them.
-                    [sys.executable, "-P", "-m", "nnxdsl.tracking.process", str(directory)],
+                    [sys.executable, "-P", "-m", "nnxdsl.tracking.process", str(directory), str(attempt)],
                     env=_environment(tracking),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

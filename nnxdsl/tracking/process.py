@@ -1,4 +1,4 @@
-"""The process that writes a run's metrics to its trackers: `python -m nnxdsl.tracking.process RUN_DIRECTORY`.
+"""The process that writes a run's metrics to its trackers: `python -m nnxdsl.tracking.process RUN_DIRECTORY ATTEMPT`.
 
 A trainer starts it (`handle.py`). It reads `metrics.jsonl`, each tracker in a thread of its own; warnings go to its
 standard output, one a line, for the trainer to report. It ends when standard input does, after a last line that says
@@ -195,15 +195,23 @@ class Work:
         record.write()
 
 
-def main(path: str) -> None:
-    """Writes the metrics of a run to its trackers until it ends."""
+def main(path: str, attempt: int) -> None:
+    """Writes the metrics of a run to its trackers until it ends.
+
+    Args:
+        path: The run directory.
+        attempt: The number of the attempt whose trackers they are.
+    """
     os.nice(NICENESS)
     end = EndOfRun()
     messages = os.dup(1)  # not inherited by processes of the trackers
     os.dup2(2, 1)
     directory = RunDirectory(Path(path).resolve())
-    experiment = directory.attempts()[-1]["experiment"]
     with turn(directory.path / FILES / "lock", lambda: None, end.is_late):  # of an earlier attempt's process
+        attempts = directory.attempts()
+        if len(attempts) > attempt:
+            return  # the process of the next attempt came first, and has written everything
+        experiment = attempts[-1]["experiment"]
         works = [
             Work(f"tracking.{index}", node, directory.path, experiment, end, messages)
             for index, node in enumerate(experiment["tracking"])
@@ -219,4 +227,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

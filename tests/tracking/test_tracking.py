@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -33,12 +34,14 @@ from nnxdsl import (
     Tracking,
     compile,
 )
+from nnxdsl.config.core.base import members
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import Trainer
+from tests.doc_pages import blocks, texts
 
 TEXTS = Path(__file__).parents[1] / "reference" / "replay" / "texts.jsonl"
 ROOT = Path(__file__).parents[2]
@@ -154,11 +157,12 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from line_files import Lines
-from line_files.written import Written
+from line_files.written import Written, wait_for
 from nnxdsl.runs.run_dir import RunDirectory
 
 written = Written(RunDirectory(Path(sys.argv[1])))
 process = written.begin(Lines(sys.argv[2]))
+wait_for(Path(sys.argv[2]).exists)
 written.train(range(5))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -176,11 +180,24 @@ def test_a_killed_run_has_its_rows_written(written: Written, tmp_path: Path) -> 
     assert [row["end"] for row in rows if "end" in row] == ["killed", "finished"]
 
 
+def test_a_late_process_of_an_earlier_attempt_writes_nothing(written: Written, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    for start in (0, 3):
+        process = written.begin(Lines(str(lines)), start=start)
+        written.train(range(start, 6))
+        assert end(process, "finished") == []
+    before = lines.read_text()
+    words = [sys.executable, "-m", "nnxdsl.tracking.process", str(written.directory.path), "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
+    assert lines.read_text() == before
+
+
 def test_a_package_that_is_not_installed_says_what_to_install(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.lower().startswith(("tensorboardx", "wandb", "trackio", "mlflow")):
+        if not entry.name.lower().startswith(("tensorboard", "wandb", "trackio", "mlflow")):
             (packages / entry.name).symlink_to(entry)
     code = (
         "from nnxdsl import Tracking as T; from nnxdsl.tracking import problems\n"
@@ -190,16 +207,32 @@ def test_a_package_that_is_not_installed_says_what_to_install(tmp_path: Path) ->
     words = [sys.executable, "-S", "-c", code]
     printed = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert printed.splitlines() == [
-        f"tracking.{index}: Tracking.{name} needs {package}, which is not installed: pip install 'nnxdsl[{extra}]'"
-        for index, (name, package, extra) in enumerate(
-            [
-                ("TensorBoard", "tensorboardX", "tensorboard"),
-                ("WandB", "wandb", "wandb"),
-                ("Trackio", "trackio", "trackio"),
-                ("MLflow", "mlflow", "mlflow"),
-            ]
-        )
+        f"tracking.{index}: Tracking.{name} needs {name.lower()}, which is not installed: "
+        f"pip install 'nnxdsl[{name.lower()}]'"
+        for index, name in enumerate(("TensorBoard", "WandB", "Trackio", "MLflow"))
     ]
+
+
+def test_the_tracker_of_the_documentation(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "docs/guides/tracking.md"
+    (block,) = (block for block in blocks(page) if block.title)
+    (tmp_path / str(block.title)).write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    own = importlib.import_module(str(block.title).removesuffix(".py"))
+    process = written.begin(own.CSV(path="metrics.csv"))
+    written.train(range(2))
+    assert end(process, "stopped") == []
+    process = written.begin(own.CSV(path="metrics.csv"), start=1)
+    written.train(range(1, 3), evaluate=())
+    assert end(process, "finished") == []
+    rows = (tmp_path / "metrics.csv").read_text().split()
+    assert rows[:3] == ["0,eval/loss,0.0", "0,loss,1.0", "0,steps/s,1"]
+    assert rows[3:] == ["1,loss,0.5", "1,steps/s,1", "2,loss,nan", "2,steps/s,2"]
+
+    space: dict[str, Any] = {}
+    exec(texts(page, "python")[0], space)
+    assert {type(each) for each in space["tracking"]} == set(members(Tracking).values())
 
 
 SMALL = Experiment(

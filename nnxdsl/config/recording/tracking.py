@@ -51,7 +51,7 @@ class TensorBoard(Tracking):
         directory: Each run writes to a directory of its id in it. Relative to the working directory.
     """
 
-    library: ClassVar[str] = "tensorboardX"
+    library: ClassVar[str] = "tensorboard"
     extra: ClassVar[str] = "tensorboard"
 
     directory: str = attrs.field(validator=filled, kw_only=False)

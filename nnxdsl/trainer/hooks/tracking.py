@@ -43,7 +43,7 @@ class Track(Hook):
     def on_start(self, trainer: Trainer) -> None:
         """Starts the process."""
         if self.tracking and distributed.is_first():
-            self._process = TrackingProcess(self.attempt.directory.path, self.tracking)
+            self._process = TrackingProcess(self.attempt.directory.path, self.tracking, self.attempt.number)
 
     def on_metrics(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Reports trackers that have stopped."""

@@ -43,9 +43,9 @@ class Written:
     def begin(self, *tracking: Tracking, start: int = 0) -> TrackingProcess:
         """Begins an attempt at step `start`, and its process."""
         experiment = {"type": "Experiment", "name": "written", "tracking": [to_dict(each) for each in tracking]}
-        self.directory.append_attempt({"experiment": experiment, "start": start})
+        number = self.directory.append_attempt({"experiment": experiment, "start": start})
         self.directory.repair_rows(start)
-        return TrackingProcess(self.directory.path, tracking)
+        return TrackingProcess(self.directory.path, tracking, number)
 
     def train(self, steps: Sequence[int], evaluate: Sequence[int] = (0,)) -> None:
         """Writes the rows of steps: `steps/s` is the attempt's number, and the loss of step 2 is NaN."""
