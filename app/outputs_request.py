@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 
 import attrs
 
-from nnxdsl.data.loaders.files import RowError, read_rows
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import read_rows
 from nnxdsl.errors import DataError, NnxdslError, RunError
 from nnxdsl.storage.jsonl import read_json
 

@@ -16,7 +16,7 @@ from nnxdsl.data.batch import Batch, PairBatch, SequenceBatch
 from nnxdsl.data.loaders.report import Report, joined_report
 from nnxdsl.data.packing import Layout, Size
 from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged
-from nnxdsl.data.loaders.sources import digest_together
+from nnxdsl.data.sources.digests import digest_together
 from nnxdsl.errors import DataError
 
 Int32 = npt.NDArray[np.int32]

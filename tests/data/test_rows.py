@@ -11,7 +11,8 @@ import pytest
 
 from nnxdsl import DataError
 from nnxdsl.data.loaders import files
-from nnxdsl.data.loaders.files import RowError, file_digest, read_rows
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import file_digest, read_rows
 
 ROWS = [
     {"prompt": "a", "chosen": [{"role": "assistant", "content": "ü"}], "n": [1, 2]},
@@ -96,7 +97,7 @@ def test_missing_file_names_the_current_directory(tmp_path: Path, monkeypatch: p
 
 
 def test_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"is a directory; give one JSONL or Parquet file$"):
+    with pytest.raises(DataError, match=r"is a directory; give a file$"):
         read_rows(str(tmp_path))
 
 

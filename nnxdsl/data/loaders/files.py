@@ -1,19 +1,14 @@
-"""Rows of files with their positions: JSONL and Parquet, streamed."""
+"""Rows with their positions, in chunks of which one process converts one at a time."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 
 from nnxdsl.config.core.strict_json import parse_json
-from nnxdsl.errors import DataError
 
 MAX_LINE = 16 * 2**20
 """Maximal bytes of a line of JSONL; longer lines mean a broken file."""
@@ -32,12 +27,15 @@ class RowError(Exception):
         self.kind = kind
         self.what = what
 
+    def __reduce__(self) -> tuple[type[RowError], tuple[str, str]]:
+        return RowError, (self.kind, self.what)
+
 
 class Row(NamedTuple):
     """One row of a file.
 
     Attributes:
-        place: `file:line`, or `file:row N` for Parquet; both from 1.
+        place: `file:line`, or `file:row N` where rows are no lines; both from 1.
         value: Its fields, or the reason why it cannot be read.
     """
 
@@ -79,94 +77,25 @@ class ValueChunk:
     Attributes:
         place: Beginning of the places of its rows, `file:row `.
         first: Number of its first row, from 1.
-        values: The fields of its rows.
+        values: The fields of its rows, or why one cannot be read.
         position: Bytes of the file that are read, about.
     """
 
     place: str
     first: int
-    values: Sequence[Mapping[str, Any]]
+    values: Sequence[Mapping[str, Any] | RowError]
     position: int
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-        """The number of each row and its fields, without null fields."""
+        """The number of each row and its fields, without null fields, or why it cannot be read."""
         for number, value in enumerate(self.values, start=self.first):
-            yield number, {key: item for key, item in value.items() if item is not None}
+            if isinstance(value, RowError):
+                yield number, value
+            else:
+                yield number, {key: item for key, item in value.items() if item is not None}
 
 
 Chunk = LineChunk | ValueChunk
-
-
-def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a `.parquet` or JSONL file, one at a time, without null fields.
-
-    A row that cannot be read is a `RowError`, and the rows after it are still read.
-
-    Raises:
-        DataError: The file is missing, a directory, or not readable as Parquet.
-    """
-    chunks = read_chunks(path)
-    return (Row(f"{chunk.place}{number}", value) for chunk in chunks for number, value in chunk.rows())
-
-
-def place_of(path: str) -> str:
-    """The beginning of the places of a file's rows."""
-    return f"{path}:row " if path.endswith(".parquet") else f"{path}:"
-
-
-def read_chunks(path: str) -> Iterator[Chunk]:
-    """The rows of a file in chunks of about `CHUNK_BYTES`; see `read_rows`."""
-    file = existing_file(path)
-    return _parquet_chunks(path, file) if file.suffix == ".parquet" else _line_chunks(path, file)
-
-
-def existing_file(path: str) -> Path:
-    """The existing file at `path`; raises DataError if there is none."""
-    file = Path(path).expanduser()
-    if file.is_file():
-        return file
-    if file.is_dir():
-        raise DataError(f"{path}: is a directory; give one JSONL or Parquet file")
-    base = "" if file.is_absolute() else f" (looked in the current directory, {os.getcwd()})"
-    raise DataError(f"{path}: no such file{base}")
-
-
-def file_digest(path: str) -> str:
-    """sha256 hex of a file; raises DataError if it is missing or cannot be read."""
-    file = existing_file(path)
-    try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _line_chunks(path: str, file: Path) -> Iterator[Chunk]:
-    first, lines, size, position = 1, [], 0, 0
-    try:
-        with file.open("rb") as handle:
-            for line in _lines(handle):
-                lines.append(line)
-                size += len(line or b"")
-                position = handle.tell()
-                if size >= CHUNK_BYTES:
-                    yield LineChunk(place_of(path), first, lines, position)
-                    first, lines, size = first + len(lines), [], 0
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if lines:
-        yield LineChunk(place_of(path), first, lines, position)
-
-
-def _lines(handle: BinaryIO) -> Iterator[bytes | None]:
-    """Lines as bytes; None for one over the limit, which is skipped without being read into memory."""
-    while line := handle.readline(MAX_LINE + 1):
-        if len(line) <= MAX_LINE:
-            yield line
-            continue
-        while line and not line.endswith(b"\n"):
-            line = handle.readline(MAX_LINE)
-        yield None
 
 
 def _parse(line: bytes) -> dict[str, Any] | RowError:
@@ -182,9 +111,14 @@ def _parse(line: bytes) -> dict[str, Any] | RowError:
         return RowError("bad JSON", f"bad JSON at column {error.colno}: {error.msg}{hint}")
     except ValueError as error:  # accepted by some parsers, but ambiguous
         return RowError("bad JSON", f"bad JSON: {error}")
+    return checked_object(value, "\\ud" in text or "\\uD" in text)
+
+
+def checked_object(value: object, may_have_surrogates: bool) -> dict[str, Any] | RowError:
+    """A JSON value as a row without null fields, or why it is none."""
     if not isinstance(value, dict):
         return RowError("not an object", f"expected an object with fields, got {kind_of(value)}")
-    if "\\ud" in text or "\\uD" in text:
+    if may_have_surrogates:
         # JSON can escape half a surrogate pair, which no tokenizer can encode.
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -193,26 +127,6 @@ def _parse(line: bytes) -> dict[str, Any] | RowError:
                 "bad UTF-8", "bad text: half of a surrogate pair (\\ud800 to \\udfff) without its other half"
             )
     return {key: item for key, item in value.items() if item is not None}
-
-
-def _parquet_chunks(path: str, file: Path) -> Iterator[Chunk]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-        arrow = importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install 'nnxdsl[parquet]'") from error
-    number, size = 0, file.stat().st_size
-    try:
-        with parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=1024):
-                values = batch.to_pylist()
-                yield ValueChunk(
-                    place_of(path), number + 1, values, size * (number + len(values)) // table.metadata.num_rows
-                )
-                number += len(values)
-    except (arrow.ArrowException, OSError) as error:
-        after = f" after row {number}" if number else ""
-        raise DataError(f"{path}: no readable Parquet file{after}: {str(error).splitlines()[0]}") from error
 
 
 def kind_of(value: object) -> str:

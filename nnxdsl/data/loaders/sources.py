@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
 from nnxdsl.config.data import Data, FileData, Mixture
-from nnxdsl.data.loaders.files import Chunk, existing_file, file_digest, place_of, read_chunks
+from nnxdsl.data.loaders.files import Chunk, Row
+from nnxdsl.data.sources.digests import Digests, digest_together
+from nnxdsl.data.sources.formats import file_chunks, place_of
+from nnxdsl.data.sources.paths import DataFile, existing_file, files_of
+from nnxdsl.errors import DataError
 
 
 @attrs.frozen
@@ -36,23 +39,55 @@ class Source:
         return sum(self.sizes)
 
 
-def content_digest(data: Data) -> str | None:
+def open_source(data: FileData, digests: Digests | None = None) -> Source:
+    """The source of a spec.
+
+    Args:
+        data: The spec.
+        digests: Remembers those of large files; None reads every file.
+
+    Raises:
+        DataError: A file is missing or cannot be read.
+    """
+    return _of_files(data.name, files_of((data.path,)), digests or Digests())
+
+
+def _of_files(name: str, files: Sequence[DataFile], digests: Digests) -> Source:
+    each = [digests.of_file(*file) for file in files]
+    return Source(
+        name,
+        each[0] if len(each) == 1 else digest_together(each),
+        tuple(file.path.stat().st_size for file in files),
+        tuple(place_of(*file) for file in files),
+        lambda: itertools.chain.from_iterable(file_chunks(*file) for file in files),
+    )
+
+
+def content_digest(data: Data, digests: Digests | None = None) -> str | None:
     """sha256 hex of the content of a spec's files, as its dataset has it; None where there are no such files."""
     if isinstance(data, Mixture):
-        digests = [content_digest(part) for part in data.parts]
-        return None if None in digests else digest_together(map(str, digests))
-    if not isinstance(data, FileData) or not Path(data.path).expanduser().is_file():
+        each = [content_digest(part, digests) for part in data.parts]
+        return None if None in each else digest_together(map(str, each))
+    if not isinstance(data, FileData):
         return None
-    return open_source(data).digest
+    try:
+        return open_source(data, digests).digest
+    except DataError:  # moved or deleted
+        return None
 
 
-def digest_together(digests: Iterable[str]) -> str:
-    """sha256 hex of several sources together."""
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+def read_rows(path: str) -> Iterator[Row]:
+    """The rows of a file, one at a time, without null fields.
+
+    A row that cannot be read is a `RowError`, and the rows after it are still read.
+
+    Raises:
+        DataError: The file is missing, a directory, or not readable as the format that its name says.
+    """
+    chunks = file_chunks(path, existing_file(path))
+    return (Row(f"{chunk.place}{number}", value) for chunk in chunks for number, value in chunk.rows())
 
 
-def open_source(data: FileData) -> Source:
-    """The source of a spec; raises DataError if a file is missing or cannot be read."""
-    path = data.path
-    size = existing_file(path).stat().st_size
-    return Source(path, file_digest(path), (size,), (place_of(path),), lambda: read_chunks(path))
+def file_digest(path: str) -> str:
+    """sha256 hex of a file; raises DataError if it is missing or cannot be read."""
+    return Digests().of_file(path, existing_file(path))

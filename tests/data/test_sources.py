@@ -1,0 +1,159 @@
+"""Where rows come from: formats, compression, globs, folders, what save_to_disk wrote, and their digests."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnxdsl import DataError
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import read_rows
+
+ROWS: list[dict[str, Any]] = [
+    {"prompt": "a", "chosen": [{"role": "assistant", "content": "ü"}], "n": 1},
+    {"prompt": "b\nc", "chosen": [{"role": "assistant", "content": "c"}], "n": 2},
+    {"prompt": 'd, "e"', "chosen": [{"role": "assistant", "content": "d"}], "n": 3},
+]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Rows as the format that the file's name says, written by the library that people use for it."""
+    zstandard, arrow = importlib.import_module("zstandard"), importlib.import_module("pyarrow")
+    lines, table = "".join(json.dumps(row) + "\n" for row in rows).encode(), arrow.Table.from_pylist(rows)
+    match path.name.partition(".")[2]:
+        case "jsonl" | "ndjson":
+            path.write_bytes(lines)
+        case "jsonl.gz":
+            path.write_bytes(gzip.compress(lines))
+        case "jsonl.zst":
+            half = len(lines) // 2  # as `zstd -T0` and `cat a.zst b.zst` do: several frames
+            path.write_bytes(zstandard.compress(lines[:half]) + zstandard.compress(lines[half:]))
+        case "json":
+            path.write_text(json.dumps(rows, indent=2))
+        case "json.gz":
+            path.write_bytes(gzip.compress(json.dumps(rows).encode()))
+        case "parquet":
+            importlib.import_module("pyarrow.parquet").write_table(table, path)
+        case "arrow":
+            with importlib.import_module("pyarrow.ipc").new_stream(path, table.schema) as stream:
+                stream.write_table(table)
+        case "feather":
+            importlib.import_module("pyarrow.feather").write_feather(table, path)
+        case name:
+            raise AssertionError(name)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["r.jsonl", "r.ndjson", "r.jsonl.gz", "r.jsonl.zst", "r.json", "r.json.gz", "r.parquet", "r.arrow", "r.feather"],
+)
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / name, ROWS)
+    rows = list(read_rows(str(path)))
+    assert [row.value for row in rows] == ROWS
+    unit = ":" if "jsonl" in name or "ndjson" in name else ":row "
+    assert [row.place for row in rows] == [f"{path}{unit}{number}" for number in (1, 2, 3)]
+
+
+def test_fields_that_are_null_within_arrow_structs_are_missing(tmp_path: Path) -> None:
+    rows = [{"m": [{"role": "user", "content": "a"}]}, {"m": [{"role": "tool", "content": "b", "name": "f"}]}]
+    path = save(tmp_path / "r.parquet", rows)
+    assert [row.value for row in read_rows(str(path))] == rows
+
+
+def test_a_json_file_of_lines_is_jsonl(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_bytes(b"\xef\xbb\xbf" + LINES)
+    rows = list(read_rows(str(tmp_path / "r.json")))
+    assert [row.value for row in rows] == ROWS
+    assert rows[1].place == f"{tmp_path}/r.json:2"
+
+
+def test_csv_is_text_in_named_columns(tmp_path: Path) -> None:
+    file = tmp_path / "r.csv"
+    file.write_bytes(b'\xef\xbb\xbfprompt,completion\r\n"a, ""b""\nc",\xc3\xbc\r\n\r\nd,1\r\nlonely\r\ne,f\r\n')
+    first, second, bad, last = read_rows(str(file))
+    assert (first.place, first.value) == (f"{file}:row 1", {"prompt": 'a, "b"\nc', "completion": "ü"})
+    assert second.value == {"prompt": "d", "completion": "1"}
+    assert isinstance(bad.value, RowError)
+    assert bad.value.what == "the row has 1 cells, and the header 2"
+    assert last.value == {"prompt": "e", "completion": "f"}
+    (tmp_path / "r.tsv.gz").write_bytes(gzip.compress(b"a\tb\n1,2\t3\n"))
+    assert [row.value for row in read_rows(str(tmp_path / "r.tsv.gz"))] == [{"a": "1,2", "b": "3"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.csv", b"", "r.csv: is empty; the first line of CSV names the columns"),
+        ("r.csv", b"a,b,a\n", "r.csv:1: the first line of CSV names the columns, and has 'a' twice"),
+        ("r.csv", b"a,,b\n", "r.csv:1: the first line of CSV names the columns, and has '' without a name"),
+        ("r.csv", b'a,b\n1,2\n"3,4\n', "r.csv:3: bad CSV: unexpected end of data"),
+        ("r.csv", b"a,b\n1,\xff\n", "r.csv: bad UTF-8 after line 0: byte 0xff"),
+        ("r.json", b'[{"a": 1},\n {"a": 2]', "r.json:2: bad JSON at column 9: Expecting ',' delimiter"),
+        (
+            "r.json",
+            b"[1]\n[2]\n",
+            "r.json:2: bad JSON at column 1: Extra data; name it .jsonl if each line is one list",
+        ),
+        ("r.json", b'[{"a": NaN}]', "r.json: bad JSON: NaN is not a JSON value; write null, or a finite number"),
+        ("r.json", b'[{"a": "\xff"}]', "r.json: bad UTF-8: byte 0xff at 9"),
+        ("r.arrow", b"ARROW1 nothing of it", "r.arrow: no readable Arrow file: "),
+        ("r.jsonl.gz", LINES, "r.jsonl.gz: is no readable .gz file: Not a gzipped file"),
+        ("r.jsonl.gz", gzip.compress(LINES)[:-12], "r.jsonl.gz: the compressed file ends too early; was it copied who"),
+        ("r.jsonl.zst", LINES, "r.jsonl.zst: is no readable .zst file: "),
+    ],
+)
+def test_what_is_not_of_its_format_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    with pytest.raises(DataError) as error:
+        list(read_rows(name))
+    assert str(error.value).startswith(message)
+
+
+def test_zstd_that_ends_too_early_is_refused(tmp_path: Path) -> None:
+    whole = save(tmp_path / "r.jsonl.zst", ROWS * 50_000).read_bytes()
+    for length in (len(whole) - 1, len(whole) // 4):
+        (tmp_path / "cut.jsonl.zst").write_bytes(whole[:length])
+        with pytest.raises(DataError, match="ends too early"):
+            list(read_rows(str(tmp_path / "cut.jsonl.zst")))
+
+
+def test_items_of_a_list_that_are_no_objects_are_bad_rows(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text('[{"a": 1}, 2, {"a": "\\ud800"}]')
+    first, second, third = read_rows(str(tmp_path / "r.json"))
+    assert first.value == {"a": 1}
+    assert isinstance(second.value, RowError)
+    assert second.value.what == "expected an object with fields, got the number 2"
+    assert isinstance(third.value, RowError)
+    assert third.value.what.startswith("bad text: half of a surrogate pair")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("r.jsonl.zst", "r.jsonl.zst: reading .zst needs zstandard: pip install 'nnxdsl[zstd]'"),
+        ("r.arrow", "r.arrow: reading Arrow needs pyarrow: pip install 'nnxdsl[parquet]'"),
+    ],
+)
+def test_a_missing_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    save(tmp_path / name, ROWS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(DataError) as error:
+        list(read_rows(name))
+    assert str(error.value) == message
