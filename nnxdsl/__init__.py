@@ -6,6 +6,7 @@ Importing it loads no jax; `compile` and `load` do when they are first used.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnxdsl.config.adapter import Adapter
@@ -17,7 +18,7 @@ from nnxdsl.config.core.serialization import diff, evolve, flatten, from_dict, f
 from nnxdsl.config.data import BadRows, Data, Order
 from nnxdsl.config.diloco import Outer
 from nnxdsl.config.evaluation import Evaluation
-from nnxdsl.config.experiment import Experiment, register_command_line
+from nnxdsl.config.experiment import Experiment, register_runners
 from nnxdsl.config.launcher import Launcher
 from nnxdsl.config.memory import Memory
 from nnxdsl.config.model import Model
@@ -46,10 +47,12 @@ if TYPE_CHECKING:
     from nnxdsl.generate.pretrained import load as load
     from nnxdsl.program.compile import Program as Program
     from nnxdsl.program.compile import compile as compile
+    from nnxdsl.trainer.result import Result as Result
 
 _NEEDS_JAX = {
     "Pretrained": "nnxdsl.generate.pretrained",
     "Program": "nnxdsl.program.compile",
+    "Result": "nnxdsl.trainer.result",
     "compile": "nnxdsl.program.compile",
     "load": "nnxdsl.generate.pretrained",
 }
@@ -59,7 +62,11 @@ def _command_line(experiment: Experiment) -> int:
     return importlib.import_module("nnxdsl.cli").main_of(experiment)
 
 
-register_command_line(_command_line)
+def _run(experiment: Experiment, home: Path, **options: bool) -> Result:
+    return importlib.import_module("nnxdsl.trainer.result").run_experiment(experiment, home, **options)
+
+
+register_runners(_command_line, _run)
 
 
 def __getattr__(name: str) -> Any:

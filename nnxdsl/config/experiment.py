@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
@@ -29,6 +30,9 @@ from nnxdsl.config.recording.tracking import Tracking
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.config.step_guard import Guard, Stop
 from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.trainer.result import Result
 
 
 @attrs.frozen(kw_only=True)
@@ -169,15 +173,34 @@ class Experiment(Spec):
             raise RuntimeError("experiment.main() needs the command line: import nnxdsl")
         raise SystemExit(_command_line(self))
 
+    def run(self, home: str | Path = "runs", *, quiet: bool = False, restart: bool = False) -> Result:
+        """Trains in this process, or resumes the run from its last checkpoint, and returns its result.
+
+        An interrupt (Ctrl-C) stops it after the step, with everything saved: the next call resumes there.
+
+        Args:
+            home: Directory of all runs.
+            quiet: Whether to print nothing.
+            restart: Move what the run directory holds to `<home>/.trash` and begin at step 0.
+
+        Raises:
+            SpecError, PlanError, DataError, WeightsError, RunError: It cannot be run; nothing was written.
+        """
+        if _run is None:
+            raise RuntimeError("experiment.run() needs the trainer: import nnxdsl")
+        return _run(self, Path(home), quiet=quiet, restart=restart)
+
 
 _command_line: Callable[[Experiment], int] | None = None
+_run: Callable[..., Result] | None = None
 
 
-def register_command_line(main: Callable[[Experiment], int]) -> None:
-    """Sets what `Experiment.main` runs; the package does so, since the DSL itself knows no command line.
+def register_runners(main: Callable[[Experiment], int], run: Callable[..., Result]) -> None:
+    """Sets what `Experiment.main` and `Experiment.run` do; the package does so, since the DSL itself knows no trainer.
 
     Args:
         main: Runs the command line of an experiment on `sys.argv`, and returns the exit code.
+        run: Trains an experiment; takes the arguments of `Experiment.run`.
     """
-    global _command_line
-    _command_line = main
+    global _command_line, _run
+    _command_line, _run = main, run

@@ -1,0 +1,138 @@
+"""The result of a run in Python: its metrics, samples and checkpoints, and the trained model."""
+
+from __future__ import annotations
+
+import html
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import RunError
+from nnxdsl.generate import pretrained
+from nnxdsl.generate.pretrained import Pretrained
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runtime import xla_flags
+from nnxdsl.runtime.compile_cache import compile_cache
+from nnxdsl.storage.jsonl import Row
+from nnxdsl.terminal.display import Display, number
+from nnxdsl.trainer.run import run
+from nnxdsl.weights.export import export
+
+EXPORTED = "exported"
+"""Directory in the run directory with the models of `Result.load_model`, by step."""
+
+
+def run_experiment(experiment: Experiment, home: Path, *, quiet: bool = False, restart: bool = False) -> Result:
+    """Runs an experiment in this process, or resumes it; see `Experiment.run`."""
+    xla_flags.prepare(home, experiment.mesh.device_count)
+    with Display(quiet=quiet) as display, compile_cache(home, display.say):
+        return Result(run(experiment, home, display, restart=restart).directory)
+
+
+@attrs.frozen
+class Result:
+    """What a run has written so far.
+
+    Attributes:
+        directory: The run directory.
+    """
+
+    directory: Path = attrs.field(converter=Path)
+
+    @property
+    def _run(self) -> RunDirectory:
+        return RunDirectory(self.directory)
+
+    @property
+    def state(self) -> str:
+        """State of the run: "finished", "stopped", "running" and so on."""
+        return self._run.liveness()
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self._run.status().get("step") or 0
+
+    @property
+    def metrics(self) -> list[Row]:
+        """The metrics of each step: rows of metrics.jsonl."""
+        return self._run.metrics()
+
+    @property
+    def evaluations(self) -> list[Row]:
+        """The metrics of each evaluation."""
+        return self._run.evaluations()
+
+    @property
+    def samples(self) -> list[Row]:
+        """The completions of the evaluation's prompts, by step and prompt."""
+        return self._run.samples()
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps of the checkpoints on disk, ascending."""
+        return sorted(int(path.name) for path in self._run.checkpoints.glob("[0-9]*") if path.name.isdigit())
+
+    def frame(self, kind: str = "metrics") -> Any:
+        """The "metrics", "evaluations" or "samples" as a pandas DataFrame, a row for each.
+
+        Raises:
+            RunError: pandas is not installed, or there is no such kind.
+        """
+        if kind not in ("metrics", "evaluations", "samples"):
+            raise RunError(f"kind: expected 'metrics', 'evaluations' or 'samples', got {kind!r}")
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise RunError(
+                f"a frame needs pandas: pip install pandas; or read Result.{kind}, a list of dicts"
+            ) from error
+        return pandas.DataFrame(getattr(self, kind))
+
+    def load_model(self, *, dtype: DTypeLike = jnp.float32) -> Pretrained:
+        """The model of the newest checkpoint, with adapters merged and weights in full precision.
+
+        It is exported for transformers to `<directory>/exported/<step>` first, once for each step.
+
+        Raises:
+            RunError, WeightsError: There is no checkpoint, or it cannot be exported; see `nnxdsl.weights.export`.
+        """
+        if not self.checkpoints:
+            raise RunError(f"{self.directory}: there is no checkpoint to load yet")
+        target = self.directory / EXPORTED / str(self.checkpoints[-1])
+        if not target.exists():
+            export(self.directory, target)
+        return pretrained.load(target, dtype=dtype)
+
+    def generate(self, prompts: Sequence[str | Sequence[Mapping[str, Any]]], **sampling: Any) -> list[str]:
+        """Completions of the newest checkpoint; see `Pretrained.generate` for the settings.
+
+        It loads the model each time: call `load_model` once for several calls.
+        """
+        return self.load_model().generate(prompts, **sampling)
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.directory)!r}, state={self.state!r}, step={self.step})"
+
+    def _repr_html_(self) -> str:
+        """The first and the last evaluation, or step, as a table."""
+        rows = self.evaluations or self.metrics
+        ends = [rows[0], *rows[1:][-1:]] if rows else []
+        names = [name for name, value in (ends[-1] if ends else {}).items() if isinstance(value, float)]
+        head = "".join(f"<th>step {html.escape(str(row['step']))}</th>" for row in ends)
+        body = "".join(
+            f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{_cell(row.get(name))}</td>' for row in ends)}</tr>"
+            for name in names
+        )
+        title = f"{html.escape(self.directory.name)}: {html.escape(self.state)} at step {self.step}"
+        return f"<b>{title}</b><table><tr><th></th>{head}</tr>{body}</table>"
+
+
+def _cell(value: object) -> str:
+    return number(value) if isinstance(value, int | float) else ""
