@@ -152,7 +152,7 @@ class Work:
 
     def warn(self, why: str) -> None:
         """Tells the trainer, which may be gone, that this tracker has ended."""
-        why = " ".join(why.split())[:MAX_REASON]
+        why = " ".join(why.split())[:MAX_REASON].rstrip(".")
         text = f"{self.path}: {self.node.get('type')} has stopped: {why}; the run goes on, and a resume tries again"
         print(text, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 from nnxdsl.config.recording.tracking import Trackio
+from nnxdsl.errors import RunError
 from nnxdsl.tracking.base import End, TrackedRun, Tracker, open_tracker
 
 
@@ -15,6 +18,9 @@ class TrackioTracker(Tracker):
 
     def __init__(self, settings: Trackio, run: TrackedRun) -> None:
         """Starts the run, or resumes the newest one of its name."""
+        self._is_local = settings.space is None
+        self._failures: list[str] = []
+        self._listen()
         self._run = importlib.import_module("trackio").init(
             project=settings.project,
             name=run.id,
@@ -29,6 +35,28 @@ class TrackioTracker(Tracker):
         """Sends the metrics."""
         self._run.log(dict(metrics), step=step)
 
+    def flush(self) -> None:
+        """Raises what has gone wrong so far; what a Space does not take is sent again later."""
+        if self._is_local:
+            self._raise_failure()
+
     def finish(self, end: End) -> None:
         """Waits until everything is sent."""
         self._run.finish()
+        self._raise_failure()
+
+    def _listen(self) -> None:
+        """Trackio raises nothing: its failures are Python warnings, most of them in its own thread."""
+        show = warnings.showwarning
+
+        def listen(message: Any, category: type[Warning], filename: str, *rest: Any) -> None:
+            if "trackio" in filename:
+                self._failures.append(str(message))
+            show(message, category, filename, *rest)
+
+        warnings.showwarning = listen
+        warnings.filterwarnings("default", category=UserWarning)  # whatever PYTHONWARNINGS says
+
+    def _raise_failure(self) -> None:
+        if self._failures:
+            raise RunError(self._failures[0])

@@ -1,19 +1,23 @@
-"""Every tracker with its real client, offline or on this machine: what it holds after a stop and a resume.
+"""Every tracker with its real client, offline or on this machine: what it holds after stops, kills and resumes.
 
 TensorBoard's runs with the default suite; the others need `pip install 'nnxdsl[tracking]'` and `pytest -m slow`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-import struct
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from line_files.written import Written, end
+from line_files import held
+from line_files.written import Written, end, read_lines, wait_for
 
 from nnxdsl import Tracking
 
@@ -22,6 +26,7 @@ LOSSES = {step: 1 / (step + 1) for step in range(10) if step != 2}
 EVALUATIONS = [(0, 0.0), (4, 2.0), (8, 4.0)]
 MINUTES = 180
 """Seconds within which a client takes the last rows: MLflow makes the tables of its database."""
+ROOT = Path(__file__).parents[2]
 
 
 def twice(written: Written, tracking: Tracking) -> None:
@@ -34,37 +39,32 @@ def twice(written: Written, tracking: Tracking) -> None:
     assert end(process, "finished", MINUTES) == []
 
 
-def check(losses: list[tuple[int, float]], evaluations: list[tuple[int, float]], speeds: list[float]) -> None:
+def check(metric: held.Held) -> None:
     """Compares what a tracker holds with what was written: steps once, in order, of the first attempt with them."""
+    losses = metric("loss")
     assert [step for step, _ in losses] == list(range(10))
     assert math.isnan(losses[2][1])
     assert {step: loss for step, loss in losses if step != 2} == pytest.approx(LOSSES, rel=1e-6)
-    assert evaluations == EVALUATIONS
-    assert speeds == [1] * 6 + [2] * 4
+    assert metric("eval/loss") == EVALUATIONS
+    assert [value for _, value in metric("steps/s")] == [1] * 6 + [2] * 4
 
 
 def test_tensorboard(written: Written, tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    twice(written, Tracking.TensorBoard(str(tmp_path / "events")))
-
-    def read() -> Any:
-        accumulator = reader.EventAccumulator(str(tmp_path / "events" / "written-00000000"))
-        accumulator.Reload()
-        return accumulator
-
-    def scalars(name: str) -> list[tuple[int, float]]:
-        return [(event.step, event.value) for event in read().Scalars(name)]
-
-    check(scalars("loss"), scalars("eval/loss"), [value for _, value in scalars("steps/s")])
-    (text,) = read().Tensors("experiment")
+    directory = tmp_path / "events" / "written-00000000"
+    twice(written, Tracking.TensorBoard(str(directory.parent)))
+    check(held.tensorboard(directory))
+    events = reader.EventAccumulator(str(directory))
+    events.Reload()
+    (text,) = events.Tensors("experiment")
     assert "    name = 'written'\n" in text.tensor_proto.string_val[0].decode()
 
     # A run that begins again has a record of its own, and takes the place of the earlier one.
     again = Written.make(tmp_path / "restarted" / "written-00000000")
-    process = again.begin(Tracking.TensorBoard(str(tmp_path / "events")))
+    process = again.begin(Tracking.TensorBoard(str(directory.parent)))
     again.train(range(3))
     assert end(process, "finished") == []
-    assert [step for step, _ in scalars("loss")] == [0, 1, 2]
+    assert [step for step, _ in held.tensorboard(directory)("loss")] == [0, 1, 2]
 
 
 @pytest.mark.slow
@@ -72,18 +72,14 @@ def test_wandb(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(written.directory.path))
     twice(written, Tracking.WandB("project", mode="offline"))
-    first, second = (list(records(file)) for file in sorted(written.directory.path.rglob("*.wandb")))
+    check(held.wandb(written.directory.path))
+    first, second = (list(held.wandb_records(file)) for file in sorted(written.directory.path.rglob("*.wandb")))
     run, resumed = (next(record.run for record in file if kind(record) == "run") for file in (first, second))
     assert run.run_id == resumed.run_id
     assert run.run_id.startswith("written-00000000-")
     assert (run.display_name, run.project) == ("written-00000000", "project")
     config = {update.key: json.loads(update.value_json) for update in run.config.update}
     assert (config["name"], config["type"]) == ("written", "Experiment")
-    rows = [row for file in (first, second) for row in history(file)]
-    losses, evaluations, speeds = (
-        [(step, row[name]) for step, row in rows if name in row] for name in ("loss", "eval/loss", "steps/s")
-    )
-    check(losses, evaluations, [value for _, value in speeds])
     assert [record.exit.exit_code for record in second if kind(record) == "exit"] == [0]
 
 
@@ -92,57 +88,108 @@ def kind(record: Any) -> str | None:
     return record.WhichOneof("record_type")
 
 
-def history(file: list[Any]) -> Iterator[tuple[int, dict[str, float]]]:
-    """Steps and metrics of a W&B file."""
-    for record in file:
-        if kind(record) == "history":
-            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            yield record.history.step.num, row
+@pytest.mark.slow
+def test_trackio(written: Written, trackio_directory: Path) -> None:
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    twice(written, Tracking.Trackio("project"))
+    assert storage.get_runs("project") == ["written-00000000"]
+    check(held.trackio("project", "written-00000000"))
+    assert storage.get_run_config("project", "written-00000000")["name"] == "written"
 
 
-def records(file: Path) -> Iterator[Any]:
-    """The records of a W&B file: after 7 bytes, LevelDB's log format (blocks of 32 KiB; checksum, length, type)."""
-    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    data, offset, parts = file.read_bytes(), 7, b""
-    while offset + 7 <= len(data):
-        if 32768 - offset % 32768 < 7:
-            offset += 32768 - offset % 32768
-            continue
-        length, part = struct.unpack("<HB", data[offset + 4 : offset + 7])
-        parts += data[offset + 7 : offset + 7 + length]
-        offset += 7 + length
-        if part in (1, 4):  # whole, or the last part
-            yield proto.Record.FromString(parts)
-            parts = b""
+@pytest.fixture(scope="session")
+def trackio_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the databases of Trackio, which reads the variable when it is imported."""
+    directory = tmp_path_factory.mktemp("trackio")
+    os.environ["TRACKIO_DIR"] = str(directory)
+    return directory
 
 
 @pytest.mark.slow
-def test_trackio(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when the package is imported
+def test_what_trackio_cannot_write_is_a_warning(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("trackio")
-    twice(written, Tracking.Trackio("project"))
-    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
-    assert storage.get_runs("project") == ["written-00000000"]
-    rows = storage.get_logs("project", "written-00000000")
-    losses, evaluations, speeds = (
-        [(row["step"], row[name]) for row in rows if name in row] for name in ("loss", "eval/loss", "steps/s")
-    )
-    check(losses, evaluations, [value for _, value in speeds])
-    assert storage.get_run_config("project", "written-00000000")["name"] == "written"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "file" / "trackio"))
+    process = written.begin(Tracking.Trackio("project"))
+    written.train(range(3))
+    (warning,) = end(process, "finished", MINUTES)
+    assert warning.startswith("tracking.0: Trackio has stopped: RunError: trackio")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the database's library
 def test_mlflow(written: Written, tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    twice(written, Tracking.MLflow(uri, experiment="lab"))
-    client = mlflow.MlflowClient(uri)
+    client = pytest.importorskip("mlflow").MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    twice(written, Tracking.MLflow(f"sqlite:///{tmp_path / 'mlflow.db'}", experiment="lab"))
     (run,) = client.search_runs([client.get_experiment_by_name("lab").experiment_id])
     assert (run.info.run_name, run.info.status) == ("written-00000000", "FINISHED")
     assert (run.data.params["name"], run.data.tags["nnxdsl.run"]) == ("written", "written-00000000")
+    check(held.mlflow(client, run.info.run_id))
 
-    def metric(name: str) -> list[tuple[int, float]]:
-        return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
 
-    check(metric("loss"), metric("eval/loss"), [value for _, value in metric("steps/s")])
+TRAINED = """
+from nnxdsl import *
+
+experiment = Experiment(
+    name="tracked",
+    model=Model.Gemma3("tiny"),
+    objective=Objective.SFT(),
+    data=Data.Conversations("{data}/quickstart.jsonl", max_length=64),
+    optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3)),
+    batch_size=4,
+    steps=120,
+    evaluation=Evaluation(
+        every_steps=25, data=Data.Conversations("{data}/quickstart_held_out.jsonl", max_length=64)
+    ),
+    checkpoint=Checkpoint(every_steps=20),
+    tracking=(
+        Tracking.TensorBoard("events"),
+        Tracking.WandB("project", mode="offline"),
+        Tracking.Trackio("project"),
+        Tracking.MLflow("sqlite:///mlflow.db"),
+    ),
+)
+
+if __name__ == "__main__":
+    experiment.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_killed_and_resumed_training_is_whole_in_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trackio_directory: Path
+) -> None:
+    for package in ("tensorboard", "wandb", "trackio", "mlflow"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAINED.format(data=ROOT / "experiments" / "data"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "WANDB_CONFIG_DIR": str(tmp_path)}
+    words = [sys.executable, "train.py", "run", "--quiet"]
+    first = subprocess.Popen(words, env=environment)
+    wait_for(lambda: any(len(read_lines(file)) > 70 for file in Path("runs").glob("*/metrics.jsonl")), MINUTES)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    subprocess.run(words, env=environment, check=True)
+
+    (directory,) = Path("runs").glob("tracked-*")
+    rows = read_lines(directory / "metrics.jsonl")
+    starts = [attempt["start"] for attempt in read_lines(directory / "attempts.jsonl")]
+    assert len(starts) == 2
+    assert starts[1] > 0
+    client = importlib.import_module("mlflow").MlflowClient("sqlite:///mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("nnxdsl").experiment_id])
+    for metric in (
+        held.tensorboard(Path("events") / directory.name),
+        held.wandb(directory),
+        held.trackio("project", directory.name),
+        held.mlflow(client, run.info.run_id),
+    ):
+        for name in ("loss", "eval/loss"):
+            wanted = [(row["step"], row[name]) for row in rows if name in row]
+            found = metric(name)
+            assert [step for step, _ in found] == [step for step, _ in wanted]
+            assert [value for _, value in found] == pytest.approx([value for _, value in wanted], rel=1e-6)
+    assert [row for row in read_lines(directory / "events.jsonl") if "warning" in str(row["event"])] == []

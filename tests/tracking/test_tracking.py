@@ -28,6 +28,7 @@ from nnxdsl import (
     NnxdslError,
     Objective,
     Optimizer,
+    RunError,
     Schedule,
     SpecError,
     Tokenizer,
@@ -40,7 +41,7 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.run import run
-from nnxdsl.trainer.trainer import Trainer
+from nnxdsl.trainer.trainer import Trainer, TrainingError
 from tests.doc_pages import blocks, texts
 
 TEXTS = Path(__file__).parents[1] / "reference" / "replay" / "texts.jsonl"
@@ -289,6 +290,25 @@ def test_a_run_does_not_depend_on_its_trackers(tmp_path: Path) -> None:
         "warning: tracking: the process that writes metrics was killed by SIGKILL"
         in (outcome.directory / "log.txt").read_text()
     )
+
+
+@attrs.define
+class Fail(Hook):
+    """Ends the run with an error before step 3."""
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        if trainer.step == 3:
+            raise RunError("over")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the process is not waited for
+def test_a_failed_run_is_a_failed_run_of_its_trackers(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    with pytest.raises(TrainingError, match="over"):
+        run(attrs.evolve(SMALL, tracking=(Lines(str(lines)),)), tmp_path, Display(quiet=True), hooks=[Fail()])
+    wait_for(lambda: {"end": "failed"} in read_lines(lines))
+    assert [row["step"] for row in read_lines(lines) if "loss" in row] == [0, 1]
 
 
 @pytest.mark.parametrize(
