@@ -1,5 +1,8 @@
 """What a run learns from: which file, how long, in which order. Reading the files is `nnxdsl/data/`."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -10,12 +13,18 @@ import attrs
 
 from nnxdsl.config.core.base import Spec, declared, gather, members
 from nnxdsl.config.core.fields import Pairs
+from nnxdsl.config.core.json_object import Json, JsonObject
 from nnxdsl.config.core.validators import Limit, filled, not_negative, positive
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
     from nnxdsl.config import data
     from nnxdsl.config.experiment import Experiment
+
+
+NO_ARGUMENTS = JsonObject({})
+TEMPLATE_VARIABLES = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+"""What every chat template is given."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,6 +92,10 @@ class Data(Spec):
     """Whether log-probabilities of the reference are precomputed for it, unless `Memory.reference` is set."""
     rows: ClassVar[str] = "rows"
     """What its rows are called in messages."""
+    template_args: ClassVar[Json] = NO_ARGUMENTS
+    """Further arguments of the chat template, for its rows and for prompts of the same run."""
+    system: ClassVar[str | None] = None
+    """The system prompt of chats that have none, in its rows and in prompts of the same run."""
 
     order: Order = Shuffled()
 
@@ -128,7 +141,31 @@ class FileData(Data):
 
 
 @attrs.frozen(kw_only=True)
-class Answered(FileData):
+class ChatData(FileData):
+    """Rows that may be chats.
+
+    Attributes:
+        template_args: Further arguments of the chat template, as `{"enable_thinking": False}`: plain JSON values by
+            names that the template reads. Prompts of samples are rendered with them, too.
+        system: A system message for chats that have none, prompts of samples among them; None adds none.
+    """
+
+    is_base: ClassVar[bool] = True
+    fields_added_later: ClassVar[frozenset[str]] = FileData.fields_added_later | {"template_args", "system"}
+
+    template_args: Json = NO_ARGUMENTS
+    system: str | None = attrs.field(default=None, validator=filled)
+
+    def problems(self) -> Iterable[Problem]:
+        """Arguments that every template is given anyway."""
+        yield from super().problems()
+        for name in TEMPLATE_VARIABLES:
+            if name in self.template_args:
+                yield Problem("template_args", f"{name!r} comes from the rows or the tokenizer; take it out")
+
+
+@attrs.frozen(kw_only=True)
+class Answered(ChatData):
     """Prompts with answers, each of which is a part of its own.
 
     Attributes:
@@ -175,7 +212,7 @@ class Feedback(Answered):
 
 
 @attrs.frozen(kw_only=True)
-class Conversations(FileData):
+class Conversations(ChatData):
     """Chats for supervised fine-tuning: `messages` (or `prompt` and `completion`) in each row.
 
     `tool_calls` of messages and the field `tools` of a row are written by the chat template.
@@ -277,24 +314,34 @@ class Mixture(Data):
         return tuple(stem if stems.count(stem) == 1 else f"{stem}-{index}" for index, stem in enumerate(stems))
 
     @property
-    def batch_kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def batch_kind(self) -> str:
         """The kind of batch of all sources."""
         return self.parts[0].batch_kind
 
     @property
-    def length_fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def length_fields(self) -> tuple[str, ...]:
         """The fields of the first source that bound the length of a row."""
         return tuple(f"sources.0.0.{name}" for name in self.parts[0].length_fields)
 
     @property
-    def caches_reference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def caches_reference(self) -> bool:
         """Whether log-probabilities of the reference are precomputed for all sources."""
         return all(part.caches_reference for part in self.parts)
 
     @property
-    def rows(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def rows(self) -> str:
         """What the rows are called in messages."""
         return self.parts[0].rows
+
+    @property
+    def template_args(self) -> Json:
+        """The arguments of the chat template for prompts of samples: those of the first source."""
+        return self.parts[0].template_args
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt for prompts of samples: that of the first source."""
+        return self.parts[0].system
 
     def max_lengths(self) -> tuple[int, ...]:
         """The largest value of each length among the sources, in tokens."""

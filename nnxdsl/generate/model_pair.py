@@ -164,7 +164,7 @@ class ModelPair:
     @property
     def encoder(self) -> Encoder:
         """Encoder of prompts and completions into token ids."""
-        return Encoder(self.tokenizer)
+        return Encoder.of(self.tokenizer, self.program.experiment.data)
 
     def read(self, batch: Batch) -> tuple[ForwardOutput, ForwardOutput]:
         """Outputs of the policy and of the other model; equal models share a compiled program and agree bit for bit."""

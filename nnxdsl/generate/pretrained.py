@@ -105,6 +105,7 @@ class Pretrained:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
+        template_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Generate completions of texts and chats in one batch.
 
@@ -115,6 +116,7 @@ class Pretrained:
             top_k: sample from the k most likely tokens only.
             top_p: sample from the smallest set of most likely tokens whose probabilities sum to at least `top_p`.
             seed: random seed.
+            template_args: further arguments of the chat template, as `{"enable_thinking": False}`.
 
         Returns:
             One completion per prompt.
@@ -125,7 +127,7 @@ class Pretrained:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts: expected a list of prompts, got one text; write [text]")
-        encoder = Encoder(self.tokenizer)
+        encoder = Encoder(self.tokenizer, template_args=template_args)
         ids = [encoder.prompt(each if isinstance(each, str) else [dict(turn) for turn in each]) for each in prompts]
         if self._sampler is None:
             self._sampler = Sampler(self._template, self.config, self.dtype, stop_ids(self.tokenizer))

@@ -172,7 +172,8 @@ class Evaluator:
 
 def _encoded(evaluator: Evaluator) -> list[list[int]]:
     """The prompts as ids, each with room for its answer."""
-    encoder, evaluation = Encoder(evaluator.tokenizer), evaluator.evaluation
+    encoder = Encoder.of(evaluator.tokenizer, evaluator.program.experiment.data)
+    evaluation = evaluator.evaluation
     config = evaluator.program.blueprint.config
     limit = config.max_length
     found: list[list[int]] = []

@@ -39,6 +39,7 @@ from nnxdsl import (
     Weights,
 )
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
+from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit, positive
 from nnxdsl.config.memory import OFFLOADED
 from nnxdsl.config.optimizer import SLOWEST
@@ -90,6 +91,12 @@ def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any
         found: st.SearchStrategy[Any] = st.integers(0 if low is None else int(low), int(min(10_000, high or 10_000)))
     elif annotation is float:
         found = st.floats(low, high, allow_nan=False, allow_infinity=False) | st.sampled_from([0, -0.0, 1, 5e-6, 1e16])
+    elif annotation is JsonObject:
+        plain = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | TEXT
+        inside = st.lists(plain, max_size=2) | st.dictionaries(TEXT, plain, max_size=2)
+        found = st.dictionaries(st.sampled_from(["enable_thinking", "reasoning_effort"]), plain | inside).map(
+            JsonObject
+        )
     elif annotation is str:
         found = NAME if limit is not None and limit.describe().startswith("1 to 64") else TEXT
     else:

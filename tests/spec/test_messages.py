@@ -101,7 +101,8 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
     "another choice": (
         lambda: Objective.SFT(loss_on="assistent"),
         "1 problem in Objective.SFT\n"
-        "  loss_on: expected one of 'assistant', 'last_assistant', 'completion', 'all', got 'assistent'; did you mean 'assistant'?",
+        "  loss_on: expected one of 'assistant', 'last_assistant', 'completion', 'all', got 'assistent'; did you mean "
+        "'assistant'?",
     ),
     "list for tuple": (
         lambda: Adapter.LoRA(targets=["attention", "mlp"]),

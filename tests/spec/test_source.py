@@ -135,6 +135,7 @@ RENDERED: dict[str, tuple[object, str]] = {
     "tuple of one": (("a",), '("a",)'),
     "no items": ((), "()"),
     "None": (None, "None"),
+    "JSON": ({"a": [1, {"b": None}], "c": "d"}, '{"a": [1, {"b": None}], "c": "d"}'),
     "spec": (Weights.HF("a"), 'Weights.HF("a")'),
     "specs": ((Objective.DPO(beta=0.5), Data.Text("t")), '(Objective.DPO(beta=0.5), Data.Text("t"))'),
 }

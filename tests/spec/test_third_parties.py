@@ -148,7 +148,7 @@ def test_annotations_that_json_could_not_tell_apart(case: str) -> None:
         banned(x=1)
     assert str(caught.value) == (
         f"{banned.__module__}.Banned.x: {message}; a field holds int, float, str, bool, Literal, "
-        "a spec class or family, tuple[...] of these, or one of these or None"
+        "a spec class or family, tuple[...] of these, Json, or one of these or None"
     )
 
 

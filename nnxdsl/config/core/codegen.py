@@ -54,6 +54,11 @@ def render(value: object, names: Names | None = None) -> str:
     if isinstance(value, tuple):
         items = [render(item, names) for item in cast("tuple[object, ...]", value)]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, object]", value).items()
+        return "{" + ", ".join(f"{_quoted(name)}: {render(item)}" for name, item in pairs) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(render(item) for item in cast('list[object]', value))}]"
     if isinstance(value, float):
         return repr(value).replace("e+", "e")
     return _quoted(value) if isinstance(value, str) else repr(value)
@@ -127,20 +132,26 @@ def _arguments(spec: Spec) -> Iterator[tuple[str, object]]:
 def _layout(value: object, names: Names, *, indent: int, before: int, after: int, explode: bool = False) -> str:
     """`value` on the line that it starts, if it fits beside what stands before and after it; else one item a line."""
     flat = render(value, names)
+    called, brackets = "", "()"
     if isinstance(value, Spec):
         called, _, _ = flat.partition("(")
         items = list(_arguments(value))
-    elif isinstance(value, tuple):
-        called, items = "", [("", item) for item in cast("tuple[object, ...]", value)]
+    elif isinstance(value, tuple | list):
+        brackets = "[]" if isinstance(value, list) else brackets
+        items = [("", item) for item in cast("list[object]", value)]
+    elif isinstance(value, Mapping):
+        brackets = "{}"
+        items = [(f"{_quoted(name)}: ", item) for name, item in cast("Mapping[str, object]", value).items()]
     else:
         return flat
     if not items or (not explode and indent + before + _columns(flat) + after <= WIDTH):
         return flat
     pad = " " * (indent + 4)
     lines = [
-        f"{pad}{name}{_layout(item, names, indent=indent + 4, before=len(name), after=1)},\n" for name, item in items
+        f"{pad}{name}{_layout(item, names, indent=indent + 4, before=_columns(name), after=1)},\n"
+        for name, item in items
     ]
-    return f"{called}(\n{''.join(lines)}{' ' * indent})"
+    return f"{called}{brackets[0]}\n{''.join(lines)}{' ' * indent}{brackets[1]}"
 
 
 def _columns(text: str) -> int:

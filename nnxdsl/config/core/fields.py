@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 
+from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.errors import Problem, nearest
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ else:
 
 NUMBERS = (int, float, bool)
 ALLOWED = (
-    "a field holds int, float, str, bool, Literal, a spec class or family, tuple[...] of these, or one of these or None"
+    "a field holds int, float, str, bool, Literal, a spec class or family, tuple[...] of these, Json, or one of these "
+    "or None"
 )
 
 
@@ -83,7 +85,9 @@ def _annotation_problem(annotation: Any, spec: type) -> str:
     if typing.get_origin(annotation) is typing.Literal:
         choices = typing.get_args(annotation)
         return "" if all(type(choice) in (str, int, bool) for choice in choices) else f"{annotation} is not plain"
-    if annotation in (*NUMBERS, str, types.NoneType) or (inspect.isclass(annotation) and issubclass(annotation, spec)):
+    if annotation in (*NUMBERS, str, JsonObject, types.NoneType) or (
+        inspect.isclass(annotation) and issubclass(annotation, spec)
+    ):
         return ""
     return f"{type_name(annotation)} is not understood"
 
@@ -96,6 +100,8 @@ def check_value(value: object, annotation: Any) -> tuple[object, list[Problem]]:
         return _check_float(value)
     if annotation is str:
         return _check_text(value)
+    if annotation is JsonObject:
+        return _check_json(value)
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return _check_union(value, typing.get_args(annotation))
@@ -140,6 +146,15 @@ def _check_text(value: object) -> tuple[object, list[Problem]]:
     except UnicodeEncodeError:
         return value, _expected("text that UTF-8 can hold", value)
     return value, []
+
+
+def _check_json(value: object) -> tuple[object, list[Problem]]:
+    if not isinstance(value, Mapping):
+        return value, _expected("a mapping of JSON values", value, "; write {'name': value}")
+    try:
+        return JsonObject(cast("Mapping[str, Any]", value)), []
+    except ValueError as error:
+        return cast("object", value), [Problem("", str(error))]
 
 
 def _check_choice(value: object, choices: tuple[Any, ...]) -> list[Problem]:

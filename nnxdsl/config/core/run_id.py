@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, cast
 
 from nnxdsl.config.core.base import Spec, declared
+from nnxdsl.config.core.json_object import JsonObject
 
 if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
@@ -40,6 +41,8 @@ def identity(value: object) -> object:
         }
     if isinstance(value, tuple):
         return [identity(item) for item in cast("tuple[object, ...]", value)]
+    if isinstance(value, JsonObject):
+        return value.as_dict()
     return value
 
 

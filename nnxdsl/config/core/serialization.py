@@ -29,6 +29,7 @@ from nnxdsl.config.core.base import (
 )
 from nnxdsl.config.core.fields import arms, of_each, show
 from nnxdsl.config.core.imports import import_name, require_allowed
+from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.run_id import SCHEMA
 from nnxdsl.config.core.strict_json import is_nested_beyond, unique_keys
 from nnxdsl.errors import Problem, SpecError, join, suggest
@@ -151,6 +152,8 @@ def _encode(spec: Spec) -> dict[str, Any]:
 def _encode_value(value: object) -> Any:
     if isinstance(value, Spec):
         return _encode(value)
+    if isinstance(value, JsonObject):
+        return value.as_dict()
     return [_encode_value(item) for item in cast("tuple[object, ...]", value)] if isinstance(value, tuple) else value
 
 

@@ -14,6 +14,7 @@ from nnxdsl.data.tokenizers.messages import Message, is_blank
 
 def split_ids(row: Fields, names: Sequence[str], encoder: Encoder, vocabulary: int | None) -> Split:
     """The fields `names` of a row, a prompt and completions in ids below `vocabulary` (the tokenizer's if None)."""
+    encoder.require_plain()
     vocab_size = encoder.tokenizer.vocab_size if vocabulary is None else vocabulary
     prompt, *completions = (read_ids(row, name, vocab_size) for name in names)
     return Split(prompt, completions, merged=False)

@@ -44,7 +44,7 @@ def load_conversations(
     """
     if loss_on not in SCOPES:
         raise DataError(f"loss_on: expected {', '.join(map(repr, SCOPES[:-1]))} or {SCOPES[-1]!r}, got {loss_on!r}")
-    encoder = Encoder(tokenizer)
+    encoder = Encoder.of(tokenizer, data)
 
     def convert(row: Fields) -> Example:
         if loss_on == "completion":
@@ -127,6 +127,7 @@ def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None, last: b
 
 
 def _encode_text(prompt: str, completion: str, encoder: Encoder) -> _Encoded:
+    encoder.require_plain()
     prompt = encoder.guard.text(prompt, "prompt", opens=True)
     completion = encoder.guard.text(completion, "completion", ends=True)
     if not completion.strip():

@@ -53,7 +53,7 @@ def load_feedback(
     Raises:
         DataError: As in `load`; or all rows have the same prompt.
     """
-    encoder = Encoder(tokenizer, remedy="take it out, or give token ids")
+    encoder = Encoder.of(tokenizer, data, remedy="take it out, or give token ids")
 
     def convert(row: Fields) -> Example:
         if any(name in row for name in PAIR_FIELDS):
@@ -158,6 +158,7 @@ def _split(row: Fields, encoder: Encoder) -> tuple[Split, bool, tuple[str, ...]]
     require_no_media(row)
     prompt, completion = (read_text_or_chat(row, name) for name in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):
+        encoder.require_plain()
         prompt = encoder.guard.text(prompt, "prompt", opens=True)
         completion = encoder.guard.text(completion, "completion", ends=True)
         for name, text in (("prompt", prompt), ("completion", completion)):

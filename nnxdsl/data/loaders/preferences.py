@@ -48,7 +48,7 @@ def load_preferences(
     A prompt that is too long is truncated on its left, after its BOS; a completion that is too long is truncated on its
     right and then has no end token.
     """
-    encoder = Encoder(tokenizer, remedy="take it out, or give token ids")
+    encoder = Encoder.of(tokenizer, data, remedy="take it out, or give token ids")
 
     def convert(row: Fields) -> Example:
         return example(row, encoder, data, vocabulary)
@@ -110,6 +110,7 @@ def _split_row(row: Fields, encoder: Encoder) -> tuple[Split, bool, tuple[str, .
     if any(isinstance(part, list) for part in (prompt, *sides)):
         split, odd = _split_chat(row, prompt, encoder)
         return split, True, odd
+    encoder.require_plain()
     opens = prompt is None
     chosen, rejected = (
         encoder.guard.text(str(s), n, opens=opens, ends=True) for n, s in zip(SIDES, sides, strict=True)

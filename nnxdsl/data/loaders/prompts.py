@@ -33,13 +33,14 @@ def load_prompts(
     `prompt` is text, to which BOS is added, or chat messages, which are rendered with the generation prompt; the field
     `tools` of a chat is given to its template. A prompt that is too long is truncated on its left, after its BOS.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder.of(tokenizer, data)
 
     def convert(row: Fields) -> Example:
         require(row, ("prompt",), READS)
         require_no_media(row)
         value, odd = read_text_or_chat(row, "prompt"), ()
         if isinstance(value, str):
+            encoder.require_plain()
             text = encoder.guard.text(value, "prompt", opens=True)
             if not text.strip():
                 raise RowError("empty prompt", "the prompt is empty")

@@ -6,16 +6,18 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 
+from nnxdsl.config.data import TEMPLATE_VARIABLES
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.messages import Message, Tools
 from nnxdsl.errors import DataError
@@ -68,16 +70,20 @@ class ChatTemplate:
         source: jinja2 source, as in the `chat_template` of a Hub directory.
         bos_token: Text of the token that opens a sequence, "" if there is none.
         eos_token: Text of the token that ends one.
+        arguments: Further variables.
 
     Attributes:
         has_generation: Whether it has `{% generation %}` blocks.
 
     Raises:
-        DataError: The source is not valid jinja2.
+        DataError: The source is not valid jinja2, or does not read one of the arguments.
     """
 
-    def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
+    def __init__(
+        self, source: str, *, bos_token: str, eos_token: str, arguments: Mapping[str, Any] | None = None
+    ) -> None:
         self.source = source
+        self.arguments = dict(arguments or {})
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self.has_generation = any(_is_generation(call) for call in _parsed(source).find_all(jinja2.nodes.CallBlock))
@@ -85,10 +91,12 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise DataError(f"chat template: no valid jinja2{place}: {error.message}") from error
+        if self.arguments:
+            self._check_arguments()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A compiled template cannot be pickled; worker processes compile it again.
-        return functools.partial(ChatTemplate, self.source, **self._tokens), ()
+        return functools.partial(ChatTemplate, self.source, **self._tokens, arguments=self.arguments), ()
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, tools: Tools | None = None
@@ -119,9 +127,18 @@ class ChatTemplate:
             place += len(piece)
         return text, spans
 
+    def _check_arguments(self) -> None:
+        """Refuses what the template does not read, or is given anyway."""
+        reads = jinja2.meta.find_undeclared_variables(_parsed(self.source)) - set(_environment().globals)
+        reads -= set(TEMPLATE_VARIABLES)
+        for name in self.arguments:
+            if name not in reads:
+                names = ", ".join(sorted(reads)) or "no further arguments"
+                raise DataError(f"template_args: the chat template does not read {name!r}; it reads {names}")
+
     def _render(self, messages: Sequence[Message], **variables: Any) -> str:
         try:
-            variables = {"add_generation_prompt": False, **variables}
+            variables = {**self.arguments, "add_generation_prompt": False, **variables}
             return self._template.render(messages=list(messages), **variables, **self._tokens)
         except Exception as error:  # templates may raise anything
             what = str(error) or type(error).__name__

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from nnxdsl.config.data import Data
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.chat_template import ChatTemplate
@@ -36,20 +37,45 @@ class Encoder:
     Attributes:
         tokenizer: The tokenizer.
         guard: Refuses special tokens in the text of rows; `remedy` is the advice in its messages.
+        template_args: Further arguments of the chat template.
+        system: A system message for chats that have none.
     """
 
-    def __init__(self, tokenizer: TokenizerBase, remedy: str = "take it out") -> None:
+    def __init__(
+        self,
+        tokenizer: TokenizerBase,
+        remedy: str = "take it out",
+        *,
+        template_args: Mapping[str, Any] | None = None,
+        system: str | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.template_args, self.system = dict(template_args or {}), system
         self.guard = SpecialTokenGuard(tokenizer, remedy)
         self._chat: ChatTemplate | None = None
         self._blank: dict[int, bool] = {}
+
+    @classmethod
+    def of(cls, tokenizer: TokenizerBase, data: Data, remedy: str = "take it out") -> Encoder:
+        """The encoder of the rows of `data`, and of prompts as they are.
+
+        Raises:
+            DataError: The chat template does not read the arguments that `data` gives, or renders no system message.
+        """
+        encoder = cls(tokenizer, remedy, template_args=data.template_args, system=data.system)
+        if encoder.template_args or encoder.system is not None:
+            try:
+                encoder._require_system(encoder.template)
+            except DataError as error:
+                raise DataError(f"{data.name}: {error}") from error
+        return encoder
 
     @property
     def template(self) -> ChatTemplate:
         """The chat template.
 
         Raises:
-            DataError: The tokenizer has none, or it is not valid jinja2.
+            DataError: The tokenizer has none, it is not valid jinja2, or does not read `template_args`.
         """
         if self._chat is None:
             source = self.tokenizer.chat_template
@@ -58,8 +84,46 @@ class Encoder:
                     "the rows are chats, but the tokenizer has no chat template; give one with "
                     "Tokenizer.File(path, chat_template=...), or use rows of plain text"
                 )
-            self._chat = ChatTemplate(source, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
+            bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
+            self._chat = ChatTemplate(source, bos_token=bos, eos_token=eos, arguments=self.template_args)
         return self._chat
+
+    def _require_system(self, template: ChatTemplate) -> None:
+        """Refuses a system prompt that the template does not render."""
+        if self.system is None:
+            return
+        chat = [{"role": "user", "content": "a"}]
+        try:
+            what = "" if self.system.strip() in template.render(self.with_system(chat)) else "; it leaves the text out"
+        except RowError as error:
+            try:
+                template.render(chat)
+            except RowError:  # a template for other chats; rows say more
+                return
+            what = f": {error}"
+        if what:
+            raise DataError(
+                f"system: the chat template renders no system message{what}; put the text into the messages of users, "
+                f"or give a template that does with Tokenizer.File(path, chat_template=...)"
+            )
+
+    def with_system(self, messages: Sequence[Message]) -> list[Message]:
+        """The chat with the system message, if it has none."""
+        if self.system is None or any(message["role"] in ("system", "developer") for message in messages):
+            return list(messages)
+        return [{"role": "system", "content": self.system}, *messages]
+
+    def require_plain(self) -> None:
+        """Refuses a row that is no chat where settings are for chats alone.
+
+        Raises:
+            RowError: There is a system prompt, or an argument of the template.
+        """
+        for name, value in (("system", self.system), ("template_args", self.template_args)):
+            if value:
+                raise RowError(
+                    "not a chat", f"the row is no chat, so {name} of its data has no effect; take it out"
+                )
 
     def text(self, text: str) -> list[int]:
         """Ids of plain text, with one BOS if the tokenizer has one."""
@@ -79,7 +143,7 @@ class Encoder:
         """
         if isinstance(prompt, str):
             return self.text(prompt)
-        return self.rendered(self.template.render(prompt, add_generation_prompt=True, tools=tools))
+        return self.rendered(self.template.render(self.with_system(prompt), add_generation_prompt=True, tools=tools))
 
     def check_chat(
         self, messages: Sequence[Message], tools: Tools | None = None, *, is_prompt: bool = False
@@ -89,7 +153,8 @@ class Encoder:
         Raises:
             RowError: The template leaves out a content, a tool call or the tools.
         """
-        return (*odd_messages(messages), *check_rendered(self.template, messages, tools, is_prompt=is_prompt))
+        whole = self.with_system(messages)
+        return (*odd_messages(messages), *check_rendered(self.template, whole, tools, is_prompt=is_prompt))
 
     def split_text(self, prompt: str, completions: Sequence[str]) -> Split:
         """A prompt and completions of plain text, tokenized together and split in token space."""
@@ -101,6 +166,7 @@ class Encoder:
         Raises:
             RowError: The template cannot render the chat, or its answers do not begin with its generation prompt.
         """
+        prompt = self.with_system(prompt)
         opening = self.template.render(prompt, add_generation_prompt=True, tools=tools)
         texts = [self.template.render([*prompt, answer], tools=tools) for answer in answers]
         for text in texts:
@@ -127,8 +193,10 @@ class Encoder:
             RowError: The template cannot render the chat; or its blocks mark nothing; or it has none, and renders
                 earlier turns differently once later ones follow.
         """
+        whole = self.with_system(messages)
+        first_target += len(whole) - len(messages) if first_target else 0
         mask_of = self._marked_mask if self.template.has_generation else self._derived_mask
-        ids, mask, merged = mask_of(messages, first_target, tools)
+        ids, mask, merged = mask_of(whole, first_target, tools)
         odd = ("merged border",) if merged else ()
         if any(mask) and self.template.has_generation and not self._ends_turns(ids, mask):
             odd = (*odd, "generation block without the end of the turn")
