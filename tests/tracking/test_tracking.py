@@ -189,7 +189,7 @@ def test_a_late_process_of_an_earlier_attempt_writes_nothing(written: Written, t
         assert end(process, "finished") == []
     before = lines.read_text()
     words = [sys.executable, "-m", "nnxdsl.tracking.process", str(written.directory.path), "1"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NNXDSL_ALLOW": "line_files"}
     subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
     assert lines.read_text() == before
 
