@@ -100,6 +100,20 @@ def test_prompts_of_samples_are_rendered_as_the_rows(write) -> None:
     assert Encoder.of(tokenizer, mixture).prompt([USER]) == Encoder.of(tokenizer, data).prompt([USER])
 
 
+@pytest.mark.parametrize(
+    "arguments", [{}, {"thinking": False}, {"thinking": True, "effort": None}, {"effort": [1, {}]}]
+)
+def test_arguments_are_given_as_transformers_does(arguments: dict[str, Any]) -> None:
+    rendering = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages = [KEPT, USER, ANSWER, USER]
+    expected = rendering.render_jinja_template(
+        [messages], chat_template=THINKING, add_generation_prompt=True, bos_token="<bos>", **arguments
+    )[0][0]
+    data = Data.Conversations("rows.jsonl", template_args=arguments)
+    tokenizer = BytesTokenizer(THINKING)
+    assert tokenizer.decode(Encoder.of(tokenizer, data).prompt(messages), skip_special=False) == expected
+
+
 @pytest.mark.parametrize("settings", [{"system": "Be kind."}, {"template_args": {"thinking": True}}])
 @pytest.mark.parametrize(("data", "row"), PLAIN)
 def test_rows_that_are_no_chats_are_refused(write, data: Any, row: dict[str, Any], settings: dict[str, Any]) -> None:

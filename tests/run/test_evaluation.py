@@ -130,3 +130,15 @@ def test_prompts_that_the_model_cannot_read(evaluator: Evaluator) -> None:
     with pytest.raises(PlanError) as raised:
         attrs.evolve(evaluator, evaluation=evolve(evaluator.evaluation, changes))
     assert "  evaluation.top_k: 10,000 has no effect on a vocabulary of " in str(raised.value)
+
+
+def test_prompts_are_rendered_with_the_settings_of_the_data(program: Program) -> None:
+    experiment = evolve(program.experiment, {"data.system": "Be kind.", "evaluation.prompts": ("Hi",)})
+    evaluation = experiment.evaluation
+    assert evaluation is not None
+    evaluator = Evaluator(compile(experiment), evaluation, None, BytesTokenizer(), is_chat=True)
+    (prompt,) = evaluator._prompts
+    assert BytesTokenizer().decode(prompt, skip_special=False) == (
+        "<bos><start_of_turn>system\nBe kind.<end_of_turn>\n<start_of_turn>user\nHi<end_of_turn>\n"
+        "<start_of_turn>model\n"
+    )
