@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class HFTokenizer(_FileTokenizer):
         )
         beside = _read_beside(file.parent, chat_template)
         first = self._tokenizer.encode("a", add_special_tokens=True).ids[:1]
-        self._split, self._segments = self._splitter(), dict[str, list[int]]()
+        self._split, self._segments = self._splitter(), dict[str, tokenizers.Encoding]()
         bos_id = self._set_special_tokens(file, beside, vocabulary.get, self._tokenizer.id_to_token)
         adds_bos = bos_id is not None and (first == [bos_id] if beside.add_bos is None else beside.add_bos)
         self.bos_id = bos_id if adds_bos else None
@@ -113,29 +113,30 @@ class HFTokenizer(_FileTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without BOS and EOS."""
-        if self._split is None:
-            return self._encode(text)
-        ids: list[int] = []
-        for segment in filter(None, self._split(text)):
-            if segment not in self._segments:
-                if len(self._segments) == SEGMENTS:
-                    self._segments.clear()
-                self._segments[segment] = self._encode(segment)
-            ids += self._segments[segment]
-        return ids
+        return [token for _, encoding in self._encodings(text) for token in encoding.ids]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The characters of each id of `text`."""
-        found: list[tuple[int, int]] = []
-        place = 0
-        for segment in [text] if self._split is None else self._split(text):
-            for start, stop in self._tokenizer.encode(segment, add_special_tokens=False).offsets:
-                found.append((place + start, place + stop))
-            place += len(segment)
-        return found
+        encodings = self._encodings(text)
+        return [(place + start, place + stop) for place, each in encodings for start, stop in each.offsets]
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def _encodings(self, text: str) -> Iterator[tuple[int, tokenizers.Encoding]]:
+        """The segments of `text`, encoded: where each begins, and its ids."""
+        if self._split is None:
+            yield 0, self._encode(text)
+            return
+        place = 0
+        for segment in self._split(text):
+            if segment:
+                if segment not in self._segments:
+                    if len(self._segments) == SEGMENTS:
+                        self._segments.clear()
+                    self._segments[segment] = self._encode(segment)
+                yield place, self._segments[segment]
+                place += len(segment)
+
+    def _encode(self, text: str) -> tokenizers.Encoding:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _splitter(self) -> Callable[[str], list[str]] | None:
         """Splits a text at its special tokens, so that each segment can be encoded by itself.
@@ -151,7 +152,7 @@ class HFTokenizer(_FileTokenizer):
         split = re.compile("(" + "|".join(map(re.escape, markers)) + ")").split
         probes = [f"a{marker}b c{marker} d\n{marker}\n{marker}{marker}e " for marker in markers[:PROBED]]
         for probe in probes:
-            if self._encode(probe) != [token for part in split(probe) if part for token in self._encode(part)]:
+            if self._encode(probe).ids != [token for part in split(probe) if part for token in self._encode(part).ids]:
                 return None
         return split
 
