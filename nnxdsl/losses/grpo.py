@@ -1,6 +1,6 @@
 """The loss of a policy's own answers, from log-probabilities and advantages; what each setting means is with GRPO.
 
-Advantages are reckoned here as well, on the host, from rewards alone.
+Advantages are computed here as well, on the host, from rewards alone.
 """
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations

@@ -62,7 +62,7 @@ def find_compiler(platform: hardware.Platform) -> Compiler:
     unless JAX_PLATFORMS=cpu is set.
 
     Raises:
-        RunError: It is not installed, or its version is not that of jaxlib; says what to install.
+        RunError: It is not installed, or its version is not that of jaxlib; names what to install.
     """
     if platform == "cpu":
         return Compiler(None, {})

@@ -61,7 +61,7 @@ class Kernels:
     def choose(self, row: RowLayout | None) -> Choice:
         """The kernel for rows of this layout; None for slots of which nothing is known, as in a cache.
 
-        A kernel that was asked for by name is taken wherever it can compute the row: `problems` says whether it serves
+        A kernel that was requested by name is used wherever it can compute the row: `problems` has the reasons if not
         this program.
         """
         if row is None:
@@ -85,7 +85,7 @@ class Kernels:
         return AttentionMethod(self.choose(row).kernel, row, queries=QUERIES if self.platform == "cpu" else 4 * QUERIES)
 
     def problems(self) -> list[Problem]:
-        """Why the kernel that was asked for by name cannot serve; nothing if it can, or if none was asked for."""
+        """Why the kernel that was requested by name cannot be used; nothing if it can, or if none was requested."""
         if self.kernel == "auto" or not (refused := self._refusal(self.kernel, self.packed)):
             return []
         return [Problem("memory.attention", f"'{self.kernel}' cannot serve: {refused}; use 'auto'")]

@@ -187,7 +187,7 @@ class Program:
         return initial.init_teacher(self.blueprint, source, self.mesh)
 
     def teacher_top_k(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
-        """The words that a teacher finds likeliest in place of each target of a batch, `[B, T - 1, k]`."""
+        """A teacher's top-k tokens at each target of a batch, `[B, T - 1, k]`."""
         return self._jitted.teacher_top_k(teacher, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def with_teacher_top_k(self, teacher: Leaves, batch: Batch) -> Batch:

@@ -158,7 +158,7 @@ class Forward:
         return TeacherOutputs(predicting, head, model.config.logit_soft_cap)
 
     def teacher_top_k(self, model: Decoder, batch: Batch) -> TeacherTopK:
-        """The tokens that a teacher finds likeliest in place of each target of a batch of sequences."""
+        """A teacher's top-k tokens at each target of a batch of sequences."""
         assert self.options.distill is not None
         kind = kind_of(batch)
         hidden, _, _ = self._hidden(model, kind.rows(batch))

@@ -108,7 +108,7 @@ def open_source(blueprint: Blueprint) -> Source:
 
 
 def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
-    """A source of base weights, with the adapter that `adapter.start` says where that is of PEFT's format.
+    """A source of base weights, with the adapter of `adapter.start` if that is in PEFT's format.
 
     Raises:
         PlanError: It differs from the spec's adapter.
@@ -267,7 +267,7 @@ class TeacherSource:
         self._base, self.teacher = base, teacher
 
     def leaf(self, path: str) -> ArrayLike:
-        """The weight of a path of the network that is taught."""
+        """The initial weight of a path of the student."""
         return self._base.leaf(path)
 
 

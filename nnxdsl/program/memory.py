@@ -45,7 +45,7 @@ class Part:
         name: The purpose.
         bytes: On one device, or in the host's memory for one device.
         tag: "exact" or "estimated".
-        how: The reckoning in words.
+        how: How it was computed, as text.
         memory: "device" or "host".
     """
 
@@ -142,7 +142,7 @@ def _teacher_parts(blueprint: Blueprint, longest: Lengths, parts: list[Part]) ->
 def top_bytes(blueprint: Blueprint) -> int:
     """Bytes of each target's precomputed top k; 0 without a precomputed teacher.
 
-    An id and a log-probability for each of its likeliest words, and the log-probability of all others.
+    An id and a log-probability for each of its top-k tokens, and the log-probability of all others.
     """
     objective = blueprint.experiment.objective
     return 8 * objective.top_k + 4 if isinstance(objective, Distill) and objective.top_k is not None else 0
@@ -344,7 +344,7 @@ def _moment(blueprint: Blueprint, rows: int, longest: Lengths, residuals: GroupB
 
 
 def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool) -> tuple[int, str]:
-    """Bytes of the logits that exist at one time on one device, which has so many words, and the reckoning in words."""
+    """Bytes of the logits that exist at one time on one device, for its part of the vocabulary, and a description."""
     layout, limit = blueprint.layout, blueprint.experiment.memory.logprob_tokens
     rows = blueprint.experiment.rows_at_once
     length = longest.head + -longest.head % layout.length_shards
@@ -354,7 +354,7 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     chunks, tile, keep = tiles(tokens, words, blueprint.config.embed_dim, share, ShardContext(blueprint.platform).sizes)
     chunk = -(-tokens // chunks)
     # In float32, and once more in the dtype that is multiplied, as weights of the head's rows or as gradients.
-    # A teacher's logits, and how far words are apart, beside the own; of its likeliest words, those without them.
+    # A teacher's logits and the distances, besides the student's own logits; with top-k tokens, only the latter.
     teacher = blueprint.teacher
     wide = 4 if teacher is None else 8 if teacher.is_precomputed else 12
     moment = (wide + blueprint.compute.itemsize) * chunk * tile

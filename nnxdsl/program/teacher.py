@@ -66,14 +66,14 @@ class Teacher:
         return self.forward.teacher_outputs(self.forward.model(self.template, leaves), batch)
 
     def top_k(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
-        """The likeliest tokens in place of each target of a micro-batch; carries no gradient."""
+        """The top-k tokens at each target of a micro-batch; no gradient flows through them."""
         assert self.forward is not None
         return jax.lax.stop_gradient(self.forward.teacher_top_k(self.forward.model(self.template, leaves), batch))
 
 
 @attrs.frozen(eq=False)
 class PrecomputedTeacher(Teacher):
-    """A teacher whose likeliest tokens are computed before the first step and come with each batch."""
+    """A teacher whose top-k tokens are precomputed before the first step and are part of each batch."""
 
     is_precomputed: ClassVar[bool] = True
 
@@ -83,7 +83,7 @@ class PrecomputedTeacher(Teacher):
         return {}
 
     def outputs(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
-        """The likeliest tokens that the batch carries.
+        """The top-k tokens of the batch.
 
         Raises:
             ValueError: it carries none.

@@ -1,4 +1,4 @@
-"""One attempt at a run: its directory, log and heartbeat, and whether somebody asked it to stop."""
+"""One attempt at a run: its directory, log and heartbeat, and requests to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nnxdsl.trainer.reporter import Reporter
 from nnxdsl.trainer.trainer import TrainingError
 
 STOP_FILE = 1
-"""Stands for `control/stop` among the numbers of signals: a number of its own, because nobody catches this signal."""
+"""Stands for `control/stop` among the numbers of signals: a number of its own, because this signal cannot be caught."""
 
 
 class Attempt:
@@ -99,11 +99,11 @@ class Attempt:
             raise
 
     def stop_signal(self) -> int:
-        """The signal that asks this process to stop; `STOP_FILE` if its run directory does, 0 if nothing does."""
+        """The signal that requests a stop of this process; `STOP_FILE` for the run directory's file, 0 for none."""
         return self.stop_request.signal or (STOP_FILE if self.directory.stop_requested() else 0)
 
     def should_stop(self) -> bool:
-        """Whether any process is asked to stop; all processes must call it at the same places."""
+        """Whether any process has a request to stop; all processes must call it at the same places."""
         return distributed.all_max(self.stop_signal()) != 0
 
 

@@ -131,7 +131,7 @@ class Rollouts:
         return stored
 
     def check(self, state: Mapping[str, Any]) -> int:
-        """The position in a checkpoint's state that these rollouts can go on from.
+        """The position in a checkpoint's state from which these rollouts can resume.
 
         Raises:
             DataError: File, rows, seed or batch size are others.
@@ -211,7 +211,7 @@ class Rollouts:
             pairs = zip(texts, rows, strict=True)
             return [self.rewards.score(text, prompts.columns[row], prompts.row_ids[row]) for text, row in pairs]
 
-        return distributed.on_process_0(found)  # a user's function may not say the same in every process
+        return distributed.on_process_0(found)  # a user's function may return other values in each process
 
     def _metrics(self, values: np.ndarray, answers: Sequence[Sequence[int]], limit: int) -> dict[str, float]:
         """Metrics of completions under TRL's names; `values` are `[answers, rewards]`."""

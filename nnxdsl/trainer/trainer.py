@@ -59,7 +59,7 @@ class Trainer:
     """Trains a program on batches, and calls hooks.
 
     Attributes:
-        program: The program, whose experiment says how many steps there are.
+        program: The program, whose experiment has the number of steps.
         batches: The batch of each step.
         hooks: Called in this order.
         start: The step at which this loop began.
@@ -131,7 +131,7 @@ class Trainer:
             hook.on_step_end(self)
 
     def flush_metrics(self) -> None:
-        """Waits for the metrics of the last step, if nobody has read them yet, and gives them to the hooks."""
+        """Waits for the metrics of the last step, if they have not been read yet, and gives them to the hooks."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None

@@ -83,10 +83,10 @@ def target_stats(
         how: The tiles.
 
     Returns:
-        Statistics in float32, from products accumulated in float32. Of two words that are likeliest both are correct.
-        With a frozen head, the forward pass of a derivative takes two products of the head's size and the backward pass
-        none; with a trained one it is one and two, or three where its logits are computed again. Without a derivative
-        it is one.
+        Statistics in float32, from products accumulated in float32. If two tokens are equally the most likely, both
+        count as correct. With a frozen head, the forward pass of a derivative takes two products of the head's size and
+        the backward pass none; with a trained one it is one and two, or three where its logits are computed again.
+        Without a derivative it is one.
     """
     found, _ = _forward(hidden, head, targets, how, mean=False, keep=False)
     return _target_stats(_combined(found))

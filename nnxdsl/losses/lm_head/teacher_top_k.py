@@ -1,4 +1,4 @@
-"""A teacher's likeliest words: which they are, what a batch carries of them, and how far a student is from that.
+"""A teacher's top-k tokens: how they are found, what a batch has of them, and a student's distance from them.
 
 Each of the `k` words is a class, and all others together are one more, so that both models have a distribution over
 `k + 1` classes: what any other word has counts in the last. A distance is that of `distill.py` over these classes.
@@ -26,7 +26,7 @@ class TeacherTopK(NamedTuple):
     """A teacher's top-k distribution for each target.
 
     Attributes:
-        words: Its `k` likeliest, the likeliest first, `[B, N, k]` int32.
+        words: Its `k` most likely token ids, the most likely first, `[B, N, k]` int32.
         logp: Natural logs of their probabilities under softmax(logits / T) over all words, and last that of all others
             together, `[B, N, k + 1]` float32; where there are no others about -1e30.
     """
@@ -44,7 +44,7 @@ def teacher_top_k(
     limit: int | None = None,
     where: ShardContext | None = None,
 ) -> TeacherTopK:
-    """The likeliest words of softmax(hidden @ head.T / T); carries no gradient.
+    """The most likely tokens of softmax(hidden @ head.T / T); carries no gradient.
 
     Args:
         hidden: The teacher's final hidden states, at the positions that predict the targets.

@@ -35,7 +35,7 @@ class Tiling:
         keep: Whether a trained head's logits are saved for the backward pass rather than recomputed.
         soft_cap: Logits `z` are `soft_cap * tanh(z / soft_cap)`; None for none.
         constrain: Lays an activation out by its logical axes; None on one device.
-        width_first: Whether gradients of a tile's rows are summed up as `[d, v]`. CPUs turn over what stands first in
+        width_first: Whether gradients of a tile's rows are summed up as `[d, v]`. CPUs transpose the first operand of
             such a product: so it is the hidden states, and the sum once it is whole, not each chunk's logits. GPUs turn
             over nothing, and would lay out the gradient of the whole head so, and copy it.
     """

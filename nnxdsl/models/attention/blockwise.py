@@ -120,7 +120,7 @@ def _backward(static: _Static, residuals: tuple[Any, ...], toward: tuple[jax.Arr
         mean = jnp.sum(weights * to_weights, axis=-1, keepdims=True)
         to_sums = _grouped(toward_sums, block.queries)[
             ..., None
-        ]  # zeros, which XLA leaves out, where nobody reads them
+        ]  # zeros, which XLA leaves out, where they are unused
         to_scores = weights * (to_weights - mean + to_sums) * static.scale
         if slope is not None:
             to_scores = to_scores * slope

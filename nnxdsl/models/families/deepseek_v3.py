@@ -112,7 +112,7 @@ DEEPSEEK_V3 = {
 
 
 class _MLA(Fields):
-    """Latent attention; the width of its rotary part stands for `head_dim`."""
+    """Latent attention; `head_dim` is the width of its rotary part."""
 
     names: ClassVar[tuple[str, ...]] = ("rope_interleave", "qk_head_dim")
     decides: ClassVar[tuple[str, ...]] = ("mla",)

@@ -47,7 +47,7 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 
 class _Activation(Fields):
-    """The activation, in both spellings: the first files say "gelu" and mean its approximation."""
+    """The activation, in both spellings: the first files have "gelu" for its tanh approximation."""
 
     names: ClassVar[tuple[str, ...]] = ("hidden_activation", "hidden_act")
 

@@ -181,7 +181,7 @@ class ConfigFile:
         """The period of the layers' kinds, from `layer_types`.
 
         Args:
-            default: the period where the file does not say.
+            default: the period where the file has none.
             kinds: those that there may be, under the Hub's names.
 
         Returns:

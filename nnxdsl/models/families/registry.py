@@ -69,7 +69,7 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
         A dictionary of JSON values; `from_hf` of it is `config` again.
 
     Raises:
-        WeightsError: no family has a decoder like this; says what each would need.
+        WeightsError: no family has a decoder like this; names what each would require.
     """
     problems = []
     for family in sorted(FAMILIES, key=lambda family: like not in family.model_types):

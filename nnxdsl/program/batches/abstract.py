@@ -40,7 +40,7 @@ def abstract_batch(
         has_cached: Whether pairs carry the reference's log-probabilities, and rollouts those of sampling.
         batching: How rows become arrays; bucketed batches are as long as padded ones at most.
         blocks: Of a packed batch.
-        teacher_top_k: How many of a teacher's likeliest tokens sequences carry for each target; None for no teacher.
+        teacher_top_k: How many of a teacher's most likely tokens a batch has for each target; None for no teacher.
 
     Raises:
         NotRegisteredError: Nothing bounds the lengths of this data's rows.

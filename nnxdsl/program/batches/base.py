@@ -124,7 +124,7 @@ class AbstractArrays:
         sharding: Of all its arrays; None for none.
         has_cached: Whether the batch carries precomputed log-probabilities: the reference's of pairs, those of sampling
             of rollouts.
-        teacher_top_k: How many of a teacher's likeliest tokens the batch carries for each target; None for none.
+        teacher_top_k: How many of a teacher's most likely tokens the batch has for each target; None for none.
     """
 
     count: int

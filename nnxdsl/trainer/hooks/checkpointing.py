@@ -52,7 +52,7 @@ class Checkpointing(Hook):
         self._record_committed(self.attempt.checkpoints.wait())
 
     def rescue(self, trainer: Trainer, step: int) -> str:
-        """Saves the state before a step that was refused, which no later step has changed; tells where it is."""
+        """Saves the state before a step that was refused, which no later step has changed; returns its path."""
         checkpoints = self.attempt.checkpoints
         if step == 0:
             return "there is no checkpoint yet"
