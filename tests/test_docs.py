@@ -110,7 +110,8 @@ def test_the_metrics_are_those_that_runs_write() -> None:
     recorded |= {*speed.rates(1, 1.0), "samples/s", *speed.use(Flops(1.0, 1.0), 1.0)}
     described = first_column(METRICS)
     assert sorted(described) == sorted(set(described))
-    assert set(described) == recorded | {"step", "attempt", "peak_memory_gib"}
+    mixtures = {"mixture/NAME"}  # tests/run/test_mixture_run.py
+    assert set(described) == recorded | mixtures | {"step", "attempt", "peak_memory_gib"}
 
 
 def keys(value: Any, path: str = "") -> Iterator[str]:
