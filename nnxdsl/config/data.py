@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -42,7 +43,7 @@ class Shuffled(Order):
 
 @attrs.frozen(kw_only=True)
 class AsInFile(Order):
-    """The rows as they stand in the file, epoch after epoch."""
+    """The rows in the order of the file, epoch after epoch."""
 
 
 @attrs.frozen(kw_only=True)
@@ -119,25 +120,70 @@ class Data(Spec):
             yield Problem(path, message)
 
 
+HUB = "hf://"
+"""Beginning of the paths of datasets of the Hugging Face Hub."""
+
+_IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+
 @attrs.frozen(kw_only=True)
 class FileData(Data):
-    """Rows of a file: JSONL or Parquet, by the file's name.
+    """Rows of files, of a folder that `datasets.save_to_disk` wrote, or of a dataset of the Hugging Face Hub.
+
+    The name of a file says its format: JSONL, JSON, CSV, Parquet or Arrow.
 
     Attributes:
-        path: File, relative to the directory in which the command runs.
+        path: File, glob, folder, several of these, or `hf://name` of a dataset of the Hub; relative to the directory
+            in which the command runs.
+        split: Split of a dataset of the Hub, also a part of one (`train[:1%]`), or of a folder that `save_to_disk`
+            wrote; None for the only one.
+        config: Configuration of a dataset of the Hub; None for the default one.
+        revision: Commit, tag or branch of a dataset of the Hub; None for `main`.
+        columns: Columns to rename, `{their name: our name}`. Without it the layouts of widely used datasets are
+            recognised by their columns.
         order: Order of the rows.
         bad_rows: What happens to rows that cannot be learnt from.
     """
 
     is_base: ClassVar[bool] = True
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"split", "config", "revision", "columns"})
+    columns_read: ClassVar[tuple[str, ...]] = ()
+    """Columns that rows may have; () for any."""
 
-    path: str = attrs.field(validator=filled)
+    path: str | tuple[str, ...] = attrs.field(validator=filled)
+    split: str | None = attrs.field(default=None, validator=filled)
+    config: str | None = attrs.field(default=None, validator=filled)
+    revision: str | None = attrs.field(default=None, validator=filled)
+    columns: Pairs[str, str] = ()
     bad_rows: BadRows = Stop()
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
     def name(self) -> str:
-        """The path."""
-        return self.path
+        """The first path, and how many there are besides."""
+        first, *others = self.paths
+        return f"{first} and {len(others)} more" if others else first
+
+    def problems(self) -> Iterable[Problem]:
+        """Paths that name nothing; a setting without effect is refused where the source is opened."""
+        return gather(super().problems, self._path_problems)
+
+    def _path_problems(self) -> Iterable[Problem]:
+        if not all(path.strip() for path in self.paths) or not self.paths:
+            yield Problem("path", f"expected one path or more, none of them blank, got {self.path!r}")
+            return
+        is_hub = [path.startswith(HUB) for path in self.paths]
+        if any(is_hub) and len(self.paths) > 1:
+            yield Problem("path", f"a dataset of the Hub stands alone; join it with others by {Mixture.__qualname__}")
+        for path in (path for path in self.paths if path.startswith(HUB)):
+            parts = path.removeprefix(HUB).split("/")
+            if len(parts) > 2 or not all(re.fullmatch(r"[\w.-]+", part) for part in parts):
+                cure = f"; write {HUB}{'/'.join(parts[1:3])}" if parts[0] == "datasets" and len(parts) > 2 else ""
+                yield Problem("path", f"expected {HUB}name or {HUB}owner/name of a dataset, got {path!r}{cure}")
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +215,7 @@ class Answered(ChatData):
     """Prompts with answers, each of which is a part of its own.
 
     Attributes:
-        path: File, relative to the directory in which the command runs.
+        path: File, glob, folder, several of these, or `hf://name` of a dataset of the Hub.
         max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
         max_completion_length: Longest completion in tokens, end token included; longer ones are cut on their right.
         order: Order of the rows.
@@ -179,7 +225,7 @@ class Answered(ChatData):
     is_base: ClassVar[bool] = True
     length_fields: ClassVar[tuple[str, ...]] = ("max_prompt_length", "max_completion_length")
 
-    path: str = attrs.field(kw_only=False, validator=filled)
+    path: str | tuple[str, ...] = attrs.field(kw_only=False, validator=filled)
     max_prompt_length: int = attrs.field(default=512, validator=positive)
     max_completion_length: int = attrs.field(default=512, validator=positive)
 
@@ -195,6 +241,7 @@ class Preferences(Answered):
     batch_kind: ClassVar[str] = "pairs"
     caches_reference: ClassVar[bool] = True
     rows: ClassVar[str] = "preference pairs"
+    columns_read: ClassVar[tuple[str, ...]] = ("prompt", "chosen", "rejected", "tools", *_IDS)
 
 
 @attrs.frozen(kw_only=True)
@@ -209,6 +256,10 @@ class Feedback(Answered):
     batch_kind: ClassVar[str] = "feedback"
     caches_reference: ClassVar[bool] = True
     rows: ClassVar[str] = "labelled answers"
+    columns_read: ClassVar[tuple[str, ...]] = (
+        *("prompt", "completion", "label", "completion_ids", "chosen", "rejected", "tools"),
+        *_IDS,
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -218,7 +269,7 @@ class Conversations(ChatData):
     `tool_calls` of messages and the field `tools` of a row are written by the chat template.
 
     Attributes:
-        path: File, relative to the directory in which the command runs.
+        path: File, glob, folder, several of these, or `hf://name` of a dataset of the Hub.
         max_length: Longest conversation in tokens; longer ones are cut on their right.
         order: Order of the rows.
         bad_rows: What happens to rows that cannot be learnt from.
@@ -227,8 +278,9 @@ class Conversations(ChatData):
     batch_kind: ClassVar[str] = "sequences"
     length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
     rows: ClassVar[str] = "conversations"
+    columns_read: ClassVar[tuple[str, ...]] = ("messages", "conversations", "prompt", "completion", "tools")
 
-    path: str = attrs.field(kw_only=False, validator=filled)
+    path: str | tuple[str, ...] = attrs.field(kw_only=False, validator=filled)
     max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
 
 
@@ -237,7 +289,7 @@ class Text(FileData):
     """Plain text, one document a row; every token after the first is a target.
 
     Attributes:
-        path: File, relative to the directory in which the command runs.
+        path: File, glob, folder, several of these, or `hf://name` of a dataset of the Hub.
         field: Name of the row's field that holds the text.
         max_length: Longest document in tokens; longer ones are cut on their right.
         order: Order of the rows.
@@ -248,7 +300,7 @@ class Text(FileData):
     length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
     rows: ClassVar[str] = "texts"
 
-    path: str = attrs.field(kw_only=False, validator=filled)
+    path: str | tuple[str, ...] = attrs.field(kw_only=False, validator=filled)
     field: str = attrs.field(default="text", validator=filled)
     max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
 
@@ -310,7 +362,7 @@ class Mixture(Data):
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each source among the metrics: that of its file, numbered where several have the same."""
-        stems = [PurePath(part.path).stem if isinstance(part, FileData) else type(part).__name__ for part in self.parts]
+        stems = [PurePath(part.name).stem if isinstance(part, FileData) else type(part).__name__ for part in self.parts]
         return tuple(stem if stems.count(stem) == 1 else f"{stem}-{index}" for index, stem in enumerate(stems))
 
     @property

@@ -20,7 +20,7 @@ from nnxdsl.data.batch import Batch
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.loaders.files import RowError
-from nnxdsl.data.loaders.sources import read_rows
+from nnxdsl.data.loaders.sources import source_rows
 from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
 from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
@@ -361,7 +361,7 @@ def _is_chat(data: Data) -> bool:
     if not isinstance(source, FileData):
         return False
     try:
-        rows = [row.value for row, _ in zip(read_rows(source.path), range(LOOKED_AT), strict=False)]
+        rows = [row.value for row, _ in zip(source_rows(source), range(LOOKED_AT), strict=False)]
     except DataError:
         return False
     values = [value for row in rows if not isinstance(row, RowError) for value in row.values()]

@@ -8,6 +8,8 @@ from nnxdsl.config.core.run_id import canonical
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.weights import From, parts
 from nnxdsl.data.loaders.sources import content_digest
+from nnxdsl.data.loaders.token_cache import TOKENS
+from nnxdsl.data.sources.digests import REMEMBERED, Digests
 from nnxdsl.errors import RunError
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
@@ -24,7 +26,7 @@ def is_finished(experiment: Experiment, home: Path) -> bool:
 
 
 def unfinished_reason(directory: RunDirectory) -> str | None:
-    """None where a run has finished; else why its status is wrong to say so, or "" where it does not say so."""
+    """None where a run has finished; else why its status "finished" is wrong, or "" where the status is another."""
     try:
         return directory.doubt() if directory.status().get("state") == "finished" else ""
     except RunError:  # damaged: the checkpoints show the last step
@@ -48,8 +50,10 @@ def require_same_data(experiment: Experiment, home: Path) -> None:
     for earlier in earlier_experiments(experiment):
         require_same_data(earlier, home)
     directory, data = home / experiment.id, experiment.data
-    now = content_digest(data)
-    if now is None or not is_finished(experiment, home):
+    if not is_finished(experiment, home):
+        return
+    now = content_digest(data, Digests(home / TOKENS / REMEMBERED))
+    if now is None:
         return
     with CheckpointReader(directory / "checkpoints") as checkpoints:
         steps = checkpoints.steps()

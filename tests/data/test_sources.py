@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nnxdsl import DataError
+from nnxdsl import Data, DataError, SpecError
+from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.loaders.files import RowError
-from nnxdsl.data.loaders.sources import read_rows
+from nnxdsl.data.loaders.sources import read_rows, source_rows
+from nnxdsl.data.sources.digests import Digests
+from nnxdsl.data.sources.paths import files_of
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "a", "chosen": [{"role": "assistant", "content": "ü"}], "n": 1},
@@ -157,3 +162,133 @@ def test_a_missing_library_says_what_to_install(
     with pytest.raises(DataError) as error:
         list(read_rows(name))
     assert str(error.value) == message
+
+
+def names(*paths: str, split: str | None = None) -> list[str]:
+    return [file.name for file in files_of(paths, split)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_files_of_globs_and_folders_stand_in_the_order_of_their_names(here: Path) -> None:
+    (here / "shards" / "deep").mkdir(parents=True)
+    for name in ("b.jsonl", "a.jsonl.gz", "README.md", ".hidden.jsonl", "deep/c.jsonl"):
+        (here / "shards" / name).touch()
+    assert names("shards") == names("shards/") == ["shards/a.jsonl.gz", "shards/b.jsonl"]
+    assert names("shards/*.jsonl") == ["shards/b.jsonl"]
+    assert names("shards/**/*.jsonl") == ["shards/b.jsonl", "shards/deep/c.jsonl"]
+    assert names("shards/deep/c.jsonl", "shards/b.jsonl") == ["shards/deep/c.jsonl", "shards/b.jsonl"]
+    save(here / "[1].jsonl", ROWS)
+    assert names("[1].jsonl") == ["[1].jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("files", "paths", "message"),
+    [
+        ([], ("x*.jsonl",), "x*.jsonl: no file matches (looked in the current directory, "),
+        (["rows.jsonl"], ("row.jsonl",), "row.jsonl: no such file (looked in the current directory, "),
+        (["d/notes.md"], ("d",), "d: the folder has no rows (.jsonl, .json, .csv, .parquet, .arrow); it has: notes.md"),
+        (
+            ["d/a.jsonl", "d/b.csv"],
+            ("d",),
+            "d: the folder has files of several formats: CSV (b.csv), JSONL (a.jsonl); write d/*.csv or d/*.jsonl",
+        ),
+        (
+            ["d/train-0.jsonl", "d/train-1.jsonl", "d/test.jsonl"],
+            ("d",),
+            "d: the folder has files of several splits: test (test.jsonl), train (train-0.jsonl); write d/test* or "
+            "d/train*",
+        ),
+        (["a.jsonl"], ("a.jsonl", "./a.jsonl"), "./a.jsonl: the same file is there twice, as a.jsonl; its rows would"),
+        (["a.jsonl"], ("a.jsonl", "*.jsonl"), "a.jsonl: the same file is there twice; its rows would count twice"),
+    ],
+)
+def test_what_names_no_files_says_why(here: Path, files: list[str], paths: tuple[str, ...], message: str) -> None:
+    for name in files:
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).touch()
+    with pytest.raises(DataError) as error:
+        files_of(paths)
+    assert str(error.value).startswith(message)
+
+
+def test_rows_of_several_files_have_their_own_places_and_one_digest(here: Path) -> None:
+    save(here / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    save(here / "b.parquet", [{"text": "three"}])
+    data = load(Data.Text(("b.parquet", "a.jsonl")), BytesTokenizer())
+    assert list(data.row_ids) == ["b.parquet:row 1", "a.jsonl:1", "a.jsonl:2"]
+    assert data.report.source == "b.parquet and 1 more"
+    digests = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in ("b.parquet", "a.jsonl")]
+    assert data.digest == hashlib.sha256("".join(digests).encode()).hexdigest()
+    assert load(Data.Text("b.*"), BytesTokenizer()).digest == digests[0]
+    assert [row.place for row in source_rows(Data.Text("*"))] == ["a.jsonl:1", "a.jsonl:2", "b.parquet:row 1"]
+
+
+def test_a_folder_of_save_to_disk(here: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    split = datasets.Dataset.from_list(ROWS, split="train")
+    split.save_to_disk("one", num_shards=2)
+    datasets.DatasetDict({"train": split, "test": split.select([2, 0])}).save_to_disk("several")
+    assert [len(names(*where)) for where in (("one",), ("several/test",))] == [2, 1]
+    assert [row.value for row in source_rows(Data.Prompts("one"))] == ROWS
+    assert [row.value for row in source_rows(Data.Prompts("several", split="test"))] == [ROWS[2], ROWS[0]]
+    for path, chosen, message in (
+        ("several", None, "data.split: several has several splits; there are: train, test; write split=..."),
+        ("several", "tets", "data.split: several has no split 'tets'; there are: train, test; did you mean 'test'?"),
+        ("one", "test", "data.split: one has 'train' alone, not 'test'"),
+    ):
+        with pytest.raises(DataError) as error:
+            names(path, split=chosen)
+        assert str(error.value) == message
+
+
+def test_a_split_of_a_folder_of_files_has_no_effect(here: Path) -> None:
+    save(here / "a.jsonl", ROWS)
+    with pytest.raises(DataError, match=r"data.split: \. has no splits, so split='train' has no effect"):
+        load(Data.Text(".", split="train"), BytesTokenizer())
+
+
+@pytest.mark.parametrize("name", ["config", "revision"])
+def test_settings_of_the_hub_have_no_effect_on_files(here: Path, name: str) -> None:
+    save(here / "a.jsonl", ROWS)
+    with pytest.raises(
+        DataError, match=rf"data.{name}: a.jsonl is no dataset of the Hub \(hf://...\), so"
+    ):
+        load(Data.Text("a.jsonl", **{name: "x"}), BytesTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ((), "path: expected one path or more, none of them blank, got ()"),
+        (("a", " "), "path: expected one path or more, none of them blank, got ('a', ' ')"),
+        (("hf://a/b", "c.jsonl"), "path: a dataset of the Hub stands alone; join it with others by Data.Mixture"),
+        ("hf://datasets/a/b", "path: expected hf://name or hf://owner/name of a dataset, got 'hf://datasets/a/b'; wri"),
+    ],
+)
+def test_paths_that_name_nothing_are_refused_at_once(path: Any, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Data.Text(path)
+    assert message in str(error.value)
+
+
+def test_the_digest_of_a_large_file_is_remembered_until_it_changes(tmp_path: Path) -> None:
+    file, memory = tmp_path / "a.jsonl", tmp_path / "home" / "digests.json"
+    file.write_bytes(LINES)
+    digests, expected = Digests(memory, large=1), hashlib.sha256(LINES).hexdigest()
+    assert digests.of_file("a", file) == expected
+    assert not memory.exists()  # changed a moment ago: a further change might not show in its time
+    os.utime(file, (1e9, 1e9))
+    assert digests.of_file("a", file) == expected
+    memory.write_text(memory.read_text().replace(expected, "remembered"))
+    assert digests.of_file("a", file) == "remembered"
+    assert Digests(memory).of_file("a", file) == expected  # small
+    file.write_bytes(LINES[:-1] + b" ")
+    assert digests.of_file("a", file) == hashlib.sha256(LINES[:-1] + b" ").hexdigest()
+    memory.write_text("no JSON")
+    os.utime(file, (1e9, 1e9))
+    assert digests.of_file("a", file) == hashlib.sha256(LINES[:-1] + b" ").hexdigest()

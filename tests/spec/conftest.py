@@ -41,6 +41,7 @@ from nnxdsl import (
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit, positive
+from nnxdsl.config.data import FileData
 from nnxdsl.config.memory import OFFLOADED
 from nnxdsl.config.optimizer import SLOWEST
 from nnxdsl.config.sharding import MESH_AXES
@@ -51,6 +52,7 @@ simpo = importlib.import_module("my_lab.simpo")
 THIRD_PARTIES: tuple[type[Spec], ...] = (simpo.SimPO, simpo.Mixture)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+PATHS = TEXT.filter(str.strip) | st.lists(TEXT.filter(str.strip), min_size=1, max_size=2).map(tuple)
 NAME = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,10}", fullmatch=True)
 OFFLOAD = st.sampled_from(typing.get_args(OFFLOADED))
 TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min_size=1, unique=True).map(tuple)
@@ -116,6 +118,8 @@ def of_class(cls: type[Spec], **given: st.SearchStrategy[Any]) -> st.SearchStrat
         positional = [drawn.pop(name) for name, field in declared(cls).items() if field.positional]
         return cls(*positional, **drawn)
 
+    if issubclass(cls, FileData):
+        given = {"path": PATHS, **given}
     fields = {name: given.get(name, of_field(field)) for name, field in declared(cls).items()}
     needed = {n: s for n, s in fields.items() if declared(cls)[n].default is attrs.NOTHING}
     rest = {n: s for n, s in fields.items() if n not in needed}

@@ -6,12 +6,14 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.data import Data, FileData
 from nnxdsl.data.dataset import Dataset, TokenizedRows, digest_of
 from nnxdsl.data.loaders.convert import BYTE_PARTS, Conversion, Converted, Example, as_array
+from nnxdsl.data.loaders.layouts import Reading, find_reading
 from nnxdsl.data.loaders.parallel import convert_all, cpu_count
 from nnxdsl.data.loaders.sources import Source, open_source
 from nnxdsl.data.loaders.store import Arrays, ArrayStore
@@ -19,6 +21,7 @@ from nnxdsl.data.loaders.tally import BadRowPolicy, Tally
 from nnxdsl.data.loaders.token_cache import TokenCache, key_of
 from nnxdsl.data.ragged import JsonRows, Ragged
 from nnxdsl.data.row_ids import RowIds
+from nnxdsl.data.sources.digests import REMEMBERED, Digests
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.errors import DataError
 from nnxdsl.terminal.display import Display
@@ -83,7 +86,9 @@ def build_dataset(
         DataError: There are more bad rows than the policy allows, or no row is left; or `convert` raised it, with the
             row's position added.
     """
-    source, conversion = open_source(data), Conversion(convert, parts, tokenizer, vocabulary, reads)
+    source = open_source(data, None if cache is None else Digests(cache.directory / REMEMBERED))
+    reading = find_reading(data, source.chunks())
+    conversion = Conversion(convert, parts, tokenizer, vocabulary, reads, reading)
 
     def build(store: ArrayStore) -> tuple[Tally, str]:
         assert cache is not None
@@ -92,9 +97,9 @@ def build_dataset(
 
     if cache is not None and tokenizer is not None and source.size >= cache.min_bytes:
         key = key_of(data, source, conversion, rules)
-        return _rows(source, parts, *cache.load_or_build(key, source, build))
+        return _rows(source, reading, parts, *cache.load_or_build(key, source, build))
     with ArrayStore() as store:
-        return _rows(source, parts, _tokenize(data, source, conversion, store), store.arrays())
+        return _rows(source, reading, parts, _tokenize(data, source, conversion, store), store.arrays())
 
 
 def _tokenize(
@@ -140,14 +145,19 @@ def _parts(names: Sequence[str], arrays: Arrays) -> dict[str, Ragged]:
 
 
 def _rows(
-    source: Source, names: Sequence[str], tally: Tally, arrays: Arrays, ids_digest: str | None = None
+    source: Source,
+    reading: Reading,
+    names: Sequence[str],
+    tally: Tally,
+    arrays: Arrays,
+    ids_digest: str | None = None,
 ) -> TokenizedRows:
     parts = _parts(names, arrays)
     has_columns = "columns.values" in arrays
     return TokenizedRows(
         parts,
         RowIds(source.places, tally.ends, arrays["numbers"]),
-        tally.report(source, parts),
+        attrs.evolve(tally.report(source, parts), layout=reading.describe()),
         source.digest,
         is_chat=2 * tally.chats > tally.accepted,
         columns=JsonRows(Ragged(arrays["columns.values"], arrays["columns.lengths"])) if has_columns else (),

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.loaders.files import Chunk, RowError, kind_of
+from nnxdsl.data.loaders.layouts import AS_THEY_ARE, Reading
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.messages import texts
 from nnxdsl.errors import DataError
@@ -90,6 +91,7 @@ class Conversion:
         tokenizer: Decodes ids in messages; None leaves them out.
         vocabulary: Rows with larger ids are bad; None does not check.
         reads: Columns that `convert` reads; the others are counted. None for all columns.
+        reading: Brings a row into the columns of `convert`.
     """
 
     convert: Callable[[Mapping[str, Any]], Example]
@@ -97,6 +99,7 @@ class Conversion:
     tokenizer: TokenizerBase | None = None
     vocabulary: int | None = None
     reads: Collection[str] | None = None
+    reading: Reading = AS_THEY_ARE
 
     def __call__(self, chunk: Chunk) -> Converted:
         """The rows of a chunk as ids.
@@ -112,6 +115,7 @@ class Conversion:
             try:
                 if isinstance(value, RowError):
                     raise value
+                value = self.reading(value)
                 example = self.convert(value)
                 self._require_in_vocabulary(example)
                 columns = None if example.columns is None else _to_json(example.columns)

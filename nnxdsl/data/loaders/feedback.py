@@ -75,7 +75,7 @@ def load_feedback(
     other = mismatched(singles.parts["prompt"], desirable)
     if other is None:
         raise DataError(
-            f"{data.path}: all rows have the same prompt, so no completion can be paired with a mismatched one"
+            f"{data.name}: all rows have the same prompt, so no completion can be paired with a mismatched one"
         )
     paired = singles.with_parts({**singles.parts, "rejected": _select(singles.parts["chosen"], other)})
     prompt, longest = (paired.parts[name].lengths for name in ("prompt", "chosen"))

@@ -58,7 +58,7 @@ def load_prompts(
     longest = rows.parts["prompt"].longest + data.max_completion_length
     if max_position is not None and longest > max_position:
         raise DataError(
-            f"{data.path}: the longest prompt and a completion may have {longest:,} tokens, more than the model's "
+            f"{data.name}: the longest prompt and a completion may have {longest:,} tokens, more than the model's "
             f"{max_position:,} positions; lower data.max_prompt_length or data.max_completion_length"
         )
     return prompts

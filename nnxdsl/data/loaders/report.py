@@ -31,6 +31,7 @@ class Report:
         first: Position of the first row of each dropped or odd kind.
         lengths: Tokens of each part.
         unread: Accepted rows with a column that this kind of data does not read, by column.
+        layout: The columns of a widely used dataset that its rows have, or columns that are renamed; "" for neither.
         sources: The reports of the sources of a mixture, which has the sums of their counts.
     """
 
@@ -44,12 +45,14 @@ class Report:
     lengths: Mapping[str, Length]
     unread: Mapping[str, int] = attrs.field(factory=dict)
     sources: tuple[Report, ...] = ()
+    layout: str = ""
 
     def lines(self) -> list[str]:
         """The report as text: a line for the file, for each part, and for each kind of bad or unusual rows."""
         if self.sources:
             return [line for source in self.sources for line in source.lines()]
         out = [f"{self.source}: {self.rows:,} rows, {self.accepted:,} kept"]
+        out += [f"columns: {self.layout}"] if self.layout else []
         for part, length in self.lengths.items():
             cut = f"; {self.cut[part]:,} cut" if self.cut.get(part) else ""
             mean = length.total / max(1, self.accepted)
@@ -85,4 +88,5 @@ def joined_report(reports: Sequence[Report]) -> Report:
             for part, own in lengths.items()
         },
         sources=tuple(reports),
+        layout="",
     )

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from nnxdsl.config.data import Data, FileData, Mixture
-from nnxdsl.data.loaders.files import Chunk, Row
+from nnxdsl.config.data import HUB, Data, FileData, Mixture
+from nnxdsl.data.loaders.files import Chunk, Row, RowError
+from nnxdsl.data.loaders.layouts import find_reading
 from nnxdsl.data.sources.digests import Digests, digest_together
 from nnxdsl.data.sources.formats import file_chunks, place_of
+from nnxdsl.data.sources.hub import HubRows, open_hub
 from nnxdsl.data.sources.paths import DataFile, existing_file, files_of
 from nnxdsl.errors import DataError
 
@@ -49,7 +51,23 @@ def open_source(data: FileData, digests: Digests | None = None) -> Source:
     Raises:
         DataError: A file is missing or cannot be read.
     """
-    return _of_files(data.name, files_of((data.path,)), digests or Digests())
+    if data.paths[0].startswith(HUB):
+        rows = _hub_rows(data)
+        return Source(rows.name, rows.digest(digests or Digests()), (rows.size,), (rows.place,), rows.chunks)
+    return _of_files(data.name, _files(data), digests or Digests())
+
+
+def _files(data: FileData) -> list[DataFile]:
+    for name in ("config", "revision"):
+        if (value := getattr(data, name)) is not None:
+            raise DataError(
+                f"data.{name}: {data.name} is no dataset of the Hub ({HUB}...), so {name}={value!r} has no effect"
+            )
+    return files_of(data.paths, data.split)
+
+
+def _hub_rows(data: FileData) -> HubRows:
+    return open_hub(data.paths[0].removeprefix(HUB), data.config, data.split, data.revision)
 
 
 def _of_files(name: str, files: Sequence[DataFile], digests: Digests) -> Source:
@@ -76,8 +94,30 @@ def content_digest(data: Data, digests: Digests | None = None) -> str | None:
         return None
 
 
+def source_rows(data: FileData) -> Iterator[Row]:
+    """The rows of a spec, one at a time, in the loaders' columns; a row that cannot be read is a `RowError`.
+
+    Raises:
+        DataError: There is no such source, or it cannot be read.
+    """
+
+    def chunks() -> Iterator[Chunk]:
+        if data.paths[0].startswith(HUB):
+            return _hub_rows(data).chunks()
+        return itertools.chain.from_iterable(file_chunks(*file) for file in _files(data))
+
+    reading = find_reading(data, chunks())
+    for chunk in chunks():
+        for number, value in chunk.rows():
+            try:
+                row = value if isinstance(value, RowError) else dict(reading(value))
+            except RowError as error:
+                row = error
+            yield Row(f"{chunk.place}{number}", row)
+
+
 def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a file, one at a time, without null fields.
+    """The rows of a file as they are, one at a time, without null fields.
 
     A row that cannot be read is a `RowError`, and the rows after it are still read.
 

@@ -102,7 +102,7 @@ class BadRowPolicy:
     """
 
     def __init__(self, data: FileData) -> None:
-        self._name = data.path
+        self._name = data.name
         self._limit = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
         self._messages: list[str] = []
         self._kinds: Counter[str] = Counter()

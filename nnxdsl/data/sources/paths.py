@@ -99,21 +99,10 @@ def _in_folder(path: str, place: Path) -> list[DataFile]:
     base = path.rstrip("/")
     if not formats:
         has = ", ".join(sorted(entry.name for entry in place.iterdir())[:5]) or "nothing"
-        raise DataError(
-            f"{path}: the folder has no file of rows (.jsonl, .json, .csv, .parquet, .arrow); it has: {has}"
-        )
-    for what, values in (
-        ("formats", {file: found.name for file, found in formats.items()}),
-        ("splits", {file: name for file in formats if (name := _split_name(file.name))}),
-    ):
-        by_value = {value: file.name for file, value in reversed(values.items())}
-        if len(by_value) > 1:
-            examples = ", ".join(f"{value} ({file})" for value, file in sorted(by_value.items()))
-            first = next(iter(formats))
-            wanted = (
-                f"{_split_name(first.name)}*" if what == "splits" and _split_name(first.name) else f"*{first.suffix}"
-            )
-            raise DataError(f"{path}: the folder has files of several {what}: {examples}; give a glob: {base}/{wanted}")
+        raise DataError(f"{path}: the folder has no rows (.jsonl, .json, .csv, .parquet, .arrow); it has: {has}")
+    _require_one(path, "formats", {file: (found.name, f"*{file.suffix}") for file, found in formats.items()})
+    splits = {file: split for file in formats if (split := _split_name(file.name))}
+    _require_one(path, "splits", {file: (split, f"{split}*") for file, split in splits.items()})
     return [DataFile(f"{base}/{file.name}", file) for file in formats]
 
 
