@@ -10,6 +10,7 @@ from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.sampler import BatchSampler, permutation
 from nnxdsl.data.sequences import Sequences
+from nnxdsl.data.sources.in_memory import save_rows
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.chat_template import ChatTemplate
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
@@ -39,6 +40,7 @@ __all__ = [
     "preferences",
     "prompts",
     "read_messages",
+    "save_rows",
     "stop_ids",
     "text",
 ]
