@@ -26,10 +26,10 @@ class Evaluation(Spec):
         prompts: Prompts that policy and reference answer side by side, as a user's turn where the training rows
             are chats.
         max_new_tokens: Longest answer in tokens.
-        temperature: 0 takes the likeliest token; larger values sample, with the experiment's seed.
-        top_k: Sample among so many of the likeliest tokens; None for all.
-        top_p: Sample among the fewest likeliest tokens whose probabilities sum to it or more (of those that `top_k`
-            leaves, if it is given); None for all.
+        temperature: 0 takes the most likely token; larger values sample, with the experiment's seed.
+        top_k: Sample from the k most likely tokens only; None for all.
+        top_p: Sample from the smallest set of most likely tokens whose probabilities sum to it or more (of those that
+            `top_k` leaves, if it is given); None for all.
     """
 
     every_steps: int = attrs.field(validator=positive)
@@ -64,4 +64,4 @@ class Evaluation(Spec):
             if not self.prompts:
                 yield Problem(name, "has no effect without prompts")
             elif name.startswith("top_") and self.temperature == 0:
-                yield Problem(name, "has no effect with temperature=0, which takes the likeliest token")
+                yield Problem(name, "has no effect with temperature=0, which takes the most likely token")

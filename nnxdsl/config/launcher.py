@@ -49,7 +49,7 @@ class Local(Launcher):
         parallel: Runs at one time.
         gpus: GPUs of each run, numbered from 0 on: the first run at work has the first ones, and so on. None leaves all
             of them to every run.
-        retries: How often a run that was killed, or told to go by SIGTERM, is started again; it goes on at its last
+        retries: How often a run that was killed, or ended by SIGTERM, is started again; it resumes from its last
             checkpoint.
     """
 
@@ -70,10 +70,10 @@ class Slurm(Launcher):
         qos: Quality of service; None for the default.
         nodes: Nodes of each run.
         tasks_per_node: Processes on each node; all of them are one run, by `jax.distributed`.
-        gpus_per_node: GPUs on each node; None asks for none.
+        gpus_per_node: GPUs on each node; None requests none.
         cpus_per_task: CPU cores of each process; None for the cluster's default.
         memory: Memory on each node, such as "64GB"; None for the cluster's default.
-        minutes: Longest time of a job. A job that comes near it is told to save, and queued again.
+        minutes: Longest time of a job. A job that comes near it saves a checkpoint and is queued again.
         setup: Lines of shell before the command, such as "module load cuda".
         options: Further options of `sbatch` by name, without their dashes: (("constraint", "h200"),).
         retries: How often a run is submitted again that came to its time limit, was preempted or killed.
@@ -162,7 +162,7 @@ class Kubernetes(Launcher):
         home: Where the volume is mounted: the directory of all runs.
         directory: The working directory of the command, against which relative paths of data are read; None for the
             image's own.
-        resources: What each pod asks for and is limited to: (("nvidia.com/gpu", "8"), ("memory", "512Gi")).
+        resources: Resource requests and limits of each pod: (("nvidia.com/gpu", "8"), ("memory", "512Gi")).
         node_selector: Labels of the nodes that pods may run on: (("cloud.google.com/gke-tpu-topology", "2x4"),).
         variables: Variables of the environment, as they are: no secrets.
         secrets: Names of secrets whose entries become variables of the environment.

@@ -39,7 +39,7 @@ class Memory(Spec):
             step, and kept beside the runs for all that ask the same; "online" at every step, with the reference's
             weights at hand. "auto" is "cached" for files of preference pairs.
         attention: What computes attention in training and evaluation. "auto" takes the fused kernel of the platform
-            where it serves, else "chunked" for long rows and "dense" for short ones; a plan says which, and why.
+            where it serves, else "chunked" for long rows and "dense" for short ones; the plan shows which, and why.
             "dense" is one product over all slots of a row; "chunked" takes queries in blocks, each with the keys that
             it may see; "cudnn" is cuDNN's kernel for GPUs, "splash" that of Pallas for TPUs. One that is named and
             cannot serve is refused.

@@ -122,10 +122,10 @@ class Model(Spec):
 
 @attrs.frozen(kw_only=True)
 class HF(Model):
-    """Whatever a directory's `config.json` says, of any family that is known.
+    """The model of a directory's `config.json`, of any supported family.
 
     Attributes:
-        path: A directory in the format of the Hugging Face Hub, whose `config.json` says the network.
+        path: A directory in the format of the Hugging Face Hub, whose `config.json` has the architecture.
         weights: Where the first parameters come from; where it is not given, `Weights.HF` of the same directory.
     """
 
@@ -139,7 +139,7 @@ class HF(Model):
 
     @classmethod
     def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
-        """Weights of the same directory; nothing more is said of them where the path is wrong."""
+        """Weights of the same directory; a wrong path is reported once, by `path`."""
         try:
             return {"weights": Weights.HF(values["path"])}  # type: ignore[arg-type] # checked there
         except (KeyError, SpecError):

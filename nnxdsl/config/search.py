@@ -29,7 +29,7 @@ EVALUATED = "eval/"
 
 @attrs.frozen(kw_only=True)
 class Range(Spec):
-    """The numbers that a path may take in a search; a list of values stands for a choice among them."""
+    """The numbers that a path may take in a search; a list of values is a choice among them."""
 
     Float: ClassVar[type[Float]]
     Log: ClassVar[type[Log]]
@@ -128,11 +128,12 @@ class Median(Pruner):
 
 @attrs.frozen(kw_only=True)
 class Halving(Pruner):
-    """Successive halving: of the runs that come to a rung, the best go on (Li et al. 2020, arXiv:1810.05934).
+    """Successive halving: of the runs that reach a rung, the best continue (Li et al. 2020, arXiv:1810.05934).
 
     Attributes:
         first_step: Steps up to the first rung.
-        factor: One of so many goes on at each rung, and each rung is so many times as far as the one before.
+        factor: One of `factor` runs continues at each rung, and each rung has `factor` times the steps of the one
+            before.
     """
 
     first_step: int = attrs.field(validator=positive)

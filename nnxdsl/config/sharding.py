@@ -23,7 +23,7 @@ SLOW_AXES = ("data", "stage", "fsdp")
 of the three are those of `data`."""
 
 BATCH_AXES = ("data", "fsdp", "expert")
-"""The axes that split the rows of a batch, unless a rule for "batch" says otherwise."""
+"""The axes that split the rows of a batch, unless there is a rule for "batch"."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,7 +41,7 @@ class Mesh(Spec):
             taken from `data`, then `stage`, then `fsdp`, whose product they must divide.
         rules: Pairs of a logical axis and the mesh axis (or several, or None) that it lies on; they replace the default
             rules of that logical axis, in their place.
-        array_rules: Pairs of a pattern for the paths of arrays (`*` stands for any part of one) and rules that go
+        array_rules: Pairs of a pattern for the paths of arrays (`*` matches any part of one) and rules that go
             before all others for these arrays.
         indivisible: What happens to a dimension that its mesh axes do not divide: "error" refuses it, "replicate" tries
             the next rule and at last keeps whole copies, with a warning.

@@ -39,7 +39,7 @@ class Stop(Guard):
 class Skip(Guard):
     """A step whose loss or gradient is NaN or infinite changes neither weights nor optimizer, and is counted.
 
-    The learning rate stands still as well: it goes by the steps that were not skipped.
+    The learning rate does not advance either: the schedule counts the steps that were not skipped.
     """
 
     max_in_a_row: int = attrs.field(default=3, validator=positive)

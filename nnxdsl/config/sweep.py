@@ -84,7 +84,8 @@ class Sweep:
         points: Changes by path.
         metric: The figure by which the results are sorted, by its name in `metrics.jsonl`; None for the first of those
             that people look at.
-        direction: Which end of the metric is the best; None where its name says it (a loss is to be small).
+        direction: Whether small or large values of the metric are better; None where its name implies it (small for a
+            loss).
 
     Raises:
         SpecError: when built, if any point is not an experiment, naming the point.

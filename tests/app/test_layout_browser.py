@@ -42,7 +42,7 @@ def test_a_layout_from_a_recipe_to_two_meshes(app: Any, open_page: Open) -> None
     assert shown.locator(".verdict.fits").count() == 2
     assert shown.locator(".device-grid").count() == 2
     assert shown.locator("button.device").count() == 6
-    shown.get_by_label("Arrays with").press_sequentially("query")
+    shown.get_by_role("searchbox", name="Arrays with").press_sequentially("query")
     shown.wait_for_function("document.querySelectorAll('table.arrays > tbody > tr').length < 20")
     assert shown.evaluate("document.activeElement.id") == "layout-q"
     shown.get_by_role("link", name="query.kernel").first.click()

@@ -101,8 +101,8 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
     "another choice": (
         lambda: Objective.SFT(loss_on="assistent"),
         "1 problem in Objective.SFT\n"
-        "  loss_on: expected one of 'assistant', 'last_assistant', 'completion', 'all', got 'assistent'; did you mean "
-        "'assistant'?",
+        "  loss_on: expected one of 'assistant', 'last_assistant', 'completion', 'all', got 'assistent'; "
+        "did you mean 'assistant'?",
     ),
     "list for tuple": (
         lambda: Adapter.LoRA(targets=["attention", "mlp"]),
@@ -170,7 +170,7 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
     "draws that are none": (
         lambda: Evaluation(every_steps=1, prompts=("a",), top_k=5, top_p=1.0),
         "2 problems in Evaluation\n  top_p: expected a value > 0 and < 1, got 1.0\n"
-        "  top_k: has no effect with temperature=0, which takes the likeliest token",
+        "  top_k: has no effect with temperature=0, which takes the most likely token",
     ),
 }
 
@@ -366,7 +366,7 @@ def test_json_that_is_none() -> None:
     )
     assert refused(lambda: from_json("[1]")) == "1 problem\n  expected a JSON object, got [1]"
     assert refused(lambda: from_json('{"type": "Mesh", "fsdp": 1, "fsdp": 2}')) == (
-        "1 problem\n  not JSON: 'fsdp' stands twice in one object"
+        "1 problem\n  not JSON: 'fsdp' is repeated in one object"
     )
     assert refused(lambda: from_json('{"type": "DPO", "beta": NaN}')) == (
         "1 problem in Objective.DPO\n  beta: expected a finite number, got nan"
@@ -378,8 +378,8 @@ def test_json_that_is_none() -> None:
 def test_a_type_that_says_too_little() -> None:
     tree = to_dict(Weights.Checkpoint("runs/a"))
     assert refused(lambda: from_dict(tree)) == (
-        "1 problem\n  type 'Checkpoint' alone may be Checkpoint or Reference.Checkpoint or Weights.Checkpoint; say "
-        "which family is expected"
+        "1 problem\n  type 'Checkpoint' alone may be Checkpoint or Reference.Checkpoint or Weights.Checkpoint; "
+        "pass the family as `expected`"
     )
     assert from_dict(tree, Weights) == Weights.Checkpoint("runs/a")
     assert from_dict(to_dict(Checkpoint()), Checkpoint) == Checkpoint()

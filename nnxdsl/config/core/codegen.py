@@ -47,7 +47,7 @@ def to_python(spec: Spec, variable: str = "experiment") -> str:
 
 
 def render(value: object, names: Names | None = None) -> str:
-    """One value as Python source in one line; `names` says what classes are called, where not by their own name."""
+    """One value as Python source in one line; `names` has the names of classes that are not called by their own."""
     if isinstance(value, Spec):
         called = (names or {}).get(type(value), type(value).__qualname__)
         return f"{called}({', '.join(name + render(item, names) for name, item in _arguments(value))})"
@@ -130,7 +130,7 @@ def _arguments(spec: Spec) -> Iterator[tuple[str, object]]:
 
 
 def _layout(value: object, names: Names, *, indent: int, before: int, after: int, explode: bool = False) -> str:
-    """`value` on the line that it starts, if it fits beside what stands before and after it; else one item a line."""
+    """`value` on the line that it starts, if it fits between the text before and after it; else one item a line."""
     flat = render(value, names)
     called, brackets = "", "()"
     if isinstance(value, Spec):

@@ -1,4 +1,4 @@
-"""What the docstrings say about fields, for forms and `--help`: the Attributes sections, inherited ones too."""
+"""Descriptions of fields from docstrings, for forms and `--help`: the Attributes sections, inherited ones too."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def resolve(cls: type, space: Mapping[str, Any], wanted: Container[str]) -> dict
 
 
 def check_annotation(annotation: Any, where: str, spec: type) -> None:
-    """Refuse an annotation whose values could not be told apart in JSON and checked strictly; `spec` is the base class.
+    """Refuse an annotation whose values would be ambiguous in JSON or could not be checked; `spec` is the base class.
 
     Raises:
         TypeError: saying what may be written.
@@ -93,7 +93,7 @@ def _annotation_problem(annotation: Any, spec: type) -> str:
 
 
 def check_value(value: object, annotation: Any) -> tuple[object, list[Problem]]:
-    """`value` as a field of this type holds it (an int becomes a float where one is asked for), or what is wrong."""
+    """`value` as a field of this type stores it (an int becomes a float where the field is one), or the problems."""
     if value.__class__ is annotation and annotation in (int, bool):
         return value, []
     if annotation is float:

@@ -110,7 +110,7 @@ def import_name(name: str) -> object:
     """The object of `module:name`.
 
     Raises:
-        ValueError: The module is not allowed, cannot be imported, or has no such name; the message says what to do.
+        ValueError: The module is not allowed, cannot be imported, or has no such name; the message has the remedy.
     """
     refused = refusal(name)
     if refused is not None:

@@ -97,7 +97,7 @@ def from_json(text: str, expected: type[SpecT] = Spec) -> SpecT:
 
 
 def flatten(spec: Spec) -> dict[str, object]:
-    """Every leaf of the tree by its path; the node types stand under `<path>.type`."""
+    """Every leaf of the tree by its path; the types of nodes are under `<path>.type`."""
     return dict(_leaves(spec, ""))
 
 
@@ -183,7 +183,7 @@ def _heading(tree: Mapping[str, Any], expected: type[Spec]) -> str:
 def _decode(value: Any, annotation: Any, problems: list[Problem]) -> Any:
     """JSON values as the annotation holds them: lists become tuples, tagged objects become specs.
 
-    Values of the wrong kind pass through unchanged: the class that holds them says what is wrong.
+    Values of the wrong kind pass through unchanged: the class of the field reports what is wrong.
     """
     if isinstance(value, Mapping):
         nodes, expected = cast("Mapping[str, Any]", value), _spec_in(annotation)
@@ -230,7 +230,7 @@ def _decode_node(tree: Mapping[str, Any], expected: type[Spec], problems: list[P
 
 
 def _candidates(expected: type[Spec]) -> dict[str, list[type[Spec]]]:
-    """The built-in classes that may stand where `expected` is asked for, by tag."""
+    """The built-in classes that are valid where `expected` is required, by tag."""
     usable = members(expected).values() if expected is not Spec else registry.values()
     found: dict[str, list[type[Spec]]] = {}
     for cls in [*usable] or [expected]:
@@ -264,7 +264,7 @@ def _among(tag: str, expected: type[Spec]) -> type[Spec]:
         raise ValueError(f"{what} '{tag}'{suggest(tag, candidates)}")
     if len(candidates[tag]) > 1:
         names = " or ".join(sorted(cls.__qualname__ for cls in candidates[tag]))
-        raise ValueError(f"type '{tag}' alone may be {names}; say which family is expected")
+        raise ValueError(f"type '{tag}' alone may be {names}; pass the family as `expected`")
     return candidates[tag][0]
 
 

@@ -31,13 +31,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Builds the object of its keys and values, as `object_pairs_hook` of the json module.
 
     Raises:
-        ValueError: A key stands twice.
+        ValueError: A key is repeated.
     """
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"'{twice[:80]}' stands twice in one object")
+        raise ValueError(f"'{twice[:80]}' is repeated in one object")
     return found
 
 
@@ -56,7 +56,7 @@ def _finite_float(digits: str) -> float:
 
 
 def is_nested_beyond(value: object, levels: int) -> bool:
-    """Whether objects and lists stand within each other deeper than so many levels; needs no recursion."""
+    """Whether objects and lists are nested deeper than so many levels; needs no recursion."""
     found = _containers([value])
     for _ in range(levels):
         found = [child for item in found for child in _containers(_children(item))]

@@ -28,7 +28,7 @@ class Limit:
     words: str = ""
 
     def __call__(self, _instance: object, _attribute: object, value: object) -> None:
-        """Check one value; None is always within the limit, since the field's type says whether it may be None.
+        """Check one value; None is always within the limit, since the field's type decides whether it may be None.
 
         Raises:
             ValueError: with the sentence that the user reads.

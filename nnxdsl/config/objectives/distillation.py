@@ -63,8 +63,8 @@ class Distill(Objective):
     the model that is trained and `t` of the teacher, `T` the temperature and `h` the weight of hard labels; the mean is
     over all target tokens of the batch. `T^2` keeps gradients as large whatever the temperature (Hinton et al. 2015,
     arXiv:1503.02531, section 2); TRL's GKD leaves it out. With a `feature_weight`, so many times `1 - cos(x, y)` of the
-    final hidden states that predict the token, the model's `x` and the teacher's `y`, is added: not only what is said
-    is alike then, but what it is said from (features as in FitNets, Romero et al. 2015, arXiv:1412.6550, compared by
+    final hidden states that predict the token, the model's `x` and the teacher's `y`, is added, so that hidden features
+    are matched as well as outputs (features as in FitNets, Romero et al. 2015, arXiv:1412.6550, compared by
     their direction).
 
     With a `top_k`, both distributions are first made coarser: each of the teacher's `k` most likely tokens is a class,

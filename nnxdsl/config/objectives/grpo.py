@@ -38,9 +38,9 @@ class GRPO(Objective):
         rewards: What answers are worth: the weighted sum of these.
         num_generations: Answers to each prompt. `batch_size` counts answers, so this divides it.
         temperature: Of the draws. It is the policy that divides its logits by it which is trained, as in TRL.
-        top_k: Draw among so many of the likeliest tokens; None for all.
-        top_p: Draw among the fewest likeliest tokens whose probabilities sum to it or more (of those that `top_k`
-            leaves, if it is given); None for all.
+        top_k: Sample from the k most likely tokens only; None for all.
+        top_p: Sample from the smallest set of most likely tokens whose probabilities sum to it or more (of those that
+            `top_k` leaves, if it is given); None for all.
         num_iterations: Optimizer steps that learn from the same answers, one after another.
         epsilon: How far below 1 a probability ratio counts.
         epsilon_high: How far above 1 a probability ratio counts; None for as far as below.

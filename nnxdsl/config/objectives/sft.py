@@ -26,7 +26,7 @@ class SFT(Objective):
     Attributes:
         loss_on: Which tokens are targets: "assistant" for the assistant's turns of a conversation, or a completion of
             text; "last_assistant" for the last of these turns alone; "completion" for all that follows the prompt, in
-            rows of `prompt` and `completion`, whoever says it (answers of tools too); "all" for every token after the
+            rows of `prompt` and `completion`, of any role (results of tools too); "all" for every token after the
             first.
         z_loss: Strength of an auxiliary loss that keeps logits from drifting: the mean square of log Z, the natural
             log of what the softmax divides by, over target tokens (PaLM, arXiv:2204.02311, which has 1e-4); 0 for none.

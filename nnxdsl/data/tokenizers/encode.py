@@ -121,9 +121,7 @@ class Encoder:
         """
         for name, value in (("system", self.system), ("template_args", self.template_args)):
             if value:
-                raise RowError(
-                    "not a chat", f"the row is no chat, so {name} of its data has no effect; take it out"
-                )
+                raise RowError("not a chat", f"the row is no chat, so {name} of its data has no effect; take it out")
 
     def text(self, text: str) -> list[int]:
         """Ids of plain text, with one BOS if the tokenizer has one."""
