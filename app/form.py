@@ -155,7 +155,7 @@ def _input(look: Look, path: str, field: Any, required: bool) -> Html:
             options.append(tag("option", f"{value} (?)" if value else "choose ...", value=value, selected=True))
         options += [tag("option", choice, value=choice, selected=choice == value) for choice in choices]
         return tag("select", options, **common)
-    if path.endswith("notes") or typing.get_origin(kind) is tuple:
+    if path.endswith("notes") or any(typing.get_origin(each) is tuple for each in kinds):
         lines = min(8, max(2, value.count("\n") + 1))
         hint = "one a line" if items_of(field.type) is str else "none" if optional else None if kind is str else "()"
         return tag("textarea", f"\n{value}", rows=lines, placeholder=hint, spellcheck="false", **common)

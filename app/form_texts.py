@@ -66,6 +66,8 @@ def written(value: object, annotation: Any) -> str:
         if not value:
             return ""
         kind = items_of(annotation)
+        if len(value) == 1 and str in arms(annotation):  # without brackets it would be the text alone
+            return render(value)
         if kind is str and all("\n" not in item and item.strip() for item in value) and not value[0].startswith("("):
             return "\n".join(value)
         if typing.get_origin(kind) is typing.Literal:
@@ -204,7 +206,9 @@ def _parsed(text: str, annotation: Any, path: str, problems: list[Problem]) -> A
             return None
         problems.append(Problem(path, "needs a value"))
         return _MISSING
-    if kind is str and len(kinds) == 1:
+    if kind is str and (len(kinds) == 1 or items_of(annotation) is str):
+        if len(kinds) > 1 and (text.strip().startswith("(") or len(text.split("\n")) > 1):
+            return _parsed_tuple(text, kinds[1], optional, path, problems)
         return None if optional and not text else text
     if typing.get_origin(kind) is typing.Literal:
         choices = {str(choice): choice for choice in typing.get_args(kind)}

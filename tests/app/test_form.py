@@ -45,6 +45,8 @@ MADE = {
     "terms": experiment(
         6, objective=Objective.Sum(terms=(Objective.DPO(), Objective.IPO(tau=0.3)), weights=(1.0, 2.0))
     ),
+    "files": experiment(5, adapter=None, objective=Objective.SFT(), data=Data.Conversations(("a.jsonl", "b c.jsonl"))),
+    "a file in a tuple": experiment(6, adapter=None, objective=Objective.SFT(), data=Data.Conversations(("a.jsonl",))),
     "all weights": experiment(4, adapter=None, objective=Objective.SFT(), data=Data.Conversations("c.jsonl")),
 }
 
