@@ -34,8 +34,8 @@ only from modules given by --allow or NNXDSL_ALLOW.
 path=value sets a field: steps=10  objective.beta=0.2  "objective=Objective.DPO(beta=0.2)"
 Values are Python literals or objects; anything else is a string.
 
-exit codes: 0 finished, or stopped by RUN/control/stop; 1 training failed; 2 rejected, nothing written;
-  130, 143 stopped by SIGINT (Ctrl-C), SIGTERM after saving a checkpoint
+exit codes: 0 finished, or stopped by RUN/control/stop; 1 training failed;
+  2 rejected, nothing written; 130, 143 stopped by SIGINT, SIGTERM after saving a checkpoint
 """
 
 

@@ -255,9 +255,7 @@ def test_a_split_of_a_folder_of_files_has_no_effect(here: Path) -> None:
 @pytest.mark.parametrize("name", ["config", "revision"])
 def test_settings_of_the_hub_have_no_effect_on_files(here: Path, name: str) -> None:
     save(here / "a.jsonl", ROWS)
-    with pytest.raises(
-        DataError, match=rf"data.{name}: a.jsonl is no dataset of the Hub \(hf://...\), so"
-    ):
+    with pytest.raises(DataError, match=rf"data.{name}: a.jsonl is no dataset of the Hub \(hf://...\), so"):
         load(Data.Text("a.jsonl", **{name: "x"}), BytesTokenizer())
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -151,12 +149,15 @@ def test_bad_rows_are_refused_alike_and_leave_nothing(path: str, tmp_path: Path)
 
 
 WRITER = """
-import sys
+import os, resource, signal, sys
 from pathlib import Path
 from nnxdsl import BadRows, Data
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.loaders.token_cache import TokenCache
 data = Data.Conversations(sys.argv[1], max_length=256, bad_rows=BadRows.Skip(at_most=5000))
+if "LARGEST_FILE" in os.environ:  # writing fails beyond it, as on a full disk
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["LARGEST_FILE"]),) * 2)
 print("begin", flush=True)
 dataset = load(data, BytesTokenizer(), cache=TokenCache(Path(sys.argv[2]), workers=int(sys.argv[3]), min_bytes=0))
 print(dataset.ids_digest())
@@ -169,11 +170,7 @@ def start(path: str, home: Path, workers: int, **options: Any) -> subprocess.Pop
 
 
 def test_a_full_disk_leaves_nothing_and_says_so(path: str, tmp_path: Path) -> None:
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing fails, as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    process = start(path, tmp_path / "home", 1, preexec_fn=limit)
+    process = start(path, tmp_path / "home", 1, env={**os.environ, "LARGEST_FILE": "100000"})
     _, errors = process.communicate(timeout=60)
     assert f"DataError: {path}: its tokens cannot be stored: " in errors
     assert not [file for file in (tmp_path / "home").iterdir() if file.suffix != ".lock"]

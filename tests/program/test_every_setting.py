@@ -174,7 +174,12 @@ FINITE = "run/test_non_finite.py::test_refused_unless_asked"
 HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
 ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 FURTHER = "program/test_mtp_weight.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
+TRACKED = "tracking/test_clients.py::test_"
 ELSEWHERE = {
+    "Tracking.TensorBoard.directory": f"{TRACKED}tensorboard",
+    **{f"Tracking.WandB.{name}": f"{TRACKED}wandb" for name in ("project", "mode", "entity")},
+    **{f"Tracking.Trackio.{name}": f"{TRACKED}trackio" for name in ("project", "space")},
+    **{f"Tracking.MLflow.{name}": f"{TRACKED}mlflow" for name in ("uri", "experiment")},
     **{
         f"Data.{kind}.{name}": test
         for kind in ("Conversations", "Feedback", "Preferences", "Prompts", "Text")

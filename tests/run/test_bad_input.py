@@ -133,7 +133,8 @@ def test_data_of_the_second_stage_are_read_before_the_first_is_run(
 ) -> None:
     (place / "pairs_held_out.jsonl").unlink()
     assert refused(capsys, "run", "dpo.py").splitlines()[-1] == (
-        f"DataError: pairs_held_out.jsonl: no such file (looked in the current directory, {place})"
+        f"DataError: pairs_held_out.jsonl: no such file (looked in the current directory, {place}); did you mean "
+        "'chats_held_out.jsonl'?"
     )
 
 

@@ -118,9 +118,7 @@ def _backward(static: _Static, residuals: tuple[Any, ...], toward: tuple[jax.Arr
         to_values = jnp.einsum("bkms,bkmh->bksh", weights.astype(out.dtype), out, preferred_element_type=jnp.float32)
         to_weights = jnp.einsum("bkmh,bksh->bkms", out, values, preferred_element_type=jnp.float32)
         mean = jnp.sum(weights * to_weights, axis=-1, keepdims=True)
-        to_sums = _grouped(toward_sums, block.queries)[
-            ..., None
-        ]  # zeros, which XLA leaves out, where they are unused
+        to_sums = _grouped(toward_sums, block.queries)[..., None]  # zeros, which XLA leaves out, where they are unused
         to_scores = weights * (to_weights - mean + to_sums) * static.scale
         if slope is not None:
             to_scores = to_scores * slope
