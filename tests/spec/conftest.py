@@ -40,7 +40,7 @@ from nnxdsl import (
 )
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
 from nnxdsl.config.core.json_object import JsonObject
-from nnxdsl.config.core.validators import Limit, positive
+from nnxdsl.config.core.validators import Limit, function_name, positive
 from nnxdsl.config.data import FileData
 from nnxdsl.config.memory import OFFLOADED
 from nnxdsl.config.optimizer import SLOWEST
@@ -103,6 +103,8 @@ def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any
         found = NAME if limit is not None and limit.describe().startswith("1 to 64") else TEXT
     else:
         return st.deferred(lambda: st.from_type(annotation))
+    if limit is function_name:  # what is imported is refused in an object that came as data
+        found = found.filter(lambda value: ":" not in value)
     return found.filter(lambda value: limit is None or limit._holds(value))
 
 

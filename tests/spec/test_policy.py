@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nnxdsl import Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Reward, Schedule, SpecError
+from nnxdsl import Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Reward, Schedule, SpecError, reward
 
 REWARDS = (Reward("exact_answer"),)
 
@@ -75,6 +75,21 @@ def test_settings_that_could_not_act(fields: dict[str, Any], problem: str) -> No
     with pytest.raises(SpecError) as error:
         Objective.GRPO(**{"rewards": REWARDS, **fields})
     assert str(error.value) == f"1 problem in Objective.GRPO\n  {problem}"
+
+
+@pytest.mark.parametrize("name", [":", " ", "my_lab:", ":short", "my lab:short", "my_lab:short:er", "my_lab..a:short"])
+def test_names_that_no_function_could_have(name: str) -> None:
+    problem = f"name: expected a registered name without ':', or module:function, got {name!r}"
+    with pytest.raises(SpecError) as error:
+        Reward(name)
+    assert str(error.value).splitlines()[-1] == f"  {problem}"
+    with pytest.raises(SpecError, match="registered name"):
+        reward(name)
+
+
+@pytest.mark.parametrize("name", ["short", "ends well", "my_lab:short", "my_lab.rewards:Short.score"])
+def test_names_that_functions_have(name: str) -> None:
+    assert Reward(name).name == name
 
 
 def test_a_reference_is_there_where_it_is_read() -> None:

@@ -73,6 +73,12 @@ probability = Limit(at_least=0, below=1)
 filled = Limit(pattern=r".*\S.*", words="text that is not blank")
 """Text with something in it."""
 
+function_name = Limit(
+    pattern=r"[^:]*[^:\s][^:]*|([^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*(\.[^\W\d]\w*)*",
+    words="a registered name without ':', or module:function",
+)
+"""The name of a function that is registered, or that is imported from a module."""
+
 name = Limit(
     pattern=r"[a-z0-9][a-z0-9._-]{0,63}",
     words="1 to 64 of a-z, 0-9, '.', '_' and '-', the first a letter or a digit",

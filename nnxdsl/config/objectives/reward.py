@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 
 from nnxdsl.config.core.base import Spec
-from nnxdsl.config.core.validators import Limit, filled
+from nnxdsl.config.core.validators import Limit, function_name
 
 Function = Callable[..., float]
 """`function(completion, **columns)`: from the text of an answer, and what the row has beside its prompt."""
@@ -28,7 +28,7 @@ class Reward(Spec):
         weight: What it is multiplied by in the sum of all rewards. A penalty is a function that gives negative numbers.
     """
 
-    name: str = attrs.field(kw_only=False, validator=filled)
+    name: str = attrs.field(kw_only=False, validator=function_name)
     weight: float = attrs.field(default=1.0, validator=Limit(above=0))
 
     def import_names(self) -> Mapping[str, str]:
@@ -50,7 +50,11 @@ def reward(name: str) -> Callable[[FunctionT], FunctionT]:
 
     Args:
         name: The name, such as `Reward(name)` has; a later function takes the place of an earlier one.
+
+    Raises:
+        SpecError: `Reward(name)` cannot have the name.
     """
+    Reward(name)
 
     def register(function: FunctionT) -> FunctionT:
         functions[name] = function
