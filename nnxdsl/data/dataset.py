@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,14 @@ from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch, PairBatch, SequenceBatch
 from nnxdsl.data.loaders.report import Report, joined_report
 from nnxdsl.data.packing import Layout, Size
-from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged
+from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged, SomeRows
 from nnxdsl.data.sources.digests import digest_together
 from nnxdsl.errors import DataError
 
 Int32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
+Reads = Callable[[Rows], Iterable[int]]
+"""Chooses those that a process needs among the rows at each position of a batch, -1 for none."""
 
 ROUND_TO = 8
 """Batch lengths are multiples of this, which suits accelerators and keeps the number of compiled shapes small."""
@@ -77,7 +80,10 @@ class Dataset(abc.ABC):
         is_chat: Whether most rows are chats, so that prompts for samples get the chat template, too.
         shapes: Lengths of every batch, by axis: the longest row, rounded up to a multiple of 8.
         mixture: The sources whose rows are joined, in their order; empty for a single source.
+        masks: Parts that are 0 or 1 for each token.
     """
+
+    masks: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, rows: TokenizedRows) -> None:
         self._parts = rows.parts
@@ -101,6 +107,16 @@ class Dataset(abc.ABC):
     def row(self, index: int) -> dict[str, npt.NDArray[np.int32]]:
         """One row's ids by part, unpadded."""
         return {name: part[index] for name, part in self._parts.items()}
+
+    def only(self, rows: Iterable[int]) -> Dataset:
+        """The same rows, of which those in `rows` alone are read; batches of others have the right lengths and masks.
+
+        A process makes a batch of all processes with it, of which it needs the rows on its own devices.
+        """
+        same, wanted = copy.copy(self), frozenset(rows)
+        ones = {name: part.sums() if name in self.masks else None for name, part in self._parts.items()}
+        same._parts = {name: SomeRows(part, wanted, ones[name]) for name, part in self._parts.items()}
+        return same
 
     def joined(self, datasets: Sequence[Dataset]) -> Dataset:
         """The rows of datasets of this class, one dataset after another; this one is the first of them."""
@@ -126,6 +142,12 @@ class Dataset(abc.ABC):
         Raises:
             ValueError: There is no index, or there are more than `size`.
         """
+
+    def read_batch(self, rows: Rows, size: int, reads: Reads | None) -> PairBatch | SequenceBatch:
+        """`batch`, of which only the rows that `reads` chooses are read; None for all."""
+        if reads is None:
+            return self.batch(rows, size)
+        return self.only(reads(np.array(fill_rows(rows, size)[0]))).batch(rows, size)
 
     def axis_lengths(self) -> dict[str, Int32]:
         """Length of each row by axis of `shapes`, `[rows]` each.

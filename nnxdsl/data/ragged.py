@@ -53,10 +53,10 @@ class Ragged:
 
     def sums(self) -> Int32:
         """[rows] the sum of each row's values."""
-        if self._sums is not None:
-            return self._sums
-        upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._values, dtype=np.int64)])
-        return (upto[self._starts + self.lengths] - upto[self._starts]).astype(np.int32)
+        if self._sums is None:
+            upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._values, dtype=np.int64)])
+            self._sums = (upto[self._starts + self.lengths] - upto[self._starts]).astype(np.int32)
+        return self._sums
 
     def update(self, digest: Any) -> None:
         """Feeds all lengths and values to a `hashlib` digest."""
@@ -81,6 +81,40 @@ class Ragged:
         for line, row in zip(out, rows, strict=True):
             line[width - self.lengths[row] :] = self[row]
         return out
+
+
+class SomeRows(Ragged):
+    """Some rows of other `Ragged` rows, of which only the lengths are known otherwise; their values are not read.
+
+    Args:
+        whole: All rows.
+        rows: Those that can be read; others are zeros.
+        ones: [rows] number of ones of each row of a mask: as many of the last values of other rows are ones. None if it
+            is no mask.
+    """
+
+    def __init__(self, whole: Ragged, rows: Iterable[int], ones: Int32 | None = None) -> None:
+        self._whole, self._rows, self._ones = whole, frozenset(rows), ones
+        self.lengths = whole.lengths
+
+    def __getitem__(self, row: int) -> Int32:
+        if row in self._rows:
+            return self._whole[row]
+        length, ones = self.lengths[row], 0 if self._ones is None else self._ones[row]
+        return (np.arange(length) >= length - ones).astype(np.int32)
+
+    @property
+    def total(self) -> int:
+        """Number of values."""
+        return self._whole.total
+
+    def sums(self) -> Int32:
+        """[rows] the sum of each row's values."""
+        return self._whole.sums()
+
+    def blocks(self) -> Iterator[npt.NDArray[Any]]:
+        """All values, in blocks."""
+        return self._whole.blocks()
 
 
 class RaggedBuilder:

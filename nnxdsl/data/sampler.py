@@ -15,7 +15,7 @@ from nnxdsl.config.batching import Batching
 from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.collate import Collator, make_collator
-from nnxdsl.data.dataset import Dataset
+from nnxdsl.data.dataset import Dataset, Reads
 from nnxdsl.data.mixture import MixedRows
 from nnxdsl.errors import DataError
 
@@ -132,9 +132,17 @@ class BatchSampler:
             shuffled=not isinstance(self.order, Order.AsInFile),
         )
 
-    def at(self, step: int) -> Batch:
-        """The batch of step `step` (from 0)."""
-        return self._collator.batch(self.indices(step))
+    def at(self, step: int, reads: Reads | None = None) -> Batch:
+        """The batch of step `step` (from 0).
+
+        Args:
+            step: The step.
+            reads: Which of its rows are read, from `places`; None for all. See `Dataset.only`.
+        """
+        rows = self.indices(step)
+        if reads is None:
+            return self._collator.batch(rows)
+        return self._collator.over(self.dataset.only(reads(self._collator.places(rows)))).batch(rows)
 
     def places(self, step: int) -> Rows:
         """The row of the dataset of each pair or sequence of that batch, or -1, in the shape of the batch's `weight`.

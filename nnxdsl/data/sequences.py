@@ -18,6 +18,8 @@ from nnxdsl.data.packing import Layout, Size
 class Sequences(Dataset):
     """Conversations or texts; `shapes` has "length"."""
 
+    masks = frozenset({"target"})
+
     teacher: tuple[Int32, npt.NDArray[np.float32]] | None = None
     """Cached teacher top-k of all targets, row after row: token ids [targets, k]; log-probabilities of these and of all
     other tokens [targets, k + 1], NaN where missing."""

@@ -18,6 +18,7 @@ from nnxdsl.config.diloco import over
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.data.dataset import Reads, Rows
 from nnxdsl.losses.base import WeightedMean
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.params import AbstractModel
@@ -34,6 +35,7 @@ from nnxdsl.program.loss_fn import LossFn
 from nnxdsl.program.policy_loss import PolicyLoss
 from nnxdsl.program.reference import OwnWeights
 from nnxdsl.program.step import Batch, DonatedState, Step, TrainStep, guarded, offloaded
+from nnxdsl.runtime.distributed import is_single_process
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.sharding.mesh import device_mesh, on_devices, own_device, usable_memory
 
@@ -211,6 +213,16 @@ class Program:
         if getattr(batch.weight, "sharding", None) == sharding:
             return batch
         return on_devices(batch, sharding)
+
+    @property
+    def reads(self) -> Reads | None:
+        """Chooses the rows of a batch that lie on devices of this process; None where all do."""
+        return None if is_single_process() else self._local_rows
+
+    def _local_rows(self, places: Rows) -> list[int]:
+        indices = self.batch_sharding(len(places)).addressable_devices_indices_map(places.shape)
+        found = [places[index].ravel() for index in indices.values()]
+        return [row for row in np.unique(np.concatenate(found)).tolist() if row >= 0]
 
     @property
     def replicated(self) -> NamedSharding:

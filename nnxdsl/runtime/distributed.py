@@ -194,6 +194,19 @@ def on_process_0(act: Callable[[], T]) -> T:
     return value
 
 
+def process_0_first(act: Callable[[], T]) -> T:
+    """Calls a function in process 0, then in all others, which find what it has stored; returns its result.
+
+    All processes must call it in the same order.
+
+    Raises:
+        NnxdslError: As `on_process_0`.
+    """
+    found: list[T] = []
+    on_process_0(lambda: found.append(act()))
+    return found[0] if found else act()
+
+
 def barrier() -> None:
     """Waits until all processes have called it."""
     if not is_single_process():

@@ -94,7 +94,7 @@ def on_devices(values: Any, sharding: jax.sharding.Sharding) -> Any:
     """Host arrays on devices, transferred asynchronously.
 
     Args:
-        values: A tree of numpy arrays, equal in all processes; each process transfers the shards of its own devices.
+        values: A tree of numpy arrays of one shape in all processes; each transfers the shards of its own devices.
         sharding: Of every array.
     """
     if sharding.is_fully_addressable:

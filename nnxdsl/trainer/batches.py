@@ -69,7 +69,7 @@ class DatasetBatches:
         self._prefetch = Prefetch(self._make, program.experiment.steps, depth)
 
     def _make(self, step: int) -> StepBatch:
-        batch = self.sampler.at(step)
+        batch = self.sampler.at(step, self.program.reads)
         return StepBatch(
             self.program.shard_batch(batch), work(self.program.blueprint, batch), self.sampler.shares(step)
         )

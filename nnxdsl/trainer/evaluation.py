@@ -161,7 +161,7 @@ class Evaluator:
         size, rows = self.program.blueprint.forward_batch_size, self._order()
         for start in range(0, len(rows), size):
             assert self.dataset is not None
-            yield self.dataset.batch(rows[start : start + size], size)
+            yield self.dataset.read_batch(rows[start : start + size], size, self.program.reads)
 
     def _order(self) -> Rows:
         """[rows] the held-out rows as their data orders them: each once, and the same at every evaluation."""

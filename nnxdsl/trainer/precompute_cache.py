@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.batch import Batch
-from nnxdsl.data.dataset import Dataset
-from nnxdsl.data.sampler import Rows
+from nnxdsl.data.dataset import Dataset, Reads, Rows
 from nnxdsl.runtime import distributed
 from nnxdsl.storage.file_mutex import turn
 from nnxdsl.storage.jsonl import replace, write_json
@@ -54,6 +53,7 @@ class PrecomputeSpec:
         compute: From a batch to device arrays, which are not waited for.
         entries: From a batch, the number of its rows that are no padding, and the result of `compute` on the host, to
             the entries of these rows, one after another.
+        reads: Chooses the rows of a batch that this process needs to read; None for all.
     """
 
     directory: str
@@ -65,6 +65,7 @@ class PrecomputeSpec:
     batch_size: int
     compute: Callable[[Any], Any]
     entries: Callable[[Any, int, Any], Mapping[str, npt.NDArray[Any]]]
+    reads: Reads | None = None
 
     def cache_key(self) -> str:
         """Name of the values: a digest of everything that they depend on."""
@@ -150,7 +151,7 @@ class PrecomputeCache:
                     shard.save()
                     return False
                 chosen = rows[start : start + spec.batch_size]
-                batch = dataset.batch(chosen, spec.batch_size)
+                batch = dataset.read_batch(chosen, spec.batch_size, spec.reads)
                 following = chosen, batch, spec.compute(batch)
                 _store(spec, arrays, shard, pending)  # read while the next batch is computed
                 pending = following

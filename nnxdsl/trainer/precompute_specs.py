@@ -66,6 +66,7 @@ def reference_logps(
         batch_size=blueprint.forward_batch_size,
         compute=compute,
         entries=entries,
+        reads=program.reads,
     )
 
 

@@ -25,6 +25,7 @@ from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.program.fits import require_fit
 from nnxdsl.program.init import Source
 from nnxdsl.program.teacher import teacher_of
+from nnxdsl.runtime.distributed import is_single_process, process_0_first
 from nnxdsl.sharding.mesh import own_device, usable_memory
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.batches import Batches, DatasetBatches, RolloutBatches
@@ -84,10 +85,13 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     _require_same_tokenizer(experiment, tokenizer, home)
     config = program.blueprint.config
     loss_on = experiment.objective.loss_on
+    cache = TokenCache(home / TOKENS, display)
+    if not is_single_process():  # the first process tokenizes, and the others map what it has stored
+        cache = attrs.evolve(cache, min_bytes=0)
 
     def read(data: Data, path: str) -> Dataset:
         limits: dict[str, Any] = {"max_position": config.max_length, "vocabulary": config.vocab_size}
-        dataset = load(data, tokenizer, loss_on=loss_on, cache=TokenCache(home / TOKENS, display), **limits)
+        dataset = process_0_first(lambda: load(data, tokenizer, loss_on=loss_on, cache=cache, **limits))
         _require_cacheable(experiment, dataset, path)
         return dataset
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -146,6 +147,58 @@ def test_two_processes_say_what_one_says(lab: Any, finished: Any, tmp_path_facto
     code, out = ended(start(lab, "dpo.py", "run", *MESH, processes=2))[0]
     assert code == 0
     assert "has finished already" in out
+
+
+ROWS_READ = """
+import json
+
+import jax
+
+from dpo import experiment as dpo
+from nnxdsl import Memory, Weights, evolve
+from nnxdsl.data.ragged import Ragged
+
+experiment = evolve(
+    dpo,
+    {"model.weights": Weights.Random(), "memory": Memory(reference="online"), "evaluation": None, "steps": 10},
+)
+read, original = set(), Ragged.__getitem__
+
+
+def recorded(self, row):
+    read.add(int(row))
+    return original(self, row)
+
+
+Ragged.__getitem__ = recorded
+
+if __name__ == "__main__":
+    try:
+        experiment.main()
+    finally:
+        with open(f"read.{jax.process_index()}.{jax.process_count()}.json", "w") as file:
+            json.dump(sorted(read), file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_process_reads_its_rows_and_no_others(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = type(lab)(tmp_path_factory.mktemp("one") / "lab", lab.environment)
+    shutil.copytree(lab.place, other.place)
+    for place in (lab, other):
+        (place.place / "rows_read.py").write_text(ROWS_READ, encoding="utf-8")
+    two = ended(start(lab, "rows_read.py", "run", *MESH, processes=2))
+    assert [code for code, _ in two] == [0, 0], two
+    one = ended(start(other, "rows_read.py", "run", *MESH, processes=1))
+    assert [code for code, _ in one] == [0], one
+    first, second = (set(json.loads((lab.place / f"read.{n}.2.json").read_text())) for n in range(2))
+    assert len(first) == len(second) == 20, "10 steps of 4 rows are one epoch of 40"
+    assert first | second == set(json.loads((other.place / "read.0.1.json").read_text())) == set(range(40))
+    here, there = finished_run(lab, "dpo"), finished_run(other, "dpo")
+    assert len(here.metrics()) == 10
+    assert_close(here, there)
+    assert [row["num_tokens"] for row in here.metrics()] == [row["num_tokens"] for row in there.metrics()]
 
 
 @pytest.mark.slow

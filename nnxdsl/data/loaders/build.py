@@ -21,7 +21,6 @@ from nnxdsl.data.loaders.tally import BadRowPolicy, Tally
 from nnxdsl.data.loaders.token_cache import TokenCache, key_of
 from nnxdsl.data.ragged import JsonRows, Ragged
 from nnxdsl.data.row_ids import RowIds
-from nnxdsl.data.sources.digests import REMEMBERED, Digests
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.errors import DataError
 from nnxdsl.terminal.display import Display
@@ -86,7 +85,7 @@ def build_dataset(
         DataError: There are more bad rows than the policy allows, or no row is left; or `convert` raised it, with the
             row's position added.
     """
-    source = open_source(data, None if cache is None else Digests(cache.directory / REMEMBERED))
+    source = open_source(data, None if cache is None else cache.digests)
     reading = find_reading(data, source.chunks())
     conversion = Conversion(convert, parts, tokenizer, vocabulary, reads, reading)
 

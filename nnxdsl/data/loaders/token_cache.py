@@ -20,6 +20,7 @@ from nnxdsl.data.loaders.convert import Conversion
 from nnxdsl.data.loaders.sources import Source
 from nnxdsl.data.loaders.store import Arrays, ArrayStore, mapped
 from nnxdsl.data.loaders.tally import Tally
+from nnxdsl.data.sources.digests import LARGE, REMEMBERED, Digests
 from nnxdsl.errors import DataError, RunError
 from nnxdsl.storage.atomic_dir import appearing
 from nnxdsl.storage.file_mutex import turn
@@ -48,6 +49,11 @@ class TokenCache:
     display: Display = attrs.field(factory=lambda: Display(quiet=True))
     workers: int | None = None
     min_bytes: int = 4 * 2**20
+
+    @property
+    def digests(self) -> Digests:
+        """Digests of the files of sources, remembered for those that would take long to read."""
+        return Digests(self.directory / REMEMBERED, min(LARGE, self.min_bytes))
 
     def load_or_build(
         self, key: str, source: Source, build: Callable[[ArrayStore], tuple[Tally, str]]
