@@ -54,7 +54,8 @@ class LowRank(Adapter):
     Attributes:
         rank: Inner dimension of A and B.
         alpha: Scale; the update is multiplied by alpha / rank.
-        targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up").
+        targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up"); the
+            default is all of them but the output head, as "all-linear" in PEFT.
         scaling: What alpha is divided by: "rank", or "sqrt_rank" so that updates keep their size at high ranks (rsLoRA,
             Kalajdzievski 2023, arXiv:2312.03732).
         dropout: Probability with which an input of `x A B` is left out in a training step; the rest is scaled up.

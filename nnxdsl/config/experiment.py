@@ -4,18 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import attrs
 
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Batching, Padded
-from nnxdsl.config.core.base import Spec, declared, gather
+from nnxdsl.config.core.base import BROKEN, Spec, declared, gather
 from nnxdsl.config.core.run_id import run_id
 from nnxdsl.config.core.validators import Limit, name, positive
 from nnxdsl.config.data import Data
+from nnxdsl.config.defaults import default_optimizer
 from nnxdsl.config.diloco import Outer
 from nnxdsl.config.evaluation import Evaluation
 from nnxdsl.config.memory import Memory
@@ -44,7 +45,10 @@ class Experiment(Spec):
         model: The network and the weights it starts from.
         data: The training rows.
         objective: The loss.
-        optimizer: How gradients become updates.
+        optimizer: How gradients become updates; where it is not given, AdamW with the usual peak learning rate of the
+            objective, ten times as large with an adapter (`nnxdsl.config.defaults`), which it follows when one of these
+            is changed with `evolve`, a sweep or `path=value`. One that is given equal to it is the same experiment, and
+            follows too.
         steps: Optimizer steps.
         batch_size: Rows (pairs or sequences) per optimizer step, over all devices and micro-batches.
         adapter: The adapter that is trained; None trains the model's own weights.
@@ -77,7 +81,10 @@ class Experiment(Spec):
     model: Model
     data: Data
     objective: Objective
-    optimizer: Optimizer
+    if TYPE_CHECKING:
+        optimizer: Optimizer = cast("Optimizer", None)  # may be left out
+    else:
+        optimizer: Optimizer  # no default of the class: it follows from `objective` and `adapter`
     steps: int = attrs.field(validator=positive)
     batch_size: int = attrs.field(validator=positive)
     adapter: Adapter | None = None
@@ -96,6 +103,15 @@ class Experiment(Spec):
     checkpoint: Checkpoint = Checkpoint()
     tracking: tuple[Tracking, ...] = ()
     notes: str = ""
+
+    @classmethod
+    def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
+        """The optimizer by objective and adapter; a wrong objective is reported once, by `objective`."""
+        objective, adapter = values.get("objective"), values.get("adapter")
+        if not isinstance(objective, Objective):
+            return {"optimizer": BROKEN}
+        optimizer = default_optimizer(objective, cast("Adapter | None", adapter))
+        return {} if optimizer is None else {"optimizer": optimizer}
 
     @property
     def rows_at_once(self) -> int:

@@ -42,6 +42,7 @@ from nnxdsl.config.core.base import Field, declared, is_family, members, registr
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit, function_name, positive
 from nnxdsl.config.data import FileData
+from nnxdsl.config.defaults import default_optimizer
 from nnxdsl.config.memory import OFFLOADED
 from nnxdsl.config.optimizer import SLOWEST
 from nnxdsl.config.sharding import MESH_AXES
@@ -348,6 +349,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
         objective = attrs.evolve(objective, mtp_loss_weight=0.0)
     if isinstance(objective, Objective.Distill) and "mtp_layers" in declared(type(objective.teacher)):
         objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))
+    if default_optimizer(objective, adapter) is not None and draw(st.booleans()):
+        del fields["optimizer"]
     return Experiment(
         **fields,
         objective=objective,

@@ -1,0 +1,84 @@
+"""What an experiment leaves out: optimizers by objective and adapter."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from nnxdsl import (
+    Adapter,
+    Data,
+    Experiment,
+    Model,
+    Objective,
+    Optimizer,
+    Schedule,
+    SpecError,
+    diff,
+    evolve,
+    from_dict,
+    to_dict,
+)
+
+CHATS, PAIRS = Data.Conversations("chats.jsonl"), Data.Preferences("pairs.jsonl")
+LORA = Adapter.LoRA()
+
+
+def short(objective: Objective, adapter: Adapter | None = None, **fields: object) -> Experiment:
+    """An experiment that leaves out what it can."""
+    data = CHATS if objective.batch_kind == "sequences" else PAIRS
+    every = {"data": data, "steps": 10, "batch_size": 8, **fields}
+    return Experiment(name="short", model=Model.Gemma3("tiny"), objective=objective, adapter=adapter, **every)  # type: ignore[arg-type]
+
+
+def adamw(peak_lr: float) -> Optimizer:
+    """AdamW with the default schedule."""
+    return Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=peak_lr, warmup_ratio=0.1), max_grad_norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "adapter", "peak_lr"),
+    [
+        (Objective.SFT(), None, 2e-5),
+        (Objective.SFT(), LORA, 2e-4),
+        (Objective.DPO(), None, 1e-6),
+        (Objective.DPO(), Adapter.DoRA(), 1e-5),
+        (Objective.ORPO(), LORA, 1e-5),
+        (Objective.ChosenSFT(), None, 2e-5),
+        (Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 1.0)), None, 1e-6),
+    ],
+)
+def test_the_rate_goes_by_objective_and_adapter(objective: Objective, adapter: Adapter | None, peak_lr: float) -> None:
+    made = short(objective, adapter)
+    written = short(objective, adapter, optimizer=adamw(peak_lr))
+    assert (made, made.id) == (written, written.id)
+    tree = to_dict(made)
+    assert tree.pop("optimizer")["schedule"]["peak_lr"] == peak_lr
+    assert from_dict(tree, Experiment) == made
+
+
+def test_it_follows_objective_and_adapter_unless_it_is_another() -> None:
+    made = short(Objective.SFT())
+    assert evolve(made, {"adapter": LORA}) == short(Objective.SFT(), LORA)
+    assert evolve(made, {"objective": Objective.DPO(), "data": PAIRS}) == short(Objective.DPO())
+    assert evolve(made, {"steps": 3}).optimizer == made.optimizer
+    changed = evolve(made, {"adapter": LORA, "optimizer.schedule.peak_lr": 2e-5})
+    assert changed.optimizer == made.optimizer
+    assert evolve(made, diff(made, changed)) == changed
+    own = short(Objective.SFT(), optimizer=adamw(3e-5))
+    assert evolve(own, {"adapter": LORA}).optimizer == adamw(3e-5)
+    assert attrs.evolve(made, adapter=LORA).optimizer == made.optimizer  # plain attrs replaces one field
+
+
+def test_a_wrong_objective_is_reported_once() -> None:
+    with pytest.raises(
+        SpecError, match=r"^1 problem in Experiment 'short'\n  objective: expected Objective, got 'sft'"
+    ):
+        Experiment(
+            name="short",
+            model=Model.Gemma3("tiny"),
+            objective="sft",
+            data=CHATS,
+            steps=1,
+            batch_size=1,  # type: ignore[arg-type]
+        )
