@@ -69,7 +69,7 @@ def _built(node: ast.Call, names: Mapping[str, object], depth: int) -> Spec:
     cls = registry.get(called)
     if cls is None:
         raise _refused(node, f"there is no {called[:60]!r}{nearest(called, registry)}")
-    if is_family(cls):
+    if is_family(cls) and not (cls.default_member and node.args):
         raise _refused(node, f"{called} is a family; use one of its members: {members_hint(cls)}")
     given = [keyword.arg for keyword in node.keywords]
     if None in given or any(isinstance(argument, ast.Starred) for argument in node.args):

@@ -49,7 +49,7 @@ def _section(name: str, cls: type[Spec], level: str = "##") -> str:
 def _rows(cls: type[Spec]) -> Iterator[str]:
     texts = field_docs(cls)
     for name, field in declared(cls).items():
-        cells = (f"`{name}`", f"`{_type(field.type)}`", _default(field), texts.get(name, ""))
+        cells = (f"`{name}`", f"`{_type(field.type)}`", _default(cls, name, field), texts.get(name, ""))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -58,7 +58,9 @@ def _type(annotation: Any) -> str:
     return re.sub(r"\b(?:nnxdsl|typing|collections)(?:\.\w+)*\.(?=\w)", "", text)
 
 
-def _default(field: Any) -> str:
+def _default(cls: type[Spec], name: str, field: Any) -> str:
+    if name in cls.derived:
+        return f"by {cls.derived[name]}"
     if field.default is attrs.NOTHING:
         return "required"
     value = field.default

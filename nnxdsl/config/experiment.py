@@ -76,6 +76,7 @@ class Experiment(Spec):
     )
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen", "outer"})
+    derived: ClassVar[Mapping[str, str]] = {"optimizer": "objective and adapter"}
 
     name: str = attrs.field(validator=name)
     model: Model

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 class Model(Spec):
     """A language model: its architecture, its first weights and its tokenizer.
 
+    `Model("google/gemma-3-1b-it")`, with the name of a repository of the Hub or a directory in its format, is
+    `Model.HF` of that: architecture, weights and tokenizer at once.
+
     Attributes:
         weights: Where the first parameters come from.
         tokenizer: What turns text into ids.
@@ -67,6 +70,7 @@ class Model(Spec):
     Qwen3MoE: ClassVar[type[qwen3_moe.Qwen3MoE]]
     Qwen3Next: ClassVar[type[qwen3_next.Qwen3Next]]
 
+    default_member: ClassVar[str] = "HF"
     router_aux_loss_coef: ClassVar[float] = 0.0
     """Strength of the load-balancing loss of routers."""
     mtp_layers: ClassVar[int] = 0
@@ -74,6 +78,15 @@ class Model(Spec):
 
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, path: str, *, weights: Weights = ..., tokenizer: Tokenizer = ...) -> None: ...
+    else:
+
+        def __new__(cls, *path: str, **fields: object) -> Model:
+            """An object of the class, whose `__init__` fills it; `Model` itself with a path is `Model.HF`."""
+            return object.__new__(HF if cls is Model and (path or "path" in fields) else cls)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """Its weights are those of such a model, and its routers are not in a pipeline."""
@@ -125,11 +138,13 @@ class HF(Model):
     """The model of a directory's `config.json`, of any supported family.
 
     Attributes:
-        path: A directory in the format of the Hugging Face Hub, whose `config.json` has the architecture.
+        path: A directory in the format of the Hugging Face Hub, whose `config.json` has the architecture, or the name
+            of a repository there.
         weights: Where the first parameters come from; where it is not given, `Weights.HF` of the same directory.
     """
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+    derived: ClassVar[Mapping[str, str]] = {"weights": "path"}
 
     path: str = attrs.field(kw_only=False, validator=filled)
     if not TYPE_CHECKING:  # which sees the default of other models, so that it may be left out

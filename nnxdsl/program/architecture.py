@@ -9,8 +9,9 @@ import attrs
 
 from nnxdsl.config import weights
 from nnxdsl.config.model import HF, Model
-from nnxdsl.errors import NotRegisteredError, PlanError, Problem
+from nnxdsl.errors import NotRegisteredError, PlanError, Problem, WeightsError
 from nnxdsl.formats import hf
+from nnxdsl.formats.hf_download import locate
 from nnxdsl.formats.hf_names import has_mtp
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import family_of
@@ -34,9 +35,10 @@ def architecture(model: Model) -> DecoderConfig:
 
 @architecture.register
 def _(model: HF) -> DecoderConfig:
-    directory = Path(model.path).expanduser()
-    if not directory.is_dir():
-        raise PlanError([Problem("model.path", f"{model.path}: no such directory")], f"{type(model).__qualname__}")
+    try:
+        directory = locate(model.path, configs_only=True)
+    except WeightsError as error:
+        raise PlanError([Problem("model.path", str(error))], f"{type(model).__qualname__}") from error
     if model.mtp_layers and not has_mtp(hf.read_fields(directory)):
         message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")

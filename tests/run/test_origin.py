@@ -182,6 +182,22 @@ def test_a_hub_directory_with_its_tokenizer(lab: Any, hub_directory: Path) -> No
     assert json.loads(out)["evaluations"]["0"]["eval/loss"] > 0
 
 
+def test_a_name_of_the_hub_is_architecture_weights_and_tokenizer(lab: Any, hub_directory: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    revision = "0123456789" * 4
+    cached = lab.place / "cache" / "hub" / "models--somebody--tiny"
+    shutil.copytree(hub_directory, cached / "snapshots" / revision)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(revision)
+    lab.environment.update(HF_HOME=str(lab.place / "cache"), HF_HUB_OFFLINE="1")
+    code, out, err = lab.python("sft.py", "run", "steps=2", "model=Model('somebody/tiny')", "--json")
+    assert code == 0, err
+    named = json.loads(out)["evaluations"]["0"]
+    code, out, err = lab.python("sft.py", "run", "steps=2", "model.weights=Weights.HF('hub')", "--json")
+    assert code == 0, err
+    assert named == json.loads(out)["evaluations"]["0"]
+
+
 def test_a_hub_directory_of_another_network_is_refused(
     hub_directory: Path, monkeypatch: pytest.MonkeyPatch, finished: Any
 ) -> None:

@@ -1,10 +1,11 @@
-"""What an experiment leaves out: optimizers by objective and adapter."""
+"""What an experiment leaves out: optimizers by objective and adapter; models by name."""
 
 from __future__ import annotations
 
 import attrs
 import pytest
 
+from app.read_python import read_python
 from nnxdsl import (
     Adapter,
     Data,
@@ -14,11 +15,13 @@ from nnxdsl import (
     Optimizer,
     Schedule,
     SpecError,
+    Weights,
     diff,
     evolve,
     from_dict,
     to_dict,
 )
+from nnxdsl.config.core.codegen import parse_value
 
 CHATS, PAIRS = Data.Conversations("chats.jsonl"), Data.Preferences("pairs.jsonl")
 LORA = Adapter.LoRA()
@@ -71,14 +74,24 @@ def test_it_follows_objective_and_adapter_unless_it_is_another() -> None:
 
 
 def test_a_wrong_objective_is_reported_once() -> None:
+    tree = {**to_dict(short(Objective.SFT())), "objective": "sft"}
+    del tree["optimizer"]
     with pytest.raises(
         SpecError, match=r"^1 problem in Experiment 'short'\n  objective: expected Objective, got 'sft'"
     ):
-        Experiment(
-            name="short",
-            model=Model.Gemma3("tiny"),
-            objective="sft",
-            data=CHATS,
-            steps=1,
-            batch_size=1,  # type: ignore[arg-type]
-        )
+        from_dict(tree, Experiment)
+
+
+def test_a_model_by_name() -> None:
+    made = Model("google/gemma-3-1b-it")
+    assert made == Model.HF("google/gemma-3-1b-it", weights=Weights.HF("google/gemma-3-1b-it"))
+    assert Model(path="a", weights=Weights.Random()) == Model.HF("a", weights=Weights.Random())
+    assert parse_value("Model('a')") == Model.HF("a")
+    text = (
+        "experiment = Experiment(name='a', model=Model('a'), objective=Objective.SFT(), data=Data.Conversations('c'))"
+    )
+    assert read_python(text.replace("))", "), steps=1, batch_size=1)")).model == Model.HF("a")
+    with pytest.raises(SpecError, match=r"1 problem in Model\n  Model is a family; use one of its members: Model\."):
+        Model()  # type: ignore[call-arg]
+    with pytest.raises(SpecError, match="Objective is a family; use one of its members"):
+        parse_value("Objective('a')")

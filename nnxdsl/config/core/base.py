@@ -104,6 +104,10 @@ class Spec:
     fields_added_later: ClassVar[frozenset[str]] = frozenset()
     outside_identity: ClassVar[frozenset[str]] = frozenset()
     is_base: ClassVar[bool] = False
+    derived: ClassVar[Mapping[str, str]] = {}
+    """Fields that `derived_defaults` fills, and what their values follow from, for people."""
+    default_member: ClassVar[str] = ""
+    """The member that a call of the family with arguments builds; empty where one is to be named."""
     family: ClassVar[type[Spec]]
     tag: ClassVar[str]
 

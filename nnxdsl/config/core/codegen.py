@@ -101,7 +101,7 @@ def _construct(node: ast.Call) -> Spec:
         family = registry.get(called.partition(".")[0])
         names = registry if family is None else [cls.__qualname__ for cls in members(family).values()]
         raise _refused(f"there is no '{called}'{nearest(called, names) or '; text with parentheses needs quotes'}")
-    if is_family(cls):
+    if is_family(cls) and not (cls.default_member and node.args):
         raise _refused(f"{called} is a family; use one of its members: {members_hint(cls)}")
     given = [keyword.arg for keyword in node.keywords]
     if None in given or any(isinstance(argument, ast.Starred) for argument in node.args):
