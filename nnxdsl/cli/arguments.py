@@ -93,18 +93,18 @@ def experiment_of(args: Namespace) -> Experiment:
     return override(file_experiment(args), args.overrides)
 
 
-def positive(text: str) -> int:
-    """Parse a positive integer.
+def positive(text: str, least: int = 1) -> int:
+    """Parse an integer of at least `least`.
 
     Raises:
-        ArgumentTypeError: the value is not a positive integer.
+        ArgumentTypeError: the value is no such integer.
     """
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"invalid int value: '{text}'") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a value > 0, got {value}")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected a value > {least - 1}, got {value}")
     return value
 
 

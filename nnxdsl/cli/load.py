@@ -8,7 +8,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
+from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.codegen import parse_value
 from nnxdsl.config.core.imports import allow_imports, allow_names_in, names_in
 from nnxdsl.config.core.serialization import evolve, from_json
@@ -16,9 +18,11 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, Problem, RunError, SpecError, nearest
 from nnxdsl.runs.run_list import list_runs
 
+SpecT = TypeVar("SpecT", bound=Spec)
 
-def override(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-    """Apply `path=value` overrides to an experiment.
+
+def override(spec: SpecT, overrides: Sequence[str]) -> SpecT:
+    """Apply `path=value` overrides to an experiment, or to a part of one.
 
     Raises:
         SpecError: lists the problems of all arguments.
@@ -38,11 +42,12 @@ def override(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
                 changes[path] = None
                 problems += [problem.under(path) for problem in error.problems]
     if problems:
-        raise SpecError(problems, f"Experiment '{experiment.name}'")
+        name = f"Experiment '{spec.name}'" if isinstance(spec, Experiment) else type(spec).__qualname__
+        raise SpecError(problems, name)
     if not changes:
-        return experiment
-    changed = evolve(experiment, changes)
-    before = {name for _, name in names_in(experiment)}
+        return spec
+    changed = evolve(spec, changes)
+    before = {name for _, name in names_in(spec)}
     allow_imports(*(name for _, name in names_in(changed) if name not in before))  # trusted: typed by the user
     return changed
 

@@ -27,7 +27,7 @@ from nnxdsl.config.core.base import (
     require_importable,
     third_party,
 )
-from nnxdsl.config.core.fields import arms, of_each, show
+from nnxdsl.config.core.fields import arms, as_pairs, of_each, show
 from nnxdsl.config.core.imports import import_name, require_allowed
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.run_id import SCHEMA
@@ -355,10 +355,10 @@ def _rebuild(old: object, changes: dict[str, Any], problems: list[Problem], held
     values = {name: value for name, value in inside.items() if name in changes or name not in _derived(old)}
     for name, change in changes.items():
         inner: list[Problem] = []
+        annotation = field_types(type(old)).get(name) if isinstance(old, Spec) else None
         if isinstance(change, _Leaf):
-            values[name] = change.value
+            values[name] = as_pairs(change.value, annotation)
         elif name in inside:
-            annotation = field_types(type(old)).get(name) if isinstance(old, Spec) else None
             values[name] = _rebuild(inside[name], change, inner, annotation)
         else:
             values[name] = BROKEN

@@ -94,20 +94,25 @@ def content_digest(data: Data, digests: Digests | None = None) -> str | None:
         return None
 
 
+def source_chunks(data: FileData) -> Iterator[Chunk]:
+    """The rows of a spec as they are, without a digest of their content.
+
+    Raises:
+        DataError: There is no such source, or it cannot be read.
+    """
+    if data.paths[0].startswith(HUB):
+        return _hub_rows(data).chunks()
+    return itertools.chain.from_iterable(file_chunks(*file) for file in _files(data))
+
+
 def source_rows(data: FileData) -> Iterator[Row]:
     """The rows of a spec, one at a time, in the loaders' columns; a row that cannot be read is a `RowError`.
 
     Raises:
         DataError: There is no such source, or it cannot be read.
     """
-
-    def chunks() -> Iterator[Chunk]:
-        if data.paths[0].startswith(HUB):
-            return _hub_rows(data).chunks()
-        return itertools.chain.from_iterable(file_chunks(*file) for file in _files(data))
-
-    reading = find_reading(data, chunks())
-    for chunk in chunks():
+    reading = find_reading(data, source_chunks(data))
+    for chunk in source_chunks(data):
         for number, value in chunk.rows():
             try:
                 row = value if isinstance(value, RowError) else dict(reading(value))

@@ -1,0 +1,193 @@
+"""Show what becomes of the rows of an experiment's data, or what a file of rows has.
+
+Of an experiment: layout, columns, bad and truncated rows, lengths, tokens with loss, padding, and some rows as tokens,
+for training and held-out data. Of a FILE (a path, a glob, a folder, hf://NAME): layout, columns, rows and characters;
+with --tokenizer also tokens. path=value sets a field of the experiment, or of the file's data: split=train.
+"""
+
+from __future__ import annotations
+
+import glob
+import sys
+from argparse import ArgumentParser, Namespace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nnxdsl.cli.arguments import UsageError, add_experiment, add_json, experiment_of, positive
+from nnxdsl.cli.exit_codes import REFUSED
+from nnxdsl.cli.load import override
+from nnxdsl.cli.weights_arguments import print_json
+from nnxdsl.config.data import HUB, Data, FileData
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import DataError
+from nnxdsl.terminal.display import Display
+
+if TYPE_CHECKING:
+    from nnxdsl.data.dataset import Dataset
+    from nnxdsl.data.loaders.token_cache import TokenCache
+    from nnxdsl.data.tokenizers.base import TokenizerBase
+
+EXAMPLES = 3
+OF_SOURCES = ("split", "config", "revision", "columns")
+"""Fields of all data that decide which rows a source has."""
+WIDE = 120
+"""Width in columns if standard output is not a terminal."""
+STEPS = 64
+"""Most batches of which the padding is counted."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declares the verb's arguments."""
+    add_experiment(parser)
+    help_text = f"rows to show as tokens, of each source (default: {EXAMPLES})"
+    parser.add_argument("--rows", type=partial(positive, least=0), default=EXAMPLES, metavar="N", help=help_text)
+    if parser.get_default("experiment") is None:
+        help_text = "tokenizer of a FILE: tokenizer.json, *.model or a directory with one"
+        parser.add_argument("--tokenizer", metavar="DIR", help=help_text)
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """Prints what becomes of the rows."""
+    is_file = args.experiment is None and _is_source(args.target, args.home)
+    if args.experiment is None and args.tokenizer is not None and not is_file:
+        raise UsageError("--tokenizer has no effect on an experiment, which has its own; set model.tokenizer=...")
+    found = _of_file(args) if is_file else _of_experiment(args)
+    if args.json:
+        print_json(found)
+    else:
+        _show(found)
+    return REFUSED if any(isinstance(part, dict) and part.get("refused") for part in found.values()) else 0
+
+
+def _is_source(target: str, home: Path) -> bool:
+    """Whether an argument names rows, and no experiment."""
+    path = Path(target)
+    if path.suffix == ".json" and path.is_file():
+        with path.open("rb") as file:
+            return b'"type": "Experiment"' not in file.read(1000)
+    if (path / "experiment.json").is_file() or (home / target / "experiment.json").is_file():
+        return False
+    return target.startswith(HUB) or (path.exists() and path.suffix != ".py") or glob.has_magic(target)
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from nnxdsl.terminal.data_view import show_data, show_source
+    from nnxdsl.terminal.tables import gap
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    for name, part in found.items():
+        if name == "id":
+            console.print(part, style="bold")
+        elif name == "source":
+            show_source(part, console)
+        else:
+            gap(console)
+            show_data(name, part, console)
+
+
+def _of_file(args: Namespace) -> dict[str, Any]:
+    """What a source has, and what becomes of its rows if there is a tokenizer."""
+    from nnxdsl.config.tokenizer import Tokenizer
+    from nnxdsl.data.loaders.layouts import find_reading
+    from nnxdsl.data.loaders.sources import source_chunks
+    from nnxdsl.data.summary import describe_source, summarize, without_limits
+    from nnxdsl.data.tokenizers.base import open_tokenizer
+
+    of_source = [word for word in args.overrides if word.partition("=")[0] in OF_SOURCES]
+    source, kind = describe_source(override(Data.Text(args.target), of_source))
+    found: dict[str, Any] = {"source": source}
+    source |= {"kind": kind and kind.__qualname__, "layout": "", "refused": ""}
+    if kind is None:
+        return found
+    cls: type[Any] = kind
+    whole: FileData = without_limits(cls(args.target))
+    data = override(whole, args.overrides)
+    try:
+        source["layout"] = find_reading(data, source_chunks(data)).describe()
+    except DataError as error:
+        source["refused"] = str(error)
+        return found
+    if args.tokenizer is not None:
+        tokenizer = open_tokenizer(Tokenizer.File(args.tokenizer), None)
+        dataset, refused = _load(data, tokenizer, {"loss_on": "assistant"}, None)
+        found["data"] = {**summarize(dataset, data, tokenizer, args.rows), "refused": refused}
+    return found
+
+
+def _of_experiment(args: Namespace) -> dict[str, Any]:
+    """What becomes of the rows of the training data, and of the held-out data."""
+    experiment = experiment_of(args)
+    from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
+    from nnxdsl.data.summary import summarize
+    from nnxdsl.data.tokenizers.base import open_tokenizer
+    from nnxdsl.program.architecture import architecture
+    from nnxdsl.runtime.backend import use_cpu
+    from nnxdsl.weights import sources
+
+    use_cpu()
+    owner, config = sources.tokenizer_owner(experiment), architecture(experiment.model)
+    tokenizer = open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, args.home))
+    limits = {
+        "loss_on": experiment.objective.loss_on,
+        "max_position": config.max_length,
+        "vocabulary": config.vocab_size,
+    }
+    found: dict[str, Any] = {"id": experiment.id}
+    held_out = experiment.evaluation and experiment.evaluation.data
+    with Display() as display:
+        for name, data in (("data", experiment.data), ("evaluation.data", held_out)):
+            if data is None:
+                continue
+            dataset, refused = _load(data, tokenizer, limits, TokenCache(args.home / TOKENS, display))
+            found[name] = summary = {**summarize(dataset, data, tokenizer, args.rows), "refused": refused}
+            if name == "data":
+                summary["padding"] = _padding(experiment, dataset)
+                for source in summary.get("sources", ()):
+                    source["epochs"] = experiment.steps * experiment.batch_size * source["share"] / source["rows"]
+    return found
+
+
+def _load(
+    data: Data, tokenizer: TokenizerBase, limits: dict[str, Any], cache: TokenCache | None
+) -> tuple[Dataset, str]:
+    """The rows as training loads them, and why it refuses them; refused ones without bad and too long rows."""
+    from nnxdsl.data.loaders.build import load
+    from nnxdsl.data.summary import counting_bad_rows
+
+    try:
+        return load(data, tokenizer, **limits, cache=cache), ""
+    except DataError as error:
+        try:
+            return load(counting_bad_rows(data), tokenizer, **{**limits, "max_position": None}), str(error)
+        except DataError:
+            raise error from None
+
+
+def _padding(experiment: Experiment, dataset: Dataset) -> dict[str, Any] | None:
+    """The share of padding in some steps, evenly spaced over the first epoch; None where answers are sampled."""
+    import numpy as np
+
+    from nnxdsl.config.batching import Packed
+    from nnxdsl.data.batch import non_padding_fraction
+    from nnxdsl.data.prompts import Prompts
+    from nnxdsl.data.sampler import BatchSampler
+    from nnxdsl.program.blueprint import build_blueprint
+
+    if isinstance(dataset, Prompts):
+        return None
+    sampler = BatchSampler(
+        dataset,
+        batch_size=experiment.batch_size,
+        seed=experiment.seed,
+        order=experiment.data.order,
+        batching=experiment.batching,
+        blocks=build_blueprint(experiment, "cpu").blocks if isinstance(experiment.batching, Packed) else 1,
+    )
+    last = min(experiment.steps, -(-len(dataset) // experiment.batch_size)) - 1
+    steps = np.unique(np.linspace(0, last, STEPS).astype(int)).tolist()
+    share = 1 - sum(non_padding_fraction(sampler.at(step)) for step in steps) / len(steps)
+    return {"share": share, "batch_size": experiment.batch_size, "batching": type(experiment.batching).__qualname__}
