@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Tokenizer
@@ -258,3 +258,23 @@ def test_sentencepiece_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.Mo
         "tokenizer.model: reading it needs sentencepiece: pip install 'nnxdsl[sentencepiece]'; a directory with a "
         "tokenizer.json does not"
     )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # which nothing changes
+@given(
+    st.lists(
+        st.sampled_from(["Hi", " there", "<end_of_turn>", "<bos>", "\n", "é", "日本", "👩🏽‍🚀", "ﬁ", " ", "x" * 9]),
+        max_size=9,
+    )
+)
+def test_characters_of_tokens_are_those_of_the_tokenizers_library(
+    bpe: HFTokenizer, bpe_dir: Path, words: list[str]
+) -> None:
+    text = "".join(words)
+    whole = tokenizers.Tokenizer.from_file(str(bpe_dir / "tokenizer.json")).encode(text, add_special_tokens=False)
+    found = bpe.offsets(text)
+    assert list(found) == whole.offsets
+    assert found[:2] == whole.offsets[:2]
+    assert len(found) == len(bpe.encode(text)) == len(whole.ids)
+    for ends in zip(*found, strict=True):
+        assert list(ends) == sorted(ends), "borders of turns are found by bisection"

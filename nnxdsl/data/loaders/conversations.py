@@ -79,7 +79,7 @@ def sequence(
     if not any(targets):
         limit = f" in its first {longest:,} tokens; raise data.max_length" if len(ids) > longest else ""
         raise RowError("no target", f"the row has no token to learn from{limit}")
-    parts = {"tokens": ids[:longest], "target": [int(target) for target in targets]}
+    parts = {"tokens": ids[:longest], "target": targets}
     cut = ("tokens",) if len(ids) > longest else ()
     return Example(parts, cut, odd, chat)
 

@@ -34,7 +34,7 @@ class Example(NamedTuple):
         columns: The row's fields if rewards read them, else None.
     """
 
-    parts: dict[str, list[int]]
+    parts: Mapping[str, Sequence[int]]
     cut: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()
     chat: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -46,10 +46,10 @@ class TokenizerBase(Protocol):
         """The ids of `text`, without BOS and EOS; a special token in the text becomes its id."""
         ...
 
-    def offsets(self, text: str) -> list[tuple[int, int]]:
+    def offsets(self, text: str) -> Sequence[tuple[int, int]]:
         """For each id of `encode(text)` the characters of `text` that it stands for: the first, and one past the last.
 
-        All ids of a character that takes several have its place.
+        All ids of a character that takes several have its place. Both ends ascend.
         """
         ...
 

@@ -85,6 +85,7 @@ class ChatTemplate:
         self.source = source
         self.arguments = dict(arguments or {})
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._last: tuple[dict[str, Any], str] | None = None
         try:
             self.has_generation = any(_is_generation(call) for call in _parsed(source).find_all(jinja2.nodes.CallBlock))
             self._template = _environment().from_string(source)
@@ -114,9 +115,9 @@ class ChatTemplate:
         Raises:
             RowError: The template raises an exception, or computes with the text of a block.
         """
-        text = self._render(messages, tools=tools)
         opening, closing = _MARKS
         pieces = re.split(f"({opening}|{closing})", self._render(messages, tools=tools, **{_MARKED: True}))
+        text = self._render(messages, tools=tools)
         if pieces[1::2] != [opening, closing] * (len(pieces) // 4) or "".join(pieces[::2]) != text:
             raise RowError("template", "the chat template changes the text of its {% generation %} blocks afterwards")
         spans: list[Span] = []
@@ -137,12 +138,14 @@ class ChatTemplate:
                 raise DataError(f"template_args: the chat template does not read {name!r}; it reads {names}")
 
     def _render(self, messages: Sequence[Message], **variables: Any) -> str:
-        try:
-            variables = {**self.arguments, "add_generation_prompt": False, **variables}
-            return self._template.render(messages=list(messages), **variables, **self._tokens)
-        except Exception as error:  # templates may raise anything
-            what = str(error) or type(error).__name__
-            raise RowError("template", f"the chat template cannot render this chat: {what}") from error
+        variables = {"messages": list(messages), **self.arguments, "add_generation_prompt": False, **variables}
+        if self._last is None or self._last[0] != variables:  # a chat is encoded, then checked
+            try:
+                self._last = variables, self._template.render(**variables, **self._tokens)
+            except Exception as error:  # templates may raise anything
+                what = str(error) or type(error).__name__
+                raise RowError("template", f"the chat template cannot render this chat: {what}") from error
+        return self._last[1]
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -207,17 +208,18 @@ class Encoder:
         text, spans = self.template.render_spans(messages, tools=tools)
         spans = spans[self._blocks_before(messages, first_target, tools, len(spans)) :]
         ids, offsets = self.rendered(text), self.tokenizer.offsets(text)
-        offsets = offsets[len(offsets) - len(ids) :]  # without a second BOS
+        skipped = len(offsets) - len(ids)  # a second BOS
         mask, merged = [False] * len(ids), False
-        place = 0
+        tokens, place = range(skipped, len(offsets)), 0
         for start, stop in spans:
             # Bytes of a character may have no width but for the last one, which comes after them.
-            while place < len(ids) and offsets[place][0] < start and offsets[place][1] <= start:
-                place += 1
-            merged |= place < len(ids) and offsets[place][0] < start
-            while place < len(ids) and offsets[place][0] < stop:
-                mask[place] = True
-                place += 1
+            place = bisect.bisect_left(
+                tokens, True, place, key=lambda token: offsets[token][0] >= start or offsets[token][1] > start
+            )
+            merged |= place < len(ids) and offsets[tokens[place]][0] < start
+            end = bisect.bisect_left(tokens, True, place, key=lambda token: offsets[token][0] >= stop)
+            mask[place:end] = [True] * (end - place)
+            place = end
         if not any(mask):
             raise RowError("no target", "the chat template's {% generation %} blocks mark no text of this chat")
         if messages[-1]["role"] == "assistant":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import importlib
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import attrs
 import tokenizers
@@ -75,6 +77,32 @@ class _FileTokenizer:
         self.fingerprint = hashlib.sha256(hashlib.sha256(source).digest() + json.dumps(ends).encode()).hexdigest()
 
 
+class _Offsets(Sequence[tuple[int, int]]):
+    """Characters of the ids of encoded segments, each with the place where it begins.
+
+    A list of all of them takes longer than encoding, and only those at the borders of turns are read.
+    """
+
+    def __init__(self, segments: list[tuple[int, tokenizers.Encoding]]) -> None:
+        self._segments = segments
+        self._ends = list(itertools.accumulate(len(encoding) for _, encoding in segments))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[int, int]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[int, int] | list[tuple[int, int]]:
+        if isinstance(index, slice):
+            return [self[token] for token in range(*index.indices(len(self)))]
+        number = bisect.bisect_right(self._ends, index)
+        place, encoding = self._segments[number]
+        start, stop = encoding.token_to_chars(index - self._ends[number] + len(encoding))
+        return place + start, place + stop
+
+
 class HFTokenizer(_FileTokenizer):
     """A `tokenizer.json`, through the `tokenizers` library.
 
@@ -115,10 +143,9 @@ class HFTokenizer(_FileTokenizer):
         """The ids of `text`, without BOS and EOS."""
         return [token for _, encoding in self._encodings(text) for token in encoding.ids]
 
-    def offsets(self, text: str) -> list[tuple[int, int]]:
-        """The characters of each id of `text`."""
-        encodings = self._encodings(text)
-        return [(place + start, place + stop) for place, each in encodings for start, stop in each.offsets]
+    def offsets(self, text: str) -> Sequence[tuple[int, int]]:
+        """The characters of each id of `text`, looked up as they are read."""
+        return _Offsets(list(self._encodings(text)))
 
     def _encodings(self, text: str) -> Iterator[tuple[int, tokenizers.Encoding]]:
         """The segments of `text`, encoded: where each begins, and its ids."""
