@@ -1,6 +1,6 @@
 """nnxdsl: a post-training run as one typed Python object, compiled into a Flax NNX program.
 
-Importing it loads no jax; `compile` and `load` do when they are first used.
+Importing it loads no jax; `compile` and `load` do when they are first used. `save_rows` loads numpy.
 """
 
 from __future__ import annotations
@@ -43,18 +43,20 @@ from nnxdsl.errors import DataError, NnxdslError, PlanError, Problem, RunError, 
 from nnxdsl.models import families as _families  # noqa: F401 - registers Model.Gemma3 and the others
 
 if TYPE_CHECKING:
+    from nnxdsl.data.sources.in_memory import save_rows as save_rows
     from nnxdsl.generate.pretrained import Pretrained as Pretrained
     from nnxdsl.generate.pretrained import load as load
     from nnxdsl.program.compile import Program as Program
     from nnxdsl.program.compile import compile as compile
     from nnxdsl.trainer.result import Result as Result
 
-_NEEDS_JAX = {
+_LAZY = {
     "Pretrained": "nnxdsl.generate.pretrained",
     "Program": "nnxdsl.program.compile",
     "Result": "nnxdsl.trainer.result",
     "compile": "nnxdsl.program.compile",
     "load": "nnxdsl.generate.pretrained",
+    "save_rows": "nnxdsl.data.sources.in_memory",
 }
 
 
@@ -70,8 +72,8 @@ register_runners(_command_line, _run)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEEDS_JAX:
-        return getattr(importlib.import_module(_NEEDS_JAX[name]), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'nnxdsl' has no attribute {name!r}")
 
 

@@ -362,7 +362,7 @@ class Mixture(Data):
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each source among the metrics: that of its file, numbered where several have the same."""
-        stems = [PurePath(part.name).stem if isinstance(part, FileData) else type(part).__name__ for part in self.parts]
+        stems = [_stem(part.paths[0]) if isinstance(part, FileData) else type(part).__name__ for part in self.parts]
         return tuple(stem if stems.count(stem) == 1 else f"{stem}-{index}" for index, stem in enumerate(stems))
 
     @property
@@ -428,3 +428,10 @@ class Mixture(Data):
             return
         for index, part in enumerate(self.parts):
             yield from part.check(experiment, f"{path}.sources.{index}.0")
+
+
+def _stem(path: str) -> str:
+    """The name of a file without its format, or of the folder of a glob."""
+    place = PurePath(path.removesuffix(".gz").removesuffix(".zst"))
+    names = (place.stem, *(parent.name for parent in place.parents))
+    return next((name for name in names if name and not set(name) & set("*?[")), "source")

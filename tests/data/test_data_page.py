@@ -11,9 +11,10 @@ import pytest
 from nnxdsl import Data
 from nnxdsl.data import BytesTokenizer, load
 from tests.data.test_messages import CALLING
+from tests.doc_pages import ROOT, run_python, texts
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
+PAGE_PATH = ROOT / "docs" / "guides" / "data.md"
+PAGE = PAGE_PATH.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```jsonl (\w+)( tools)?\n(.*?)```", PAGE, re.DOTALL)
 
 BLOCK = "generation block without the end of the turn"
@@ -26,6 +27,11 @@ def test_the_rows_of_the_page(write, kind: str, tools: str, rows: str) -> None:
     report = load(getattr(Data, kind)(path), BytesTokenizer(CALLING if tools else None)).report
     assert (report.accepted, report.unread) == (len(rows.splitlines()), {})
     assert set(report.odd) <= {"duplicate"}  # two forms of the same row
+
+
+def test_the_code_of_the_page() -> None:
+    assert len(texts(PAGE_PATH, "python")) >= 2
+    assert isinstance(run_python(PAGE_PATH)["data"], Data)
 
 
 def test_every_kind_of_bad_row_is_described() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nnxdsl import Data, DataError
-from nnxdsl.data import BytesTokenizer, load, save_rows
+from nnxdsl import Data, DataError, save_rows
+from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.loaders.sources import read_rows
 
 ROWS: list[dict[str, Any]] = [

@@ -105,6 +105,12 @@ def test_the_rows_of_all_sources_are_joined(write, tokens: BytesTokenizer) -> No
     assert BatchSampler(apart[0], batch_size=8, seed=0, order=Order.Shuffled()).shares(0) == {}
 
 
+def test_sources_are_named_after_their_files() -> None:
+    paths = ["web.jsonl.gz", "a/code/**/*.jsonl.zst", "hf://owner/chats", "b/web.parquet", "*.csv", ("v1.2.csv", "x")]
+    names = Data.Mixture({Data.Text(path): 1 for path in paths}).names
+    assert names == ("web-0", "code", "chats", "web-3", "source", "v1.2")
+
+
 @pytest.mark.parametrize(
     ("unit", "share"), [("rows", 0.5), ("epochs", 100 / 150), ("tokens", None)], ids=["rows", "epochs", "tokens"]
 )

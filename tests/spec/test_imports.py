@@ -112,7 +112,7 @@ def test_one_file_imports_what_data_names() -> None:
     assert found == {
         "nnxdsl/config/core/imports.py: module",
         "nnxdsl/config/core/fields.py: annotation",  # of a class that is being declared
-        "nnxdsl/__init__.py: _NEEDS_JAX[name]",
+        "nnxdsl/__init__.py: _LAZY[name]",
         "nnxdsl/cli/dispatch.py: f'{verbs.__name__}.{name}'",  # a module of the package
         "nnxdsl/cli/dispatch.py: f'{verbs.__name__}.{verb}'",
         "nnxdsl/cli/verbs/app.py: f'{name}.command'",  # nnxdsl._app
