@@ -1,6 +1,7 @@
 """Token ids of the row shapes that TRL and nnxdsl have in common, as TRL's trainers prepare them; stored as JSON.
 
-One command, from the repository's root (-P: the directory `peft` here is no package), with TRL installed (stored here: TRL 1.16, transformers 5.2):
+One command, from the repository's root, with TRL installed (stored here: TRL 1.16). `-P`, since the directory `peft`
+beside this file is not the package:
 
     python -P tests/reference/make_row_shapes.py
 
@@ -111,11 +112,12 @@ def write_tokenizer(name: str) -> transformers.PreTrainedTokenizerFast:
     directory = HERE / name
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    template = f"{bos}{{% for message in messages %}}{TURN.format(**words)}{{% endfor %}}{PROMPT.format(**words)}"
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<eos>",
         "pad_token": "<pad>",
-        "chat_template": f"{bos}{{% for message in messages %}}{TURN.format(**words)}{{% endfor %}}{PROMPT.format(**words)}",
+        "chat_template": template,
         **({"bos_token": "<bos>"} if bos else {}),
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
