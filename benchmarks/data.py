@@ -1,12 +1,12 @@
 """Preparation of training data: rows per second beside TRL's, later starts, and memory over the number of rows.
 
-`python benchmarks/data.py [--rows 200000] [--workers N] [--peers DIRECTORY] [--json FILE]` writes chats of real lengths
-(one to three turns, about 770 tokens) and a tokenizer of 32,000 tokens trained on them, with a chat template that has
-generation blocks. In processes of their own, nnxdsl loads the chats into an empty cache of tokens, loads them again
-from that cache, and with `--peers` TRL's SFTTrainer prepares them through `datasets.map` with as many processes, for
-the assistant's tokens alone. Memory is the largest resident set of the loading process, workers not among them. The
-token ids and masks of the first rows are compared. Exit code 1 beyond the aims: twice TRL's rows per second, and later
-starts below two seconds.
+`python benchmarks/data.py [--rows 200000] [--short] [--workers N] [--peers DIRECTORY] [--json FILE]` writes chats of
+real lengths (one to three turns, about 770 tokens; with `--short` one turn of a few words) and a tokenizer of 32,000
+tokens trained on them, with a chat template that has generation blocks. In processes of their own, nnxdsl loads the
+chats into an empty cache of tokens, loads them again from that cache, and with `--peers` TRL's SFTTrainer prepares them
+through `datasets.map` with as many processes, for the assistant's tokens alone. Memory is the most that the loading
+process has of its own, without mapped files and workers. The token ids and masks of the first rows are compared. Exit
+code 1 beyond the aims: twice TRL's rows per second, and later starts below two seconds.
 """
 
 # ruff: noqa: PLC0415 - each side imports its own library, in a process of its own
@@ -16,10 +16,10 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,32 @@ TEMPLATE = (
 )
 
 
-def write_inputs(place: Path, rows: int) -> None:
+class OwnMemory:
+    """The most memory that this process has of its own, looked up ten times a second: a context manager.
+
+    The peak that the kernel counts includes pages of mapped files, which it takes back at any time.
+    """
+
+    def __init__(self) -> None:
+        self.peak_mib, self._end = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.1):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            kib = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+            self.peak_mib = max(self.peak_mib, kib / 1024)
+
+    def __enter__(self) -> OwnMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def write_inputs(place: Path, rows: int, *, short: bool = False) -> None:
     """Writes `chats.jsonl` and the directory `tokenizer`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,8 +70,8 @@ def write_inputs(place: Path, rows: int) -> None:
     draw = random.Random(0)
     with (place / "chats.jsonl").open("w") as file:
         for _ in range(rows):
-            turns = draw.choice((1, 1, 1, 2, 3))
-            spans = (("user", 10, 80), ("assistant", 40, 300))
+            turns = 1 if short else draw.choice((1, 1, 1, 2, 3))
+            spans = (("user", 2, 4), ("assistant", 1, 3)) if short else (("user", 10, 80), ("assistant", 40, 300))
             messages = [
                 {"role": role, "content": " ".join(draw.choices(words, k=draw.randint(least, most)))}
                 for _ in range(turns)
@@ -137,6 +162,7 @@ def main() -> int:
     """Runs all sides, prints the figures, and returns 0 within the aims."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--short", action="store_true", help="chats of a few words, for millions of rows")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peers", type=Path, help="environment with TRL, made by make_peers.py")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -145,13 +171,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.side:
         side = side_nnxdsl if options.side == "nnxdsl" else side_trl
-        found = side(options.place, options.workers)
-        found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with OwnMemory() as memory:
+            found = side(options.place, options.workers)
+        found["peak_mib"] = memory.peak_mib
         sys.stdout.write("\n" + json.dumps(found) + "\n")
         return 0
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        write_inputs(place, options.rows)
+        write_inputs(place, options.rows, short=options.short)
         sides = dict.fromkeys(("nnxdsl, first start", "nnxdsl, later start"), ("nnxdsl", Path(sys.executable)))
         if options.peers:
             sides["TRL"] = ("trl", options.peers / "bin/python")
