@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import math
+import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-)
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID
+from rich.table import Column, Table
 from rich.text import Text
 
-WINDOW = 200  # steps over which step time is averaged, evaluations and saves included
+from nnxdsl.terminal.events import Listener, Phase
+from nnxdsl.terminal.plan_format import format_bytes
+
+LONG_SECONDS = 3.0
+"""A phase that lasts longer is worth a line."""
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 class Display:
-    """A progress bar with the time left on a terminal, a plain line every few seconds elsewhere, nothing when quiet.
+    """A bar or a spinner with times for each phase on a terminal, plain lines elsewhere, nothing when quiet.
 
     Everything goes to stderr, so that stdout is free for `--json`. Rich markup in texts is not interpreted, and control
     characters (a model may write any) are escaped. A context manager.
@@ -42,6 +38,7 @@ class Display:
         *,
         every_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        listeners: Iterable[Listener] = (),
     ) -> None:
         """Prints nothing yet.
 
@@ -50,17 +47,16 @@ class Display:
             console: Where to print; stderr if None.
             every_seconds: Seconds between lines where there is no terminal.
             clock: Time in seconds; replaced by tests.
+            listeners: Receive all phases, metrics and messages, quiet or not; `listeners` may change later.
         """
         self.quiet = quiet
         self.console = console or Console(stderr=True, highlight=False)
-        self._every_seconds = every_seconds
         self._clock = clock
-        self._bars: _Bars | None = None
-        self._task: TaskID | None = None
-        self._stage = ""
-        self._past: collections.deque[tuple[float, int]] = collections.deque(maxlen=WINDOW)
-        self._left: int | None = None
-        self._last_line = -math.inf
+        self._phases: list[Phase] = []
+        self.listeners: list[Listener] = [*listeners]
+        if not quiet:
+            lines = Lines(self._print, every_seconds=every_seconds, clock=clock)
+            self.listeners.insert(0, Bars(self.console, clock) if self.console.is_terminal else lines)
 
     def __enter__(self) -> Display:
         return self
@@ -70,59 +66,62 @@ class Display:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to the end of the stage at the rate of the last steps; None before the second step of this process.
-
-        The first step is not counted, since it includes compilation.
-        """
-        if self._left is None or len(self._past) < 2:
-            return None
-        (began, first), (ended, last) = self._past[0], self._past[-1]
-        return self._left * (ended - began) / (last - first) if last > first else None
+        """Seconds to the end of the stage at the rate of the last steps; see `Phase.eta_seconds`."""
+        return self._phases[0].eta_seconds if self._phases else None
 
     def stage(self, name: str, total: int | None = None, *, unit: str = "steps") -> None:
-        """Begins a stage: with a bar if the `total` of its steps is given, else with a spinner."""
-        self._stage = clean(name)
-        self._past.clear()
-        self._left = None
-        self._last_line = -math.inf
-        if self.quiet:
-            return
-        if not self.console.is_terminal:
-            self._print(Text(f"{self._stage} ..." if total is None else f"{self._stage}: {total:,} {unit}"))
-            return
-        if self._bars is None:
-            self._bars = _Bars(self.console)
-            self._bars.start()
-        self._leave_stage(self._bars)
-        self._bars.figures = ""
-        self._task = self._bars.add_task(self._stage, total=total)
+        """Begins a stage, which lasts until the next one: with a bar if the `total` of its units is given."""
+        self._end_all(0)
+        self.begin(name, total, unit=unit)
+
+    def begin(self, name: str, total: int | None = None, *, unit: str = "steps") -> Phase:
+        """Begins a phase within those that have begun; `end` it."""
+        phase = Phase(clean(name), total, unit, len(self._phases), self._clock())
+        self._phases.append(phase)
+        for listener in self.listeners:
+            listener.on_phase_begin(phase)
+        return phase
+
+    def end(self, phase: Phase) -> None:
+        """Ends a phase, and those within it; does nothing if it has ended."""
+        if phase in self._phases:
+            self._end_all(phase.depth)
+
+    def advance(self, phase: Phase, done: int) -> None:
+        """Shows that `done` of the units of a phase are done."""
+        phase.report(done, self._clock())
+        for listener in self.listeners:
+            listener.on_progress(phase)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None, *, unit: str = "steps") -> Iterator[Callable[[int], None]]:
+        """A phase around a block, which is given a function that adds to the units that are done."""
+        phase = self.begin(name, total, unit=unit)
+        phase.report(0, phase.began)
+        try:
+            yield lambda count=1: self.advance(phase, phase.done + count)
+        finally:
+            self.end(phase)
 
     def step(self, step: int, total: int, metrics: Mapping[str, float], rates: Mapping[str, float]) -> None:
-        """Shows that `step` of `total` steps are done, with metrics and rates per second (by unit)."""
-        now = self._clock()
-        self._past.append((now, step))
-        self._left = total - step
-        if self.quiet:
-            return
+        """Shows that `step` of `total` steps of the stage are done, with metrics and rates per second (by unit)."""
+        phase = self._phases[0] if self._phases else self.begin("progress", total)
         figures = [f"{clean(name).rsplit('/', 1)[-1]} {number(value)}" for name, value in metrics.items()]
         figures += [f"{thousands(value)} {clean(unit)}" for unit, value in rates.items()]
-        if self._bars is not None and self._task is not None:
-            self._bars.figures = "  ".join(figures)
-            self._bars.update(self._task, completed=step, total=total, eta=self.eta_seconds)
-        elif step == total or now - self._last_line >= self._every_seconds:
-            self._last_line = now
-            left = [f"{duration(self.eta_seconds)} left"] if self.eta_seconds is not None and step < total else []
-            self._print(Text("  ".join([f"step {step}/{total}", *figures, *left])))
+        phase.total, phase.figures = total, "  ".join(figures)
+        self.advance(phase, step)
 
-    def note(self, text: str) -> None:
-        """Shows a text below the bar until the next step; does nothing without a bar."""
-        if self._bars is not None:
-            self._bars.figures = clean(text)
+    def metrics(self, row: Mapping[str, object]) -> None:
+        """Passes a row of metrics.jsonl or evaluations.jsonl on to the listeners."""
+        for listener in self.listeners:
+            listener.on_metrics(row)
 
     def say(self, text: str) -> None:
         """Prints a text, above the bar if there is one."""
         if not self.quiet:
-            self._print(Text(clean(text)))
+            self._print(clean(text))
+        for listener in self.listeners:
+            listener.on_message(clean(text))
 
     def final_table(self, rows: Sequence[Mapping[str, object]], *, title: str | None = None) -> None:
         """Closes the bar and prints rows as a table; the columns are their keys in order of appearance."""
@@ -150,39 +149,155 @@ class Display:
         self.console.print(Group(question, answers))
 
     def close(self) -> None:
-        """Stops the bar, which stays on the screen; a later `stage` begins another."""
-        if self._bars is not None:
-            self._leave_stage(self._bars)
-            self._bars.stop()
-            self._bars = None
+        """Ends all phases and stops the bars, which stay on the screen; a later `stage` begins others."""
+        self._end_all(0)
+        for listener in self.listeners:
+            listener.on_close()
 
-    def _leave_stage(self, bars: _Bars) -> None:
-        """Stops the bar of the last stage, or removes its spinner."""
-        if self._task is None:
-            return
-        task = next(task for task in bars.tasks if task.id == self._task)
-        if task.total is None:
-            bars.remove_task(self._task)
-        else:
-            bars.stop_task(self._task)
-        self._task = None
+    def _end_all(self, depth: int) -> None:
+        """Ends the phases of this depth and deeper, the innermost first."""
+        while len(self._phases) > depth:
+            phase = self._phases.pop()
+            phase.seconds = self._clock() - phase.began
+            for listener in self.listeners:
+                listener.on_phase_end(phase)
 
-    def _print(self, text: Text) -> None:
+    def _print(self, text: str) -> None:
         # Outside a terminal each line is one record and is not folded.
-        self.console.print(text, soft_wrap=not self.console.is_terminal)
+        self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
 
 
-class _Bars(Progress):
-    """A line with the bar, and one below with the figures, which do not fit beside it in 80 columns."""
+class Lines(Listener):
+    """Plain lines: the begin of a stage, the begin of a longer phase within it, their end, and progress now and then.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        write: Writes a line.
+        every_seconds: Seconds between lines of progress.
+        clock: As of the display.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        *,
+        every_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write, self._every_seconds, self._clock = write, every_seconds, clock
+        self._last = -math.inf
+        self._timers: dict[Phase, threading.Timer] = {}
+
+    def on_phase_begin(self, phase: Phase) -> None:
+        """Writes that a stage begins; that an inner phase has begun, only once it has lasted a while."""
+        if not phase.depth:
+            self._last = -math.inf
+            self._write_begin(phase)
+            return
+        timer = self._timers[phase] = threading.Timer(LONG_SECONDS, self._write_begin, [phase])
+        timer.daemon = True
+        timer.start()
+
+    def on_progress(self, phase: Phase) -> None:
+        """Writes how far a phase is."""
+        now, is_last = self._clock(), phase.done == phase.total and not phase.depth
+        if not is_last and now - self._last < self._every_seconds:
+            return
+        if phase.depth and now - phase.began < self._every_seconds:
+            return
+        self._last, eta = now, phase.eta_seconds
+        left = [f"{duration(eta)} left"] if eta is not None and phase.done != phase.total else []
+        what = "step" if phase.unit == "steps" and not phase.depth else phase.name
+        self._write("  ".join([f"{what} {done_of(phase)}", *([phase.figures] if phase.figures else []), *left]))
+
+    def on_phase_end(self, phase: Phase) -> None:
+        """Writes how long a longer phase took."""
+        if phase in self._timers:
+            self._timers.pop(phase).cancel()
+        if ended := ended_line(phase):
+            self._write(ended)
+
+    def _write_begin(self, phase: Phase) -> None:
+        if phase.seconds is not None:
+            return
+        if phase.total is None:
+            self._write(f"{phase.name} ...")
+        else:
+            total = format_bytes(phase.total) if phase.unit == "bytes" else f"{phase.total:,} {phase.unit}"
+            self._write(f"{phase.name}: {total}")
+
+
+def ended_line(phase: Phase) -> str | None:
+    """`reading weights: 12.3 GiB in 0:45` for a phase that has lasted a while; None for others."""
+    if phase.seconds is None or phase.seconds < LONG_SECONDS:
+        return None
+    if phase.total is None:
+        return f"{phase.name}: {duration(phase.seconds)}"
+    amount = done_of(phase).rpartition("/")[2] if phase.done == phase.total else done_of(phase)
+    unit = "" if phase.unit == "bytes" else f" {phase.unit}"
+    return f"{phase.name}: {amount}{unit} in {duration(phase.seconds)}"
+
+
+def done_of(phase: Phase) -> str:
+    """`3/2000`, `1.5/12 MiB`."""
+    if phase.unit != "bytes":
+        return f"{phase.done}/{phase.total}"
+    done, total = format_bytes(phase.done), format_bytes(phase.total or 0)
+    is_same_unit = not phase.done or done.split()[1] == total.split()[1]
+    return f"{done.split()[0] if is_same_unit else done}/{total}"
+
+
+class Bars(Listener):
+    """A bar or a spinner for each phase that runs, with times, and the figures of the innermost below."""
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
+        self._console, self._clock = console, clock
+        self._progress: _Progress | None = None
+        self._tasks: dict[Phase, TaskID] = {}
+
+    def on_phase_begin(self, phase: Phase) -> None:
+        """Adds its line."""
+        if self._progress is None:
+            self._progress = _Progress(self._console, self._clock)
+            self._progress.start()
+        self._progress.figures = ""
+        self._tasks[phase] = self._progress.add_task("  " * phase.depth + phase.name, total=phase.total, phase=phase)
+
+    def on_progress(self, phase: Phase) -> None:
+        """Moves its bar."""
+        if self._progress is not None and phase in self._tasks:
+            self._progress.figures = phase.figures
+            self._progress.update(self._tasks[phase], completed=phase.done, total=phase.total)
+
+    def on_phase_end(self, phase: Phase) -> None:
+        """Leaves the bar of a stage on the screen, and a line of another phase that has lasted a while."""
+        if self._progress is None:
+            return
+        task = self._tasks.pop(phase)
+        if phase.total is not None and not phase.depth:
+            self._progress.stop_task(task)
+            return
+        self._progress.remove_task(task)
+        if ended := ended_line(phase):
+            self._console.print(Text(ended))
+
+    def on_close(self) -> None:
+        """Stops the bars."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class _Progress(Progress):
+    """Lines with bars, and one below with the figures, which do not fit beside them in 80 columns."""
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self.figures = ""
         super().__init__(
             _OnlyWithoutTotal(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            _TimeLeft(),
+            _Name(),
+            _OnlyWithTotal(bar_width=None),
+            _Done(table_column=Column(no_wrap=True)),
+            _Times(clock),
             console=console,
             expand=True,
             refresh_per_second=4,
@@ -199,10 +314,34 @@ class _OnlyWithoutTotal(SpinnerColumn):
         return super().render(task) if task.total is None else Text("")
 
 
-class _TimeLeft(ProgressColumn):
+class _Name(ProgressColumn):
     def render(self, task: Task) -> RenderableType:
-        eta: float | None = task.fields.get("eta")
-        return Text("" if eta is None or task.total is None else f"{duration(eta)} left")
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
+class _OnlyWithTotal(BarColumn):
+    def render(self, task: Task) -> RenderableType:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Text("") if task.total is None else super().render(task)
+
+
+class _Done(ProgressColumn):
+    def render(self, task: Task) -> RenderableType:
+        return Text("" if task.total is None else done_of(task.fields["phase"]))
+
+
+class _Times(ProgressColumn):
+    """How long so far, and how long it will take."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        super().__init__(table_column=Column(no_wrap=True))
+
+    def render(self, task: Task) -> RenderableType:
+        phase: Phase = task.fields["phase"]
+        eta = None if phase.seconds is not None or phase.done == phase.total else phase.eta_seconds
+        left = "" if eta is None else f", {duration(eta)} left"
+        seconds = self._clock() - phase.began if phase.seconds is None else phase.seconds
+        return Text(f"{duration(math.floor(seconds))}{left}")
 
 
 def clean(text: str) -> str:

@@ -8,12 +8,16 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display, clean, duration, number, thousands
+from nnxdsl.terminal.events import Listener, Phase
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,8 +58,11 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
         "step 1/100  loss 0.6931  accuracies 0.5  12.3k tokens/s",
         "step 11/100  loss 0.6931  accuracies 0.5  12.3k tokens/s  1:29 left",
     ]
-    assert len(lines) == 2 + 11
-    assert lines[-1] == "step 100/100  loss 0.6931  accuracies 0.5  12.3k tokens/s"
+    assert len(lines) == 2 + 11 + 1
+    assert lines[-2:] == [
+        "step 100/100  loss 0.6931  accuracies 0.5  12.3k tokens/s",
+        "training: 100 steps in 2:09",
+    ]
 
 
 def test_the_time_left_is_that_of_the_last_steps_without_the_compilation() -> None:
@@ -89,13 +96,14 @@ def test_on_a_terminal_there_is_a_bar_with_the_figures_below() -> None:
         clock.now += 2
         display.step(step, 2000, {"loss": 0.5, "rewards/margins": float("nan")}, {"tokens/s": 999.9, "samples/s": 2.0})
     display.say("step 3: [bold]saved[/bold] [/nope]")
+    time.sleep(0.6)  # a bar is drawn four times a second
     display.close()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n")
     assert "reading data" in text
     lines = text.splitlines()
     assert "step 3: [bold]saved[/bold] [/nope]" in lines
     bar, figures = next((a, b) for a, b in itertools.pairwise(lines) if "3/2000" in a)
-    assert re.fullmatch(r" *training ━*╺?╸?━* *3/2000 +1:06:34 left *", bar)
+    assert re.fullmatch(r" *training +3/2000 +0:06, 1:06:34 left *", bar)
     assert figures.rstrip() == "loss 0.5  margins nan  1k tokens/s  2 samples/s"
     assert max(map(len, lines)) <= 80
 
@@ -190,6 +198,7 @@ def test_numbers() -> None:
 
 def test_stdout_stays_free() -> None:
     code = """
+from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display
 with Display() as display:
     display.stage("training", 1)
@@ -207,16 +216,84 @@ with Display() as display:
     assert "step 1/1  loss 1" in done.stderr
 
 
-def test_a_note_stands_under_the_bar_until_the_next_step_and_no_figure_outlives_its_stage() -> None:
-    console = terminal()
+def test_listeners_receive_phases_metrics_and_messages_even_if_nothing_is_printed() -> None:
+    heard: list[object] = []
+
+    class Heard(Listener):
+        def on_phase_begin(self, phase: Phase) -> None:
+            heard.append(("begin", phase.name, phase.total, phase.unit, phase.depth))
+
+        def on_progress(self, phase: Phase) -> None:
+            heard.append(("progress", phase.name, phase.done, phase.figures, phase.eta_seconds))
+
+        def on_phase_end(self, phase: Phase) -> None:
+            heard.append(("end", phase.name, phase.done, phase.seconds))
+
+        def on_metrics(self, row: Mapping[str, object]) -> None:
+            heard.append(row)
+
+        def on_message(self, text: str) -> None:
+            heard.append(text)
+
+        def on_close(self) -> None:
+            heard.append("close")
+
+    clock = Clock()
+    with Display(quiet=True, clock=clock, listeners=[Heard()]) as display:
+        display.stage("training \x1b", 10)
+        with display.phase("reading", 8, unit="bytes") as advance:
+            clock.now = 2
+            advance(2)
+            display.begin("reading more")  # ends with the phase around it
+        display.step(1, 10, {"eval/loss": 0.5}, {"tokens/s": 1000.0})
+        display.metrics({"step": 0, "loss": 0.5})
+        display.say("saved \x1b")
+    assert heard == [
+        ("begin", "training \\x1b", 10, "steps", 0),
+        ("begin", "reading", 8, "bytes", 1),
+        ("progress", "reading", 2, "", 6.0),
+        ("begin", "reading more", None, "steps", 2),
+        ("end", "reading more", 0, 0.0),
+        ("end", "reading", 2, 2.0),
+        ("progress", "training \\x1b", 1, "loss 0.5  1k tokens/s", None),
+        {"step": 0, "loss": 0.5},
+        "saved \\x1b",
+        ("end", "training \\x1b", 1, 2.0),
+        "close",
+    ]
+
+
+def test_phases_within_a_stage_have_bars_of_their_own_and_leave_a_line_if_they_were_long() -> None:
+    console, clock = terminal(), Clock()
+    display = Display(console=console, clock=clock)
+    display.stage("starting")
+    for name, seconds in (("reading weights", 4), ("reading little", 2)):
+        with display.phase(name, 2**31, unit="bytes") as advance:
+            clock.now += seconds
+            advance(2**31)
+    display.close()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n").splitlines()
+    assert [line for line in lines if " in " in line] == ["reading weights: 2 GiB in 0:04"]
+    assert any(re.fullmatch(r" +reading weights +0/2 GiB 0:00 *", line) for line in lines)
+
+
+def test_without_a_terminal_a_long_phase_has_a_line_at_its_begin_and_one_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(display_module, "LONG_SECONDS", 0.05)
+    console = plain()
     with Display(console=console) as display:
-        display.stage("training one", 10)
-        display.step(1, 10, {"loss": 0.5}, {})
-        assert display._bars is not None
-        assert display._bars.figures == "loss 0.5"
-        display.note("evaluating \x1b ...")
-        assert display._bars.figures == "evaluating \\x1b ..."
-        display.stage("training two", 10)
-        assert display._bars.figures == ""
-    assert "training two" in written(console)
-    Display(console=plain()).note("nothing without a bar")
+        with display.phase("first"):
+            pass  # a stage: its begin is always written
+        display.stage("training", 4)
+        with display.phase("short"):
+            pass
+        with display.phase("saving", 10, unit="arrays"):
+            time.sleep(0.2)
+    assert written(console).splitlines() == [
+        "first ...",
+        "training: 4 steps",
+        "saving: 10 arrays",
+        "saving: 0/10 arrays in 0:01",
+        "training: 0/4 steps in 0:01",
+    ]

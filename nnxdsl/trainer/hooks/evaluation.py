@@ -30,14 +30,16 @@ class PeriodicEvaluation(Hook):
         trainer.flush_metrics()
         directory, number = self.attempt.directory, self.attempt.number
         directory.write_status(stage="evaluating", step=step)
-        self.attempt.display.note("evaluating ...")
-        metrics = self.evaluator.metrics(trainer.state, self.attempt.should_stop)
-        if metrics is None:
-            trainer.stop()
-            return
-        samples = self.evaluator.samples(trainer.state)
+        with self.attempt.display.phase(f"step {step}, evaluating"):
+            metrics = self.evaluator.metrics(trainer.state, self.attempt.should_stop)
+            if metrics is None:
+                trainer.stop()
+                return
+            samples = self.evaluator.samples(trainer.state)
         if metrics:
-            directory.append_evaluation({"step": step, "attempt": number, **metrics})
+            row = {"step": step, "attempt": number, **metrics}
+            directory.append_evaluation(row)
+            self.attempt.display.metrics(row)
             self.attempt.reporter.evaluation(step, metrics)
         for sample in samples:
             directory.append_sample({"step": step, "attempt": number, **sample._asdict()})

@@ -29,16 +29,16 @@ class MetricsWriter(Hook):
         """Appends the row of a step."""
         values, seconds = metrics.values, metrics.seconds
         tokens = self.tokens + int(values["num_tokens"])
-        self.attempt.directory.append_metrics(
-            {
-                "step": metrics.step,
-                "attempt": self.attempt.number,
-                **values,
-                "num_tokens": tokens,
-                **self.speed.rates(values["num_tokens"], seconds),
-                **self.speed.use(metrics.flops, seconds),
-                "peak_memory_gib": peak_memory_gib(trainer.program.mesh.local_devices),
-            }
-        )
+        row = {
+            "step": metrics.step,
+            "attempt": self.attempt.number,
+            **values,
+            "num_tokens": tokens,
+            **self.speed.rates(values["num_tokens"], seconds),
+            **self.speed.use(metrics.flops, seconds),
+            "peak_memory_gib": peak_memory_gib(trainer.program.mesh.local_devices),
+        }
+        self.attempt.directory.append_metrics(row)
+        self.attempt.display.metrics(row)
         if values.get(SKIPPED) or metrics.is_finite:
             self.tokens = tokens
