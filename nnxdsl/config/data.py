@@ -16,7 +16,7 @@ from nnxdsl.config.core.base import Spec, declared, gather, members
 from nnxdsl.config.core.fields import Pairs
 from nnxdsl.config.core.json_object import Json, JsonObject
 from nnxdsl.config.core.validators import Limit, filled, not_negative, positive
-from nnxdsl.errors import Problem
+from nnxdsl.errors import Problem, nearest
 
 if TYPE_CHECKING:
     from nnxdsl.config import data
@@ -123,6 +123,8 @@ class Data(Spec):
 HUB = "hf://"
 """Beginning of the paths of datasets of the Hugging Face Hub."""
 
+_FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|feather)(\.gz|\.zst)?$|[*?]")
+"""Paths that no folder has."""
 _IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
@@ -169,8 +171,8 @@ class FileData(Data):
         return f"{first} and {len(others)} more" if others else first
 
     def problems(self) -> Iterable[Problem]:
-        """Paths that name nothing; a setting without effect is refused where the source is opened."""
-        return gather(super().problems, self._path_problems)
+        """Paths that name nothing, settings that have no effect on them, and columns that nothing reads."""
+        return gather(super().problems, self._path_problems, self._setting_problems, self._column_problems)
 
     def _path_problems(self) -> Iterable[Problem]:
         if not all(path.strip() for path in self.paths) or not self.paths:
@@ -184,6 +186,26 @@ class FileData(Data):
             if len(parts) > 2 or not all(re.fullmatch(r"[\w.-]+", part) for part in parts):
                 cure = f"; write {HUB}{'/'.join(parts[1:3])}" if parts[0] == "datasets" and len(parts) > 2 else ""
                 yield Problem("path", f"expected {HUB}name or {HUB}owner/name of a dataset, got {path!r}{cure}")
+
+    def _setting_problems(self) -> Iterable[Problem]:
+        if any(path.startswith(HUB) for path in self.paths):
+            return
+        for name in ("config", "revision"):
+            if getattr(self, name) is not None:
+                yield Problem(name, f"has no effect: {self.name} is no dataset of the Hub ({HUB}...)")
+        files = [path for path in self.paths if _FILE.search(path)]
+        if self.split is not None and files:
+            where = f"datasets of the Hub ({HUB}...) and folders that save_to_disk wrote have splits"
+            yield Problem("split", f"has no effect: {files[0]} is no folder; {where}")
+
+    def _column_problems(self) -> Iterable[Problem]:
+        columns = tuple(self.columns)
+        for index, (name, ours) in enumerate(columns):
+            if self.columns_read and ours not in self.columns_read:
+                hint = nearest(ours, self.columns_read) or f"; it reads {', '.join(self.columns_read)}"
+                yield Problem("columns", f"{type(self).__qualname__} reads no column {ours!r}{hint}")
+            if any(name == other or ours == new for other, new in columns[:index]):
+                yield Problem("columns", f"{name!r} as {ours!r}: one of the two is there twice")
 
 
 @attrs.frozen(kw_only=True)
@@ -303,6 +325,11 @@ class Text(FileData):
     path: str | tuple[str, ...] = attrs.field(kw_only=False, validator=filled)
     field: str = attrs.field(default="text", validator=filled)
     max_length: int = attrs.field(default=1024, validator=Limit(at_least=2))
+
+    @property
+    def columns_read(self) -> tuple[str, ...]:
+        """The column that holds the text."""
+        return (self.field,)
 
     def check(self, experiment: Experiment, path: str = "data") -> Iterable[Problem]:
         """Text has no turns and no prompts, of which an objective could read some alone."""

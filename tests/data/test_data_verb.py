@@ -235,8 +235,8 @@ def test_settings_of_a_file_are_those_of_its_data(write, bpe_dir: Path, capsys: 
     [
         (["none.jsonl"], "RunError: none.jsonl: no such file or run (relative to {place}; runs are searched in runs)"),
         (["*.gz"], "DataError: *.gz: no file matches (looked in the current directory, {place})"),
-        (["rows.jsonl", "split=train"], "DataError: data.split: rows.jsonl has no splits, so split='train' has no "
-         "effect; datasets of the Hub (hf://...) and folders that save_to_disk wrote have some"),
+        (["rows.jsonl", "split=train"], "SpecError: 1 problem in Data.Prompts\n  split: has no effect: rows.jsonl is "
+         "no folder; datasets of the Hub (hf://...) and folders that save_to_disk wrote have splits"),
         (["rows.jsonl", "max_len=4"], "SpecError: 1 problem in Data.Text\n  max_len: Text has no field 'max_len'; did "
          "you mean 'max_length'?"),
         (["seen.py", "--tokenizer", "x"], "UsageError: --tokenizer has no effect on an experiment, which has its own; "

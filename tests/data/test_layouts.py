@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nnxdsl import BadRows, Data, DataError
+from nnxdsl import BadRows, Data, DataError, SpecError
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.loaders.token_cache import TokenCache
 
@@ -148,10 +148,17 @@ def test_a_column_that_is_not_there_is_refused(write) -> None:
         ((("chosen", "chosen"), ("chosen", "rejected")), "'chosen' as 'rejected': one of the two is there twice"),
     ],
 )
-def test_columns_that_nothing_reads_are_refused(write, columns: Any, message: str) -> None:
-    with pytest.raises(DataError) as error:
-        load(Data.Preferences(write(ORCA), columns=columns), BytesTokenizer())
-    assert str(error.value) == f"data.columns: {message}"
+def test_columns_that_nothing_reads_are_refused_at_once(columns: Any, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Data.Preferences("rows.jsonl", columns=columns)
+    assert str(error.value) == f"1 problem in Data.Preferences\n  columns: {message}"
+
+
+def test_text_reads_its_field_alone(write) -> None:
+    path = write({"content": "a"})
+    assert load(Data.Text(path, field="body", columns={"content": "body"}), BytesTokenizer()).row(0)["tokens"].size == 3
+    with pytest.raises(SpecError, match=r"columns: Data\.Text reads no column 'text'; it reads body"):
+        Data.Text(path, field="body", columns={"content": "text"})
 
 
 @pytest.mark.parametrize(

@@ -252,11 +252,22 @@ def test_a_split_of_a_folder_of_files_has_no_effect(here: Path) -> None:
         load(Data.Text(".", split="train"), BytesTokenizer())
 
 
-@pytest.mark.parametrize("name", ["config", "revision"])
-def test_settings_of_the_hub_have_no_effect_on_files(here: Path, name: str) -> None:
-    save(here / "a.jsonl", ROWS)
-    with pytest.raises(DataError, match=rf"data.{name}: a.jsonl is no dataset of the Hub \(hf://...\), so"):
-        load(Data.Text("a.jsonl", **{name: "x"}), BytesTokenizer())
+@pytest.mark.parametrize(
+    ("path", "settings", "problem"),
+    [
+        ("a.jsonl", {"config": "x"}, "config: has no effect: a.jsonl is no dataset of the Hub (hf://...)"),
+        (("a", "b"), {"revision": "x"}, "revision: has no effect: a and 1 more is no dataset of the Hub (hf://...)"),
+        *(
+            (path, {"split": "x"}, f"split: has no effect: {path} is no folder; datasets of the Hub (hf://...) and "
+             "folders that save_to_disk wrote have splits")
+            for path in ("a.jsonl", "b/a.csv.gz", "parts/*", "a.parquet")
+        ),
+    ],
+)  # fmt: skip
+def test_settings_without_effect_are_refused_at_once(path: Any, settings: dict[str, str], problem: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Data.Text(path, **settings)
+    assert str(error.value) == f"1 problem in Data.Text\n  {problem}"
 
 
 @pytest.mark.parametrize(

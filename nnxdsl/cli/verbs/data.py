@@ -98,7 +98,7 @@ def _of_file(args: Namespace) -> dict[str, Any]:
     from nnxdsl.data.tokenizers.base import open_tokenizer
 
     of_source = [word for word in args.overrides if word.partition("=")[0] in OF_SOURCES]
-    source, kind = describe_source(override(Data.Text(args.target), of_source))
+    source, kind = describe_source(override(Data.Prompts(args.target), of_source))
     found: dict[str, Any] = {"source": source}
     source |= {"kind": kind and kind.__qualname__, "layout": "", "refused": ""}
     if kind is None:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from nnxdsl.config.data import FileData, Text
+from nnxdsl.config.data import FileData
 from nnxdsl.data.loaders.files import Chunk, RowError
-from nnxdsl.errors import DataError, nearest, suggest
+from nnxdsl.errors import DataError, suggest
 
 Fields = Mapping[str, Any]
 
@@ -211,7 +211,7 @@ def find_reading(data: FileData, chunks: Iterable[Chunk]) -> Reading:
     rows = (value for chunk in chunks for _, value in chunk.rows() if not isinstance(value, RowError))
     first = list(itertools.islice(rows, FIRST_ROWS))
     if columns:
-        _require_columns(data, [name for name, _ in columns], first)
+        _require_columns(data, first)
         return Reading(columns=columns)
     count = {
         number: sum(map(layout.fits, first)) for number, layout in enumerate(LAYOUTS) if data.batch_kind in layout.kinds
@@ -227,16 +227,9 @@ def find_reading(data: FileData, chunks: Iterable[Chunk]) -> Reading:
     return Reading(next((number for number in fitting if LAYOUTS[number].name), None))
 
 
-def _require_columns(data: FileData, names: Iterable[str], rows: Collection[Fields]) -> None:
-    """Refuses columns that are not there, that nothing reads, or that are named twice."""
-    read, columns = (data.field,) if isinstance(data, Text) else data.columns_read, tuple(data.columns)
-    for index, (name, ours) in enumerate(columns):
-        if read and ours not in read:
-            hint = nearest(ours, read) or f"; it reads {', '.join(read)}"
-            raise DataError(f"data.columns: {type(data).__qualname__} reads no column {ours!r}{hint}")
-        if any(name == other or ours == new for other, new in columns[:index]):
-            raise DataError(f"data.columns: {name!r} as {ours!r}: one of the two is there twice")
+def _require_columns(data: FileData, rows: Collection[Fields]) -> None:
+    """Refuses to rename columns that are not there."""
     there = dict.fromkeys(name for row in rows for name in row)
-    for name in names:
+    for name in dict(data.columns):
         if rows and name not in there:
             raise DataError(f"data.columns: {data.name} has no column {name!r}{suggest(name, there)}")

@@ -54,16 +54,7 @@ def open_source(data: FileData, digests: Digests | None = None) -> Source:
     if data.paths[0].startswith(HUB):
         rows = _hub_rows(data)
         return Source(rows.name, rows.digest(digests or Digests()), (rows.size,), (rows.place,), rows.chunks)
-    return _of_files(data.name, _files(data), digests or Digests())
-
-
-def _files(data: FileData) -> list[DataFile]:
-    for name in ("config", "revision"):
-        if (value := getattr(data, name)) is not None:
-            raise DataError(
-                f"data.{name}: {data.name} is no dataset of the Hub ({HUB}...), so {name}={value!r} has no effect"
-            )
-    return files_of(data.paths, data.split)
+    return _of_files(data.name, files_of(data.paths, data.split), digests or Digests())
 
 
 def _hub_rows(data: FileData) -> HubRows:
@@ -102,7 +93,7 @@ def source_chunks(data: FileData) -> Iterator[Chunk]:
     """
     if data.paths[0].startswith(HUB):
         return _hub_rows(data).chunks()
-    return itertools.chain.from_iterable(file_chunks(*file) for file in _files(data))
+    return itertools.chain.from_iterable(file_chunks(*file) for file in files_of(data.paths, data.split))
 
 
 def source_rows(data: FileData) -> Iterator[Row]:
