@@ -36,7 +36,7 @@ from nnxdsl.config.schedule import Schedule
 from nnxdsl.config.search import Pruner, Range, Search
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.config.step_guard import Guard
-from nnxdsl.config.sweep import Sweep, cross, product, zipped
+from nnxdsl.config.sweep import Sweep, cross, product, register_runner, zipped
 from nnxdsl.config.tokenizer import Tokenizer
 from nnxdsl.config.weights import Weights
 from nnxdsl.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
@@ -48,13 +48,17 @@ if TYPE_CHECKING:
     from nnxdsl.generate.pretrained import load as load
     from nnxdsl.program.compile import Program as Program
     from nnxdsl.program.compile import compile as compile
+    from nnxdsl.runs.frame import list_runs as list_runs
     from nnxdsl.trainer.result import Result as Result
+    from nnxdsl.trainer.sweep_result import SweepResult as SweepResult
 
 _LAZY = {
     "Pretrained": "nnxdsl.generate.pretrained",
     "Program": "nnxdsl.program.compile",
     "Result": "nnxdsl.trainer.result",
+    "SweepResult": "nnxdsl.trainer.sweep_result",
     "compile": "nnxdsl.program.compile",
+    "list_runs": "nnxdsl.runs.frame",
     "load": "nnxdsl.generate.pretrained",
     "save_rows": "nnxdsl.data.sources.in_memory",
 }
@@ -68,7 +72,12 @@ def _run(experiment: Experiment, home: Path, **options: bool) -> Result:
     return importlib.import_module("nnxdsl.trainer.result").run_experiment(experiment, home, **options)
 
 
+def _run_sweep(*arguments: Any, **options: bool) -> SweepResult:
+    return importlib.import_module("nnxdsl.trainer.sweep_result").run_sweep(*arguments, **options)
+
+
 register_runners(_command_line, _run)
+register_runner(_run_sweep)
 
 
 def __getattr__(name: str) -> Any:

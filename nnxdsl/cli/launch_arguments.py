@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ from nnxdsl.config.core.base import members
 from nnxdsl.config.core.codegen import parse_value
 from nnxdsl.config.launcher import Launcher, Local
 from nnxdsl.errors import Problem, SpecError
+from nnxdsl.launch.job import import_path
 
 
 def add_launching(parser: ArgumentParser, metavar: str) -> None:
@@ -60,8 +60,4 @@ def launcher_of(args: Namespace, module: ModuleType | None) -> Launcher:
 
 def environment_of(path: Path, module: ModuleType | None) -> dict[str, str]:
     """Environment variables that let a run's process import modules next to the user's file."""
-    if module is None:
-        return {}
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    places = dict.fromkeys([str(path.parent.resolve()), *(place for place in inherited if place)])
-    return {"PYTHONPATH": os.pathsep.join(places)}
+    return {} if module is None else import_path(path.parent)

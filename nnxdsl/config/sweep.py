@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
 from nnxdsl.config.core.run_id import fingerprint
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.launcher import Launcher
 from nnxdsl.errors import Problem, SpecError
+
+if TYPE_CHECKING:
+    from nnxdsl.trainer.sweep_result import SweepResult
 
 Point = dict[str, object]
 Direction = Literal["minimize", "maximize"]
@@ -123,3 +128,46 @@ class Sweep:
     def digest(self) -> str:
         """64 hex digits of which experiments are tried, in their order; not of how they are compared."""
         return hashlib.sha256(" ".join(map(fingerprint, self.experiments)).encode()).hexdigest()
+
+    def run(
+        self,
+        home: str | Path = "runs",
+        *,
+        launcher: Launcher | None = None,
+        quiet: bool = False,
+        retry_failed: bool = False,
+    ) -> SweepResult:
+        """Runs every point in a process of its own and returns the results; finished points are not repeated.
+
+        An interrupt (Ctrl-C) stops the running points, with everything saved: the next call resumes them.
+
+        Args:
+            home: Directory of all runs.
+            launcher: Where runs are started; None for `Launcher.Local()`, one at a time on this machine.
+            quiet: Whether to print nothing.
+            retry_failed: Whether points that failed before are started again.
+
+        Raises:
+            NnxdslError: Nothing can be started. A point that fails or is refused is a row of the results.
+        """
+        return run_sweep(self, Path(home), launcher, quiet=quiet, retry_failed=retry_failed)
+
+
+def run_sweep(sweep: object, home: Path, launcher: Launcher | None, **options: bool) -> SweepResult:
+    """Runs a sweep or a search by the registered function.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    if _runner is None:
+        raise RuntimeError("sweep.run() needs the driver: import nnxdsl")
+    return _runner(sweep, home, launcher, **options)
+
+
+_runner: Callable[..., SweepResult] | None = None
+
+
+def register_runner(run: Callable[..., SweepResult]) -> None:
+    """Sets what `Sweep.run` does; the package does so, since the DSL itself knows no driver."""
+    global _runner
+    _runner = run

@@ -146,3 +146,10 @@ def prepare(experiment: Experiment, home: Path, variables: Mapping[str, str]) ->
     replace(directory / "experiment.py", to_python(experiment).encode())
     words = ("run", str(directory / "experiment.json"), "--home", str(place))
     return Job(experiment.id, directory, words, Path.cwd(), variables)
+
+
+def import_path(place: Path) -> dict[str, str]:
+    """Variables with which a process imports modules in `place`, besides those of this process's PYTHONPATH."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    places = dict.fromkeys([str(place.resolve()), *(found for found in inherited if found)])
+    return {"PYTHONPATH": os.pathsep.join(places)}

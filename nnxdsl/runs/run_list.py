@@ -44,6 +44,23 @@ def list_runs(home: Path) -> list[RunSummary]:
     return sorted(summaries, key=lambda run: run.created or "", reverse=True)
 
 
+def last_metrics(run: Path) -> dict[str, float]:
+    """The last metrics of a run: of training, and of evaluation (`eval/...`)."""
+    try:
+        directory = RunDirectory(run)
+        rows = [*directory.metrics()[-1:], *directory.evaluations()[-1:]]
+    except RunError:
+        return {}
+    found: dict[str, float] = {}
+    for row in rows:
+        found |= {
+            name: float(value)
+            for name, value in row.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "attempt")
+        }
+    return found
+
+
 def _summary(path: Path) -> RunSummary:
     try:
         run = RunDirectory(path)

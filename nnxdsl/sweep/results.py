@@ -14,6 +14,7 @@ from nnxdsl.config.core.codegen import render
 from nnxdsl.config.sweep import Direction
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.run_list import last_metrics as figures
 from nnxdsl.terminal.display import number
 from nnxdsl.terminal.tables import Column, show_table
 
@@ -50,23 +51,6 @@ class Row:
         fields = attrs.asdict(self, recurse=False)
         value = self.value if self.value is None or math.isfinite(self.value) else str(self.value)
         return {**fields, "value": value, "changes": {path: render(change) for path, change in self.changes.items()}}
-
-
-def figures(run: Path) -> dict[str, float]:
-    """The last metrics of a run: of training, and of evaluation (`eval/...`)."""
-    try:
-        directory = RunDirectory(run)
-        rows = [*directory.metrics()[-1:], *directory.evaluations()[-1:]]
-    except RunError:
-        return {}
-    found: dict[str, float] = {}
-    for row in rows:
-        found |= {
-            name: float(value)
-            for name, value in row.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "attempt")
-        }
-    return found
 
 
 def held_out(run: Path, metric: str) -> list[tuple[int, float]]:

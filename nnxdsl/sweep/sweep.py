@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +28,9 @@ DIRECTORY = "sweeps"
 """Under the home of all runs."""
 
 NOT_RUN = "not run"
+
+Numbered = Sequence[tuple[int, Experiment, Mapping[str, object]]]
+"""Points: their numbers, their experiments and what they change in the base."""
 
 
 @attrs.frozen
@@ -74,7 +78,13 @@ class SweepDirectory:
         """Removes earlier requests to stop."""
         (self.path / STOP).unlink(missing_ok=True)
 
-    def rows(self, points: Sequence[tuple[int, Experiment, Mapping[str, object]]], metric: str) -> list[Row]:
+    def points(self) -> Numbered:
+        """The points of a sweep, or the trials of a search so far with a valid config."""
+        if isinstance(self.spec, Sweep):
+            return [(i, one, self.spec.points[i]) for i, one in enumerate(self.spec.experiments)]
+        return importlib.import_module("nnxdsl.sweep.optuna_search").tried(self, self.spec)
+
+    def rows(self, points: Numbered, metric: str) -> list[Row]:
         """The current state of every point, given as its number, its experiment and its changes."""
         events = {row["run"]: row for row in last_events(self.path)}
         return [self._row(number, one, changes, metric, events.get(one.id, {})) for number, one, changes in points]
@@ -93,6 +103,13 @@ class SweepDirectory:
         if state != "finished" and event.get("event") in ("failed", "pruned"):
             state, error = event["event"], event.get("error") or error
         return Row(number, one.id, changes, state, step, value, error)
+
+    def report(self, metric: str | None = None) -> tuple[list[Row], dict[str, Any]]:
+        """The rows of all points, and the results by a metric, which are written; None for the usual metric."""
+        points = self.points()
+        name, direction = sorted_by(self.spec, metric, [self.home / one.id for _, one, _ in points])
+        rows = self.rows(points, name)
+        return ranked(rows, direction), self.write_results(rows, name, direction)
 
     def write_results(self, rows: Sequence[Row], metric: str, direction: Direction) -> dict[str, Any]:
         """Writes `results.json` and `results.svg`; returns the former.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,13 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 from nnxdsl.generate import pretrained
 from nnxdsl.generate.pretrained import Pretrained
+from nnxdsl.runs.frame import frame
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime import xla_flags
 from nnxdsl.runtime.compile_cache import compile_cache
 from nnxdsl.storage.jsonl import Row
-from nnxdsl.terminal.display import Display, number
+from nnxdsl.terminal import html
+from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights.export import export
 
@@ -87,13 +87,7 @@ class Result:
         """
         if kind not in ("metrics", "evaluations", "samples"):
             raise RunError(f"kind: expected 'metrics', 'evaluations' or 'samples', got {kind!r}")
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise RunError(
-                f"a frame needs pandas: pip install pandas; or read Result.{kind}, a list of dicts"
-            ) from error
-        return pandas.DataFrame(getattr(self, kind))
+        return frame(getattr(self, kind), f"Result.{kind}, a list of dicts")
 
     def load_model(self, *, dtype: DTypeLike = jnp.float32) -> Pretrained:
         """The model of the newest checkpoint, with adapters merged and weights in full precision.
@@ -125,14 +119,6 @@ class Result:
         rows = self.evaluations or self.metrics
         ends = [rows[0], *rows[1:][-1:]] if rows else []
         names = [name for name, value in (ends[-1] if ends else {}).items() if isinstance(value, float)]
-        head = "".join(f"<th>step {html.escape(str(row['step']))}</th>" for row in ends)
-        body = "".join(
-            f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{_cell(row.get(name))}</td>' for row in ends)}</tr>"
-            for name in names
-        )
-        title = f"{html.escape(self.directory.name)}: {html.escape(self.state)} at step {self.step}"
-        return f"<b>{title}</b><table><tr><th></th>{head}</tr>{body}</table>"
-
-
-def _cell(value: object) -> str:
-    return number(value) if isinstance(value, int | float) else ""
+        title = f"{self.directory.name}: {self.state} at step {self.step}"
+        head = ["", *(f"step {row['step']}" for row in ends)]
+        return html.table(head, ([name, *(row.get(name) for row in ends)] for name in names), title=title)

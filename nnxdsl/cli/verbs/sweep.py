@@ -9,7 +9,6 @@ exit codes: 0 all finished, or stopped on request; 1 some failed; 2 rejected; 13
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import sys
 from argparse import ArgumentParser, Namespace
@@ -26,19 +25,15 @@ from nnxdsl.cli.load import load_module, override
 from nnxdsl.config.core.base import declared
 from nnxdsl.config.core.imports import allow_names_in
 from nnxdsl.config.core.serialization import evolve
-from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.launcher import Launcher
 from nnxdsl.config.search import Search
 from nnxdsl.config.sweep import Sweep
 from nnxdsl.errors import Problem, RunError, SpecError
-from nnxdsl.launch.driver import Driver, Task
-from nnxdsl.launch.engines import UNBOUNDED, open_engine
 from nnxdsl.runs.lock import RunLock
-from nnxdsl.sweep.results import ranked, show_rows
-from nnxdsl.sweep.sweep import Points, SweepDirectory, sorted_by
+from nnxdsl.sweep.drive import drive
+from nnxdsl.sweep.results import show_rows
+from nnxdsl.sweep.sweep import SweepDirectory
 from nnxdsl.terminal.display import Display
-
-Numbered = list[tuple[int, Experiment, Mapping[str, object]]]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -98,7 +93,14 @@ def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, st
         if not args.cancel:
             directory.forget_requests()
         try:
-            states = _drive(directory, launcher, variables, args, display)
+            states = drive(
+                directory,
+                launcher,
+                display,
+                variables=variables,
+                retry_failed=args.retry_failed,
+                cancel=args.cancel,
+            )
         except KeyboardInterrupt:
             display.close()
             display.say("interrupted; running runs continue: the same command waits for them, --cancel stops them")
@@ -109,49 +111,15 @@ def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, st
     return _report(directory, args, states)
 
 
-def _drive(
-    directory: SweepDirectory, launcher: Launcher, variables: Mapping[str, str], args: Namespace, display: Display
-) -> list[str]:
-    sweep = directory.spec
-    engine = open_engine(launcher)
-    try:
-        if isinstance(sweep, Search):
-            if engine.parallel >= UNBOUNDED:
-                raise RunError("a search learns from earlier runs: limit the concurrent ones with --parallel N")
-            source = importlib.import_module("nnxdsl.sweep.optuna_search").Trials(directory, sweep, display)
-        else:
-            source = Points(sweep, display)
-        driver = Driver(
-            engine,
-            directory.home,
-            directory.path,
-            display,
-            variables=variables,
-            retry_failed=args.retry_failed,
-            is_quiet_about_finished=True,
-        )
-        display.stage(f"{type(sweep).__name__.lower()} {directory.path.name}", len(sweep), unit="runs")
-        if args.cancel:
-            driver.cancel(source, [Task(one, number) for number, one, _ in _points(directory)])
-        else:
-            driver.drive(source)
-    finally:
-        engine.close()
-    return [end.state for end in driver.settled.values()]
-
-
 def _report(directory: SweepDirectory, args: Namespace, states: list[str]) -> int:
     """Write and print the results; returns the exit code."""
-    points = _points(directory)
-    metric, direction = sorted_by(directory.spec, args.metric, [directory.home / one.id for _, one, _ in points])
-    rows = directory.rows(points, metric)
-    results = directory.write_results(rows, metric, direction)
+    rows, results = directory.report(args.metric)
     if args.json:
         sys.stdout.write(json.dumps({"directory": str(directory.path), **results}, indent=2) + "\n")
     else:
         console = Console(highlight=False)
         if rows:
-            show_rows(ranked(rows, direction), metric, console)
+            show_rows(rows, results["metric"], console)
         for row in rows:
             if row.error and row.state == "failed":
                 sys.stdout.write(f"{row.run} failed: {row.error.splitlines()[0]}\n")
@@ -159,10 +127,3 @@ def _report(directory: SweepDirectory, args: Namespace, states: list[str]) -> in
         shown = place.relative_to(here) if place.is_relative_to(here) else place
         sys.stdout.write(f"{shown}: results.json, results.svg\n")
     return FAILED if any(state in ("failed", "preempted") for state in states) else 0
-
-
-def _points(directory: SweepDirectory) -> Numbered:
-    sweep = directory.spec
-    if isinstance(sweep, Sweep):
-        return [(i, one, sweep.points[i]) for i, one in enumerate(sweep.experiments)]
-    return importlib.import_module("nnxdsl.sweep.optuna_search").tried(directory, sweep)

@@ -1,0 +1,36 @@
+"""HTML of results and plans for notebooks; every text is escaped."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+
+from nnxdsl.terminal.display import clean, number
+
+WIDTH = 140
+"""Columns of what is drawn for a terminal."""
+
+
+def text(value: object) -> str:
+    """A value as HTML text: a float with four digits, None as nothing."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return html.escape(number(value))
+    return "" if value is None else html.escape(clean(str(value)))
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, title: str = "") -> str:
+    """A table under a title."""
+    top = "".join(f"<th>{text(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<b>{text(title)}</b><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def drawn(draw: Callable[[Console], object]) -> str:
+    """What `draw` prints on a terminal, with its colours, as a `<pre>` on the page's own background."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, force_jupyter=False)
+    draw(console)
+    style = "overflow-x:auto;white-space:pre;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"
+    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
