@@ -118,6 +118,8 @@ def of_class(cls: type[Spec], **given: st.SearchStrategy[Any]) -> st.SearchStrat
     """Objects of one class, some fields given and the rest at their defaults or anything that they may hold."""
 
     def build(drawn: dict[str, Any]) -> Spec:
+        if issubclass(cls, FileData):
+            drawn = with_effect(cls, drawn)
         positional = [drawn.pop(name) for name, field in declared(cls).items() if field.positional]
         return cls(*positional, **drawn)
 
@@ -127,6 +129,18 @@ def of_class(cls: type[Spec], **given: st.SearchStrategy[Any]) -> st.SearchStrat
     needed = {n: s for n, s in fields.items() if declared(cls)[n].default is attrs.NOTHING}
     rest = {n: s for n, s in fields.items() if n not in needed}
     return st.fixed_dictionaries(needed, optional=rest).map(build)
+
+
+def with_effect(cls: type[Any], drawn: dict[str, Any]) -> dict[str, Any]:
+    """Fields of data without settings that have no effect on its paths, and with columns that are read, each once."""
+    paths = (drawn["path"],) if isinstance(drawn["path"], str) else drawn["path"]
+    is_hub = any(path.startswith("hf://") for path in paths)
+    has_files = any("." in path or "*" in path or "?" in path for path in paths)
+    idle = () if is_hub else ("config", "revision", *(("split",) if has_files else ()))
+    read = (drawn.get("field", "text"),) if cls is Data.Text else cls.columns_read
+    theirs = dict.fromkeys(name for name, _ in drawn.get("columns", ()))
+    columns = {"columns": tuple(zip(theirs, read or theirs, strict=False))} if theirs else {}
+    return {**{name: value for name, value in drawn.items() if name not in (*idle, "columns")}, **columns}
 
 
 def members_of(family: type[Spec]) -> list[type[Spec]]:
