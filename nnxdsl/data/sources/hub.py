@@ -113,7 +113,7 @@ def _require_revision(path: str, revision: str | None, builder: Any) -> None:
 
 def _reason(path: str, config: str | None, split: str | None, revision: str | None, error: Exception) -> str:
     """The message of an error of the library, and what to do."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
     given = {"config": config, "split": split, "revision": revision}
     named = "".join(f", {name} {value!r}" for name, value in given.items() if value is not None)
     hint = ""

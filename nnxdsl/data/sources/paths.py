@@ -131,6 +131,8 @@ def _saved(path: str, place: Path, split: str | None) -> list[DataFile]:
         if split != own:
             raise DataError(f"data.split: {path} has {own!r} alone, not {split!r}")
     files = [entry["filename"] for entry in _read(f"{base}/{STATE}", place / STATE, "_data_files")]
+    if not files:
+        raise DataError(f"{path}: has no rows")
     return [DataFile(f"{base}/{file}", existing_file(f"{place}/{file}")) for file in files]
 
 
