@@ -59,8 +59,14 @@ def _what(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
     rows = held_out_prompts(site, here.row.id) if here.row is not None else []
     chosen = query.get("row", "")
     options = [tag("option", "custom", value="")]
+    is_one_file = len({where.rpartition(":")[0] for where, _ in rows}) == 1
     options += [
-        tag("option", f"{where.rpartition(':')[2]}: {text}", value=where, selected=where == chosen)
+        tag(
+            "option",
+            f"{where.rpartition(':' if is_one_file else '/')[2]}: {text}",
+            value=where,
+            selected=where == chosen,
+        )
         for where, text in rows
     ]
     if chosen and chosen not in [where for where, _ in rows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,8 @@ from urllib.parse import urlencode
 
 import attrs
 
-from nnxdsl.data.loaders.files import RowError
-from nnxdsl.data.loaders.sources import read_rows
-from nnxdsl.errors import DataError, NnxdslError, RunError
-from nnxdsl.storage.jsonl import read_json
+from nnxdsl.config.data import Text
+from nnxdsl.errors import NnxdslError, RunError
 
 from .index import Row
 from .outputs_worker import Model
@@ -198,26 +197,21 @@ def query_of(ask: Ask, tab: str, key: str = "") -> dict[str, str]:
 def held_out_prompts(site: Site, run: str) -> list[tuple[str, str]]:
     """Returns the first held-out rows: the name of each in the run, and the beginning of its prompt."""
     try:
-        file = site.answers.held_out(run)
-        if file is None:
+        held_out = site.answers.held_out(run)
+        if held_out is None:
             return []
-        given = read_json(site.run(run).path / "experiment.json")["evaluation"]["data"]["path"]
-        found: list[tuple[str, str]] = []
-        for where, value in read_rows(str(file)):
-            if not isinstance(value, RowError):
-                found.append((f"{given}{where[len(str(file)) :]}", _begins(value)))
-            if len(found) >= LISTED:
-                break
-    except (NnxdslError, DataError, KeyError, TypeError):
+        field = held_out.data.field if isinstance(held_out.data, Text) else "prompt"
+        return [(where, _begins(row, field)) for where, row in itertools.islice(held_out.rows(), LISTED)]
+    except NnxdslError:
         return []
-    return found
 
 
-def _begins(row: Mapping[str, Any]) -> str:
-    value = next((row[name] for name in ("prompt", "messages", "chosen", "text") if row.get(name)), "")
+def _begins(row: Mapping[str, Any], field: str) -> str:
+    value = next((row[name] for name in (field, "messages", "conversations", "chosen") if row.get(name)), "")
     if isinstance(value, list) and value and isinstance(value[-1], dict):
-        user = [one for one in value if isinstance(one, dict) and one.get("role") == "user"] or value
-        value = user[-1].get("content", "")
+        chat = [message for message in value if isinstance(message, dict)]
+        user = [message for message in chat if message.get("role", message.get("from")) in ("user", "human")] or chat
+        value = user[-1].get("content", user[-1].get("value", ""))
     text = " ".join(str(value).split())
     return text if len(text) <= 70 else f"{text[:69]}…"
 

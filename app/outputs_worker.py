@@ -7,6 +7,7 @@ It reads requests from its standard input, so it ends when the app does, even if
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import importlib.metadata
 import json
@@ -18,15 +19,21 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import attrs
 
-from nnxdsl.errors import RunError
+from nnxdsl.config.core.serialization import from_dict
+from nnxdsl.config.data import HUB, Data, FileData
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import source_rows
+from nnxdsl.data.sources.paths import files_of
+from nnxdsl.errors import DataError, RunError, SpecError
 from nnxdsl.runs.code_digest import code_digest
+from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, replace
 
@@ -128,6 +135,50 @@ class _Child:
         return process_info.redact(text)[-SHOWN:].strip()
 
 
+@attrs.frozen
+class HeldOut:
+    """Held-out data of a run, whose paths are relative to the directory in which it was started.
+
+    Attributes:
+        data: Its spec, with paths from the root.
+        prefix: Beginning of the names of rows that they do not have in the run.
+    """
+
+    data: FileData
+    prefix: str
+
+    @classmethod
+    def of(cls, data: FileData, started: Path) -> HeldOut:
+        """The data of a run that was started in `started`."""
+        prefix = f"{started.absolute()}/"
+
+        def here(path: str) -> str:
+            is_glob = glob.has_magic(path) and not (started / path).exists()
+            is_whole = path.startswith((HUB, "~")) or Path(path).is_absolute()
+            return path if is_whole else f"{glob.escape(prefix) if is_glob else prefix}{path}"
+
+        given = data.path
+        return cls(attrs.evolve(data, path=here(given) if isinstance(given, str) else tuple(map(here, given))), prefix)
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The name of each readable row in the run, and its fields in the loaders' columns.
+
+        Raises:
+            DataError: There is no such source, or it cannot be read.
+        """
+        for place, row in source_rows(self.data):
+            if not isinstance(row, RowError):
+                yield place.removeprefix(self.prefix), row
+
+    def stamps(self) -> list[list[int]] | None:
+        """Time and size of each file; None for a dataset of the Hub, or if a file is missing."""
+        try:
+            stats = [file.path.stat() for file in files_of(self.data.paths, self.data.split)]
+        except (OSError, DataError):
+            return None
+        return [[stat.st_mtime_ns, stat.st_size] for stat in stats]
+
+
 class Answers:
     """Runs requests to models one at a time, in order."""
 
@@ -157,27 +208,27 @@ class Answers:
         depends = {
             "model": attrs.asdict(model),
             "files": [_digest(file) for file in files],
-            "held out": _stamp(self.held_out(model.run)),
+            "held out": None if (held_out := self.held_out(model.run)) is None else held_out.stamps(),
             "request": request,
             "versions": {name: _version(name) for name in _VERSIONS},
             "code": code_digest(),
         }
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
-    def held_out(self, run: str) -> Path | None:
-        """Path of a run's held-out data; None if it has none."""
+    def held_out(self, run: str) -> HeldOut | None:
+        """A run's held-out data; None if it has none, or data that this process cannot read."""
         place = run_path(self._settings.home, run)
         tree = read_json(place / "experiment.json")
         data = (tree.get("evaluation") or {}).get("data") if isinstance(tree, dict) else None
-        path = data.get("path") if isinstance(data, dict) else None
-        if not isinstance(path, str):
+        try:
+            spec = from_dict(data, Data) if isinstance(data, dict) else None
+        except SpecError:
             return None
         try:
-            lines = (place / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
-            started = Path(str(json.loads(lines[-1]).get("cwd", ".")))
-        except (OSError, ValueError, IndexError, AttributeError):
-            started = self._settings.project
-        return started / Path(path).expanduser()
+            started = RunDirectory(place).started_in()
+        except RunError:  # a damaged file
+            started = None
+        return HeldOut.of(spec, started or self._settings.project) if isinstance(spec, FileData) else None
 
     def find(self, key: str) -> Request | None:
         """Returns a request in progress or a cached result; None if there is neither."""
@@ -356,14 +407,6 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise RunError(f"{path.name}: the run has no such file; choose another checkpoint") from error
-
-
-def _stamp(path: Path | None) -> list[int] | None:
-    try:
-        stat = None if path is None else path.stat()
-    except OSError:
-        stat = None
-    return None if stat is None else [stat.st_mtime_ns, stat.st_size]
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import doctest
+import gzip
 import io
 import json
 import re
@@ -26,7 +27,9 @@ from app.page import Ask
 from app.pages import PAGES
 from app.settings import Limits, Settings
 from app.state import Site
-from nnxdsl import Data, Evaluation, RunError
+from nnxdsl import Data, Evaluation, RunError, to_dict
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import source_rows
 from tests.app.many import experiment, write_run
 
 EVIL = '<img src=x onerror="boom(1)">'
@@ -393,6 +396,51 @@ def test_a_prompt_is_needed(site: Site, run: str) -> None:
         "temperature": 0.0,
         "seed": 0,
     }
+
+
+SOURCES: dict[str, Data] = {
+    "one file": Data.Preferences("held.jsonl.gz"),
+    "a glob and a file": Data.Preferences(("./parts/*.jsonl", "held.jsonl.gz")),
+    "a folder": Data.Preferences("parts"),
+    "other columns": Data.Preferences("table.csv", columns={"question": "prompt", "good": "chosen", "bad": "rejected"}),
+    "texts": Data.Text("table.csv", field="question"),
+    "chats": Data.Conversations("chats.json"),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_held_out_rows_are_read_as_the_run_reads_them(
+    site: Site, run: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, data = site.settings.project / "started [1]", SOURCES[kind]
+    (place / "parts").mkdir(parents=True)
+    pairs = [{"prompt": f"Say {n}", "chosen": "yes", "rejected": "no"} for n in range(3)]
+    lines = [f"{json.dumps(row)}\n" for row in pairs]
+    (place / "held.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    (place / "parts" / "a.jsonl").write_text(f"{{\n{lines[1]}")
+    (place / "parts" / "b.jsonl").write_text(lines[2])
+    (place / "table.csv").write_text("question,good,bad\nSay 0,yes,no\nSay 1,yes,no\n")
+    (place / "chats.json").write_text(json.dumps([{"conversations": [{"from": "human", "value": "Say 0"}]}]))
+    run_path = site.settings.home / run
+    tree = json.loads((run_path / "experiment.json").read_text())
+    tree["evaluation"]["data"] = {name: value for name, value in to_dict(data).items() if name != "schema"}
+    (run_path / "experiment.json").write_text(json.dumps(tree))
+    (run_path / "attempts.jsonl").write_text(json.dumps({"cwd": str(place)}) + "\n")
+
+    before, listed = site.answers.key(Model(run, 20), {"do": "pairs"}), held_out_prompts(site, run)
+    monkeypatch.chdir(place)
+    rows = [row for row in source_rows(data) if not isinstance(row.value, RowError)]  # as the run, in its directory
+    assert [where for where, _ in listed] == [row.place for row in rows]
+    numbers = {"one file": "012", "a glob and a file": "12012", "a folder": "12", "chats": "0"}.get(kind, "01")
+    assert [text for _, text in listed] == [f"Say {number}" for number in numbers]
+    options = re.findall(r'<option value="([^"]+:[^"]+)"', shown(site, run=run))
+    assert options == [where for where, _ in listed]
+
+    name = rows[-1].place.rpartition(":")[0]
+    (place / name).write_bytes((place / name).read_bytes() + b"\n")
+    assert site.answers.key(Model(run, 20), {"do": "pairs"}) != before
+    (place / name).unlink()
+    assert held_out_prompts(site, run) == [] or kind == "a folder"
 
 
 def test_an_answer_belongs_to_its_checkpoint_and_held_out_file(site: Site, run: str) -> None:
