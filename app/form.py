@@ -25,7 +25,7 @@ from .html import join as joined
 from .parts import action
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Run", ("name", "steps", "batch_size", "seed", "notes")),
+    ("Run", ("name", "steps", "epochs", "batch_size", "seed", "notes")),
     ("Model", ("model",)),
     ("Data", ("data", "batching")),
     ("Objective", ("objective", "reference")),

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
@@ -15,8 +17,8 @@ from nnxdsl.config.batching import Batching, Padded
 from nnxdsl.config.core.base import BROKEN, Spec, declared, gather
 from nnxdsl.config.core.run_id import run_id
 from nnxdsl.config.core.validators import Limit, name, positive
-from nnxdsl.config.data import Data
-from nnxdsl.config.defaults import default_optimizer
+from nnxdsl.config.data import Data, Mixture
+from nnxdsl.config.defaults import EPOCHS, default_optimizer
 from nnxdsl.config.diloco import Outer
 from nnxdsl.config.evaluation import Evaluation
 from nnxdsl.config.memory import Memory
@@ -49,7 +51,10 @@ class Experiment(Spec):
             objective, ten times as large with an adapter (`nnxdsl.config.defaults`), which it follows when one of these
             is changed with `evolve`, a sweep or `path=value`. One that is given equal to it is the same experiment, and
             follows too.
-        steps: Optimizer steps.
+        steps: Optimizer steps; None where `epochs` are given.
+        epochs: Passes over the training rows, in place of `steps`; 1 where neither is given. They become steps when the
+            rows are counted: as many as give every row as often, rounded up, so that the last step may begin the next
+            epoch. A run whose rows have changed is not resumed.
         batch_size: Rows (pairs or sequences) per optimizer step, over all devices and micro-batches.
         adapter: The adapter that is trained; None trains the model's own weights.
         quantization: The format of frozen weights, or of the products with trained ones; None for neither.
@@ -75,8 +80,8 @@ class Experiment(Spec):
         {"name", "notes", "evaluation", "checkpoint", "tracking", "mesh", "microbatch_size", "batching", "memory"}
     )
 
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"reference", "guard", "frozen", "outer"})
-    derived: ClassVar[Mapping[str, str]] = {"optimizer": "objective and adapter"}
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"epochs", "reference", "guard", "frozen", "outer"})
+    derived: ClassVar[Mapping[str, str]] = {"optimizer": "objective and adapter", "epochs": "steps"}
 
     name: str = attrs.field(validator=name)
     model: Model
@@ -86,8 +91,9 @@ class Experiment(Spec):
         optimizer: Optimizer = cast("Optimizer", None)  # may be left out
     else:
         optimizer: Optimizer  # no default of the class: it follows from `objective` and `adapter`
-    steps: int = attrs.field(validator=positive)
-    batch_size: int = attrs.field(validator=positive)
+    steps: int | None = attrs.field(default=None, validator=positive)
+    epochs: float | None = attrs.field(default=None, validator=positive)
+    batch_size: int = attrs.field(default=8, validator=positive)
     adapter: Adapter | None = None
     quantization: Quantization | None = None
     reference: Reference = Initial()
@@ -107,12 +113,27 @@ class Experiment(Spec):
 
     @classmethod
     def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
-        """The optimizer by objective and adapter; a wrong objective is reported once, by `objective`."""
+        """The optimizer by objective and adapter, and one epoch without steps; see `nnxdsl.config.defaults`.
+
+        A wrong objective is reported once, by `objective`.
+        """
         objective, adapter = values.get("objective"), values.get("adapter")
+        epochs = {"epochs": EPOCHS if values.get("steps") is None else None}
         if not isinstance(objective, Objective):
-            return {"optimizer": BROKEN}
+            return {**epochs, "optimizer": BROKEN}
         optimizer = default_optimizer(objective, cast("Adapter | None", adapter))
-        return {} if optimizer is None else {"optimizer": optimizer}
+        return epochs if optimizer is None else {**epochs, "optimizer": optimizer}
+
+    def steps_for(self, rows: int) -> int:
+        """The optimizer steps of a run on so many training rows.
+
+        With `epochs`, the fewest that train on every row (on `num_generations` completions of every prompt) as often.
+        """
+        if self.steps is not None:
+            return self.steps
+        # The decimal number as it is written: the nearest binary one may be larger, and give a step too many.
+        samples = Fraction(repr(self.epochs)) * rows * self.objective.num_generations
+        return math.ceil(samples / self.batch_size) * self.objective.num_iterations
 
     @property
     def rows_at_once(self) -> int:
@@ -169,11 +190,21 @@ class Experiment(Spec):
     def problems(self) -> Iterable[Problem]:
         """Problems between the parts: each part checks its own conditions."""
         parts = (lambda name=name: self._check_part(name) for name in declared(Experiment))
-        return gather(self._check_batch, self._check_tracking, *parts)
+        return gather(self._check_length, self._check_batch, self._check_tracking, *parts)
 
     def _check_part(self, name: str) -> Iterable[Problem]:
         part = getattr(self, name)
         return part.check(self) if isinstance(part, Spec) else ()
+
+    def _check_length(self) -> Iterable[Problem]:
+        if self.steps is None and self.epochs is None:
+            yield Problem("steps", "how long the run is needs steps or epochs, and both are None")
+        elif self.steps is not None and self.epochs is not None:
+            yield Problem(
+                "epochs", f"{self.epochs:g} and steps={self.steps} are two lengths of one run; set one to None"
+            )
+        elif self.epochs is not None and isinstance(self.data, Mixture):
+            yield Problem("epochs", "a mixture has no last row, so its epochs cannot be counted; give steps")
 
     def _check_batch(self) -> Iterable[Problem]:
         if self.microbatch_size is not None and self.batch_size % self.microbatch_size:

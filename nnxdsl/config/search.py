@@ -232,7 +232,7 @@ class Search:
             yield Problem("pruner", f"goes by held-out figures ({EVALUATED}...), and the metric is {self.metric!r}")
         elif self.pruner is not None and is_evaluated:
             assert self.base.evaluation is not None
-            if self.base.evaluation.every_steps >= self.base.steps:
+            if self.base.steps is not None and self.base.evaluation.every_steps >= self.base.steps:
                 message = f"has no effect: there is no evaluation before the end of {self.base.steps} steps"
                 yield Problem("pruner", message)
 

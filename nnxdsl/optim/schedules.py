@@ -10,11 +10,34 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
+from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.schedule import WSD, Constant, InverseSqrt, Schedule, WarmupCosine, WarmupLinear
-from nnxdsl.errors import NotRegisteredError
+from nnxdsl.errors import NotRegisteredError, PlanError, Problem
 
 Curve = Callable[[Any], Any]
 """From a zero-based step (an int or a traced array) to a learning rate."""
+
+
+def curve(experiment: Experiment, steps: int | None) -> Curve:
+    """The learning rate of an experiment in a run of `steps`.
+
+    Where they are None it raises a PlanError when a step is traced: all but training works without.
+    """
+    if steps is not None:
+        return learning_rate(experiment.optimizer.schedule, steps)
+
+    def refuse(step: Any) -> Any:
+        raise PlanError([uncounted(experiment)], f"Experiment '{experiment.name}'")
+
+    return refuse
+
+
+def uncounted(experiment: Experiment) -> Problem:
+    """The problem of training for epochs whose rows have not been counted."""
+    message = (
+        f"{experiment.epochs:g} of rows that have not been counted; nnxdsl.compile(experiment, steps=...) has them"
+    )
+    return Problem("epochs", message)
 
 
 @singledispatch

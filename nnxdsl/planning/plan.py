@@ -48,16 +48,17 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
     blueprint, why = resolve_remat(build_blueprint(experiment, platform), None if device is None else device.usable)
     layout, longest = blueprint.layout, lengths(experiment.data)
     parts = memory(blueprint, longest)
-    device_bytes, rows = _bytes(parts, "device"), experiment.steps * experiment.batch_size
+    device_bytes, rows = _bytes(parts, "device"), experiment.steps and experiment.steps * experiment.batch_size
     remats = REMAT_POLICIES if longest.trunk else ()
     has_speed = device is not None and device.flops is not None and longest.trunk
     return {
         "schema": SCHEMA,
         "id": experiment.id,
         "steps": experiment.steps,
+        "epochs": experiment.epochs,
         "batch_size": experiment.batch_size,
         "rows": rows,
-        "tokens_at_most": rows * longest.trunk,
+        "tokens_at_most": rows and rows * longest.trunk,
         "microbatches": experiment.microbatches,
         "parameters": blueprint.parameters,
         "compute": blueprint.compute.name,
@@ -178,8 +179,8 @@ def _quantization(blueprint: Blueprint) -> str | None:
 
 def _precomputed_top_k(blueprint: Blueprint) -> str:
     experiment, size = blueprint.experiment, top_bytes(blueprint)
-    rows, targets = experiment.steps * experiment.batch_size, lengths(experiment.data).head
-    total = f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows" if targets else ""
+    rows, targets = (experiment.steps or 0) * experiment.batch_size, lengths(experiment.data).head
+    total = f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows" if rows * targets else ""
     assert isinstance(experiment.objective, Distill)
     count = experiment.objective.top_k
     return (

@@ -72,6 +72,18 @@ class Blueprint:
     layout: Layout
     platform: str
     teacher: Teacher | None = None
+    steps: int | None = None
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run.
+
+        Raises:
+            PlanError: They are given as epochs, and the rows have not been counted.
+        """
+        if self.steps is None:
+            raise PlanError([schedules.uncounted(self.experiment)], f"Experiment '{self.experiment.name}'")
+        return self.steps
 
     @property
     def base(self) -> Mapping[str, ParamSpec]:
@@ -141,17 +153,18 @@ class Blueprint:
         return {"total": _size(self.base), "trainable": _size(self.trainable)}
 
 
-def build_blueprint(experiment: Experiment, platform: str = "cpu") -> Blueprint:
+def build_blueprint(experiment: Experiment, platform: str = "cpu", steps: int | None = None) -> Blueprint:
     """The blueprint of an experiment.
 
     Args:
         experiment: The experiment.
         platform: "cpu", "gpu" or "tpu": what `Precision.compute="auto"` goes by.
+        steps: What the experiment's epochs are in steps; None where it has steps, or where nothing is trained.
 
     Raises:
         PlanError: with everything that does not fit.
     """
-    blueprint, problems = _build_unplaced(experiment, platform)
+    blueprint, problems = _build_unplaced(experiment, platform, steps)
     rows = "batch_size" if experiment.microbatch_size is None else "microbatch_size"
     problems += blueprint.kernels.problems()
     misplaced = blueprint.teacher_layout.problems() + blueprint.layout.batch_problems(experiment.rows_at_once, rows)
@@ -173,7 +186,8 @@ def build_unplaced(experiment: Experiment, platform: str = "cpu") -> Blueprint:
     return blueprint
 
 
-def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, list[Problem]]:
+def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = None) -> tuple[Blueprint, list[Problem]]:
+    steps = experiment.steps if steps is None else steps
     config = architecture(experiment.model)
     adapter, quantization = experiment.adapter, experiment.quantization
     compute, frozen_dtype = dtypes(experiment, platform)
@@ -210,7 +224,7 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
     )
     reference = build_reference(PolicyParts(experiment, base, without_adapter, trainable, compute))
     problems += optimizers.problems(experiment.optimizer, roles(trainable))
-    update = _update(experiment, trainable)
+    update = _update(experiment, steps, trainable)
     teacher = _teacher(experiment, config, frozen_dtype, problems)
     arrays = _arrays(frozen, trainable, reference.arrays, {} if teacher is None else teacher.arrays, update)
     workers = 1 if experiment.outer is None else experiment.outer.workers
@@ -229,6 +243,7 @@ def _build_unplaced(experiment: Experiment, platform: str) -> tuple[Blueprint, l
         layout,
         platform,
         teacher,
+        steps,
     )
     return blueprint, problems
 
@@ -273,8 +288,10 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
     return jnp.dtype(compute), jnp.dtype(compute if precision.frozen == "auto" else precision.frozen)
 
 
-def _update(experiment: Experiment, trainable: Mapping[str, ParamSpec]) -> optax.GradientTransformation:
-    curve = schedules.learning_rate(experiment.optimizer.schedule, experiment.steps)
+def _update(
+    experiment: Experiment, steps: int | None, trainable: Mapping[str, ParamSpec]
+) -> optax.GradientTransformation:
+    curve = schedules.curve(experiment, steps)
     update = optimizers.build(experiment.optimizer, curve, roles(trainable))
     if experiment.outer is not None:
         update = diloco.with_diloco(update, experiment.outer)

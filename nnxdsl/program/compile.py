@@ -407,7 +407,7 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
 def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
     """One optimizer step: of a single model or of DiLoCo's workers, under a guard, of a state that may be offloaded."""
     experiment, guard = blueprint.experiment, step_guard.build(blueprint.experiment.guard)
-    schedule = schedules.learning_rate(experiment.optimizer.schedule, experiment.steps)
+    schedule = schedules.curve(experiment, blueprint.steps)
     train_step = TrainStep(
         loss,
         blueprint.update,
@@ -425,7 +425,7 @@ def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
         state_shardings = step_guard.inner(optimizer_shardings(blueprint, mesh, fetched=True))
         shardings = (blueprint.layout.shardings("trainable", mesh), state_shardings) if mesh.size > 1 else None
         rule = diloco.build(outer)
-        update = diloco.OuterUpdate(outer.every_steps, experiment.steps, rule, guard.applied_steps, shardings)
+        update = diloco.OuterUpdate(outer.every_steps, blueprint.steps, rule, guard.applied_steps, shardings)
         step = diloco.synchronized(guarded(workers, guard), update)
     return offloaded(step, experiment.memory.offload)
 
@@ -484,6 +484,8 @@ def compile(
     experiment: Experiment,
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
     on_sharding: OnSharding | None = None,
+    *,
+    steps: int | None = None,
 ) -> Program:
     """Compile an experiment into a program on devices; XLA compiles at the first step.
 
@@ -491,6 +493,8 @@ def compile(
         experiment: The experiment.
         devices: Devices to use, as many as the mesh takes; None for the first ones of this machine.
         on_sharding: Called, when XLA compiles the step, with each activation's axes, shape and sharding.
+        steps: What the experiment's epochs are in steps, which `step` needs for the learning rate; None where it has
+            steps, or where nothing is trained.
 
     Raises:
         PlanError: with everything that does not fit, among it a mesh larger than the devices.
@@ -498,7 +502,7 @@ def compile(
     available = list(jax.devices() if devices is None else devices)
     mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")
     device = own_device(mesh, f"Experiment '{experiment.name}'")
-    blueprint, _ = resolve_remat(build_blueprint(experiment, device.platform), usable_memory(device))
+    blueprint, _ = resolve_remat(build_blueprint(experiment, device.platform, steps), usable_memory(device))
     loss = build_policy_loss(blueprint, mesh, build_forward(blueprint, mesh, on_sharding))
     step = build_step(blueprint, mesh, loss)
     return Program(experiment, blueprint, mesh, loss, step, jit_step(blueprint, mesh, loss, step))

@@ -160,7 +160,7 @@ class OuterUpdate:
     """
 
     every_steps: int
-    steps: int
+    steps: int | None
     rule: optax.GradientTransformation
     done: Callable[[Any], jax.Array]
     shardings: tuple[Any, Any] | None = None

@@ -184,7 +184,7 @@ class RunDirectory(RunRows):
         """
         if self.status().get("state") != "finished":
             return None
-        total = self.experiment().get("steps")
+        total = self.experiment().get("steps") or self.status().get("total")  # epochs are counted when a run begins
         if not records.is_integer(total):
             return None
         saved = self._committed_steps()

@@ -23,6 +23,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.search import Axis, Float, Halving, Int, Log, Median, Pruner, Search
 from nnxdsl.errors import RunError, SpecError
 from nnxdsl.launch.driver import Settled, Task
+from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.sweep.results import figures, held_out
 from nnxdsl.sweep.sweep import SweepDirectory
 from nnxdsl.terminal.display import Display
@@ -127,9 +128,10 @@ class Trials:
 
     def _report(self, trial: _Trial, task: Task) -> bool:
         """Reports new evaluation metrics to Optuna, without those of the last step; returns whether there were any."""
-        is_new = False
-        for step, value in held_out(self._directory.home / task.run, self._search.metric):
-            if step not in trial.reported and step < task.experiment.steps and math.isfinite(value):
+        is_new, run = False, self._directory.home / task.run
+        last = task.experiment.steps or RunDirectory(run).status().get("total") or 0
+        for step, value in held_out(run, self._search.metric):
+            if step not in trial.reported and step < last and math.isfinite(value):
                 trial.trial.report(value, step)
                 trial.reported.add(step)
                 is_new = True

@@ -1,14 +1,16 @@
-"""A plan on a terminal: summary, memory, warnings, every array, and the compiler's report. Loads no jax."""
+"""A plan on a terminal: one screen, and on request every array and the compiler's report. Loads no jax."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from nnxdsl.terminal.array_selection import array_name, by_layout
+from nnxdsl.terminal.array_selection import Array, array_name, by_layout, select
+from nnxdsl.terminal.display import clean, duration
 from nnxdsl.terminal.plan_format import (
     applied_rules,
     format_bytes,
@@ -22,32 +24,116 @@ from nnxdsl.terminal.plan_memory_view import compiled_memory_columns, show_memor
 from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_section
 
 
+WARNINGS_SHOWN = 3
+"""Warnings of a plan that are printed; the others are counted."""
+
+
 def show_plan(plan: Mapping[str, Any], console: Console) -> None:
-    """Print a plan of `nnxdsl plan --json`: summary, memory, warnings, arrays, and the compiler's report."""
+    """Print a plan of `nnxdsl plan --json` on one screen, and the compiler's report if there is one.
+
+    One screen is 24 lines of 80 columns: lines are cut at the right edge rather than folded. See `show_arrays` for the
+    rest.
+    """
     console.print(line(plan["id"], "bold"))
-    console.print(grid_of(facts(plan)))
-    gap(console)
     show_memory(plan, console)
-    for warning in plan["warnings"]:
-        gap(console)
-        message = f"{warning['message']} [{warning['kind']}]"
-        console.print(grid_of([("! warning", f"{warning['path']}: {message}")], style="yellow"))
-    title = f"{pluralize(len(plan['arrays']), 'array')}; those of all blocks with the same layout share a row"
-    show_section(title, _array_columns(plan["arrays"]), console)
-    if plan.get("flows"):
-        show_section("activations of one micro-batch, by logical axes", _activation_columns(plan), console)
+    for name, text in _summary(plan):
+        console.print(_cut(f"{name:11} {text}"))
+    shown = plan["warnings"][:WARNINGS_SHOWN]
+    for warning in shown:
+        console.print(_cut(f"! {warning['path']}: {warning['message']} [{warning['kind']}]", "yellow"))
+    if more := len(plan["warnings"]) - len(shown):
+        console.print(_cut(f"! {pluralize(more, 'further warning')}: --warnings shows all in full", "yellow"))
+    for text in advice(plan):
+        console.print(_cut(f"→ {text}", "cyan"))
     if plan["compiled"]:
         gap(console)
         _show_compiled(plan, console)
+
+
+def _cut(text: str, style: str = "") -> Text:
+    return Text(clean(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def _summary(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The facts of a plan in fewer lines, and the estimated time."""
+    rows = dict(facts(plan))
+    rows["steps" if "steps" in rows else "epochs"] += f", {rows.pop('tokens')} tokens" if "tokens" in rows else ""
+    rows["computed in"] += f", attention {rows.pop('attention')}"
+    if "slices" in rows:
+        rows["mesh"] += f", slices {rows.pop('slices')}"
+    if plan["activations"]:
+        sizes = ", ".join(f"{name} {format_bytes(count)}" for name, count in plan["activations"].items())
+        rows["remat"] = f"{plan['remat']} ({plan['remat_why']}); activations: {sizes}"
+    if seconds := plan.get("step_seconds"):
+        whole = f", {duration(seconds['step'] * plan['steps'])} for all steps" if plan["steps"] else ""
+        parts = f"products {seconds['compute']:.2g} s, memory {seconds['memory']:.2g} s, links {seconds['links']:.2g} s"
+        rows["time"] = f"about {seconds['step']:.2g} s a step by estimate{whole} ({parts})"
+    return list(rows.items())
+
+
+def advice(plan: Mapping[str, Any]) -> Iterator[str]:
+    """What to do next, with the setting or the flag that does it."""
+    verdict, device, sizes = plan["verdict"], plan["device"], plan["activations"]
+    if verdict is None:
+        if device is None:
+            yield "does it fit? --device h200 (or h100, a100, v5e, ...) compares it with the memory of a device"
+    elif not verdict["fits"]:
+        yield verdict["message"].partition("; ")[2]
+        yield f"other meshes that fit: --search --device {device['name']} --count {max(2 * plan['devices'], 8)}"
+    elif plan["remat"] in sizes:
+        for name, size in sizes.items():  # the one that computes least again first
+            total = plan["bytes_per_device"] - sizes[plan["remat"]] + size
+            if name == plan["remat"]:
+                break
+            if total <= device["usable"]:
+                yield f"memory.remat={name} computes less again, and fits as well: {format_bytes(total)}"
+                break
+    yield f"{pluralize(len(plan['arrays']), 'array')}: --arrays lists them, --why PATH says why one is split as it is"
+
+
+def show_arrays(plan: Mapping[str, Any], patterns: Sequence[str], console: Console) -> None:
+    """Print a table of arrays, and of the activations where no array is selected.
+
+    Args:
+        plan: The plan.
+        patterns: Paths, groups or patterns, as of `array_selection.select`; none for all arrays.
+        console: Where to print.
+
+    Raises:
+        RunError: A pattern matches no array; names the nearest paths.
+    """
+    arrays: Sequence[Array] = plan["arrays"]
+    if patterns:
+        chosen = {id(array) for each in patterns for group in select(arrays, each)[0] for array in group}
+        arrays = [array for array in arrays if id(array) in chosen]
+    count = (
+        pluralize(len(plan["arrays"]), "array") if not patterns else f"{len(arrays)} of {len(plan['arrays'])} arrays"
+    )
+    show_section(f"{count}; those of all blocks with the same layout share a row", _array_columns(arrays), console)
+    if plan.get("flows") and not patterns:
+        show_section("activations of one micro-batch, by logical axes", _activation_columns(plan), console)
+
+
+def show_warnings(plan: Mapping[str, Any], console: Console) -> None:
+    """Print the warnings of a plan in full."""
+    for warning in plan["warnings"]:
+        message = f"{warning['message']} [{warning['kind']}]"
+        console.print(grid_of([("! warning", f"{warning['path']}: {message}")], style="yellow"))
+    if not plan["warnings"]:
+        console.print(line("no warnings"))
 
 
 def facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a run does, as pairs of a name and a text."""
     total, trained = plan["parameters"]["total"], plan["parameters"]["trainable"]
     batch = f"{plan['batch_size']:,} rows in {pluralize(plan['microbatches'], 'micro-batch', 'es')}"
+    if plan["steps"] is None:
+        length = [("epochs", f"{plan['epochs']:g}, in steps of {batch}")]
+    else:
+        steps = f"{plan['steps']:,} of {batch}: {plan['rows']:,} rows"
+        length = [("steps", steps), ("tokens", f"at most {plan['tokens_at_most']:,}")]
     rows = [
-        ("steps", f"{plan['steps']:,} of {batch}: {plan['rows']:,} rows"),
-        ("tokens", f"at most {plan['tokens_at_most']:,}"),
+        *length,
         ("parameters", f"{total:,}, trained {trained:,} ({trained / total:.2%})"),
         ("computed in", f"{plan['compute']}, on {plan['platform']}"),
         ("reference", str(plan["reference"])),

@@ -66,7 +66,7 @@ class DatasetBatches:
         self.program, self.sampler = program, sampler
         # A CPU has no idle moment for it, and makes batches in microseconds.
         depth = 0 if program.blueprint.platform == "cpu" else PREFETCHED
-        self._prefetch = Prefetch(self._make, program.experiment.steps, depth)
+        self._prefetch = Prefetch(self._make, program.blueprint.total_steps, depth)
 
     def _make(self, step: int) -> StepBatch:
         batch = self.sampler.at(step, self.program.reads)

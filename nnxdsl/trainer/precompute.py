@@ -83,7 +83,7 @@ def _attach_cached(prepared: Prepared, attach: Callable[[Dataset, Rows], Dataset
     """Replaces the training rows and the held-out rows by rows with precomputed values."""
     sampler, evaluator = prepared.sampler, prepared.evaluator
     assert isinstance(sampler, BatchSampler)  # rollouts have no rows to compute anything for
-    rows = training_rows(sampler, prepared.program.experiment.steps)
+    rows = training_rows(sampler, prepared.program.blueprint.total_steps)
     prepared.sampler = sampler.over(attach(sampler.dataset, rows))
     if evaluator is not None and evaluator.dataset is not None:
         evaluator.dataset = attach(evaluator.dataset, np.arange(len(evaluator.dataset)))

@@ -98,6 +98,10 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     dataset = read(experiment.data, "data")
     for line in dataset.report.lines():
         display.say(line)
+    if experiment.epochs is not None:  # what has been compiled so far knows the model, but not how long the run is
+        steps = experiment.steps_for(len(dataset))
+        display.say(f"epochs={experiment.epochs:g}: {steps:,} steps on {len(dataset):,} rows")
+        program = compile_experiment(experiment, steps=steps)
     rollouts = Rollouts.of(program, dataset, tokenizer) if isinstance(dataset, Prompts) else None
     evaluator, evaluation = None, experiment.evaluation
     if evaluation is not None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
-from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
-from nnxdsl.program.compile import TrainState
+from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
-from nnxdsl.runs.checkpoint_reader import Targets
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime import distributed
@@ -57,9 +55,7 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     checkpoints = attempt.checkpoints
     step, damage = _newest_step(attempt)
     saved = None if step is None else checkpoints.meta(step)
-    distributed.on_process_0(
-        lambda: require_room(checkpoints, program.experiment, step or 0, program.checkpoint_targets())
-    )
+    distributed.on_process_0(lambda: require_room(checkpoints, program, step or 0))
     if saved is not None:
         prepared.sampler.check(saved["batches"])
     provenance = Provenance(directory.path, saved)
@@ -119,15 +115,15 @@ def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int 
     return good.step, messages
 
 
-def require_room(checkpoints: Checkpoints, experiment: Experiment, step: int, targets: Mapping[str, Targets]) -> None:
+def require_room(checkpoints: Checkpoints, program: Program, step: int) -> None:
     """Refuses a run whose next checkpoint does not fit on the disk, before it computes anything.
 
     Raises:
         CheckpointError: How much it takes, and how much is free.
     """
-    every = experiment.checkpoint.every_steps
-    if step < experiment.steps:
-        checkpoints.require_room(min((step // every + 1) * every, experiment.steps), targets)
+    every, total = program.experiment.checkpoint.every_steps, program.blueprint.total_steps
+    if step < total:
+        checkpoints.require_room(min((step // every + 1) * every, total), program.checkpoint_targets())
 
 
 def evaluations_by_step(

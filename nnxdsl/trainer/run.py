@@ -83,7 +83,7 @@ def run(
         _record_recovery(directory, lock, doubt, display)
         stop = stack.enter_context(StopRequest(lambda: display.say(STOPPING)))
         try:
-            with Attempt(directory, display, stop, experiment.steps) as attempt:
+            with Attempt(directory, display, stop, prepared.program.blueprint.total_steps) as attempt:
                 with attempt.before_training():
                     start = resume_or_init(prepared, attempt)
                 with attempt.training():

@@ -81,7 +81,7 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        return self.program.experiment.steps
+        return self.program.blueprint.total_steps
 
     def train(self, state: TrainState, start: int = 0) -> TrainState:
         """Trains to the last step, or until a hook stops it.

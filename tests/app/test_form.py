@@ -83,7 +83,8 @@ def test_every_field_has_an_input_with_a_label_and_its_help() -> None:
     ("path", "text", "told"),
     [
         ("steps", "0", "expected a value > 0, got 0"),
-        ("steps", "", "needs a value"),
+        ("steps", "", "needs steps or epochs"),
+        ("epochs", "2", "are two lengths of one run"),
         ("steps", "ten", "expected int, got 'ten'"),
         ("steps", "__import__('os')", "expected int"),
         ("steps", "9" * 30_000, "characters; at most"),

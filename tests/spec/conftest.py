@@ -365,10 +365,14 @@ def experiments(draw: st.DrawFn) -> Experiment:
         objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))
     if default_optimizer(objective, adapter) is not None and draw(st.booleans()):
         del fields["optimizer"]
+    fields["data"] = draw(data)
+    if fields["steps"] is not None or isinstance(fields["data"], Data.Mixture):
+        fields |= {"steps": fields["steps"] or draw(st.integers(1, 10)), "epochs": None}
+    elif fields["epochs"] is None:
+        del fields["steps"], fields["epochs"]
     return Experiment(
         **fields,
         objective=objective,
-        data=draw(data),
         mesh=mesh,
         microbatch_size=draw(st.sampled_from([None, micro])),
         batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "num_generations", 1),

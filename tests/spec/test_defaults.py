@@ -13,6 +13,7 @@ from nnxdsl import (
     Model,
     Objective,
     Optimizer,
+    Reward,
     Schedule,
     SpecError,
     Weights,
@@ -22,6 +23,7 @@ from nnxdsl import (
     to_dict,
 )
 from nnxdsl.config.core.codegen import parse_value
+from nnxdsl.config.core.run_id import canonical
 
 CHATS, PAIRS = Data.Conversations("chats.jsonl"), Data.Preferences("pairs.jsonl")
 LORA = Adapter.LoRA()
@@ -80,6 +82,41 @@ def test_a_wrong_objective_is_reported_once() -> None:
         SpecError, match=r"^1 problem in Experiment 'short'\n  objective: expected Objective, got 'sft'"
     ):
         from_dict(tree, Experiment)
+
+
+def test_epochs_in_place_of_steps() -> None:
+    made = short(Objective.SFT(), steps=None)
+    assert (made.steps, made.epochs) == (None, 1.0)
+    fields = {"name": "short", "model": Model.Gemma3("tiny"), "objective": Objective.SFT(), "data": CHATS}
+    assert Experiment(**fields) == evolve(made, {"batch_size": 8})  # type: ignore[arg-type]
+    assert evolve(made, {"steps": 10}) == short(Objective.SFT(), steps=10)
+    assert evolve(short(Objective.SFT(), steps=10), {"steps": None}) == made
+    assert made.id != evolve(made, {"epochs": 2}).id
+    assert '"epochs"' not in canonical(short(Objective.SFT(), steps=10))
+    with pytest.raises(SpecError, match=r"epochs: 2 and steps=10 are two lengths of one run; set one to None"):
+        evolve(short(Objective.SFT(), steps=10), {"epochs": 2})
+    with pytest.raises(SpecError, match="steps: how long the run is needs steps or epochs, and both are None"):
+        short(Objective.SFT(), steps=None, epochs=None)
+    with pytest.raises(SpecError, match="epochs: a mixture has no last row"):
+        short(Objective.SFT(), steps=None, data=Data.Mixture({CHATS: 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "batch_size", "steps"),
+    [(1.0, 220, 8, 28), (1.0, 224, 8, 28), (3.0, 220, 8, 83), (0.1, 1000, 10, 10), (0.7, 100, 10, 7), (0.01, 9, 8, 1)],
+)
+def test_steps_give_every_row_as_often_as_the_epochs_say(epochs: float, rows: int, batch_size: int, steps: int) -> None:
+    made = short(Objective.SFT(), steps=None, epochs=epochs, batch_size=batch_size)
+    assert made.steps_for(rows) == steps
+    assert evolve(made, {"steps": 5, "epochs": None}).steps_for(rows) == 5
+
+
+def test_steps_of_sampled_completions() -> None:
+    """Each prompt has `num_generations` completions in a batch, each batch `num_iterations` steps."""
+    reward = Reward(name="length")
+    objective = Objective.GRPO(rewards=(reward,), num_generations=4, num_iterations=3)
+    made = short(objective, steps=None, data=Data.Prompts("prompts.jsonl"), batch_size=8)
+    assert made.steps_for(10) == 5 * 3
 
 
 def test_a_model_by_name() -> None:

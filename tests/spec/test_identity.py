@@ -74,6 +74,7 @@ TRACKING = (
 )
 
 ONLY = {
+    ("Experiment", "epochs"): "epochs",
     ("Experiment", "frozen"): "frozen",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
     ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
@@ -143,6 +144,7 @@ def samples(design: Any) -> dict[str, Experiment]:
             quantization=None,
         ),
         "apart": design(outer=Outer.DiLoCo(every_steps=10)),
+        "epochs": design(steps=None, epochs=2.0),
         "skipping": design(guard=Guard.Skip()),
         "spikes": design(guard=Guard.SkipSpikes()),
         "staged": design(model=Model.Gemma3("1b", weights=Weights.From(sft))),

@@ -146,8 +146,9 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
             found[name] = summary = {**summarize(dataset, data, tokenizer, args.rows), "refused": refused}
             if name == "data":
                 summary["padding"] = _padding(experiment, dataset)
+                rows = experiment.steps_for(len(dataset)) * experiment.batch_size
                 for source in summary.get("sources", ()):
-                    source["epochs"] = experiment.steps * experiment.batch_size * source["share"] / source["rows"]
+                    source["epochs"] = rows * source["share"] / source["rows"]
     return found
 
 
@@ -187,7 +188,7 @@ def _padding(experiment: Experiment, dataset: Dataset) -> dict[str, Any] | None:
         batching=experiment.batching,
         blocks=build_blueprint(experiment, "cpu").blocks if isinstance(experiment.batching, Packed) else 1,
     )
-    last = min(experiment.steps, -(-len(dataset) // experiment.batch_size)) - 1
+    last = min(experiment.steps_for(len(dataset)), -(-len(dataset) // experiment.batch_size)) - 1
     steps = np.unique(np.linspace(0, last, STEPS).astype(int)).tolist()
     share = 1 - sum(non_padding_fraction(sampler.at(step)) for step in steps) / len(steps)
     return {"share": share, "batch_size": experiment.batch_size, "batching": type(experiment.batching).__qualname__}

@@ -56,6 +56,10 @@ class Objective(Spec):
 
     mtp_loss_weight: ClassVar[float] = 0.0
     """Strength of multi-token prediction."""
+    num_generations: ClassVar[int] = 1
+    """Completions that are sampled of each row; 1 where rows hold what is trained on."""
+    num_iterations: ClassVar[int] = 1
+    """Optimizer steps on the same rows, one after another."""
     loss_on: ClassVar[str] = "assistant"
     """Where it reads sequences: which tokens are targets."""
     teacher: ClassVar[Model | None] = None

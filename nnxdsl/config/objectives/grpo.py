@@ -3,6 +3,9 @@
 Completions are sampled and rewarded by `trainer/rollouts.py`.
 """
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -71,7 +74,7 @@ class GRPO(Objective):
 
     # Other members know it by their class; here it goes by `beta`.
     @property
-    def needs_reference(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_reference(self) -> bool:
         """Whether it compares the policy with a reference."""
         return self.beta > 0
 

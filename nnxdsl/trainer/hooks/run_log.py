@@ -54,7 +54,7 @@ class RunLog(Hook):
             checkpoint=start or None,
             stage="compiling the first step",
         )
-        self.attempt.display.stage(f"training {experiment.name}", experiment.steps)
+        self.attempt.display.stage(f"training {experiment.name}", trainer.total_steps)
 
     def _repair_rows(self, trainer: Trainer) -> None:
         directory, evaluation = self.attempt.directory, trainer.program.experiment.evaluation

@@ -1,0 +1,92 @@
+"""A run of epochs: as many steps as its rows take, the same as a run of so many steps, also when it is resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import nnxdsl
+from nnxdsl import Checkpoint, Data, Experiment, Model, Objective, PlanError, Result, evolve
+from nnxdsl.planning.plan import plan
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.terminal.display import Display
+from nnxdsl.terminal.plan_view import facts
+from nnxdsl.trainer.hooks.base import Hook
+from nnxdsl.trainer.run import run
+from nnxdsl.trainer.trainer import Trainer
+
+ROWS, STEPS = 11, 6
+"""Two epochs in batches of four."""
+
+
+@attrs.define
+class StopAt(Hook):
+    """Stops before a step."""
+
+    step: int
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        """Stops once."""
+        if trainer.step == self.step:
+            trainer.stop()
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    """Text for two epochs."""
+    rows = [json.dumps({"text": f"row {number} of text"}) for number in range(ROWS)]
+    (tmp_path / "text.jsonl").write_text("\n".join(rows))
+    return Experiment(
+        name="epochs",
+        model=Model.Gemma3("tiny"),
+        objective=Objective.SFT(loss_on="all"),
+        data=Data.Text(str(tmp_path / "text.jsonl"), max_length=24),
+        batch_size=4,
+        epochs=2,
+        checkpoint=Checkpoint(every_steps=2),
+    )
+
+
+def learnt(directory: Path) -> list[tuple[Any, ...]]:
+    """What the metrics say of each step, without its speed."""
+    return [(row["step"], row["loss"], row["grad_norm"], row["learning_rate"]) for row in Result(directory).metrics]
+
+
+@pytest.mark.slow
+def test_a_run_of_epochs_is_that_of_its_steps_and_resumes(experiment: Experiment, tmp_path: Path) -> None:
+    counted = evolve(experiment, {"steps": STEPS, "epochs": None})
+    assert counted.id != experiment.id
+    with Display(quiet=True) as display:
+        of_steps = run(counted, tmp_path / "steps", display)
+        stopped = run(experiment, tmp_path / "epochs", display, hooks=[StopAt(4)])
+        assert (stopped.state, stopped.step) == ("stopped", 4)
+        of_epochs = run(experiment, tmp_path / "epochs", display)
+        assert (of_epochs.state, of_epochs.step, of_epochs.directory.name) == ("finished", STEPS, experiment.id)
+        directory = RunDirectory(of_epochs.directory)
+        assert directory.status().get("total") == STEPS
+        assert directory.doubt() is None
+        assert [attempt["experiment"]["epochs"] for attempt in directory.attempts()] == [2.0, 2.0]
+        assert run(experiment, tmp_path / "epochs", display) == of_epochs
+    assert learnt(of_epochs.directory) == learnt(of_steps.directory)
+    assert Result(of_epochs.directory).load_model().generate(["row"], max_new_tokens=2)
+
+
+def test_a_program_of_epochs_trains_once_it_knows_its_steps(experiment: Experiment) -> None:
+    program = nnxdsl.compile(experiment)
+    with pytest.raises(PlanError, match="epochs: 2 of rows that have not been counted"):
+        program.lower()
+    with pytest.raises(PlanError, match="epochs: 2 of rows that have not been counted"):
+        _ = program.blueprint.total_steps
+    assert nnxdsl.compile(experiment, steps=STEPS).blueprint.total_steps == STEPS
+
+
+def test_a_plan_of_epochs_reads_no_rows(experiment: Experiment) -> None:
+    found = plan(experiment)
+    assert (found["steps"], found["epochs"], found["rows"], found["tokens_at_most"]) == (None, 2.0, None, None)
+    assert facts(found)[0] == ("epochs", "2, in steps of 4 rows in 1 micro-batch")
+    of_steps = plan(evolve(experiment, {"steps": STEPS, "epochs": None}))
+    assert found["bytes_per_device"] == of_steps["bytes_per_device"]
