@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from nnxdsl import Batching, Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, cli, to_python
+from nnxdsl import (
+    Batching,
+    Data,
+    Evaluation,
+    Experiment,
+    Model,
+    Objective,
+    Optimizer,
+    Schedule,
+    cli,
+    to_json,
+    to_python,
+)
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.summary import summarize
 from nnxdsl.terminal.data_view import show_data
@@ -262,3 +274,13 @@ def test_rows_that_fit_two_layouts_are_refused_with_both(write, capsys: pytest.C
         'rejected); say which columns are read with columns={"theirs": "ours"}'
     )
     assert "! refused" in shown(capsys, path, code=2)
+
+
+def test_an_experiment_may_be_a_file_its_own_command_line_or_json(write, capsys: pytest.CaptureFixture[str]) -> None:
+    own = experiment(Data.Text(write({"text": "abc"})))
+    assert cli.main_of(own, ["data", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    Path("seen.json").write_text(to_json(own))
+    assert as_json(capsys, file_of(own)) == as_json(capsys, "seen.json") == found
+    Path("rows.json").write_text(json.dumps([{"text": "abc"}]))
+    assert as_json(capsys, "rows.json")["source"]["kind"] == "Data.Text"

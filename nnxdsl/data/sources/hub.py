@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -66,6 +67,7 @@ class HubRows:
         return digest.hexdigest()
 
 
+@functools.lru_cache(maxsize=4)  # a source is opened to read its first rows, its rows, and a few of them again
 def open_hub(name: str, config: str | None, split: str | None, revision: str | None) -> HubRows:
     """The rows of a dataset, which is downloaded if it is not in the library's cache.
 
