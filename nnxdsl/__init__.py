@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from nnxdsl.data.sources.in_memory import save_rows as save_rows
     from nnxdsl.generate.pretrained import Pretrained as Pretrained
     from nnxdsl.generate.pretrained import load as load
+    from nnxdsl.planning.report import Plan as Plan
+    from nnxdsl.planning.report import plan as plan
     from nnxdsl.program.compile import Program as Program
     from nnxdsl.program.compile import compile as compile
     from nnxdsl.runs.frame import list_runs as list_runs
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from nnxdsl.trainer.sweep_result import SweepResult as SweepResult
 
 _LAZY = {
+    "Plan": "nnxdsl.planning.report",
     "Pretrained": "nnxdsl.generate.pretrained",
     "Program": "nnxdsl.program.compile",
     "Result": "nnxdsl.trainer.result",
@@ -60,6 +63,7 @@ _LAZY = {
     "compile": "nnxdsl.program.compile",
     "list_runs": "nnxdsl.runs.frame",
     "load": "nnxdsl.generate.pretrained",
+    "plan": "nnxdsl.planning.report",
     "save_rows": "nnxdsl.data.sources.in_memory",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -18,7 +19,8 @@ class StopRequest:
     """Catches signals within the block; does nothing outside the main thread, where Python delivers none.
 
     A thread receives them through a pipe: Python's handlers wait until the main thread returns from XLA, which may be
-    compiling for minutes.
+    compiling for minutes. In an interactive session (a notebook) a second SIGINT raises KeyboardInterrupt once it has
+    returned, since the process holds more than the run.
 
     Attributes:
         signal: The first signal that was received, or None.
@@ -32,6 +34,7 @@ class StopRequest:
         """
         self.signal: int | None = None
         self._tell = tell
+        self._is_repeated = False
         self._before: dict[int, Any] = {}
         self._listener: threading.Thread | None = None
         self._pipe = (-1, -1)
@@ -44,7 +47,7 @@ class StopRequest:
             self._listener = threading.Thread(target=self._listen, name="signals", daemon=True)
             self._listener.start()
             self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-            self._before = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,14 +64,24 @@ class StopRequest:
             number = received[0]
             if number not in SIGNALS:  # Python writes all signals that it handles to the pipe
                 continue
-            if self.signal is not None:
+            if self.signal is None:
+                self.signal = number
+                self._tell()
+            elif number != signal.SIGINT or not _is_interactive():
                 _leave(number)
-            self.signal = number
-            self._tell()
+            elif not self._is_repeated:
+                self._is_repeated = True
+                _thread.interrupt_main()  # its own handler may have run before this line; this comes back to the pipe
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Replaces the default action; the listener thread handles the signal."""
+        if self._is_repeated:
+            raise KeyboardInterrupt
 
 
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Replaces the default action; the listener thread handles the signal."""
+def _is_interactive() -> bool:
+    """Whether people type into this process: Python's prompt, IPython or a notebook's kernel."""
+    return hasattr(sys, "ps1") or ("IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None)
 
 
 def _leave(number: int) -> None:

@@ -20,7 +20,8 @@ from nnxdsl.models.logical_axes import ShardMapCall
 from nnxdsl.sharding.rules import DEFAULT_RULES as DEFAULT_RULES
 from nnxdsl.sharding.rules import Axes, Resolved, Rules, Tried, mesh_axes, pieces, sizes, with_user_rules
 from nnxdsl.sharding.rules import resolve as resolve
-from nnxdsl.terminal.plan_format import format_shape
+from nnxdsl.terminal import html
+from nnxdsl.terminal.plan_format import format_bytes, format_mesh, format_shape, format_spec
 
 HOST = "pinned_host"
 """Memory kind of offloaded arrays."""
@@ -137,6 +138,26 @@ class Layout:
             for part, arrays in parts.items()
             if arrays
         }
+
+    def __repr__(self) -> str:
+        arrays = list(self)
+        size = format_bytes(sum(placed.device_bytes for placed in arrays))
+        return f"Layout({len(arrays)} arrays on {format_mesh(self.mesh.sizes)}, {size} per device)"
+
+    def _repr_html_(self) -> str:
+        """A table of the arrays; those of all blocks with the same layout share a row."""
+        groups: dict[tuple[str, ...], list[Placed]] = {}
+        for placed in self:
+            spec, part = format_spec(list(placed.spec)), placed.part
+            part = part if placed.memory == "device" else f"{part} ({placed.memory})"
+            row = (part, starred(placed.path), format_shape(placed.shape), placed.dtype, spec)
+            groups.setdefault((*row, format_shape(placed.device_shape)), []).append(placed)
+        rows = [
+            [*row, len(group), f"x{group[0].replicas}", format_bytes(sum(placed.device_bytes for placed in group))]
+            for row, group in groups.items()
+        ]
+        head = ["part", "path", "shape", "dtype", "partition", "per device", "arrays", "copies", "size"]
+        return html.table(head, rows, title=repr(self))
 
     def on(self, mesh: MeshSpec) -> Layout:
         """The same arrays on another mesh."""

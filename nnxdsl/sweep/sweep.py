@@ -163,7 +163,7 @@ class Points:
     def settled(self, task: Task, how: Settled) -> None:
         """Counts it."""
         self._done += 1
-        if self._display.console.is_terminal:  # elsewhere the driver prints a line
+        if self._display.quiet or self._display.console.is_terminal:  # elsewhere the driver prints a line
             self._display.step(self._done, self.total, {}, {})
 
 

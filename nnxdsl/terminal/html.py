@@ -30,7 +30,16 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, title: st
 
 def drawn(draw: Callable[[Console], object]) -> str:
     """What `draw` prints on a terminal, with its colours, as a `<pre>` on the page's own background."""
+    style = "overflow-x:auto;white-space:pre;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"
+    return _recorded(draw).export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+
+
+def drawn_text(draw: Callable[[Console], object]) -> str:
+    """The same as plain text."""
+    return _recorded(draw).export_text()
+
+
+def _recorded(draw: Callable[[Console], object]) -> Console:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, force_jupyter=False)
     draw(console)
-    style = "overflow-x:auto;white-space:pre;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"
-    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+    return console

@@ -20,7 +20,8 @@ from nnxdsl.runtime import xla_flags
 from nnxdsl.runtime.compile_cache import compile_cache
 from nnxdsl.storage.jsonl import Row
 from nnxdsl.terminal import html
-from nnxdsl.terminal.display import Display
+from nnxdsl.terminal.curve import curve
+from nnxdsl.terminal.notebook import open_display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights.export import export
 
@@ -31,7 +32,7 @@ EXPORTED = "exported"
 def run_experiment(experiment: Experiment, home: Path, *, quiet: bool = False, restart: bool = False) -> Result:
     """Runs an experiment in this process, or resumes it; see `Experiment.run`."""
     xla_flags.prepare(home, experiment.mesh.device_count)
-    with Display(quiet=quiet) as display, compile_cache(home, display.say):
+    with open_display(quiet) as display, compile_cache(home, display.say):
         return Result(run(experiment, home, display, restart=restart).directory)
 
 
@@ -115,10 +116,15 @@ class Result:
         return f"Result({str(self.directory)!r}, state={self.state!r}, step={self.step})"
 
     def _repr_html_(self) -> str:
-        """The first and the last evaluation, or step, as a table."""
+        """The first and the last evaluation, or step, as a table, and the curve of the loss."""
         rows = self.evaluations or self.metrics
         ends = [rows[0], *rows[1:][-1:]] if rows else []
         names = [name for name, value in (ends[-1] if ends else {}).items() if isinstance(value, float)]
         title = f"{self.directory.name}: {self.state} at step {self.step}"
         head = ["", *(f"step {row['step']}" for row in ends)]
-        return html.table(head, ([name, *(row.get(name) for row in ends)] for name in names), title=title)
+        line, dots = (
+            [(row["step"], row[name]) for row in found if isinstance(row.get(name), float)]
+            for name, found in (("loss", self.metrics), ("eval/loss", self.evaluations))
+        )
+        table = html.table(head, ([name, *(row.get(name) for row in ends)] for name in names), title=title)
+        return table + curve("loss", line, dots)

@@ -26,7 +26,8 @@ from nnxdsl.sweep.plot import plot
 from nnxdsl.sweep.results import Row, differing
 from nnxdsl.sweep.sweep import SweepDirectory
 from nnxdsl.terminal import html
-from nnxdsl.terminal.display import Display, number
+from nnxdsl.terminal.display import number
+from nnxdsl.terminal.notebook import open_display
 from nnxdsl.trainer.result import Result
 
 STOPPING = "stopping all runs, with everything saved; a second interrupt does not wait for them"
@@ -44,7 +45,7 @@ def run_sweep(
     allow_names_in(sweep)
     directory = SweepDirectory.open(sweep, home)
     launcher, variables = launcher or Local(), import_path(Path(sys.path[0] if sys.path else "."))
-    with Display(quiet=quiet) as display, RunLock(directory.path), contextlib.ExitStack() as stack:
+    with open_display(quiet) as display, RunLock(directory.path), contextlib.ExitStack() as stack:
         directory.forget_requests()
         try:
             drive(directory, launcher, display, variables=variables, retry_failed=retry_failed)

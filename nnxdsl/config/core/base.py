@@ -7,6 +7,7 @@ class below a family is a member, reachable as `Objective.DPO`.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import operator
 import sys
@@ -165,6 +166,10 @@ class Spec:
     def import_names(self) -> Mapping[str, str]:
         """Fields whose value is the `module:name` of code that this object will import, and that name."""
         return {}
+
+    def _repr_html_(self) -> str:
+        """A tree of all settings, for notebooks."""
+        return importlib.import_module("nnxdsl.config.core.tree_html").page(self)
 
     @classmethod
     def hint_for(cls, value: object) -> str:
