@@ -5,10 +5,9 @@ from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Sc
 experiment = Experiment(
     name="quickstart",
     model=Model.Gemma3("tiny"),
-    objective=Objective.SFT(loss_on="assistant"),
+    objective=Objective.SFT(),
     data=Data.Conversations("experiments/data/quickstart.jsonl", max_length=128),
-    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-3, warmup_ratio=0.1)),
-    batch_size=8,
+    optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-3)),
     steps=250,
     evaluation=Evaluation(
         every_steps=125,

@@ -17,7 +17,8 @@ from tests.doc_pages import ROOT, run_python, texts
 def test_the_quickstart_is_the_recipe() -> None:
     recipe = (ROOT / "experiments" / "quickstart.py").read_text(encoding="utf-8")
     assert recipe.partition('"""\n\n')[2] == texts("README.md", "python")[0]
-    assert run_python("README.md")["experiment"].name == "quickstart"
+    short = run_python("README.md")["experiment"]
+    assert (short.batch_size, short.epochs, short.optimizer.schedule.peak_lr) == (8, 1.0, 2e-4)
 
 
 def test_the_python_of_the_quickstart_page_runs() -> None:

@@ -26,18 +26,37 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
-def test_show_marks_what_differs_from_the_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_says_where_each_value_comes_from(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("objective.beta=0.5", "adapter=None", "mesh.fsdp=2", 'notes="a # b"')
     lines = said(capsys, "show", "dpo.py", *words).splitlines()
-    assert [line for line in lines if "    # " in line] == [
-        "objective.beta = 0.5    # in the file: 0.2",
-        "adapter = None    # not in the file",
-        "mesh.fsdp = 2    # in the file: 1",
-        'notes = "a # b"    # in the file: ""',
+    assert [line for line in lines if "    # command line" in line] == [
+        "objective.beta = 0.5    # command line; in the file: 0.2",
+        "adapter = None    # command line; not in the file",
+        "mesh.fsdp = 2    # command line; in the file: 1",
+        'notes = "a # b"    # command line; in the file: ""',
     ]
+    assert {'name = "dpo"', "optimizer.schedule.lr = 0.002", "optimizer.b1 = 0.9    # default"} < set(lines)
     assert lines[0] == 'type = "Experiment"'
     assert lines[-1] == f"# id: {cli.override(cli.load('dpo.py', Path('runs')), words).id}"
-    assert not any("    # " in line for line in said(capsys, "show", "dpo.py").splitlines())
+    plain = said(capsys, "show", "dpo.py").splitlines()
+    assert {line.partition("    # ")[2] for line in plain if "    # " in line} == {"default"}
+
+
+def test_show_says_what_a_derived_value_follows_from(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "short.py").write_text(
+        "from nnxdsl import *\n"
+        "experiment = Experiment(name='short', model=Model('google/gemma-3-1b-it'), objective=Objective.SFT(),\n"
+        "                        data=Data.Conversations('chats.jsonl'), adapter=Adapter.LoRA())\n"
+    )
+    rate = "optimizer.schedule.peak_lr"
+    lines = said(capsys, "show", "short.py").splitlines()
+    assert f"{rate} = 0.0002    # by objective and adapter" in lines
+    assert 'model.weights.path = "google/gemma-3-1b-it"    # by path' in lines
+    assert {"epochs = 1.0    # by steps", "batch_size = 8    # default", 'adapter.type = "LoRA"'} < set(lines)
+    lines = said(capsys, "show", "short.py", "adapter=None", "steps=10").splitlines()
+    assert f"{rate} = 2e-05    # by objective and adapter; in the file: 0.0002" in lines
+    assert "steps = 10    # command line; in the file: None" in lines
+    assert f"{rate} = 0.001    # command line; in the file: 0.0002" in said(capsys, "show", "short.py", f"{rate}=1e-3")
 
 
 def test_show_as_json_and_as_python_go_round(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

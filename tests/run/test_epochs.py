@@ -1,4 +1,4 @@
-"""A run of epochs: as many steps as its rows take, the same as a run of so many steps, also when it is resumed."""
+"""Runs of epochs: as many steps as their rows take, resumed or not; the shortest experiment, on rows of token ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import nnxdsl
-from nnxdsl import Checkpoint, Data, Experiment, Model, Objective, PlanError, Result, evolve
+from nnxdsl import Adapter, Checkpoint, Data, Experiment, Model, Objective, PlanError, Result, evolve
 from nnxdsl.planning.plan import plan
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display
@@ -54,6 +54,20 @@ def experiment(tmp_path: Path) -> Experiment:
 def learnt(directory: Path) -> list[tuple[Any, ...]]:
     """What the metrics say of each step, without its speed."""
     return [(row["step"], row["loss"], row["grad_norm"], row["learning_rate"]) for row in Result(directory).metrics]
+
+
+def test_five_lines_train_on_rows_of_ids_without_a_tokenizer(tmp_path: Path) -> None:
+    row = {"prompt_ids": [1, 2, 3], "chosen_ids": [4, 5], "rejected_ids": [6]}
+    rows = [json.dumps({**row, "prompt_ids": [1, number]}) for number in range(9)]
+    (tmp_path / "ids.jsonl").write_text("\n".join(rows))
+    directory = str(Path(__file__).parents[1] / "reference" / "llama3" / "untied")
+    data = Data.Preferences(str(tmp_path / "ids.jsonl"), max_prompt_length=8, max_completion_length=8)
+    short = Experiment(
+        name="short", model=Model(directory), adapter=Adapter.LoRA(), objective=Objective.DPO(), data=data
+    )
+    result = short.run(tmp_path / "runs", quiet=True)
+    assert (result.state, result.step) == ("finished", 2)
+    assert [row["learning_rate"] for row in result.metrics] == pytest.approx([0.0, 1e-5])
 
 
 @pytest.mark.slow

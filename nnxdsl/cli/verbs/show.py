@@ -1,4 +1,7 @@
-"""Show all fields and their values; overridden ones are marked."""
+"""Show all fields, their values, and where each comes from where the file does not give it.
+
+`# default` is the class's, `# by objective and adapter` follows from these, `# command line` is set there.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 
 from nnxdsl.cli.arguments import add_experiment, add_json, experiment_of, file_experiment
 from nnxdsl.config.core.codegen import render, to_python
-from nnxdsl.config.core.serialization import flatten, to_json
+from nnxdsl.config.core.serialization import flatten, origins, to_json
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,10 +30,13 @@ def run(args: Namespace) -> int:
     elif args.python:
         sys.stdout.write(to_python(experiment))
     else:
-        before = flatten(original)
+        before, after = flatten(original), origins(experiment)
+        set_here = {word.partition("=")[0] for word in args.overrides}
         for path, value in flatten(experiment).items():
-            mark = "" if path in before and before[path] == value else f"    # {_original(before, path)}"
-            sys.stdout.write(f"{path} = {render(value)}{mark}\n")
+            origin = "command line" if path in set_here else after[path]
+            if path not in before or before[path] != value:
+                origin = f"{origin or 'command line'}; {_original(before, path)}"
+            sys.stdout.write(f"{path} = {render(value)}{'    # ' if origin else ''}{origin}\n")
         sys.stdout.write(f"# id: {experiment.id}\n")
     return 0
 

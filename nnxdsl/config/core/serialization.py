@@ -279,7 +279,31 @@ def _imported(tag: str) -> type[Spec]:
     return found
 
 
-def _derived(value: object) -> set[str]:
+def origins(spec: Spec) -> dict[str, str]:
+    """What each leaf of `flatten` follows from: "default", "by objective and adapter" and so on; "" where it is given.
+
+    A value that is given and equal to the default, or to what is derived, counts as that: the objects are equal.
+    """
+    return {"type": "", **dict(_origins(spec, "", ""))}
+
+
+def _origins(value: object, path: str, origin: str) -> Iterator[tuple[str, str]]:
+    fields = declared(type(value)) if isinstance(value, Spec) else {}
+    derived = derived_fields(value)
+    for name, child in _children(value).items():
+        own = origin
+        if name in fields and not origin:
+            is_default = child == fields[name].default
+            own = "default" if is_default else f"by {type(value).derived[name]}" if name in derived else ""
+        if isinstance(child, Spec):
+            yield join(path, f"{name}.type"), own
+        if isinstance(child, Spec) or _holds_specs(child):
+            yield from _origins(child, join(path, name), own)
+        else:
+            yield join(path, name), own
+
+
+def derived_fields(value: object) -> set[str]:
     """The fields of a spec that hold what follows from its other fields: they follow those when they are changed."""
     if not isinstance(value, Spec):
         return set()
@@ -317,7 +341,7 @@ def _changes(old: object, new: object, path: str) -> Iterator[tuple[str, object]
     alike = type(old) is type(new) and left.keys() == right.keys()
     if alike and (isinstance(old, Spec) or _holds_specs(old)):
         for name, child in left.items():
-            if name in _derived(old) and child == right[name] and name not in _derived(new):
+            if name in derived_fields(old) and child == right[name] and name not in derived_fields(new):
                 yield join(path, name), child  # `evolve` would have it follow from what changes beside it
             else:
                 yield from _changes(child, right[name], join(path, name))
@@ -352,7 +376,7 @@ def _rebuild(old: object, changes: dict[str, Any], problems: list[Problem], held
     if not changes:
         return old
     inside = _children(old)
-    values = {name: value for name, value in inside.items() if name in changes or name not in _derived(old)}
+    values = {name: value for name, value in inside.items() if name in changes or name not in derived_fields(old)}
     for name, change in changes.items():
         inner: list[Problem] = []
         annotation = field_types(type(old)).get(name) if isinstance(old, Spec) else None
@@ -395,6 +419,7 @@ __all__ = [
     "from_dict",
     "from_json",
     "get",
+    "origins",
     "to_dict",
     "to_json",
 ]
