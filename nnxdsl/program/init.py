@@ -86,7 +86,10 @@ class RandomSource:
     """
 
     def __init__(self, config: DecoderConfig, seed: int) -> None:
-        self._draw = jax.jit(lambda key: flatten(Decoder(config, rngs=nnx.Rngs(params=key))))
+        def initial_weights(key: jax.Array) -> Leaves:
+            return flatten(Decoder(config, rngs=nnx.Rngs(params=key)))
+
+        self._draw = jax.jit(initial_weights)
         self._seed = seed
         self._leaves: dict[str, jax.Array] = {}
 

@@ -38,7 +38,7 @@ def compile_cache(home: Path, tell: Callable[[str], object]) -> Iterator[None]:
         home: The directory of all runs; not created before something is compiled.
         tell: Called with a warning if the cache cannot be written; the block then runs without it.
     """
-    if _setting("jax_compilation_cache_dir") is not None or not _setting("jax_enable_compilation_cache"):
+    if setting("jax_compilation_cache_dir") is not None or not setting("jax_enable_compilation_cache"):
         yield
         return
     place = home / DIRECTORY / "xla" / _machine()
@@ -49,7 +49,7 @@ def compile_cache(home: Path, tell: Callable[[str], object]) -> Iterator[None]:
     _discard_incomplete(place)
     wanted: dict[str, object] = {name: value for name, value in _SETTINGS.items() if name.upper() not in os.environ}
     wanted["jax_compilation_cache_dir"] = str(place.absolute())
-    before = {name: _setting(name) for name in wanted}
+    before = {name: setting(name) for name in wanted}
     _configure(wanted)
     try:
         with warnings.catch_warnings():
@@ -60,7 +60,8 @@ def compile_cache(home: Path, tell: Callable[[str], object]) -> Iterator[None]:
         _configure(before)
 
 
-def _setting(name: str) -> object:
+def setting(name: str) -> object:
+    """A setting of jax."""
     return getattr(jax.config, name)
 
 

@@ -172,7 +172,7 @@ class Lines(Listener):
 
     Args:
         write: Writes a line.
-        every_seconds: Seconds between lines of progress.
+        every_seconds: Seconds between lines of progress; None for no such lines.
         clock: As of the display.
     """
 
@@ -180,7 +180,7 @@ class Lines(Listener):
         self,
         write: Callable[[str], object],
         *,
-        every_seconds: float = 10.0,
+        every_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._write, self._every_seconds, self._clock = write, every_seconds, clock
@@ -198,16 +198,17 @@ class Lines(Listener):
         timer.start()
 
     def on_progress(self, phase: Phase) -> None:
-        """Writes how far a phase is."""
-        now, is_last = self._clock(), phase.done == phase.total and not phase.depth
-        if not is_last and now - self._last < self._every_seconds:
+        """Writes how far a phase is: of a training loop the first step and the last as well."""
+        if self._every_seconds is None:
             return
-        if phase.depth and now - phase.began < self._every_seconds:
+        now, is_loop = self._clock(), phase.unit == "steps" and not phase.depth
+        last = self._last if is_loop else max(self._last, phase.began)
+        if now - last < self._every_seconds and not (is_loop and phase.done == phase.total):
             return
         self._last, eta = now, phase.eta_seconds
         left = [f"{duration(eta)} left"] if eta is not None and phase.done != phase.total else []
-        what = "step" if phase.unit == "steps" and not phase.depth else phase.name
-        self._write("  ".join([f"{what} {done_of(phase)}", *([phase.figures] if phase.figures else []), *left]))
+        name = "step" if is_loop else phase.name
+        self._write("  ".join([f"{name} {done_of(phase)}", *([phase.figures] if phase.figures else []), *left]))
 
     def on_phase_end(self, phase: Phase) -> None:
         """Writes how long a longer phase took."""
@@ -215,6 +216,12 @@ class Lines(Listener):
             self._timers.pop(phase).cancel()
         if ended := ended_line(phase):
             self._write(ended)
+
+    def on_close(self) -> None:
+        """Writes nothing more of phases that have begun."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
     def _write_begin(self, phase: Phase) -> None:
         if phase.seconds is not None:
@@ -227,8 +234,8 @@ class Lines(Listener):
 
 
 def ended_line(phase: Phase) -> str | None:
-    """`reading weights: 12.3 GiB in 0:45` for a phase that has lasted a while; None for others."""
-    if phase.seconds is None or phase.seconds < LONG_SECONDS:
+    """`reading weights: 12.3 GiB in 0:45` for a phase that has lasted a while, or is notable."""
+    if phase.seconds is None or (phase.seconds < LONG_SECONDS and not phase.is_notable):
         return None
     if phase.total is None:
         return f"{phase.name}: {duration(phase.seconds)}"

@@ -24,6 +24,7 @@ class Phase:
         done: How many `unit`s are done.
         figures: What is reported beside them, in short.
         seconds: How long it took; None while it runs.
+        is_notable: Whether its end is reported however short it was.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Phase:
     done: int = 0
     figures: str = ""
     seconds: float | None = None
+    is_notable: bool = False
     _past: collections.deque[tuple[float, int]] = attrs.field(factory=lambda: collections.deque(maxlen=WINDOW))
 
     def report(self, done: int, now: float) -> None:

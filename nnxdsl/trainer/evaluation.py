@@ -163,6 +163,13 @@ class Evaluator:
             assert self.dataset is not None
             yield self.dataset.read_batch(rows[start : start + size], size, self.program.reads)
 
+    @property
+    def batch_count(self) -> int:
+        """Batches of `metrics`, before each of which `should_stop` is called."""
+        blueprint, is_generated = self.program.blueprint, isinstance(self.dataset, Prompts)
+        size = blueprint.experiment.batch_size if is_generated else blueprint.forward_batch_size
+        return math.ceil(len(self._order()) / size)
+
     def _order(self) -> Rows:
         """[rows] the held-out rows as their data orders them: each once, and the same at every evaluation."""
         if self.dataset is None or self.evaluation.data is None:

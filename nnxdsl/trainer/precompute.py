@@ -19,6 +19,7 @@ from nnxdsl.trainer.precompute_cache import PrecomputeCache
 from nnxdsl.trainer.precompute_specs import reference_logps, teacher_top_k
 from nnxdsl.trainer.prepare import Prepared
 from nnxdsl.trainer.provenance import Provenance
+from nnxdsl.weights.progress import reading_weights
 
 
 def precompute_teacher(prepared: Prepared, source: Source, provenance: Provenance, cache: PrecomputeCache) -> None:
@@ -35,7 +36,8 @@ def precompute_teacher(prepared: Prepared, source: Source, provenance: Provenanc
     program = prepared.program
     if program.blueprint.teacher is None or not program.blueprint.teacher.is_precomputed:
         return
-    teacher = program.load_teacher(source)
+    with reading_weights(cache.display, "reading the teacher's weights", source, program.blueprint.teacher.base) as own:
+        teacher = program.load_teacher(own)
     weights = digest(teacher)
     provenance.record(teacher=weights)
 

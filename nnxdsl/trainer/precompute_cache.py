@@ -137,11 +137,10 @@ class PrecomputeCache:
         self, spec: PrecomputeSpec, dataset: Dataset, arrays: Arrays, missing: list[tuple[_Shard, Rows]]
     ) -> bool:
         """Computes the rows that are missing, into `arrays` and the files; False if it was interrupted."""
-        total = sum(math.ceil(len(rows) / spec.batch_size) for _, rows in missing)
+        total = sum(len(rows) for _, rows in missing)
         if not total:
             return True
-        count = sum(len(rows) for _, rows in missing)
-        self.display.stage(f"precomputing {spec.values} for {count:,} {spec.unit}", total, unit="batches")
+        self.display.stage(f"precomputing {spec.values}", total, unit=spec.unit)
         done = 0
         for shard, rows in missing:
             saved, pending = time.monotonic(), None
@@ -155,7 +154,7 @@ class PrecomputeCache:
                 following = chosen, batch, spec.compute(batch)
                 _store(spec, arrays, shard, pending)  # read while the next batch is computed
                 pending = following
-                done += 1
+                done += len(chosen)
                 self.display.step(done, total, {}, {})
                 if time.monotonic() - saved >= SAVE_SECONDS:
                     shard.save()

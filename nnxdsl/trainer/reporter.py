@@ -12,7 +12,7 @@ from types import TracebackType
 from nnxdsl.errors import RunError
 from nnxdsl.runs.log import Log
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.terminal.display import Display, duration, number
+from nnxdsl.terminal.display import Display, Lines, duration, number
 
 SHOWN = (("reward", "completions/mean_length"), ("rewards/accuracies", "rewards/margins"), ("mean_token_accuracy",))
 """Metrics shown in a line beside the loss: the first group of which any is there."""
@@ -35,11 +35,15 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         self._log = Log(self._directory.log)
+        self._phases = Lines(self.log)  # the steps have lines of their own
+        self._display.listeners.append(self._phases)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._display.listeners.remove(self._phases)
+        self._phases.on_close()
         self._log.__exit__(kind, error, trace)
 
     def event(self, text: str) -> None:

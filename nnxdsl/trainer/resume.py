@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from nnxdsl.config.weights import Random
 from nnxdsl.errors import RunError
+from nnxdsl.models.params import ParamSpec
+from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.runs.checkpointer import Checkpoints
@@ -19,6 +22,7 @@ from nnxdsl.trainer.precompute import precompute_reference, precompute_teacher
 from nnxdsl.trainer.precompute_cache import PrecomputeCache
 from nnxdsl.trainer.prepare import Prepared
 from nnxdsl.trainer.provenance import Provenance, reference_of
+from nnxdsl.weights.progress import reading_weights
 
 
 class Start(NamedTuple):
@@ -63,19 +67,38 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     cache = PrecomputeCache(directory.path.parent, attempt.display, attempt.should_stop)
     assert source is not None
     precompute_teacher(prepared, source, provenance, cache)
-    state = program.init(source)
-    is_loaded = program.blueprint.reference.has_own_weights and program.experiment.reference_mode == "cached"
-    own_weights = program.load_reference(source) if is_loaded else None
-    prepared.source = source = None  # its arrays are on the devices now: the copy on the host is given up
+    with reading_weights(attempt.display, _title(program), source, *_models(program.blueprint)) as counted:
+        state = program.init(counted)
+    own_weights = None
+    if program.blueprint.reference.has_own_weights and program.experiment.reference_mode == "cached":
+        title = "reading the reference's weights"
+        with reading_weights(attempt.display, title, source, program.blueprint.base) as counted:
+            own_weights = program.load_reference(counted)
+    prepared.source = source = counted = None  # its arrays are on the devices now: the copy on the host is given up
     reference = reference_of(program, state) if own_weights is None else own_weights
-    provenance.record(
-        frozen=digest({**state.frozen, **{f"reference.{path}": leaf for path, leaf in reference.items()}})
-    )
+    with attempt.display.phase("computing the digest of the weights"):
+        provenance.record(
+            frozen=digest({**state.frozen, **{f"reference.{path}": leaf for path, leaf in reference.items()}})
+        )
     precompute_reference(prepared, state, own_weights, provenance, cache)
     if step is None or saved is None:
         return Start(state, 0, 0, provenance, damage)
-    state = program.with_restored(state, step, checkpoints.restore(step, program.checkpoint_targets()))
+    with attempt.display.phase(f"reading checkpoint step {step}"):
+        state = program.with_restored(state, step, checkpoints.restore(step, program.checkpoint_targets()))
     return Start(state, step, saved["tokens"], provenance, damage)
+
+
+def _title(program: Program) -> str:
+    return "drawing initial weights" if isinstance(program.experiment.model.weights, Random) else "reading weights"
+
+
+def _models(blueprint: Blueprint) -> Iterator[Mapping[str, ParamSpec]]:
+    """The weights of each model that the first state holds: the policy, a reference or a teacher with its own."""
+    yield blueprint.base
+    if blueprint.reference.arrays and blueprint.reference.has_own_weights:
+        yield blueprint.base
+    if blueprint.teacher is not None and blueprint.teacher.arrays:
+        yield blueprint.teacher.base
 
 
 def _newest_step(attempt: Attempt) -> tuple[int | None, list[str]]:

@@ -21,6 +21,7 @@ from nnxdsl.runs.follower import Follower
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory, checked_path
 from nnxdsl.runtime import distributed
+from nnxdsl.runtime.compile_progress import compile_progress
 from nnxdsl.runtime.signals import StopRequest
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.attempt import Attempt
@@ -75,13 +76,15 @@ def run(
         prepared = prepare(experiment, home, display)  # before the earlier run, which may take hours
         if (stopped := _run_earlier(experiment, home, display)) is not None:
             return stopped
-        prepared.source = sources.open_source(prepared.program.blueprint, home)
+        with display.phase("opening weights"):
+            prepared.source = sources.open_source(prepared.program.blueprint, home)
         is_new = restart or not path.exists()
         directory = _open_directory(experiment, path, display, restart=restart)
         if lock is None:
             lock = stack.enter_context(_locked(path))
         _record_recovery(directory, lock, doubt, display)
         stop = stack.enter_context(StopRequest(lambda: display.say(STOPPING)))
+        stack.enter_context(compile_progress(display))
         try:
             with Attempt(directory, display, stop, prepared.program.blueprint.total_steps) as attempt:
                 with attempt.before_training():

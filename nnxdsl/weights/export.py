@@ -171,8 +171,7 @@ def counted(display: Display, stage: str, total: int) -> Callable[[], None]:
     numbers = itertools.count(1)
 
     def count() -> None:
-        if display.console.is_terminal:
-            display.step(next(numbers), total, {}, {})
+        display.step(next(numbers), total, {}, {})
 
     return count
 

@@ -49,7 +49,9 @@ class Checkpointing(Hook):
             if trainer.step == 0:
                 return
             self._save(trainer, trainer.step)
-        self._record_committed(self.attempt.checkpoints.wait())
+        with self.attempt.display.phase("saving the last checkpoint"):
+            committed = self.attempt.checkpoints.wait()
+        self._record_committed(committed)
 
     def rescue(self, trainer: Trainer, step: int) -> str:
         """Saves the state before a step that was refused, which no later step has changed; returns its path."""
@@ -77,7 +79,8 @@ class Checkpointing(Hook):
             "identity": dict(self.identity),
             "tokens": self.metrics.tokens,
         }
-        self.attempt.checkpoints.save(step, trainer.program.checkpoint_arrays(trainer.state), meta)
+        with self.attempt.display.phase(f"saving checkpoint step {step}"):  # less what is written in the background
+            self.attempt.checkpoints.save(step, trainer.program.checkpoint_arrays(trainer.state), meta)
 
     def _record_committed(self, step: int | None) -> None:
         if step != self._committed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 
 from nnxdsl.trainer.attempt import Attempt
@@ -30,11 +32,11 @@ class PeriodicEvaluation(Hook):
         trainer.flush_metrics()
         directory, number = self.attempt.directory, self.attempt.number
         directory.write_status(stage="evaluating", step=step)
-        with self.attempt.display.phase(f"step {step}, evaluating"):
-            metrics = self.evaluator.metrics(trainer.state, self.attempt.should_stop)
-            if metrics is None:
-                trainer.stop()
-                return
+        metrics = self._metrics(trainer)
+        if metrics is None:
+            trainer.stop()
+            return
+        with self.attempt.display.phase(f"step {step}, generating samples"):
             samples = self.evaluator.samples(trainer.state)
         if metrics:
             row = {"step": step, "attempt": number, **metrics}
@@ -43,3 +45,17 @@ class PeriodicEvaluation(Hook):
             self.attempt.reporter.evaluation(step, metrics)
         for sample in samples:
             directory.append_sample({"step": step, "attempt": number, **sample._asdict()})
+
+    def _metrics(self, trainer: Trainer) -> dict[str, float] | None:
+        display, numbers, count = self.attempt.display, itertools.count(), self.evaluator.batch_count
+        phase = display.begin(f"step {trainer.step}, evaluating", count or None, unit="batches")
+
+        def should_stop() -> bool:
+            display.advance(phase, next(numbers))
+            return self.attempt.should_stop()
+
+        metrics = self.evaluator.metrics(trainer.state, should_stop)
+        if metrics is not None:
+            display.advance(phase, count)
+        display.end(phase)
+        return metrics
