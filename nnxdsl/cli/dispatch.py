@@ -41,6 +41,8 @@ exit codes: 0 finished, or stopped by RUN/control/stop; 1 training failed;
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`nnxdsl VERB FILE-or-RUN [path=value ...]`; returns the process's exit code."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell completes a line
+        importlib.import_module("nnxdsl.cli.completion").complete(_parser(VERBS, "nnxdsl", "", None, is_whole=True))
     argv = list(sys.argv[1:] if argv is None else argv)
     return _guarded(lambda: _command(argv, VERBS, "nnxdsl", "VERB [FILE-or-RUN] [path=value ...] [flags]", None))
 
@@ -74,8 +76,10 @@ def _command(argv: list[str], names: Sequence[str], prog: str, usage: str, exper
     return args.run(args)
 
 
-def _parser(names: Iterable[str], prog: str, usage: str, experiment: Experiment | None) -> Parser:
-    """Build the parser for the verb to run, or for all verbs (--help)."""
+def _parser(
+    names: Iterable[str], prog: str, usage: str, experiment: Experiment | None, *, is_whole: bool = False
+) -> Parser:
+    """Build the parser for the verb to run, or for all verbs: without their arguments (--help) unless `is_whole`."""
     what = "Run, resume and inspect post-training experiments."
     description = what if experiment is None else f"The experiment '{experiment.name}'."
     parser = Parser(prog=prog, usage=f"%(prog)s {usage}", description=description, epilog=_EPILOG)
@@ -86,7 +90,7 @@ def _parser(names: Iterable[str], prog: str, usage: str, experiment: Experiment 
         text = inspect.getdoc(module) or ""
         command = commands.add_parser(name, help=text.partition("\n")[0], description=text)
         command.set_defaults(run=module.run, experiment=experiment)
-        if len(names) == 1:
+        if is_whole or len(names) == 1:
             module.add_arguments(command)
     return parser
 

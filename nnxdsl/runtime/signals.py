@@ -64,14 +64,19 @@ class StopRequest:
             number = received[0]
             if number not in SIGNALS:  # Python writes all signals that it handles to the pipe
                 continue
-            if self.signal is None:
-                self.signal = number
-                self._tell()
-            elif number != signal.SIGINT or not _is_interactive():
+            if self.signal is not None and number == signal.SIGINT and _is_interactive():
+                self._interrupt()
+                continue
+            if self.signal is not None:
                 _leave(number)
-            elif not self._is_repeated:
-                self._is_repeated = True
-                _thread.interrupt_main()  # its own handler may have run before this line; this comes back to the pipe
+            self.signal = number
+            self._tell()
+
+    def _interrupt(self) -> None:
+        """Raises KeyboardInterrupt in the main thread, whose handler may have run before this thread woke up."""
+        if not self._is_repeated:  # an interrupt from here comes back through the pipe
+            self._is_repeated = True
+            _thread.interrupt_main()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Replaces the default action; the listener thread handles the signal."""
