@@ -31,6 +31,7 @@ import pytest
 
 from nnxdsl import cli
 from nnxdsl.config.objectives.reward import functions
+from nnxdsl.terminal import display
 
 ROOT = Path(__file__).parent.parent
 UPDATE = bool(os.environ.get("NNXDSL_UPDATE_DOCS"))
@@ -158,6 +159,7 @@ def _printed(command: str) -> str:
     if program not in ("nnxdsl", "python"):
         return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
     with _captured() as out, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(display, "LONG_SECONDS", 1000.0)  # which phases take long depends on the machine
         if program == "nnxdsl":
             cli.main(args)
         else:

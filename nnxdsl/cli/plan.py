@@ -28,7 +28,7 @@ from nnxdsl.sharding.layout import Layout
 from nnxdsl.terminal.array_rules_view import show_why
 from nnxdsl.terminal.array_view import draw as draw_grid
 from nnxdsl.terminal.plan_format import format_mesh
-from nnxdsl.terminal.plan_view import show_plan
+from nnxdsl.terminal.plan_view import show_arrays, show_plan, show_warnings
 
 WIDE = 160
 """Width of a plan, in columns, if standard output is not a terminal."""
@@ -65,14 +65,20 @@ def plan_command(experiment: Experiment, args: Namespace) -> int:
     if args.dump or args.why is not None or args.draw is not None:
         _show_layout(build_blueprint(experiment, platform).layout, args, console)
         return 0
-    found = plan(experiment, platform, device)
+    with Console(stderr=True, highlight=False).status("planning"):
+        found = plan(experiment, platform, device)
     if args.compile:
         found["compiled"] = _compiled(experiment, args, device or hardware.device("cpu"))
     if args.json:
         json.dump(found, sys.stdout, indent=2)
         sys.stdout.write("\n")
+    elif args.warnings:
+        show_warnings(found, console)
     else:
-        show_plan(found, console)
+        if not args.match:
+            show_plan(found, console)
+        if args.arrays or args.match:
+            show_arrays(found, args.match or (), console)
     return 0
 
 

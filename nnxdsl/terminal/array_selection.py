@@ -74,5 +74,5 @@ def _no_array(path: str, part: str, pattern: str, arrays: Sequence[Array]) -> st
         for group, name in ends[end].items():
             near.setdefault(group, name)
     listed = "".join(f"\n  {name}" for name in list(near.values())[:_SHOWN])
-    hint = f"; nearest are:{listed}" if near else f"; `nnxdsl plan` lists all {len(arrays)} of them"
+    hint = f"; nearest are:{listed}" if near else f"; `nnxdsl plan --arrays` lists all {len(arrays)} of them"
     return f"the plan has no array '{path}'{hint}"

@@ -1,9 +1,9 @@
-"""The memory of a plan on a terminal: a bar with a letter for each part, and tables. Loads no jax."""
+"""The memory of a plan on a terminal: a bar with a letter for each part, and a line for each. Loads no jax."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,61 +11,79 @@ from rich.text import Text
 
 from nnxdsl.terminal.display import clean
 from nnxdsl.terminal.plan_format import PALETTE, format_bytes
-from nnxdsl.terminal.tables import Column, gap, line, show_section
+from nnxdsl.terminal.tables import Column
 
 FREE, RESERVED = "·", "▒"
 """Cells of the bar: free memory, and memory that the device's runtime reserves."""
 
 
 def show_memory(plan: Mapping[str, Any], console: Console) -> None:
-    """Print the verdict, the bar and the parts of a plan's memory, on the device and on the host."""
-    device, verdict, total = plan["device"], plan["verdict"], plan["bytes_per_device"]
-    on_device, on_host = ([part for part in plan["memory"] if part["memory"] == name] for name in ("device", "host"))
+    """Print the verdict, the bar and the parts of a plan's memory, in a line each."""
+    device, verdict = plan["device"], plan["verdict"]
     if device and verdict:
         style, sign = ("bold green", "✔") if verdict["fits"] else ("bold red", "✘")
-        share = f"{verdict['share']:.0%} of what is usable on {device['description']}"
-        console.print(line(f"{sign} {verdict['message']}; {share}", style))
+        message = verdict["message"].partition("; ")[0]  # then comes the remedy
+        print_cut(Text(f"{sign} {message} ({verdict['share']:.0%} of {device['description']})", style), console)
+    on_device = [part for part in plan["memory"] if part["memory"] == "device" and part["bytes"]]
     budget = device if device and device["memory"] else None  # the memory of a CPU is not in the catalogue
-    console.print(memory_bar(on_device, total, budget, min(console.width, 120)))
-    show_section("memory on each device", _part_columns(on_device, total), console)
-    if on_host:
-        columns = _part_columns(on_host, plan["host_bytes_per_device"])
-        show_section("memory of the host, for each device", columns, console)
-    if plan["activations"]:
-        gap(console)
-        why = {plan["remat"]: f" ({plan['remat_why']})"}
-        policies = [f"{name} {format_bytes(count)}{why.get(name, '')}" for name, count in plan["activations"].items()]
-        console.print(line(f"activations by rematerialisation: {', '.join(policies)}"))
+    width = min(console.width, 120)
+    segments = _segments(on_device)
+    console.print(memory_bar(segments, plan["bytes_per_device"], budget, width), end="")
+    for row in _parts(plan, segments):
+        print_cut(row, console)
 
 
-def _part_columns(parts: Sequence[Mapping[str, Any]], total: int) -> list[Column]:
+def _parts(plan: Mapping[str, Any], segments: Sequence[Segment]) -> Iterator[Text]:
+    """A line for each part, with its letter in the bar; those in the host's memory have none."""
+    marks = {name: (letter, style) for letter, style, name, _ in segments}
+    rows: list[tuple[tuple[str, str], str, int, str]] = []
+    for part in plan["memory"]:
+        if part["bytes"]:
+            is_here = part["memory"] == "device"
+            name, basis = part["name"], f"{part['tag']}: {part['how']}"
+            rows.append(
+                (marks[name], name, part["bytes"], basis)
+                if is_here
+                else ((" ", ""), f"{name} (host)", part["bytes"], basis)
+            )
+    rows.append((("=", "bold"), "on each device", plan["bytes_per_device"], ""))
+    width = max(len(name) for _, name, _, _ in rows)
+    for mark, name, count, basis in rows:
+        yield Text.assemble(mark, f" {clean(name):{width}}  {format_bytes(count):>9}", (f"  {clean(basis)}", "dim"))
+
+
+def print_cut(text: Text, console: Console) -> None:
+    """Print one line, cut at the right edge."""
+    console.print(text, no_wrap=True, overflow="ellipsis")
+
+
+Segment = tuple[str, str, str, int]
+"""A part in the bar: its letter, its style, its name, its bytes."""
+
+
+def _segments(parts: Sequence[Mapping[str, Any]]) -> list[Segment]:
+    styles = (f"black on {colour}" for colour in itertools.cycle(PALETTE))
+    names = [part["name"] for part in parts]
     return [
-        Column("part", [*(part["name"] for part in parts), "total"]),
-        Column("size", [format_bytes(count) for count in (*(part["bytes"] for part in parts), total)], right=True),
-        Column("", [*(part["tag"] for part in parts), ""], rank=1),
-        Column("basis", [*(part["how"] for part in parts), ""], rank=2, least=16),
+        (letter, style, part["name"], part["bytes"])
+        for letter, style, part in zip(letters(names), styles, parts, strict=False)
     ]
 
 
-def memory_bar(parts: Sequence[Mapping[str, Any]], total: int, device: Mapping[str, Any] | None, width: int) -> Text:
-    """A bar of a device's memory with a letter for each part, and its legend.
+def memory_bar(parts: Sequence[Segment], total: int, device: Mapping[str, Any] | None, width: int) -> Text:
+    """A bar of a device's memory with a letter for each part, and a pointer to the end of what is usable.
 
     Without a device, or where the parts exceed its memory, the bar is as long as their sum.
 
     Args:
-        parts: With `name` and `bytes`.
+        parts: What the memory holds.
         total: The sum of their bytes.
         device: With `memory` and `usable`, in bytes.
         width: Columns of the terminal.
     """
     cells = max(width - 2, 8)
     whole = max(total, device["memory"] if device else 0, 1)
-    segments = [
-        (letter, f"black on {colour}", part["name"], part["bytes"])
-        for letter, colour, part in zip(
-            letters([part["name"] for part in parts]), itertools.cycle(PALETTE), parts, strict=False
-        )
-    ]
+    segments = list(parts)
     if device:
         usable = min(device["usable"], device["memory"])
         free, reserved = max(usable - total, 0), device["memory"] - max(usable, min(total, device["memory"]))
@@ -77,7 +95,6 @@ def memory_bar(parts: Sequence[Mapping[str, Any]], total: int, device: Mapping[s
     text.append("▏\n")
     if device:
         text.append(_usable_pointer(device["usable"], whole, cells, width))
-    _append_legend(text, segments, width)
     return text
 
 
@@ -88,19 +105,6 @@ def _usable_pointer(usable: int, whole: int, cells: int, width: int) -> str:
     if column + len(label) + 2 <= width:
         return " " * column + f"▲ {label}\n"
     return f"{label} ▲".rjust(column + 1) + "\n"
-
-
-def _append_legend(text: Text, segments: Sequence[tuple[str, str, str, int]], width: int) -> None:
-    column = 0
-    for sign, style, name, count in segments:
-        label = f" {clean(name)} {format_bytes(count)}"
-        if column and column + 3 + len(label) > width:
-            text.append("\n")
-            column = 0
-        text.append("  " if column else "")
-        text.append(sign, style)
-        text.append(label)
-        column += len(label) + 3
 
 
 def letters(names: Sequence[str]) -> list[str]:

@@ -20,12 +20,14 @@ from nnxdsl.terminal.plan_format import (
     format_spec,
     pluralize,
 )
-from nnxdsl.terminal.plan_memory_view import compiled_memory_columns, show_memory
+from nnxdsl.terminal.plan_memory_view import compiled_memory_columns, print_cut, show_memory
 from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_section
 
-
+NO_REFERENCE = "none: the objective has no reference"
+ASKED_FOR = "asked for"
+"""Why a plan has the rematerialisation that the experiment sets."""
 WARNINGS_SHOWN = 3
-"""Warnings of a plan that are printed; the others are counted."""
+"""Warnings that a plan prints, in a line each."""
 
 
 def show_plan(plan: Mapping[str, Any], console: Console) -> None:
@@ -34,29 +36,25 @@ def show_plan(plan: Mapping[str, Any], console: Console) -> None:
     One screen is 24 lines of 80 columns: lines are cut at the right edge rather than folded. See `show_arrays` for the
     rest.
     """
-    console.print(line(plan["id"], "bold"))
+    print_cut(Text(plan["id"], "bold"), console)
     show_memory(plan, console)
     for name, text in _summary(plan):
-        console.print(_cut(f"{name:11} {text}"))
-    shown = plan["warnings"][:WARNINGS_SHOWN]
-    for warning in shown:
-        console.print(_cut(f"! {warning['path']}: {warning['message']} [{warning['kind']}]", "yellow"))
-    if more := len(plan["warnings"]) - len(shown):
-        console.print(_cut(f"! {pluralize(more, 'further warning')}: --warnings shows all in full", "yellow"))
+        print_cut(Text(f"{name:11} {clean(text)}"), console)
+    warnings = [f"! {w['path']}: {w['message']} [{w['kind']}]" for w in plan["warnings"]]
+    for text in warnings[:WARNINGS_SHOWN]:
+        print_cut(Text(clean(text), "yellow"), console)
     for text in advice(plan):
-        console.print(_cut(f"→ {text}", "cyan"))
+        print_cut(Text(f"→ {clean(text)}", "cyan"), console)
     if plan["compiled"]:
         gap(console)
         _show_compiled(plan, console)
 
 
-def _cut(text: str, style: str = "") -> Text:
-    return Text(clean(text), style, no_wrap=True, overflow="ellipsis")
-
-
 def _summary(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The facts of a plan in fewer lines, and the estimated time."""
     rows = dict(facts(plan))
+    if rows["reference"] == NO_REFERENCE:
+        del rows["reference"]
     rows["steps" if "steps" in rows else "epochs"] += f", {rows.pop('tokens')} tokens" if "tokens" in rows else ""
     rows["computed in"] += f", attention {rows.pop('attention')}"
     if "slices" in rows:
@@ -76,19 +74,20 @@ def advice(plan: Mapping[str, Any]) -> Iterator[str]:
     verdict, device, sizes = plan["verdict"], plan["device"], plan["activations"]
     if verdict is None:
         if device is None:
-            yield "does it fit? --device h200 (or h100, a100, v5e, ...) compares it with the memory of a device"
+            yield "does it fit? --device h200 (h100, v5e, ...) compares it with a device's memory"
     elif not verdict["fits"]:
-        yield verdict["message"].partition("; ")[2]
-        yield f"other meshes that fit: --search --device {device['name']} --count {max(2 * plan['devices'], 8)}"
-    elif plan["remat"] in sizes:
-        for name, size in sizes.items():  # the one that computes least again first
-            total = plan["bytes_per_device"] - sizes[plan["remat"]] + size
-            if name == plan["remat"]:
-                break
-            if total <= device["usable"]:
-                yield f"memory.remat={name} computes less again, and fits as well: {format_bytes(total)}"
-                break
-    yield f"{pluralize(len(plan['arrays']), 'array')}: --arrays lists them, --why PATH says why one is split as it is"
+        remedy = verdict["message"].partition("; ")[2]
+        if remedy and not remedy.startswith("--search"):
+            yield remedy
+        yield f"a mesh on which it fits: --search --device {device['name']} --count {max(2 * plan['devices'], 8)}"
+    elif plan["remat_why"] == ASKED_FOR and plan["remat"] in sizes:
+        less = list(sizes)[: list(sizes).index(plan["remat"])]  # these recompute less
+        totals = {name: plan["bytes_per_device"] - sizes[plan["remat"]] + sizes[name] for name in less}
+        if fitting := [name for name in less if totals[name] <= device["usable"]]:
+            size = format_bytes(totals[fitting[0]])
+            yield f"memory.remat=auto recomputes less where that fits: with {fitting[0]} about {size}"
+    warnings = f"{pluralize(len(plan['warnings']), 'warning')}: --warnings; " if plan["warnings"] else ""
+    yield f"{warnings}{pluralize(len(plan['arrays']), 'array')}: --arrays; one of them: --why PATH"
 
 
 def show_arrays(plan: Mapping[str, Any], patterns: Sequence[str], console: Console) -> None:

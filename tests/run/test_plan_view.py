@@ -20,7 +20,7 @@ from nnxdsl.terminal.array_rules_view import show_why
 from nnxdsl.terminal.array_selection import select
 from nnxdsl.terminal.plan_format import format_bytes, format_mesh, format_shape
 from nnxdsl.terminal.plan_memory_view import letters, memory_bar
-from nnxdsl.terminal.plan_view import facts, show_plan
+from nnxdsl.terminal.plan_view import advice, facts, show_arrays, show_plan, show_warnings
 from nnxdsl.terminal.tables import Column, fit, fold
 
 GIB = 2**30
@@ -183,6 +183,10 @@ def shown(width: int = 200, **changes: Any) -> str:
     return written(lambda console: show_plan(plan(**changes), console), width)
 
 
+def listed(width: int = 200, patterns: Sequence[str] = (), **changes: Any) -> str:
+    return written(lambda console: show_arrays(plan(**changes), patterns, console), width)
+
+
 def table(text: str, heading: str) -> list[dict[str, str]]:
     """The rows of the table whose heading has a word, folded cells put together again."""
     lines = text.splitlines()
@@ -213,7 +217,7 @@ def table(text: str, heading: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_array_stands_in_the_table_at_any_width(width: int) -> None:
-    text = shown(width)
+    text = listed(width)
     rows = table(text, "path")
     assert [
         (row["path"], row.get("arrays", count), row["partition"]) for row, count in zip(rows, "16661111", strict=True)
@@ -239,7 +243,7 @@ def test_every_array_stands_in_the_table_at_any_width(width: int) -> None:
 
 
 def test_rows_of_the_wide_table() -> None:
-    rows = table(shown(240), "path")
+    rows = table(listed(240), "path")
     assert rows[1] == {
         "part": "frozen",
         "path": "layers.blocks.*.mlp.up.kernel",
@@ -264,7 +268,7 @@ def test_rows_of_the_wide_table() -> None:
 def test_blocks_that_lie_differently_stand_apart() -> None:
     found = arrays()
     found[4] = array("frozen", "layers.blocks.1.mlp.up.kernel", ["layers", "embed", "mlp"], [4, 1152, 6912], [None] * 3)
-    rows = table(shown(240, arrays=found), "path")
+    rows = table(listed(240, arrays=found), "path")
     assert [(row["path"], row["arrays"]) for row in rows if row["path"].endswith("up.kernel")] == [
         ("layers.blocks.*.mlp.up.kernel", "5"),
         ("layers.blocks.1.mlp.up.kernel", "1"),
@@ -287,48 +291,98 @@ def test_facts() -> None:
     assert format_mesh({"data": 1, "fsdp": 1}) == "one device"
 
 
-def test_memory_beside_a_device() -> None:
-    text = shown(80)
-    assert (
-        "✔ fits: 62.0 of 124.0 GiB, 62.0 GiB free; 50% of what is usable on NVIDIA H200\n"
+def test_arrays_are_selected_by_patterns() -> None:
+    rows = table(listed(160, ["mlp.up.kernel", "frozen:norm.scale"]), "path")
+    assert [row["path"] for row in rows] == [
+        "layers.blocks.*.mlp.up.kernel",
+        "tail.blocks.0.mlp.up.kernel",
+        "norm.scale",
+    ]
+    assert listed(160, ["optimizer:*"]).startswith("\n7 of 23 arrays; ")
+    with pytest.raises(RunError, match=r"no array 'mlp\.upp\.kernel'; nearest are"):
+        listed(160, ["mlp.upp.kernel"])
+
+
+def test_a_plan_is_one_screen() -> None:
+    assert shown(80, compiled=None) == (
+        "dpo-gemma3-1b-1a2b3c4d\n"
+        "✔ fits: 62.0 of 124.0 GiB, 62.0 GiB free (50% of NVIDIA H200)\n"
         "▕FFFFFFFFFFTGGAAAAAAAAAAAAAAAAAAAALLLLL······································▒▒▏\n"
         "                                                             usable: 124 GiB ▲\n"
-        "F frozen weights 16 GiB  T trainable weights 2 GiB  G gradients 4 GiB\n"
-        "A activations 32 GiB  L log-probabilities 8 GiB  · free 62 GiB\n"
-        "▒ not usable 4 GiB\n"
-        "\n"
-        "memory on each device\n"
-        "part                 size             basis\n"
-        "────────────────────────────────────────────────────────────────────────────────\n"
-        "frozen weights     16 GiB  exact      every array of the layout\n"
-        "trainable weights   2 GiB  exact      float32\n"
-        "gradients           4 GiB  estimated  float32: one of this part, one added up\n"
-        "activations        32 GiB  estimated  what each layer keeps for the backward\n"
-        "                                      pass\n"
-        "log-probabilities   8 GiB  estimated  2048 tokens x 262144 logits, float32,\n"
-        "                                      three copies\n"
-        "total              62 GiB\n"
-        "\n"
-        "memory of the host, for each device\n"
-        "part        size         basis\n"
-        "─────────────────────────────────────────────────\n"
-        "optimizer  4 GiB  exact  every array of its state\n"
-        "total      4 GiB\n"
-        "\n"
-        "activations by rematerialisation: none 32 GiB (asked for), full 5 GiB\n"
-    ) in text
+        "F frozen weights        16 GiB  exact: every array of the layout\n"
+        "T trainable weights      2 GiB  exact: float32\n"
+        "G gradients              4 GiB  estimated: float32: one of this part, one added…\n"
+        "A activations           32 GiB  estimated: what each layer keeps for the backwa…\n"
+        "L log-probabilities      8 GiB  estimated: 2048 tokens x 262144 logits, float32…\n"
+        "  optimizer (host)       4 GiB  exact: every array of its state\n"
+        "= on each device        62 GiB\n"
+        "steps       2,000 of 64 rows in 8 micro-batches: 128,000 rows, at most 196,608,…\n"
+        "parameters  1,012,931,712, trained 13,045,760 (1.29%)\n"
+        "computed in bfloat16, on gpu, attention dense: rows of 64 slots are short\n"
+        "reference   the frozen base with the adapter off: no copy\n"
+        "mesh        data=2 x fsdp=4 x tensor=2 (16 devices), slices 2, slow links betwe…\n"
+        "remat       none (asked for); activations: none 32 GiB, full 5 GiB\n"
+        "! mesh.tensor: 12% of the bytes are copied along tensor=2 [replicated]\n"
+        "! mesh.rules.0: ('mlp', 'tensor') has no effect: [bold]why[/bold] [rule]\n"
+        "→ 2 warnings: --warnings; 23 arrays: --arrays; one of them: --why PATH\n"
+    )
+
+
+def test_the_largest_plan_is_one_screen_at_any_width() -> None:
+    parts = [part(f"part {letter} " * 3, 3, "estimated", "what it is " * 20) for letter in "abcdefgh"]
+    warnings = [{"kind": "rule", "path": f"mesh.rules.{n}", "message": "no effect " * 30} for n in range(9)]
+    changes = {"memory": parts, "warnings": warnings, "slices": 1, "compiled": None, "step_seconds": SECONDS}
+    for width in WIDTHS[1:]:
+        lines = shown(width, **changes).splitlines()
+        assert len(lines) <= 24
+        assert lines[-1].startswith("→ 9 warnings: --warnings; 23 arrays: --arrays; ")
+
+
+SECONDS = {"compute": 0.4, "memory": 0.1, "links": 0.05, "step": 0.45}
+
+
+def test_the_estimated_time() -> None:
+    line = "time        about 0.45 s a step by estimate, 15:00 for all steps"
+    assert f"{line} (products 0.4 s, memory 0.1 s, links 0.05 s)\n" in shown(120, step_seconds=SECONDS)
+    assert "\ntime " not in shown(120, step_seconds=None)
+
+
+def test_advice_names_the_setting_or_the_flag() -> None:
+    arrays_too = "2 warnings: --warnings; 23 arrays: --arrays; one of them: --why PATH"
+    fits, small = plan()["verdict"], {"name": "s", "description": "Small", "memory": 25 * GIB, "usable": 24 * GIB}
+    too_much = {"fits": False, "share": 2.5, "message": "does not fit: 62.0 of 24.0 GiB, 38.0 GiB too much"}
+
+    def found(**changes: Any) -> list[str]:
+        *texts, last = advice(plan(**changes))
+        assert last == arrays_too
+        return texts
+
+    assert found() == []
+    assert found(remat="full", bytes_per_device=35 * GIB) == [
+        "memory.remat=auto recomputes less where that fits: with none about 62 GiB"
+    ]
+    assert found(remat="full", bytes_per_device=35 * GIB, remat_why="the first that fits") == []
+    assert found(remat="full", bytes_per_device=120 * GIB, verdict=fits) == []
+    remedy = "with memory.remat=full microbatch_size=2 it would take 20.0 GiB"
+    search = "a mesh on which it fits: --search --device s --count 32"
+    verdict = {**too_much, "message": f"{too_much['message']}; {remedy}"}
+    assert found(device=small, verdict=verdict) == [remedy, search]
+    verdict = {**too_much, "message": f"{too_much['message']}; --search may find a mesh on which it fits"}
+    assert found(device=small, verdict=verdict) == [search]
+    assert found(device=None, verdict=None) == [
+        "does it fit? --device h200 (h100, v5e, ...) compares it with a device's memory"
+    ]
 
 
 def test_memory_that_is_too_much_and_no_device() -> None:
-    verdict = {"fits": False, "share": 2.5, "message": "does not fit: 62.0 of 24.0 GiB, 38.0 GiB too much"}
+    verdict = {"fits": False, "share": 2.5, "message": "does not fit: 62.0 of 24.0 GiB, 38.0 GiB too much; with less"}
     small = {"name": "s", "description": "Small", "memory": 25 * GIB, "usable": 24 * GIB}
     text = shown(80, device=small, verdict=verdict)
-    assert "✘ does not fit: 62.0 of 24.0 GiB, 38.0 GiB too much; 250% of what is usable on" in text
+    assert "✘ does not fit: 62.0 of 24.0 GiB, 38.0 GiB too much (250% of Small)\n" in text
     assert (
         "▕FFFFFFFFFFFFFFFFFFFFTTTGGGGGAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAALLLLLLLLLL▏\n"
         "                               ▲ usable: 24 GiB\n"
     ) in text
-    assert "free" not in text
     alone = shown(80, device=None, verdict=None)
     assert "usable" not in alone
     assert "▕FFFFFFFFFFFFFFFFFFFFTTTGGGGGAAAA" in alone
@@ -351,7 +405,8 @@ def test_a_bar_has_every_part_and_fills_its_width(counts: list[int], memory: int
     names = ["frozen weights", "trainable weights", "reference copy", "optimizer", "gradients", "activations", "logits"]
     parts = [{"name": name, "bytes": count} for name, count in zip(names, counts, strict=False)]
     device = None if memory is None else {"memory": memory, "usable": int(0.9 * memory)}
-    lines = memory_bar(parts, sum(counts), device, width).plain.splitlines()
+    segments = [(letter, "", each["name"], each["bytes"]) for letter, each in zip("FTROGAL", parts, strict=False)]
+    lines = memory_bar(segments, sum(counts), device, width).plain.splitlines()
     assert all(cell_len(line) <= width for line in lines)
     assert cell_len(lines[0]) == width
     assert list(dict.fromkeys(lines[0].strip("▕▏·▒"))) == list("FTROGAL")[: len(parts)]
@@ -365,10 +420,13 @@ def test_letters_are_all_different() -> None:
     assert letters(["activations", "adapter", "a", "aa"]) == ["A", "D", "B", "C"]
 
 
-def test_warnings_have_their_paths_and_no_markup() -> None:
-    text = shown(80)
-    assert "! warning  mesh.tensor: 12% of the bytes are copied along tensor=2 [replicated]\n" in text
+def test_warnings_in_full_have_their_paths_and_no_markup() -> None:
+    text = written(lambda console: show_warnings(plan(), console), 60)
+    assert text.startswith(
+        "! warning  mesh.tensor: 12% of the bytes are copied along\n           tensor=2 [replicated]\n"
+    )
     assert "mesh.rules.0: ('mlp', 'tensor') has no effect: [bold]why[/bold] [rule]" in " ".join(text.split())
+    assert written(lambda console: show_warnings(plan(warnings=[]), console), 60) == "no warnings\n"
 
 
 def test_what_was_compiled() -> None:
@@ -507,7 +565,7 @@ def test_a_path_that_is_not_there_names_the_nearest(path: str) -> None:
 def test_a_part_that_is_not_there() -> None:
     with pytest.raises(RunError, match="no part 'opt' in 'opt:x'; there are: frozen, trainable, optimizer"):
         select(arrays(), "opt:x")
-    with pytest.raises(RunError, match=r"no array 'zzzzzzzzzzzzzzzz'; `nnxdsl plan` lists all 23 of them"):
+    with pytest.raises(RunError, match=r"no array 'zzzzzzzzzzzzzzzz'; `nnxdsl plan --arrays` lists all 23 of them"):
         select(arrays(), "zzzzzzzzzzzzzzzz")
 
 

@@ -24,6 +24,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_argument("--why", metavar="PATH", help="show every sharding rule tried for an array")
     output.add_argument("--draw", metavar="PATH", help="draw which device has which block of an array")
     output.add_argument("--dump", action="store_true", help="print the layout, one line per array")
+    output.add_argument("--warnings", action="store_true", help="print all warnings in full")
+    parser.add_argument("--arrays", action="store_true", help="list all arrays, their shapes and shardings")
+    parser.add_argument(
+        "--match", action="append", metavar="PATH", help="list arrays of this path, group or pattern; can be repeated"
+    )
     parser.add_argument(
         "--limit", type=positive, metavar="S", help="with --compile: time limit in seconds (default: 300)"
     )
@@ -31,8 +36,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the plan, or the part of it that the flags select."""
-    if args.json and (args.why is not None or args.draw is not None or args.dump):
-        raise UsageError("--json excludes --why, --draw and --dump")
+    arrays = args.arrays or args.match
+    if args.json and (args.why is not None or args.draw is not None or args.dump or args.warnings or arrays):
+        raise UsageError("--json excludes --why, --draw, --dump, --warnings, --arrays and --match")
+    if arrays and (args.why is not None or args.draw is not None or args.dump or args.warnings or args.search):
+        raise UsageError("--arrays and --match go with the plan, or with --compile")
     if args.limit is not None and not args.compile:
         raise UsageError("--limit has no effect without --compile")
     require_address_space()
