@@ -132,7 +132,9 @@ def _show_example(example: Mapping[str, Any], console: Console) -> None:
     for run in example["runs"]:
         state = "truncated" if run["cut"] else "loss" if run["loss"] else "no loss"
         style = {"truncated": "red strike", "loss": "green", "no loss": ""}[state]
-        grid.add_row(Text(f"{run['part']}, {state}"), Text(f"{run['tokens']:,}"), Text(_shown(run["text"]), style))
+        grid.add_row(
+            Text(f"{run['part']}, {state}"), Text(f"{run['tokens']:,}"), Text().append(_shown(run["text"]), style)
+        )
     console.print(grid)
 
 
