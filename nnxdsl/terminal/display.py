@@ -185,7 +185,8 @@ class Lines(Listener):
     ) -> None:
         self._write, self._every_seconds, self._clock = write, every_seconds, clock
         self._last = -math.inf
-        self._timers: dict[Phase, threading.Timer] = {}
+        self._lock = threading.Lock()
+        self._timers: dict[Phase, threading.Timer] = {}  # of phases whose begin is not written, the outermost first
 
     def on_phase_begin(self, phase: Phase) -> None:
         """Writes that a stage begins; that an inner phase has begun, only once it has lasted a while."""
@@ -193,8 +194,10 @@ class Lines(Listener):
             self._last = -math.inf
             self._write_begin(phase)
             return
-        timer = self._timers[phase] = threading.Timer(LONG_SECONDS, self._write_begin, [phase])
+        timer = threading.Timer(LONG_SECONDS, self._write_begins, [phase])
         timer.daemon = True
+        with self._lock:
+            self._timers[phase] = timer
         timer.start()
 
     def on_progress(self, phase: Phase) -> None:
@@ -212,20 +215,28 @@ class Lines(Listener):
 
     def on_phase_end(self, phase: Phase) -> None:
         """Writes how long a longer phase took."""
-        if phase in self._timers:
-            self._timers.pop(phase).cancel()
+        with self._lock:
+            if timer := self._timers.pop(phase, None):
+                timer.cancel()
         if ended := ended_line(phase):
             self._write(ended)
 
     def on_close(self) -> None:
         """Writes nothing more of phases that have begun."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        with self._lock:
+            for timer in self._timers.values():
+                timer.cancel()
+            self._timers.clear()
+
+    def _write_begins(self, phase: Phase) -> None:
+        """Writes that a phase has begun, after those around it."""
+        with self._lock:
+            while phase in self._timers:
+                outer = next(iter(self._timers))
+                del self._timers[outer]
+                self._write_begin(outer)
 
     def _write_begin(self, phase: Phase) -> None:
-        if phase.seconds is not None:
-            return
         if phase.total is None:
             self._write(f"{phase.name} ...")
         else:

@@ -288,12 +288,14 @@ def test_without_a_terminal_a_long_phase_has_a_line_at_its_begin_and_one_at_its_
         display.stage("training", 4)
         with display.phase("short"):
             pass
-        with display.phase("saving", 10, unit="arrays"):
+        with display.phase("saving", 10, unit="arrays"), display.phase("waiting"):
             time.sleep(0.2)
     assert written(console).splitlines() == [
         "first ...",
         "training: 4 steps",
         "saving: 10 arrays",
+        "waiting ...",
+        "waiting: 0:01",
         "saving: 0/10 arrays in 0:01",
         "training: 0/4 steps in 0:01",
     ]
