@@ -21,8 +21,9 @@ class Evaluation(Spec):
     """Held-out metrics and sampled completions, before the first step, every so many steps, and after the last.
 
     Attributes:
-        every_steps: Steps between evaluations.
-        data: Held-out rows of the kind that the objective reads; None evaluates prompts alone.
+        every_steps: Steps between evaluations; None evaluates before the first step and after the last alone.
+        data: Held-out rows of the kind that the objective reads; None evaluates the rows that the experiment's
+            `test_size` holds out, or prompts alone.
         prompts: Prompts that policy and reference answer side by side, as a user's turn where the training rows
             are chats.
         max_new_tokens: Longest answer in tokens.
@@ -32,7 +33,7 @@ class Evaluation(Spec):
             `top_k` leaves, if it is given); None for all.
     """
 
-    every_steps: int = attrs.field(validator=positive)
+    every_steps: int | None = attrs.field(default=None, validator=positive)
     data: Data | None = None
     prompts: tuple[str, ...] = ()
     max_new_tokens: int = attrs.field(default=64, validator=positive)
@@ -41,16 +42,15 @@ class Evaluation(Spec):
     top_p: float | None = attrs.field(default=None, validator=inner)
 
     def problems(self) -> Iterable[Problem]:
-        """There must be something to evaluate, and no setting for answers without prompts."""
-        return gather(self._check_empty, self._check_prompts, self._check_unused)
+        """No setting for answers without prompts."""
+        return gather(self._check_prompts, self._check_unused)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
-        """Held-out rows are of the kind that the objective reads."""
-        return () if self.data is None else self.data.check(experiment, "evaluation.data")
-
-    def _check_empty(self) -> Iterable[Problem]:
-        if self.data is None and not self.prompts:
-            yield Problem("", "has neither data nor prompts; give one of them, or evaluation=None")
+        """There is something to evaluate, and held-out rows are of the kind that the objective reads."""
+        if self.data is not None:
+            yield from self.data.check(experiment, "evaluation.data")
+        elif not self.prompts and experiment.test_size is None:
+            yield Problem("evaluation", "has neither data nor prompts; give one of them, test_size, or evaluation=None")
 
     def _check_prompts(self) -> Iterable[Problem]:
         for index, prompt in enumerate(self.prompts):

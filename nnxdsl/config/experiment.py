@@ -16,7 +16,7 @@ from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Batching, Padded
 from nnxdsl.config.core.base import BROKEN, Spec, declared, gather
 from nnxdsl.config.core.run_id import run_id
-from nnxdsl.config.core.validators import Limit, name, positive
+from nnxdsl.config.core.validators import Limit, inner, name, positive
 from nnxdsl.config.data import Data, Mixture
 from nnxdsl.config.defaults import EPOCHS, default_optimizer
 from nnxdsl.config.diloco import Outer
@@ -56,6 +56,9 @@ class Experiment(Spec):
             rows are counted: as many as give every row as often, rounded up, so that the last step may begin the next
             epoch. A run whose rows have changed is not resumed.
         batch_size: Rows (pairs or sequences) per optimizer step, over all devices and micro-batches.
+        test_size: Share of the data's rows that are held out of training and evaluated, in place of `evaluation.data`.
+            Which ones a hash of each row's prompt decides, or of the whole row where it has none: a row stays on its
+            side when others are added, and the share is met on average. None trains on all rows.
         adapter: The adapter that is trained; None trains the model's own weights.
         quantization: The format of frozen weights, or of the products with trained ones; None for neither.
         reference: The reference model, where the objective has one.
@@ -70,7 +73,8 @@ class Experiment(Spec):
             part of the run's identity.
         batching: How rows of unequal length become arrays. Not part of the run's identity.
         memory: Rematerialization, offload and kernels. Not part of the run's identity.
-        evaluation: Held-out metrics and samples; None for none. Not part of the run's identity.
+        evaluation: Held-out metrics and samples; None for none. Where it is not given and `test_size` is, before the
+            first step and after the last. Not part of the run's identity.
         checkpoint: When the state is saved. Not part of the run's identity.
         tracking: Where metrics are shown besides the run directory. Not part of the run's identity.
         notes: For people. Not part of the run's identity.
@@ -80,8 +84,14 @@ class Experiment(Spec):
         {"name", "notes", "evaluation", "checkpoint", "tracking", "mesh", "microbatch_size", "batching", "memory"}
     )
 
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"epochs", "reference", "guard", "frozen", "outer"})
-    derived: ClassVar[Mapping[str, str]] = {"optimizer": "objective and adapter", "epochs": "steps"}
+    fields_added_later: ClassVar[frozenset[str]] = frozenset(
+        {"epochs", "test_size", "reference", "guard", "frozen", "outer"}
+    )
+    derived: ClassVar[Mapping[str, str]] = {
+        "optimizer": "objective and adapter",
+        "epochs": "steps",
+        "evaluation": "test_size",
+    }
 
     name: str = attrs.field(validator=name)
     model: Model
@@ -94,6 +104,7 @@ class Experiment(Spec):
     steps: int | None = attrs.field(default=None, validator=positive)
     epochs: float | None = attrs.field(default=None, validator=positive)
     batch_size: int = attrs.field(default=8, validator=positive)
+    test_size: float | None = attrs.field(default=None, validator=inner)
     adapter: Adapter | None = None
     quantization: Quantization | None = None
     reference: Reference = Initial()
@@ -113,16 +124,19 @@ class Experiment(Spec):
 
     @classmethod
     def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:
-        """The optimizer by objective and adapter, and one epoch without steps; see `nnxdsl.config.defaults`.
+        """The optimizer by objective and adapter, one epoch without steps, the evaluation of held-out rows.
 
         A wrong objective is reported once, by `objective`.
         """
         objective, adapter = values.get("objective"), values.get("adapter")
-        epochs = {"epochs": EPOCHS if values.get("steps") is None else None}
+        found: dict[str, object] = {
+            "epochs": EPOCHS if values.get("steps") is None else None,
+            "evaluation": None if values.get("test_size") is None else Evaluation(),
+        }
         if not isinstance(objective, Objective):
-            return {**epochs, "optimizer": BROKEN}
+            return {**found, "optimizer": BROKEN}
         optimizer = default_optimizer(objective, cast("Adapter | None", adapter))
-        return epochs if optimizer is None else {**epochs, "optimizer": optimizer}
+        return found if optimizer is None else {**found, "optimizer": optimizer}
 
     def steps_for(self, rows: int) -> int:
         """The optimizer steps of a run on so many training rows.
@@ -190,7 +204,7 @@ class Experiment(Spec):
     def problems(self) -> Iterable[Problem]:
         """Problems between the parts: each part checks its own conditions."""
         parts = (lambda name=name: self._check_part(name) for name in declared(Experiment))
-        return gather(self._check_length, self._check_batch, self._check_tracking, *parts)
+        return gather(self._check_length, self._check_split, self._check_batch, self._check_tracking, *parts)
 
     def _check_part(self, name: str) -> Iterable[Problem]:
         part = getattr(self, name)
@@ -205,6 +219,20 @@ class Experiment(Spec):
             )
         elif self.epochs is not None and isinstance(self.data, Mixture):
             yield Problem("epochs", "a mixture has no last row, so its epochs cannot be counted; give steps")
+
+    def _check_split(self) -> Iterable[Problem]:
+        if self.test_size is None:
+            return
+        if self.evaluation is None:
+            yield Problem("test_size", "holds out rows that evaluation=None does not read; leave one of them out")
+        elif self.evaluation.data is not None:
+            yield Problem("test_size", "holds out rows for an evaluation that has its own; leave out evaluation.data")
+        if isinstance(self.data, Mixture):
+            yield Problem("test_size", "a mixture has no row that it trains on once; give evaluation.data")
+        if self.objective.batch_kind == "feedback":
+            name = type(self.objective).__qualname__
+            message = f"{name} compares answers with those of other rows, which may be held out; give evaluation.data"
+            yield Problem("test_size", message)
 
     def _check_batch(self) -> Iterable[Problem]:
         if self.microbatch_size is not None and self.batch_size % self.microbatch_size:

@@ -225,16 +225,18 @@ class Search:
             yield from (problem.under("space") for problem in found.values())
 
     def _check_figures(self) -> Iterable[Problem]:
-        is_evaluated = self.base.evaluation is not None and self.base.evaluation.data is not None
+        evaluation = self.base.evaluation
+        is_evaluated = evaluation is not None and (evaluation.data is not None or self.base.test_size is not None)
         if str(self.metric).startswith(EVALUATED) and not is_evaluated:
             yield Problem("metric", f"{self.metric!r} is held out, but the experiment has no evaluation with data")
         if self.pruner is not None and not str(self.metric).startswith(EVALUATED):
             yield Problem("pruner", f"goes by held-out figures ({EVALUATED}...), and the metric is {self.metric!r}")
         elif self.pruner is not None and is_evaluated:
-            assert self.base.evaluation is not None
-            if self.base.steps is not None and self.base.evaluation.every_steps >= self.base.steps:
-                message = f"has no effect: there is no evaluation before the end of {self.base.steps} steps"
-                yield Problem("pruner", message)
+            assert evaluation is not None
+            every, steps = evaluation.every_steps, self.base.steps
+            if every is None or (steps is not None and every >= steps):
+                end = f"{steps} steps" if steps is not None else "the run"
+                yield Problem("pruner", f"has no effect: there is no evaluation before the end of {end}")
 
 
 def described(axis: Axis) -> object:

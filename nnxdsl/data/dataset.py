@@ -8,14 +8,15 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch, PairBatch, SequenceBatch
-from nnxdsl.data.loaders.report import Report, joined_report
+from nnxdsl.data.loaders.report import Length, Report, joined_report
 from nnxdsl.data.packing import Layout, Size
-from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged, SomeRows
+from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged, SelectedRagged, SomeRows
 from nnxdsl.data.sources.digests import digest_together
 from nnxdsl.errors import DataError
 
@@ -116,6 +117,21 @@ class Dataset(abc.ABC):
         same, wanted = copy.copy(self), frozenset(rows)
         ones = {name: part.sums() if name in self.masks else None for name, part in self._parts.items()}
         same._parts = {name: SomeRows(part, wanted, ones[name]) for name, part in self._parts.items()}
+        return same
+
+    def select(self, rows: Rows) -> Dataset:
+        """Some of the rows, in the order given; what is said of their file stays true of it."""
+        same = copy.copy(self)
+        same._parts = {name: SelectedRagged(part, rows) for name, part in self._parts.items()}
+        same._ids_digest = None
+        same.row_ids = [self.row_ids[int(row)] for row in rows]
+        same.shapes = same._shapes()
+        lengths = {
+            name: Length(total=same._parts[name].total, longest=same._parts[name].longest)
+            for name in self.report.lengths
+            if name in same._parts
+        }
+        same.report = attrs.evolve(self.report, accepted=len(rows), lengths=lengths)
         return same
 
     def joined(self, datasets: Sequence[Dataset]) -> Dataset:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.batch import RolloutBatch, SequenceBatch
-from nnxdsl.data.dataset import Dataset, TokenizedRows, round_length
+from nnxdsl.data.dataset import Dataset, Rows, TokenizedRows, round_length
 from nnxdsl.data.ragged import Joined
 from nnxdsl.errors import DataError
 
@@ -25,6 +25,13 @@ class Prompts(Dataset):
         self.max_completion_length = max_completion_length
         self.columns = rows.columns
         super().__init__(rows)
+
+    def select(self, rows: Rows) -> Dataset:
+        """See `Dataset.select`."""
+        same = super().select(rows)
+        assert isinstance(same, Prompts)
+        same.columns = [self.columns[int(row)] for row in rows]
+        return same
 
     def joined(self, datasets: Sequence[Dataset]) -> Dataset:
         """See `Dataset.joined`; the largest maximal length is that of all completions."""

@@ -117,6 +117,35 @@ class SomeRows(Ragged):
         return self._whole.blocks()
 
 
+class SelectedRagged(Ragged):
+    """Some rows of other `Ragged` rows, in an order of their own, without a copy.
+
+    Args:
+        whole: All rows.
+        rows: Which of them.
+    """
+
+    def __init__(self, whole: Ragged, rows: npt.NDArray[np.int64]) -> None:
+        self._whole, self._rows = whole, rows
+        self.lengths = whole.lengths[rows]
+
+    def __getitem__(self, row: int) -> Int32:
+        return self._whole[int(self._rows[row])]
+
+    @property
+    def total(self) -> int:
+        """Number of values."""
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def sums(self) -> Int32:
+        """[rows] the sum of each row's values."""
+        return self._whole.sums()[self._rows]
+
+    def blocks(self) -> Iterator[npt.NDArray[Any]]:
+        """All values, row by row."""
+        return (self[row] for row in range(len(self)))
+
+
 class RaggedBuilder:
     """Collects rows one at a time in the compact form of `Ragged`."""
 

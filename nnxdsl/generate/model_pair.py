@@ -22,6 +22,7 @@ from nnxdsl.data.loaders.build import load
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.sources import source_rows
 from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
+from nnxdsl.data.split import train_test_split
 from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, RunError, WeightsError
@@ -158,6 +159,8 @@ class ModelPair:
         tokenizer = _tokenizer(experiment, home)
         data = None if experiment.evaluation is None else experiment.evaluation.data
         held_out = None if data is None else _loaded(program, data, tokenizer, home)
+        if experiment.test_size is not None:
+            _, held_out = train_test_split(_loaded(program, experiment.data, tokenizer, home), experiment.test_size)
         is_chat = _is_chat(experiment.data) if held_out is None else held_out.is_chat
         return cls(directory, step, program, policy, first, other, tokenizer, held_out, is_chat)
 

@@ -172,9 +172,10 @@ class Evaluator:
 
     def _order(self) -> Rows:
         """[rows] the held-out rows as their data orders them: each once, and the same at every evaluation."""
-        if self.dataset is None or self.evaluation.data is None:
+        if self.dataset is None:
             return np.arange(0)
-        return ordered(self.evaluation.data.order, len(self.dataset), self.program.experiment.seed, epoch=0)
+        data = self.evaluation.data or self.program.experiment.data
+        return ordered(data.order, len(self.dataset), self.program.experiment.seed, epoch=0)
 
 
 def _encoded(evaluator: Evaluator) -> list[list[int]]:

@@ -17,6 +17,7 @@ from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.data.sequences import Sequences
+from nnxdsl.data.split import train_test_split
 from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.planning.plan import warnings
@@ -98,6 +99,10 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     dataset = read(experiment.data, "data")
     for line in dataset.report.lines():
         display.say(line)
+    split = None
+    if experiment.test_size is not None:
+        dataset, split = train_test_split(dataset, experiment.test_size)
+        display.say(f"test_size={experiment.test_size:g}: {len(dataset):,} rows to train on, {len(split):,} held out")
     if experiment.epochs is not None:  # what has been compiled so far knows the model, but not how long the run is
         steps = experiment.steps_for(len(dataset))
         display.say(f"epochs={experiment.epochs:g}: {steps:,} steps on {len(dataset):,} rows")
@@ -105,7 +110,7 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     rollouts = Rollouts.of(program, dataset, tokenizer) if isinstance(dataset, Prompts) else None
     evaluator, evaluation = None, experiment.evaluation
     if evaluation is not None:
-        held_out = None if evaluation.data is None else read(evaluation.data, "evaluation.data")
+        held_out = split if evaluation.data is None else read(evaluation.data, "evaluation.data")
         if rollouts is not None and isinstance(held_out, Prompts):
             rollouts.rewards.check(held_out.columns, held_out.row_ids)
         evaluator = Evaluator(program, evaluation, held_out, tokenizer, dataset.is_chat, rollouts)

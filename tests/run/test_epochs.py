@@ -10,12 +10,13 @@ import attrs
 import pytest
 
 import nnxdsl
-from nnxdsl import Adapter, Checkpoint, Data, Experiment, Model, Objective, PlanError, Result, evolve
+from nnxdsl import Adapter, Checkpoint, Data, Evaluation, Experiment, Model, Objective, PlanError, Result, evolve
 from nnxdsl.planning.plan import plan
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display
 from nnxdsl.terminal.plan_view import facts
 from nnxdsl.trainer.hooks.base import Hook
+from nnxdsl.trainer.prepare import prepare
 from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import Trainer
 
@@ -87,6 +88,35 @@ def test_a_run_of_epochs_is_that_of_its_steps_and_resumes(experiment: Experiment
         assert run(experiment, tmp_path / "epochs", display) == of_epochs
     assert learnt(of_epochs.directory) == learnt(of_steps.directory)
     assert Result(of_epochs.directory).load_model().generate(["row"], max_new_tokens=2)
+
+
+@pytest.mark.slow
+def test_held_out_rows_are_evaluated_and_never_trained_on(experiment: Experiment, tmp_path: Path) -> None:
+    shared = evolve(experiment, {"test_size": 0.4, "epochs": 1})
+    with Display(quiet=True) as display:
+        prepared = prepare(shared, tmp_path / "runs", display)
+        outcome = run(shared, tmp_path / "runs", display)
+        assert run(shared, tmp_path / "runs", display) == outcome
+    assert prepared.evaluator is not None
+    assert prepared.evaluator.dataset is not None
+    train, test = set(prepared.dataset.row_ids), set(prepared.evaluator.dataset.row_ids)
+    assert (len(train | test), train & test) == (ROWS, set())
+    assert outcome.step == -(-len(train) // 4)
+    assert sorted(outcome.evaluations) == [0, outcome.step]
+    used = {row for step in range(outcome.step) for row in prepared.batches().row_ids(step)}
+    assert used == train
+    held_out = tmp_path / "held_out.jsonl"
+    rows = (tmp_path / "text.jsonl").read_text().splitlines()
+    held_out.write_text(
+        "\n".join(rows[int(name.rpartition(":")[2]) - 1] for name in prepared.evaluator.dataset.row_ids)
+    )
+    apart = evolve(
+        experiment,
+        {"steps": 1, "epochs": None, "evaluation": Evaluation(data=evolve(experiment.data, {"path": str(held_out)}))},
+    )
+    with Display(quiet=True) as display:
+        expected = run(apart, tmp_path / "runs", display).evaluations[0]["eval/loss"]
+    assert outcome.evaluations[0]["eval/loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_program_of_epochs_trains_once_it_knows_its_steps(experiment: Experiment) -> None:

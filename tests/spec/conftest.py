@@ -366,6 +366,13 @@ def experiments(draw: st.DrawFn) -> Experiment:
     if default_optimizer(objective, adapter) is not None and draw(st.booleans()):
         del fields["optimizer"]
     fields["data"] = draw(data)
+    fields["evaluation"] = draw(st.none() | evaluations(st.none() | data))
+    if isinstance(fields["data"], Data.Mixture) or objective.batch_kind == "feedback":
+        fields["test_size"] = None
+    elif fields["test_size"] is not None and fields["evaluation"] is None:
+        del fields["evaluation"]
+    elif fields["test_size"] is not None:
+        fields["evaluation"] = attrs.evolve(fields["evaluation"], data=None)
     if fields["steps"] is not None or isinstance(fields["data"], Data.Mixture):
         fields |= {"steps": fields["steps"] or draw(st.integers(1, 10)), "epochs": None}
     elif fields["epochs"] is None:
@@ -376,7 +383,6 @@ def experiments(draw: st.DrawFn) -> Experiment:
         mesh=mesh,
         microbatch_size=draw(st.sampled_from([None, micro])),
         batch_size=micro * draw(st.integers(1, 3)) * getattr(objective, "num_generations", 1),
-        evaluation=draw(st.none() | evaluations(st.none() | data)),
         quantization=quantization,
         precision=draw(of_class(registry["Precision"], **frozen)),
         model=model,

@@ -9,6 +9,7 @@ from app.read_python import read_python
 from nnxdsl import (
     Adapter,
     Data,
+    Evaluation,
     Experiment,
     Model,
     Objective,
@@ -117,6 +118,31 @@ def test_steps_of_sampled_completions() -> None:
     objective = Objective.GRPO(rewards=(reward,), num_generations=4, num_iterations=3)
     made = short(objective, steps=None, data=Data.Prompts("prompts.jsonl"), batch_size=8)
     assert made.steps_for(10) == 5 * 3
+
+
+def test_held_out_rows_by_share() -> None:
+    made = short(Objective.SFT(), test_size=0.1)
+    assert made.evaluation == Evaluation()
+    assert evolve(made, {"test_size": None}) == short(Objective.SFT())
+    assert made.id != short(Objective.SFT()).id != evolve(made, {"test_size": 0.2}).id
+    often = short(Objective.SFT(), test_size=0.1, evaluation=Evaluation(every_steps=2))
+    assert often.id == made.id
+    assert evolve(often, {"test_size": 0.2}).evaluation == Evaluation(every_steps=2)
+
+
+REFUSED = {
+    "its own rows": (CHATS, Evaluation(data=CHATS), Objective.SFT(), "leave out evaluation.data"),
+    "no evaluation": (CHATS, None, Objective.SFT(), "holds out rows that evaluation=None does not read"),
+    "a mixture": (Data.Mixture({CHATS: 1.0}), Evaluation(), Objective.SFT(), "a mixture has no row"),
+    "KTO": (Data.Feedback("answers.jsonl"), Evaluation(), Objective.KTO(), "answers with those of other rows"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_shares_that_are_refused(name: str) -> None:
+    data, evaluation, objective, message = REFUSED[name]
+    with pytest.raises(SpecError, match=f"test_size: .*{message}"):
+        short(objective, data=data, evaluation=evaluation, test_size=0.1)
 
 
 def test_a_model_by_name() -> None:

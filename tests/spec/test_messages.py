@@ -158,10 +158,6 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
         "1 problem in Mesh\n"
         "  rules.0: expected tuple[str, str or tuple[str, ...] or None], got ('mlp', 'tensor', 'fsdp')",
     ),
-    "evaluation of nothing": (
-        lambda: Evaluation(every_steps=10),
-        "1 problem in Evaluation\n  has neither data nor prompts; give one of them, or evaluation=None",
-    ),
     "answers without prompts": (
         lambda: Evaluation(every_steps=0, data=Data.Text("a"), max_new_tokens=8),
         "2 problems in Evaluation\n  every_steps: expected a value > 0, got 0\n"
@@ -214,6 +210,10 @@ IN_EXPERIMENT: dict[str, tuple[dict[str, object], str]] = {
     "held-out data of another kind": (
         {"evaluation": Evaluation(every_steps=9, data=Data.Text("held_out.jsonl"))},
         "evaluation.data: Objective.DPO reads preference pairs, Data.Text yields texts; use Data.Preferences",
+    ),
+    "evaluation of nothing": (
+        {"evaluation": Evaluation(every_steps=10)},
+        "evaluation: has neither data nor prompts; give one of them, test_size, or evaluation=None",
     ),
     "pairs for supervised fine-tuning": (
         {"objective": Objective.SFT()},

@@ -289,12 +289,13 @@ def origins(spec: Spec) -> dict[str, str]:
 
 def _origins(value: object, path: str, origin: str) -> Iterator[tuple[str, str]]:
     fields = declared(type(value)) if isinstance(value, Spec) else {}
+    rules: Mapping[str, str] = value.derived if isinstance(value, Spec) else {}
     derived = derived_fields(value)
     for name, child in _children(value).items():
         own = origin
         if name in fields and not origin:
             is_default = child == fields[name].default
-            own = "default" if is_default else f"by {type(value).derived[name]}" if name in derived else ""
+            own = "default" if is_default else f"by {rules[name]}" if name in derived else ""
         if isinstance(child, Spec):
             yield join(path, f"{name}.type"), own
         if isinstance(child, Spec) or _holds_specs(child):

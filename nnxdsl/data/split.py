@@ -1,0 +1,42 @@
+"""Rows of a dataset that are held out of training: by their content, so that a row stays on its side."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from nnxdsl.data.dataset import Dataset
+from nnxdsl.errors import DataError
+
+
+def train_test_split(dataset: Dataset, test_size: float) -> tuple[Dataset, Dataset]:
+    """The rows to train on, and those that are held out.
+
+    A row is held out if the hash of its prompt, or of all its ids where it has none, is among the lowest share of all
+    hashes: it stays where it is when rows are added, removed or moved, and equal prompts are on one side. The share of
+    rows is therefore met on average, not exactly.
+
+    Args:
+        dataset: All rows.
+        test_size: The share, between 0 and 1.
+
+    Raises:
+        DataError: All rows are on one side.
+    """
+    is_held_out = np.array([_position(dataset, row) < test_size for row in range(len(dataset))])
+    train, test = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    if not len(train) or not len(test):
+        raise DataError(
+            f"{dataset.report.source}: test_size={test_size:g} holds out {len(test):,} of {len(dataset):,} rows, of "
+            f"which those with equal prompts stay together; set another, or give evaluation.data"
+        )
+    return dataset.select(train), dataset.select(test)
+
+
+def _position(dataset: Dataset, row: int) -> float:
+    """A number from 0 to 1 that a row's ids decide."""
+    parts = dataset.row(row)
+    ids = parts["prompt"] if "prompt" in parts else parts["tokens"]
+    digest = hashlib.sha256(b"nnxdsl split 1" + ids.astype("<i4").tobytes()).digest()
+    return int.from_bytes(digest[:6], "little") / 2**48
