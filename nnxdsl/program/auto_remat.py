@@ -22,7 +22,7 @@ def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None 
         trace: What finds out what a derivative holds on to; None for `memory.held`.
     """
     if blueprint.experiment.memory.remat != "auto":
-        return blueprint, "asked for"
+        return blueprint, "set by memory.remat"
     longest = lengths(blueprint.experiment.data)
     if usable is None:
         return with_remat(blueprint, "none"), "nobody knows the device's memory"

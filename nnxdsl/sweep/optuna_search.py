@@ -24,7 +24,8 @@ from nnxdsl.config.search import Axis, Float, Halving, Int, Log, Median, Pruner,
 from nnxdsl.errors import RunError, SpecError
 from nnxdsl.launch.driver import Settled, Task
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.sweep.results import figures, held_out
+from nnxdsl.runs.run_list import last_metrics
+from nnxdsl.sweep.results import held_out
 from nnxdsl.sweep.sweep import SweepDirectory
 from nnxdsl.terminal.display import Display
 
@@ -99,7 +100,7 @@ class Trials:
             return
         run = self._directory.home / task.run
         self._report(trial, task)
-        value = figures(run).get(self._search.metric)
+        value = last_metrics(run).get(self._search.metric)
         if how.state == "pruned":
             self._study.tell(trial.trial, state=TrialState.PRUNED)
         elif how.state == "finished" and value is not None and math.isfinite(value):
@@ -109,7 +110,7 @@ class Trials:
             trial.trial.set_user_attr("error", why)
             self._study.tell(trial.trial, state=TrialState.FAIL)
         self._done += 1
-        if self._display.console.is_terminal:
+        if self._display.quiet or self._display.console.is_terminal:
             self._display.step(self._done, self.total, {}, {})
 
     def _task(self, trial: Any, params: Mapping[str, Any], reported: set[int]) -> Task | None:

@@ -14,7 +14,7 @@ from nnxdsl.config.core.codegen import render
 from nnxdsl.config.sweep import Direction
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.runs.run_list import last_metrics as figures
+from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.terminal.display import number
 from nnxdsl.terminal.tables import Column, show_table
 
@@ -68,7 +68,7 @@ def held_out(run: Path, metric: str) -> list[tuple[int, float]]:
 
 def usual_metric(runs: Sequence[Path]) -> str:
     """The metric to sort by where none is given: the first of `DEFAULT_METRICS` that any run has."""
-    names = {name for run in runs for name in figures(run)}
+    names = {name for run in runs for name in last_metrics(run)}
     return next((name for name in DEFAULT_METRICS if name in names), DEFAULT_METRICS[-1])
 
 

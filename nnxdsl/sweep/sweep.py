@@ -18,10 +18,11 @@ from nnxdsl.errors import RunError
 from nnxdsl.launch.driver import STOP, Settled, Task, last_events
 from nnxdsl.launch.outcome import is_alive, standing
 from nnxdsl.runs.run_dir import checked_path
+from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, replace, write_json
 from nnxdsl.sweep.plot import plot
-from nnxdsl.sweep.results import Row, figures, ranked, usual_direction, usual_metric
+from nnxdsl.sweep.results import Row, ranked, usual_direction, usual_metric
 from nnxdsl.terminal.display import Display
 
 DIRECTORY = "sweeps"
@@ -93,7 +94,7 @@ class SweepDirectory:
         self, number: int, one: Experiment, changes: Mapping[str, object], metric: str, event: Mapping[str, Any]
     ) -> Row:
         run = self.home / one.id
-        value = figures(run).get(metric)
+        value = last_metrics(run).get(metric)
         if is_alive(run):
             return Row(number, one.id, changes, "running", None, value)
         found = standing(run)

@@ -24,7 +24,7 @@ from nnxdsl.terminal.plan_memory_view import compiled_memory_columns, print_cut,
 from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_section
 
 NO_REFERENCE = "none: the objective has no reference"
-ASKED_FOR = "asked for"
+SET_BY_HAND = "set by memory.remat"
 """Why a plan has the rematerialisation that the experiment sets."""
 WARNINGS_SHOWN = 3
 """Warnings that a plan prints, in a line each."""
@@ -80,7 +80,7 @@ def advice(plan: Mapping[str, Any]) -> Iterator[str]:
         if remedy and not remedy.startswith("--search"):
             yield remedy
         yield f"a mesh on which it fits: --search --device {device['name']} --count {max(2 * plan['devices'], 8)}"
-    elif plan["remat_why"] == ASKED_FOR and plan["remat"] in sizes:
+    elif plan["remat_why"] == SET_BY_HAND and plan["remat"] in sizes:
         less = list(sizes)[: list(sizes).index(plan["remat"])]  # these recompute less
         totals = {name: plan["bytes_per_device"] - sizes[plan["remat"]] + sizes[name] for name in less}
         if fitting := [name for name in less if totals[name] <= device["usable"]]:

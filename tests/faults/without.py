@@ -77,8 +77,8 @@ GUARDS = [
     ),
     Guard(
         "4", "batches go on where they were", "trainer/batches.py",
-        "batch = self.sampler.at(step)\n",
-        'batch = self.sampler.at(step - self.__dict__.setdefault("first", step))\n',
+        "batch = self.sampler.at(step, self.program.reads)\n",
+        'batch = self.sampler.at(step - self.__dict__.setdefault("first", step), self.program.reads)\n',
         f"{KILL}[save-begun@2]",
     ),
     Guard(

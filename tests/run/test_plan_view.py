@@ -137,7 +137,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         "host_bytes_per_device": 4 * GIB,
         "activations": {"none": 32 * GIB, "full": 5 * GIB},
         "remat": "none",
-        "remat_why": "asked for",
+        "remat_why": "set by memory.remat",
         "device": {"name": "h200", "description": "NVIDIA H200", "memory": 128 * GIB, "usable": 124 * GIB},
         "verdict": {"fits": True, "share": 0.5, "message": "fits: 62.0 of 124.0 GiB, 62.0 GiB free"},
         "warnings": [
@@ -321,7 +321,7 @@ def test_a_plan_is_one_screen() -> None:
         "computed in bfloat16, on gpu, attention dense: rows of 64 slots are short\n"
         "reference   the frozen base with the adapter off: no copy\n"
         "mesh        data=2 x fsdp=4 x tensor=2 (16 devices), slices 2, slow links betwe…\n"
-        "remat       none (asked for); activations: none 32 GiB, full 5 GiB\n"
+        "remat       none (set by memory.remat); activations: none 32 GiB, full 5 GiB\n"
         "! mesh.tensor: 12% of the bytes are copied along tensor=2 [replicated]\n"
         "! mesh.rules.0: ('mlp', 'tensor') has no effect: [bold]why[/bold] [rule]\n"
         "→ 2 warnings: --warnings; 23 arrays: --arrays; one of them: --why PATH\n"

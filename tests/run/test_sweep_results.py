@@ -14,8 +14,9 @@ from rich.console import Console
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, RunError, Schedule, Sweep, product
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.sweep.plot import plot
-from nnxdsl.sweep.results import Row, differing, figures, held_out, ranked, show_rows, usual_direction
+from nnxdsl.sweep.results import Row, differing, held_out, ranked, show_rows, usual_direction
 from nnxdsl.sweep.sweep import SweepDirectory, sorted_by
 
 HOSTILE = "</text><script>alert(1)</script>\x1b[31m&\u202e"
@@ -99,7 +100,7 @@ def test_a_sweep_s_directory_tells_what_each_point_came_to(base: Experiment, tmp
     sweep = Sweep(base, product({"seed": [0, 1, 2]}))
     finished(tmp_path, sweep.experiments[0], 0.5)
     finished(tmp_path, sweep.experiments[2], 0.25)
-    assert figures(tmp_path / sweep.experiments[0].id) == {"loss": 9.0, "eval/loss": 0.5}
+    assert last_metrics(tmp_path / sweep.experiments[0].id) == {"loss": 9.0, "eval/loss": 0.5}
     assert held_out(tmp_path / sweep.experiments[0].id, "eval/loss") == [(1, 1.5), (2, 0.5)]
     directory = SweepDirectory.open(sweep, tmp_path)
     assert directory.path == tmp_path / "sweeps" / f"tiny-{sweep.digest[:8]}"

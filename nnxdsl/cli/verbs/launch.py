@@ -26,9 +26,9 @@ from nnxdsl.launch.engines import generated, open_engine
 from nnxdsl.launch.job import DIRECTORY
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory, checked_path
+from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.storage.jsonl import replace, write_json
 from nnxdsl.storage.process_info import utc
-from nnxdsl.sweep.results import figures
 from nnxdsl.terminal.display import Display
 
 
@@ -127,7 +127,7 @@ def _launch(experiment: Experiment, launcher: Launcher, variables: dict[str, str
     end = driver.settled.get(experiment.id)
     if args.json:
         row = {"id": experiment.id, "directory": str(home / experiment.id), "state": end.state if end else "started"}
-        row |= {"step": end.step, "error": end.error, "figures": figures(home / experiment.id)} if end else {}
+        row |= {"step": end.step, "error": end.error, "figures": last_metrics(home / experiment.id)} if end else {}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
     return FAILED if end is not None and end.state in ("failed", "preempted") else 0
 

@@ -99,7 +99,7 @@ class _Offsets(Sequence[tuple[int, int]]):
             return [self[token] for token in range(*index.indices(len(self)))]
         number = bisect.bisect_right(self._ends, index)
         place, encoding = self._segments[number]
-        start, stop = encoding.token_to_chars(index - self._ends[number] + len(encoding))
+        start, stop = encoding.token_to_chars(index - self._ends[number] + len(encoding)) or (0, 0)
         return place + start, place + stop
 
 
