@@ -284,3 +284,13 @@ def test_an_experiment_may_be_a_file_its_own_command_line_or_json(write, capsys:
     assert as_json(capsys, file_of(own)) == as_json(capsys, "seen.json") == found
     Path("rows.json").write_text(json.dumps([{"text": "abc"}]))
     assert as_json(capsys, "rows.json")["source"]["kind"] == "Data.Text"
+
+
+def test_rows_that_are_held_out_by_test_size_are_shown_apart(write, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Data.Text(write(*({"text": str(number)} for number in range(40))))
+    found = as_json(capsys, file_of(experiment(data, test_size=0.25)))
+    assert list(found) == ["id", "data", "test_size"]
+    assert found["data"]["rows"] + found["test_size"]["rows"] == 40
+    assert 1 <= found["test_size"]["rows"] <= 20
+    shown_rows = [{example["row"] for example in found[part]["examples"]} for part in ("data", "test_size")]
+    assert not shown_rows[0] & shown_rows[1]

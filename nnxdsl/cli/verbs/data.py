@@ -122,6 +122,7 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
     """What becomes of the rows of the training data, and of the held-out data."""
     experiment = experiment_of(args)
     from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
+    from nnxdsl.data.split import train_test_split
     from nnxdsl.data.summary import summarize
     from nnxdsl.data.tokenizers.base import open_tokenizer
     from nnxdsl.program.architecture import architecture
@@ -139,16 +140,20 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"id": experiment.id}
     held_out = experiment.evaluation and experiment.evaluation.data
     with Display() as display:
-        for name, data in (("data", experiment.data), ("evaluation.data", held_out)):
-            if data is None:
-                continue
-            dataset, refused = _load(data, tokenizer, limits, TokenCache(args.home / TOKENS, display))
-            found[name] = summary = {**summarize(dataset, data, tokenizer, args.rows), "refused": refused}
-            if name == "data":
-                summary["padding"] = _padding(experiment, dataset)
-                rows = experiment.steps_for(len(dataset)) * experiment.batch_size
-                for source in summary.get("sources", ()):
-                    source["epochs"] = rows * source["share"] / source["rows"]
+        cache = TokenCache(args.home / TOKENS, display)
+        train, refused = _load(experiment.data, tokenizer, limits, cache)
+        parts = {"data": (experiment.data, train, refused)}
+        if experiment.test_size is not None:
+            train, test = train_test_split(train, experiment.test_size)
+            parts = {"data": (experiment.data, train, refused), "test_size": (experiment.data, test, refused)}
+        if held_out is not None:
+            parts["evaluation.data"] = (held_out, *_load(held_out, tokenizer, limits, cache))
+    for name, (data, dataset, refused) in parts.items():
+        found[name] = {**summarize(dataset, data, tokenizer, args.rows), "refused": refused}
+    found["data"]["padding"] = _padding(experiment, train)
+    rows = experiment.steps_for(len(train)) * experiment.batch_size
+    for source in found["data"].get("sources", ()):
+        source["epochs"] = rows * source["share"] / source["rows"]
     return found
 
 
