@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nnxdsl.errors import WeightsError
 
@@ -13,15 +16,20 @@ _FILES = [*_CONFIGS, "*.safetensors", "*.jinja", "tokenizer.model"]
 _SECONDS = 5.0
 """Timeout of the first request; without a network a run is refused after about this time."""
 
+_found: dict[tuple[str, bool], Path] = {}
+"""Repositories that this process has located, and whether only their JSON files: each is opened as it was then."""
+
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def locate(path: str, *, configs_only: bool = False) -> Path:
+def locate(path: str, *, configs_only: bool = False, report: Callable[[int, int], object] | None = None) -> Path:
     """The local directory of a path or repository name; downloads a repository that is not cached.
 
     Args:
         path: A directory, or the name of a repository.
         configs_only: Whether JSON files are enough, of what has to be downloaded.
+        report: Called while it is downloaded, in any thread, with the bytes that are done and all bytes; None for
+            progress bars of huggingface_hub.
 
     Raises:
         WeightsError: There is no such directory, and no such repository or no network.
@@ -31,16 +39,37 @@ def locate(path: str, *, configs_only: bool = False) -> Path:
         return directory
     if not _NAME.fullmatch(path):
         raise WeightsError(f"{path}: no such directory (relative to {Path.cwd()}), nor the name of a repository")
+    for key in ((path, False), (path, configs_only)):
+        if key in _found and _found[key].is_dir():
+            return _found[key]
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
         raise WeightsError(f"{path}: no such directory; to download it, pip install 'nnxdsl[hub]'") from None
     try:
         files = _CONFIGS if configs_only else _FILES
-        return Path(hub.snapshot_download(path, allow_patterns=files, etag_timeout=_SECONDS))
+        bars = {} if report is None else {"tqdm_class": _reporting(report)}
+        found = Path(hub.snapshot_download(path, allow_patterns=files, etag_timeout=_SECONDS, **bars))
     except Exception as error:  # of many types: no network, no such repository, licence not accepted
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(
             f"{path}: no such directory (relative to {Path.cwd()}), and it cannot be downloaded: {reason}; "
             f"without a network, copy the repository's files to a directory and name that"
         ) from error
+    _found[path, configs_only] = found
+    return found
+
+
+def _reporting(report: Callable[[int, int], object]) -> type:
+    """A progress bar of tqdm, which huggingface_hub depends on, that reports bytes and is not drawn."""
+    base: Any = importlib.import_module("tqdm").tqdm
+
+    class Bar(base):
+        def __init__(self, *args: Any, name: str = "", **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
+
+        def display(self, *_: Any, **__: Any) -> None:
+            if self.unit == "B" and self.total:
+                report(int(self.n), int(self.total))
+
+    return Bar

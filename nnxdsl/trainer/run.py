@@ -73,6 +73,7 @@ def run(
                 return _earlier_outcome(found)
             lock = stack.enter_context(_locked(path))  # refused now rather than after the data are read
         distributed.on_process_0(lambda: _require_trackers(experiment))
+        sources.download(experiment, display)
         prepared = prepare(experiment, home, display)  # before the earlier run, which may take hours
         if (stopped := _run_earlier(experiment, home, display)) is not None:
             return stopped

@@ -25,7 +25,36 @@ from nnxdsl.program.blueprint import Blueprint, build_unplaced
 from nnxdsl.program.init import ArrayLike, Source, TeacherSource
 from nnxdsl.program.teacher import teacher_of
 from nnxdsl.runs.checkpoint_format import find
+from nnxdsl.terminal.display import Display
 from nnxdsl.weights.saved_run import SavedRun, WeightsCheckpoint, saved_experiment
+
+
+def download(experiment: Experiment, display: Display) -> None:
+    """Downloads what is not cached of the weights that an experiment, its teacher and its reference have on the Hub.
+
+    Raises:
+        WeightsError: There is no such directory, and no such repository or no network.
+    """
+    teacher, reference = teacher_of(experiment), experiment.reference
+    weights = [experiment.model.weights, *([] if teacher is None else [teacher.model.weights])]
+    weights += [reference.weights] if isinstance(reference, Reference.Checkpoint) else []
+    for each in weights:
+        base = each.base if isinstance(each, Merged) else each
+        if isinstance(base, HF) and not Path(base.path).expanduser().is_dir():
+            _download(base.path, display)
+
+
+def _download(name: str, display: Display) -> None:
+    phase = display.begin(f"opening {name}", unit="bytes")
+
+    def report(done: int, total: int) -> None:
+        phase.total = total
+        display.advance(phase, max(done, phase.done))  # of two bars: what was received, and what was written
+
+    try:
+        locate(name, report=report)
+    finally:
+        display.end(phase)
 
 
 def tokenizer_directory(experiment: Experiment, home: Path) -> Path | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from flax import nnx
 
 from nnxdsl.formats.mapped_arrays import MappedArray
@@ -21,6 +25,7 @@ from nnxdsl.weights.progress import reading_weights
 ROOT = Path(__file__).parents[2]
 COMPILE = """
 import sys
+import threading
 from pathlib import Path
 import jax, jax.numpy as jnp
 from nnxdsl.runtime.compile_cache import compile_cache
@@ -92,3 +97,56 @@ def test_weights_are_counted_as_they_are_read() -> None:
     (phase,) = ended.phases
     assert (phase.name, phase.unit) == ("reading weights", "bytes")
     assert phase.done == phase.total == 2 * 4 * sum(math.prod(leaf.shape) for leaf in base.values())
+
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(3_000_000)}
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """A Hub with the repository lab/tiny, of two files."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        name, commit = self.path.rpartition("/")[2].partition("?")[0], "0123456789" * 4
+        if "/resolve/" in self.path:
+            body = FILES.get(name, b"")
+        elif "/tree/" in self.path:
+            entries = [{"type": "file", "path": n, "size": len(b), "oid": f"{n:40}"} for n, b in FILES.items()]
+            body = json.dumps(entries).encode()
+        else:
+            siblings = [{"rfilename": n, "size": len(b)} for n, b in FILES.items()]
+            body = json.dumps({"id": "lab/tiny", "sha": commit, "siblings": siblings}).encode()
+        self.send_response(200 if body else 404)
+        for header in {"ETag": f'"{name}"', "X-Repo-Commit": commit, "Content-Length": str(len(body))}.items():
+            self.send_header(*header)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+DOWNLOAD = """
+from nnxdsl.formats.hf_download import locate
+seen = []
+found = locate("lab/tiny", report=lambda *both: seen.append(both))
+assert locate("lab/tiny") == found
+assert locate("lab/tiny", configs_only=True) == found
+print(sorted(path.name for path in found.iterdir()), max(seen))
+"""
+
+
+def test_a_download_reports_its_bytes_and_is_not_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": address, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", DOWNLOAD], env=environment, capture_output=True, text=True)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout == "['config.json', 'model.safetensors'] (3000002, 3000002)\n"
