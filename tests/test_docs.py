@@ -161,3 +161,5 @@ def test_the_site_builds(tmp_path: Path) -> None:
     built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-3000:]
     assert (tmp_path / "site" / "reference" / "configuration" / "index.html").is_file()
+    assert 'href="first_dpo_run.ipynb"' in (tmp_path / "site/tutorials/first_dpo_run/index.html").read_text()
+    assert (tmp_path / "site/tutorials/first_dpo_run/first_dpo_run.ipynb").is_file()
