@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import attrs
 import pytest
 from small_lab.model import Small
 
@@ -129,6 +130,7 @@ OTHERS: dict[str, Any] = {
     "dropout": 0.25,
     "undecayed": ("mlp",),
     "by_adamw": ("mlp",),
+    "epsilon_high": 0.3,
     "max_grad_norm": 0.5,
     "max_update_rms": 0.5,
     "update_rms": 0.4,
@@ -167,6 +169,12 @@ OTHERS: dict[str, Any] = {
 DATA = "data/test_batches.py::test_every_epoch_is_a_permutation_that_seed_and_epoch_decide"
 BAD = "data/test_preferences.py::test_bad_rows_stop_or_are_skipped_and_counted"
 PATH = "data/test_rows.py::test_missing_file_names_the_current_directory"
+RENAMED = "data/test_layouts.py::test_columns_are_renamed"
+FOLDER = "data/test_sources.py::test_a_folder_of_save_to_disk"
+CACHED = "data/test_hub.py::test_a_dataset_in_the_cache"
+RENDERED = "data/test_template_args.py::test_rows_are_rendered_with_the_arguments"
+SYSTEM = "data/test_template_args.py::test_chats_without_a_system_message_get_that_of_the_data"
+SHARES = "data/test_mixture.py::test_no_source_is_two_rows_from_its_share"
 DRAWN = "run/test_sampling.py::test_who_may_be_drawn"
 SAVED = "run/test_loop.py::test_the_last_checkpoints_are_kept"
 COUNTED = "program/test_guards.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
@@ -185,7 +193,20 @@ ELSEWHERE = {
         for kind in ("Conversations", "Feedback", "Preferences", "Prompts", "Text")
         for name, test in (("order", DATA), ("bad_rows", BAD), ("path", PATH))
     },
+    **{
+        f"Data.{kind}.{name}": test
+        for kind in ("Conversations", "Feedback", "Preferences", "Prompts", "Text")
+        for name, test in (("columns", RENAMED), ("split", FOLDER), ("config", CACHED), ("revision", CACHED))
+    },
+    **{
+        f"Data.{kind}.{name}": test
+        for kind in ("Conversations", "Feedback", "Preferences", "Prompts")
+        for name, test in (("template_args", RENDERED), ("system", SYSTEM))
+    },
     "Data.Text.field": "data/test_conversations.py::test_text",
+    "Data.Mixture.sources": SHARES,
+    "Data.Mixture.unit": "data/test_mixture.py::test_weights_count_rows_epochs_or_tokens",
+    "Data.Mixture.order": "data/test_mixture.py::test_sources_are_spread_evenly_without_shuffling",
     "BadRows.Skip.at_most": BAD,
     "Batching.Bucketed.buckets": "data/test_packing.py::test_buckets_are_few_and_the_last_is_the_longest",
     "Batching.Packed.length": "data/test_packing.py::test_what_does_not_say_how_it_is_packed_is_refused",
@@ -202,6 +223,9 @@ ELSEWHERE = {
     "Experiment.notes": "run/test_loop.py::test_the_generated_file_builds_the_same_experiment",
     "Experiment.seed": ANSWERS,
     "Experiment.steps": "run/test_loop.py::test_metrics_have_one_row_a_step",
+    "Experiment.epochs": "run/test_epochs.py::test_a_run_of_epochs_is_that_of_its_steps_and_resumes",
+    "Experiment.test_size": "run/test_epochs.py::test_held_out_rows_are_evaluated_and_never_trained_on",
+    "Experiment.tracking": f"{TRACKED}tensorboard",
     "Experiment.mesh": "program/test_meshes.py::test_meshes_and_one_device_agree",
     "Experiment.batching": "program/test_packing.py::test_a_step_is_the_same_however_its_rows_are_batched",
     "Experiment.evaluation": "run/test_loop.py::test_held_out_reward_accuracy_rises",
@@ -305,6 +329,9 @@ def test_no_field_is_forgotten() -> None:
     for kind, name in settings():
         family = kind.family.__name__
         assert family in PLACE, f"{kind.__qualname__}.{name} is neither tried nor in ELSEWHERE"
+        default = declared(kind)[name].default
+        if kind.family is not Model.family and kind is not Mesh and default is not attrs.NOTHING:
+            changed(kind, name, default)
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def test_other_weights_may_be_asked_once(
     at_once, at_every_step = program.step(state, asked)[1], always.step(always.init(source), batch)[1]
     for name, value in at_every_step.items():
         assert float(at_once[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
-    with pytest.raises(ValueError, match="nothing of the reference"):
+    with pytest.raises(ValueError, match="batch has no `reference_logps`"):
         program.step(program.init(source), batch)
 
 
