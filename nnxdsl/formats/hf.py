@@ -20,8 +20,9 @@ from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, tensor_sources
 from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.formats.quantized import StoredTensor, dequantize
+from nnxdsl.formats.stacked_experts import unstacked
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.families.registry import from_hf, to_hf
+from nnxdsl.models.families.registry import from_hf, text_fields, to_hf
 from nnxdsl.models.params import AbstractModel, is_mtp_param
 
 INDEX = "model.safetensors.index.json"
@@ -31,8 +32,12 @@ SINGLE = "model.safetensors"
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Tensors that a decoder ignores: other parts of multimodal checkpoints, RoPE frequencies in old checkpoints, and the
-# multi-token-prediction (MTP) tensors of Qwen3-Next.
-_UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|mtp\.|.*\.rotary_emb\.inv_freq$")
+# multi-token-prediction (MTP) tensors of the Qwen families.
+_OTHER_PARTS = (
+    *("visual", "vision_tower", "vision_model", "vision_embedder", "embed_vision"),
+    *("multi_modal_projector", "mm_projector", "audio_tower", "embed_audio"),
+)
+_UNUSED = re.compile(rf"(model\.)?({'|'.join(_OTHER_PARTS)})\.|mtp\.|.*\.rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"\blayers\.(\d{1,9})\.")
 
 
@@ -94,7 +99,7 @@ class HubReader:
         self.directory = Path(directory)
         self._allow_non_finite = allow_non_finite
         self.config = read_config(directory)
-        fields = read_fields(directory)
+        fields = text_fields(read_fields(directory))
         mtp_numbers = _mtp_layers(self.config, fields)
         with_mtp = attrs.evolve(self.config, mtp_layers=1) if has_mtp(fields) else self.config
         self._sources = tensor_sources(with_mtp, fields.get("model_type"))
@@ -116,6 +121,8 @@ class HubReader:
                 self._tensors[HEAD] = tensor
             elif ours in wanted and name == self._full(ours):
                 self._tensors[ours] = tensor
+            elif each := dict(unstacked(ours, tensor, wanted)):
+                self._tensors |= each
             elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in mtp_numbers):
                 self._others[name] = tensor
         if with_mtp.mtp_layers and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
@@ -299,7 +306,7 @@ def write(
             current.clear()
             current.update((path, leaves[path] if value is None else value(path)) for path, _ in origin[name])
         parts = [hf_names.part(sources[path], current[path], number) for path, number in origin[name]]
-        return parts[0] if len(parts) == 1 else np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+        return hf_names.joined([sources[path] for path, _ in origin[name]], parts)
 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

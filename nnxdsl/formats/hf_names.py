@@ -14,7 +14,7 @@ from nnxdsl.formats.quantized import StoredTensor
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Norms
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
-from nnxdsl.models.families.registry import family_named
+from nnxdsl.models.families.registry import family_named, text_fields
 
 HEAD = "lm_head.weight"
 """The output head, whose name has no prefix of the text model."""
@@ -38,18 +38,34 @@ def part(source: TensorSource, leaf: Any, number: int) -> np.ndarray:
     array = np.asarray(leaf[np.unravel_index(number, source.leading)] if source.leading else leaf)
     if source.unit:
         return array[None]
-    return array.T if source.transposed else array
+    return array.swapaxes(-1, -2) if source.transposed else array
+
+
+def joined(sources: Sequence[TensorSource], parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The tensor that holds parts of several arrays."""
+    if len(parts) == 1:
+        return parts[0]
+    if sources[0].columns is None:
+        return np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+    order = sorted(range(len(parts)), key=lambda number: sources[number].columns or ())
+    return np.concatenate([parts[number] for number in order], axis=-2 if sources[0].transposed else -1)
 
 
 def mapped(source: TensorSource, parts: Sequence[StoredTensor]) -> MappedArray:
     """The array that is made of `parts`, none of which is read yet."""
-    number, count = source.share
-    *shape, last = parts[0].shape[source.unit :]
-    shape = (last, *reversed(shape)) if source.transposed else (*shape, last // count)
+    (number, count), columns = source.share, source.columns
+    shape = list(parts[0].shape[source.unit :])
+    if source.transposed:
+        shape[-2:] = shape[:-3:-1]
+    if shape:
+        shape[-1] = shape[-1] // count if columns is None else columns[1] - columns[0]
 
     def read(part: StoredTensor) -> np.ndarray:
         array = part.read()[0] if source.unit else part.read()
-        return array.T if source.transposed else array[..., number::count] if count > 1 else array
+        array = array.swapaxes(-1, -2) if source.transposed else array
+        if columns is not None:
+            return array[..., columns[0] : columns[1]]
+        return array[..., number::count] if count > 1 else array
 
     return MappedArray(
         (*source.leading, *shape),
@@ -65,6 +81,7 @@ _AROUND_MTP = ("token_norm.scale", "state_norm.scale", "join.kernel", "norm.scal
 
 def has_mtp(fields: Mapping[str, Any]) -> bool:
     """Whether a directory with this `config.json` may have a multi-token-prediction (MTP) layer."""
+    fields = text_fields(fields)
     family = family_named(fields.get("model_type"))
     if family is None or family.mtp is None:
         return False
@@ -147,7 +164,6 @@ def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, de
     sources = config.mixer(kind).tensors(config) | {
         f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.norms].items()
     }
+    sources |= (MLPConfig() if dense else config.feed_forward).tensors(config)
     family = family_named(model_type)
-    if config.moe is not None and not dense and family is not None and family.moe_tensors is not None:
-        return sources | family.moe_tensors(config.moe)
-    return sources | (MLPConfig() if dense else config.feed_forward).tensors(config)
+    return sources if family is None else family.layer_tensors(config, sources)

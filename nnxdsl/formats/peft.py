@@ -80,7 +80,12 @@ class _Part(NamedTuple):
 
 
 def read(
-    directory: str | Path, config: DecoderConfig, base: Mapping[str, ParamSpec], *, allow_non_finite: bool = False
+    directory: str | Path,
+    config: DecoderConfig,
+    base: Mapping[str, ParamSpec],
+    model_type: str | None = None,
+    *,
+    allow_non_finite: bool = False,
 ) -> PeftAdapter:
     """Reads an adapter for a model.
 
@@ -88,6 +93,7 @@ def read(
         directory: Holds `adapter_config.json` and `adapter_model.safetensors`.
         config: The architecture of the base model.
         base: The arrays of the base model, which determine the shapes of the adapter.
+        model_type: The Hub's name of the family, for names that differ between families.
         allow_non_finite: Whether NaN and infinity are accepted.
 
     Raises:
@@ -100,7 +106,8 @@ def read(
     problems = problems_of(fields)
     kind = DoRA if fields.get("use_dora") is True else LoRA
     sides = [side for side in _SUFFIXES if kind is DoRA or side in "AB"]
-    parts = _parts(config)
+    sources = tensor_sources(config, model_type)
+    parts = _parts(sources)
     by_side: dict[tuple[str, str], dict[int, safetensors.Tensor]] = {}  # by path and matrix ("A", "B")
     names: dict[str, str] = {}  # module names in the file, by tensor of the Hub
     for name, tensor in tensors.items():
@@ -118,7 +125,7 @@ def read(
     targets = targets_of({path for path, _ in by_side}, base)
     # The targets may cover more layers than the file: those are reported as missing.
     paths = [path for path in base if path.endswith(".kernel") and any(_matches(target, path) for target in targets)]
-    problems += _misfits(by_side, sides, paths, base, config, names, scales)
+    problems += _misfits(by_side, sides, paths, base, sources, names, scales)
     if not by_side and not problems:
         problems.append(Problem(WEIGHTS, "holds no tensors"))
     if problems or scales is None:
@@ -126,7 +133,7 @@ def read(
     if not allow_non_finite:
         require_finite({name: tensor.read for name, tensor in tensors.items()}, directory / WEIGHTS)
     leaves = {
-        path + _SUFFIXES[side]: _stacked(path, side, by_number, config) for (path, side), by_number in by_side.items()
+        path + _SUFFIXES[side]: _stacked(sources[path], side, by_number) for (path, side), by_number in by_side.items()
     }
     (rank, alpha), ranks, alphas = _patterns(scales, base)
     scaling = "sqrt_rank" if fields.get("use_rslora") is True else "rank"
@@ -142,6 +149,7 @@ def write(
     adapter: LowRank,
     base: str | None,
     is_multimodal: bool = False,
+    model_type: str | None = None,
 ) -> None:
     """Writes an adapter that PEFT loads onto the base model.
 
@@ -152,12 +160,13 @@ def write(
         adapter: The adapter's config.
         base: The base model: a directory or a repository's name; None if it is in no Hub format.
         is_multimodal: Whether transformers loads the base as a multimodal model.
+        model_type: The Hub's name of the family, for names that differ between families.
 
     Raises:
         WeightsError: A path is not that of a linear layer's adapter.
     """
     directory = Path(directory)
-    sources = tensor_sources(config)
+    sources = tensor_sources(config, model_type)
     prefix = PREFIXES[0] if is_multimodal else PREFIXES[-1]
     origin: dict[str, tuple[str, int]] = {}
     modules: dict[str, str] = {}  # paths within a layer group, by module
@@ -179,7 +188,7 @@ def write(
 
     tensors = {name: (value(name).shape, leaves[path].dtype) for name, (path, _) in origin.items()}
     safetensors.write(directory / WEIGHTS, tensors, value)
-    linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(config)}
+    linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(sources)}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -233,16 +242,17 @@ def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str
 
 
 def _is_linear(path: str, source: TensorSource) -> bool:
-    """Whether an array holds the kernel of a linear layer; PEFT has no modules for those of experts."""
+    """Whether an array holds the kernel of a linear layer; PEFT has none for experts, nor for part of a tensor."""
     periods = 1 if path.startswith("layers.") else 0
-    return path.endswith(".kernel") and ".blocks." in path and source.transposed and len(source.leading) == periods
+    is_kernel = path.endswith(".kernel") and ".blocks." in path and source.names[0].endswith(".weight")
+    return is_kernel and source.transposed and source.columns is None and len(source.leading) == periods
 
 
-def _parts(config: DecoderConfig) -> dict[str, _Part]:
+def _parts(sources: Mapping[str, TensorSource]) -> dict[str, _Part]:
     """The position of each tensor of a linear layer, by its name without prefix."""
     return {
         name: _Part(path, number)
-        for path, source in tensor_sources(config).items()
+        for path, source in sources.items()
         if _is_linear(path, source)
         for number, name in enumerate(source.names)
     }
@@ -283,13 +293,12 @@ def _misfits(
     sides: Iterable[str],
     paths: Iterable[str],
     base: Mapping[str, ParamSpec],
-    config: DecoderConfig,
+    sources: Mapping[str, TensorSource],
     names: Mapping[str, str],
     scales: Mapping[str, Scale] | None,
 ) -> list[Problem]:
     """Every tensor of some arrays that is missing, has another shape, or a dtype that is not supported."""
     problems: list[Problem] = []
-    sources = tensor_sources(config)
     for path in paths:
         inputs, outputs = base[path].shape[-2:]
         rank = 0 if scales is None else scales.get(_in_period(path), (0, 0))[0]
@@ -316,8 +325,8 @@ def _module_prefix(names: Mapping[str, str]) -> str:
     return module.removesuffix(name.removesuffix(".weight"))
 
 
-def _stacked(path: str, side: str, tensors: Mapping[int, safetensors.Tensor], config: DecoderConfig) -> np.ndarray:
-    source, parts = tensor_sources(config)[path], [tensors[number] for number in range(len(tensors))]
+def _stacked(source: TensorSource, side: str, tensors: Mapping[int, safetensors.Tensor]) -> np.ndarray:
+    parts = [tensors[number] for number in range(len(tensors))]
     if side in ("A", "B"):
         return mapped(source, parts).read()
     return np.stack([part.read() for part in parts]) if source.leading else np.array(parts[0].read())

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from nnxdsl.formats.safetensors import Tensor
+from nnxdsl.formats.stacked_experts import ExpertMatrix
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _BLOCKS, _SCALES, _BLOCK_SCALES = "_blocks", "_scales", "_scale_inv"
@@ -110,7 +111,7 @@ def _block(length: int, count: int) -> int:
     return size
 
 
-StoredTensor = Tensor | Mxfp4 | BlockFloat8
+StoredTensor = Tensor | Mxfp4 | BlockFloat8 | ExpertMatrix
 
 
 def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, StoredTensor]]:

@@ -8,13 +8,14 @@ from pathlib import Path
 import attrs
 
 from nnxdsl.config import weights
+from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.model import HF, Model
 from nnxdsl.errors import NotRegisteredError, PlanError, Problem, WeightsError
 from nnxdsl.formats import hf
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.formats.hf_names import has_mtp
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.families.registry import family_of
+from nnxdsl.models.families.registry import family_of, text_fields
 
 
 @singledispatch
@@ -43,6 +44,17 @@ def _(model: HF) -> DecoderConfig:
         message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
     return attrs.evolve(hf.read_config(directory), mtp_layers=model.mtp_layers)
+
+
+def model_type(experiment: Experiment) -> str | None:
+    """The Hub's `model_type` of an experiment's text decoder; None if it is unknown."""
+    model = experiment.model
+    places = [place.path for place in (model, model.weights) if isinstance(place, weights.HF | HF)]
+    for place in map(Path, places):
+        if (file := place.expanduser() / "config.json").is_file():
+            return text_fields(hf.read_fields(file.parent)).get("model_type")
+    family = family_of(model)
+    return None if family is None else family.model_types[0]
 
 
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:

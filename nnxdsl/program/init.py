@@ -29,7 +29,7 @@ from nnxdsl.formats.mapped_arrays import MappedArray, aligned, copied, unaligned
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import flatten
-from nnxdsl.program.architecture import config_problems
+from nnxdsl.program.architecture import config_problems, model_type
 from nnxdsl.program.blueprint import Blueprint, build_unplaced
 from nnxdsl.program.forward import Leaves
 from nnxdsl.program.teacher import teacher_of
@@ -124,7 +124,8 @@ def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
             return base
         case PEFT(path=path, allow_non_finite=allow):
             directory = Path(path).expanduser()
-            found = peft.read(directory, blueprint.config, blueprint.base, allow_non_finite=allow)
+            kind = model_type(blueprint.experiment)
+            found = peft.read(directory, blueprint.config, blueprint.base, kind, allow_non_finite=allow)
             assert isinstance(adapter, LowRank)
             if problems := list(found.unlike(adapter, blueprint.trainable)):
                 raise PlanError(problems, f"Experiment '{experiment.name}'")

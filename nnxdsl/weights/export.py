@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.model import Model
 from nnxdsl.config.weights import HF, Checkpoint, From
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, peft
@@ -23,8 +21,9 @@ from nnxdsl.formats.hf_download import locate
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.families.registry import family_of, to_hf
+from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.params import AbstractModel
+from nnxdsl.program.architecture import model_type
 from nnxdsl.program.init import ArrayLike
 from nnxdsl.runtime.backend import host_device
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
@@ -179,7 +178,9 @@ def counted(display: Display, stage: str, total: int) -> Callable[[], None]:
 def _write_adapter(place: Path, saved: RunWeights, dtype: str, base: str | None, is_multimodal: bool) -> None:
     assert saved.adapter is not None
     leaves = {path: leaf.astype(DTYPES[dtype]) for path, leaf in saved.adapter_leaves().items()}
-    peft.write(place, saved.config, leaves, adapter=saved.adapter, base=base, is_multimodal=is_multimodal)
+    kind = model_type(saved.experiment)
+    adapter = saved.adapter
+    peft.write(place, saved.config, leaves, adapter=adapter, base=base, is_multimodal=is_multimodal, model_type=kind)
 
 
 def _compare(place: Path, target: Path, saved: RunWeights, dtype: str, *, is_adapter: bool) -> tuple[float, float]:
@@ -192,7 +193,7 @@ def _compare(place: Path, target: Path, saved: RunWeights, dtype: str, *, is_ada
     forward = forward_of(saved.policy)
     expected = logits(saved.policy, saved.policy_leaf, tokens, forward)
     if is_adapter:
-        read = peft.read(place, saved.config, saved.base)
+        read = peft.read(place, saved.config, saved.base, model_type(saved.experiment))
         assert saved.adapter is not None
         if problems := list(read.unlike(saved.adapter, saved.adapter_leaves())):
             listed = "\n  ".join(map(str, problems))
@@ -254,17 +255,6 @@ def logits(
 def _tokens(config: DecoderConfig) -> np.ndarray:
     draw = np.random.default_rng(0)
     return draw.integers(0, config.vocab_size, (ROWS, min(LENGTH, config.max_length))).astype(np.int32)
-
-
-def model_type(experiment: Experiment) -> str | None:
-    """The Hub's `model_type` of an experiment's model; None if it is unknown."""
-    model = experiment.model
-    places = [place.path for place in (model, model.weights) if isinstance(place, HF | Model.HF)]
-    for place in map(Path, places):
-        if (file := place.expanduser() / "config.json").is_file():
-            return hf.read_fields(file.parent).get("model_type")
-    family = family_of(model)
-    return None if family is None else family.model_types[0]
 
 
 def _base_model(saved: RunWeights) -> tuple[str | None, bool]:

@@ -21,6 +21,7 @@ from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.models.params import is_mtp_param
 from nnxdsl.program import init
+from nnxdsl.program.architecture import model_type
 from nnxdsl.program.blueprint import Blueprint, build_unplaced
 from nnxdsl.program.init import ArrayLike, Source, TeacherSource
 from nnxdsl.program.teacher import teacher_of
@@ -257,7 +258,8 @@ class MergedSource:
         for place, coefficient in zip(merged.adapters, merged.coefficients, strict=True):
             if isinstance(place, PEFT):
                 directory, allow = Path(place.path).expanduser(), place.allow_non_finite
-                read = peft.read(directory, blueprint.config, blueprint.base, allow_non_finite=allow)
+                kind = model_type(blueprint.experiment)
+                read = peft.read(directory, blueprint.config, blueprint.base, kind, allow_non_finite=allow)
                 self._parts.append((coefficient, read.adapter, read.leaves))
                 continue
             assert isinstance(place, Checkpoint | From)

@@ -14,8 +14,11 @@ class TensorSource:
     Attributes:
         names: in the order of the array's leading axes, the last of which changes fastest.
         leading: lengths of the array's axes that the tensors do not have: groups of layers, experts.
-        transposed: whether the tensor is transposed: torch stores the weights of linear layers as [out, in].
+        transposed: whether the tensor's last two axes are swapped: torch stores the weights of linear layers as
+            [out, in].
         share: (n, count): the tensor interleaves so many arrays along its last axis, and this is number n of them.
+        columns: (start, stop, total): the tensor joins several arrays along the array's last axis, of `total` columns,
+            and these are its own; None where the tensor is of this array alone.
         unit: whether the tensor has an axis of length 1 before those of the array.
     """
 
@@ -23,6 +26,7 @@ class TensorSource:
     leading: tuple[int, ...] = ()
     transposed: bool = False
     share: tuple[int, int] = (0, 1)
+    columns: tuple[int, int, int] | None = None
     unit: bool = False
 
     def part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -30,12 +34,31 @@ class TensorSource:
         part = shape[len(self.leading) :]
         if self.unit:
             return (1, *part)
-        return part[::-1] if self.transposed else (*part[:-1], part[-1] * self.share[1]) if part else part
+        if not part:
+            return part
+        *others, last = part
+        last = last * self.share[1] if self.columns is None else self.columns[2]
+        return (*others[:-1], last, others[-1]) if self.transposed else (*others, last)
 
 
 def linears(names: Mapping[str, str]) -> dict[str, TensorSource]:
     """Sources of linear layers' kernels: from our module's path to the file's."""
     return {f"{ours}.kernel": TensorSource((f"{theirs}.weight",), transposed=True) for ours, theirs in names.items()}
+
+
+def joined(name: str, widths: Mapping[str, int], *, transposed: bool = True) -> dict[str, TensorSource]:
+    """Sources of arrays that one tensor of a file joins along their last axis.
+
+    Args:
+        name: the file's name of the tensor.
+        widths: by our path of each array, in the order of the file: the length of its last axis.
+        transposed: see `TensorSource`.
+    """
+    found, start, total = {}, 0, sum(widths.values())
+    for path, width in widths.items():
+        found[path] = TensorSource((name,), transposed=transposed, columns=(start, start + width, total))
+        start += width
+    return found
 
 
 def biases(names: Mapping[str, str]) -> dict[str, TensorSource]:

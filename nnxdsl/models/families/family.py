@@ -10,10 +10,12 @@ import attrs
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope
 from nnxdsl.models.config.feed_forward import MLPConfig
-from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.fields import Fields
 from nnxdsl.models.families.hf_config import NUMBERS, ConfigFile, numbers_to_hf
+
+Tensors = dict[str, TensorSource]
+"""Sources of a layer's arrays, by path in the layer."""
 
 CHOICES: dict[str, Any] = {
     "norms": "pre",
@@ -140,7 +142,9 @@ class Family:
         ignored: fields of `config.json` that have no effect on the forward pass in this family.
         fields: readers and writers of the other fields, in their order.
         prepare: applied to the fields of a file first: second spellings.
-        moe_tensors: sources of the tensors of a layer's experts, where they are not those of `MoEConfig.tensors`.
+        wrappers: the values of `model_type` of files with several modalities, whose `text_config` is of this family.
+        layer_tensors: from the decoder and the sources of a layer's tensors under the names that most families use,
+            those of this family.
         mtp: names of the multi-token-prediction layer's tensors; None for a family without one.
     """
 
@@ -155,7 +159,8 @@ class Family:
     ignored: tuple[str, ...] = ()
     fields: tuple[Fields, ...]
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
-    moe_tensors: Callable[[MoEConfig], dict[str, TensorSource]] | None = None
+    wrappers: tuple[str, ...] = ()
+    layer_tensors: Callable[[DecoderConfig, Tensors], Tensors] = lambda _, tensors: tensors
     mtp: MTPTensors | None = None
 
     def read(self, fields: Mapping[str, Any]) -> DecoderConfig:

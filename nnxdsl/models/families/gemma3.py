@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.errors import WeightsError
 from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, ScaledQueries, SoftCaps, WindowPattern
@@ -48,16 +47,6 @@ GEMMA3 = {
     "27b": _size(layers=62, embed=5376, mlp=21_504, heads=32, kv_heads=16, head_dim=128, scalar=168, window=1024,
                  rope=_LONG, vocab=262_208, length=131_072),
 }  # fmt: skip
-
-
-def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text decoder's fields, of the flat form or of the multimodal one; its vision part is ignored."""
-    if fields["model_type"] != "gemma3":
-        return fields
-    text = fields.get("text_config")
-    if not isinstance(text, Mapping):
-        raise WeightsError("text_config: a gemma3 config.json holds the text decoder there; it is missing")
-    return {**text, **{name: fields[name] for name in ("tie_word_embeddings",) if fields.get(name, True) is not True}}
 
 
 class _Windows(WindowPattern):
@@ -112,7 +101,8 @@ FAMILY = register(
         spec=Gemma3,
         sizes=GEMMA3,
         architecture="Gemma3ForCausalLM",
-        model_types=("gemma3_text", "gemma3"),
+        model_types=("gemma3_text",),
+        wrappers=("gemma3",),
         choices=_CHOICES,
         defaults=_DEFAULTS,
         fixed={
@@ -129,6 +119,5 @@ FAMILY = register(
             ScaledQueries(),
             SoftCaps(),
         ),
-        prepare=_text,
     )
 )

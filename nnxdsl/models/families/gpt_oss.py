@@ -126,6 +126,6 @@ FAMILY = register(
             TiedHead(),
         ),
         prepare=_with_rope,
-        moe_tensors=lambda _: _TENSORS,
+        layer_tensors=lambda _, tensors: tensors | _TENSORS,
     )
 )

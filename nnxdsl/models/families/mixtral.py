@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -14,7 +13,7 @@ from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, Rope
 from nnxdsl.models.config.moe import MoEConfig, moe_tensors
-from nnxdsl.models.families.family import Family, decoder, transformers_defaults
+from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, MoE, SharedRope, TiedHead, UniformWindow
 from nnxdsl.models.families.registry import register
 
@@ -44,6 +43,13 @@ MIXTRAL = {
     "8x22b": _size(layers=56, embed=6144, mlp=16_384, heads=48, length=65_536),
 }
 
+
+def _tensors(config: DecoderConfig, tensors: Tensors) -> Tensors:
+    assert config.moe is not None  # of this family
+    names = {"router": "block_sparse_moe.gate", "experts": "block_sparse_moe.experts"}
+    return tensors | moe_tensors(config.moe, **names, matrices=("w1", "w3", "w2"))
+
+
 _DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=14_336, heads=32, kv_heads=8, head_dim=None,
                                   vocab=32_000, length=131_072, norm_eps=1e-5, num_local_experts=8,
                                   num_experts_per_tok=2)  # fmt: skip
@@ -67,11 +73,6 @@ FAMILY = register(
             SharedRope(theta=1e6),
             TiedHead(),
         ),
-        moe_tensors=partial(
-            moe_tensors,
-            router="block_sparse_moe.gate",
-            experts="block_sparse_moe.experts",
-            matrices=("w1", "w3", "w2"),
-        ),
+        layer_tensors=_tensors,
     )
 )

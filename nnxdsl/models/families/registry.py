@@ -33,7 +33,31 @@ def family_of(model: Model) -> Family | None:
 
 def family_named(model_type: object) -> Family | None:
     """The family that reads this `model_type`."""
-    return next((family for family in FAMILIES if model_type in family.model_types), None)
+    return next((family for family in FAMILIES if model_type in family.model_types + family.wrappers), None)
+
+
+def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the text decoder: of a `config.json` for several modalities those of its `text_config`.
+
+    The others of such a file describe encoders of images or sound, which are not built. Where it says whether the head
+    is tied, or how weights are quantized, that holds for the text decoder.
+
+    Raises:
+        WeightsError: such a file without `text_config`.
+    """
+    kind = config.get("model_type")
+    family = next((family for family in FAMILIES if kind in family.wrappers), None)
+    if family is None:
+        return config
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise WeightsError(f"text_config: a {kind} config.json holds the text decoder there; it is missing")
+    whole = ("tie_word_embeddings", "quantization_config")
+    return {
+        "model_type": family.model_types[0],
+        **text,
+        **{name: config[name] for name in whole if config.get(name) is not None},
+    }
 
 
 def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
@@ -49,10 +73,11 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
         WeightsError: another model, a field of a wrong type, or a field that could change the mathematics and is
             not implemented; all such fields together.
     """
+    config = text_fields(config)
     kind = config.get("model_type")
     family = family_named(kind)
     if family is None:
-        names = ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
+        names = ", ".join(repr(name) for family in FAMILIES for name in family.model_types + family.wrappers)
         raise WeightsError(f"model_type: expected one of {names}, got {kind!r}")
     return family.read(config)
 
@@ -72,7 +97,7 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
         WeightsError: no family has a decoder like this; names what each would require.
     """
     problems = []
-    for family in sorted(FAMILIES, key=lambda family: like not in family.model_types):
+    for family in sorted(FAMILIES, key=lambda family: like not in family.model_types + family.wrappers):
         differences = family.differences(config)
         if not differences:
             return {"architectures": [family.architecture], "torch_dtype": dtype, **family.write(config)}
