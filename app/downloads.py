@@ -9,11 +9,11 @@ import attrs
 
 from nnxdsl.errors import RunError
 
-from .outputs_export import TYPES as OUTPUTS
-from .outputs_export import exported
-from .security import App, Receive, Scope, Send
-from .series import to_csv
+from .pages.outputs.export import TYPES as OUTPUTS
+from .pages.outputs.export import exported
+from .security.guard import App, Receive, Scope, Send
 from .state import Site
+from .store.series import to_csv
 
 PATH = "/download"
 TYPES = {

@@ -20,12 +20,12 @@ import attrs
 
 from nnxdsl.errors import NnxdslError
 
-from .access import Access, session_key
 from .downloads import Downloads
 from .html import Html, tag
 from .page import Answer, Ask, Function, Page
 from .pages import PAGES
-from .security import Guard, Needed, PageRoutes
+from .security.access import Access, session_key
+from .security.guard import Guard, Needed, PageRoutes
 from .server import Server
 from .settings import Settings
 from .state import Site

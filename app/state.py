@@ -7,18 +7,18 @@ import attrs
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 
-from .dispatcher import Dispatcher
-from .drafts import Drafts
-from .index import Index
-from .jobs import Jobs
-from .launch import Launcher
-from .outputs_votes import Votes
-from .outputs_worker import Answers
-from .presets import Presets
-from .run_paths import run_path
-from .series import Series
+from .processes.dispatcher import Dispatcher
+from .processes.jobs import Jobs
+from .processes.launch import Launcher
+from .processes.outputs_worker import Answers
+from .processes.presets import Presets
+from .processes.votes import Votes
 from .settings import Settings
-from .tags import Tags
+from .store.drafts import Drafts
+from .store.index import Index
+from .store.run_paths import run_path
+from .store.series import Series
+from .store.tags import Tags
 
 
 @attrs.define

@@ -246,3 +246,21 @@ def test_what_these_sweeps_find() -> None:
         "Taught",
         "going",
     }
+
+
+APP_ROOMS = ("html", "words", "settings", "store", "processes", "components", "security")
+"""Rooms and files of the app, each of which imports only those before it; state, pages and site follow."""
+
+
+def test_rooms_of_the_app_import_those_below() -> None:
+    found: list[str] = []
+    for path in APP:
+        parts = path.relative_to(ROOT / "app").with_suffix("").parts
+        if parts[0] not in APP_ROOMS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == len(parts):  # from the app's root
+                room = (node.module or node.names[0].name).partition(".")[0]
+                if room not in APP_ROOMS or APP_ROOMS.index(room) > APP_ROOMS.index(parts[0]):
+                    found.append(f"{path.relative_to(ROOT)} imports {room}")
+    assert found == []

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from app import access as access_module
-from app.access import COOKIE_SECONDS, MOST_GUESSES, Access, BusyError, session_key
-from app.security import Guard, Needed
+from app.security import access as access_module
+from app.security.access import COOKIE_SECONDS, MOST_GUESSES, Access, BusyError, session_key
+from app.security.guard import Guard, Needed
 from app.settings import Settings
 from nnxdsl import RunError
 from tests.app.test_security import HOST, PATHS, TOKEN, ask, guard, inner, settings_from, status

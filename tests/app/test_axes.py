@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.axes import axes, offered
-from app.series import Columns
+from app.components.axes import axes, offered
+from app.store.series import Columns
 
 
 def run(steps: int, tokens: float, pace: float) -> dict[str, Columns]:

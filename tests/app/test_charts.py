@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app import run_page
-from app.charts import Line, chart
+from app.components.charts import Line, chart
 from app.page import Ask
-from app.run_head import field_to_blame
+from app.pages.run import page as run_page
+from app.pages.run.head import field_to_blame
 from app.settings import Settings
 from app.state import Site
 from nnxdsl.config.core.serialization import flatten

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from app import compare_page, compare_runs
-from app.compare_config import brief, differing, flat, unfair
 from app.page import Ask
+from app.pages.compare import page as compare_page
+from app.pages.compare import runs as compare_runs
+from app.pages.compare.config import brief, differing, flat, unfair
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Data, Objective

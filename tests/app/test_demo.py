@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from app import demo, demo_data, new_page, outputs_page, runs_page
 from app.page import Ask
-from app.read_python import read_python
+from app.pages import demo
+from app.pages import runs as runs_page
+from app.pages.new import page as new_page
+from app.pages.outputs import page as outputs_page
+from app.processes import demo_data
 from app.settings import Settings
 from app.state import Site
+from app.store.read_python import read_python
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app import form_texts, new_page
 from app.page import Ask
+from app.pages.new import form_texts
+from app.pages.new import page as new_page
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import RunError, to_dict

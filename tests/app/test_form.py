@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app import form, form_texts
+from app.pages.new import form, form_texts
 from nnxdsl import (
     Checkpoint,
     Data,

@@ -11,8 +11,8 @@ import pytest
 from app import html, words
 from app.html import Html, join, link, tag
 from app.page import Ask
-from app.run_page import opened as run_opened
-from app.runs_page import opened as runs_opened
+from app.pages.run.page import opened as run_opened
+from app.pages.runs import opened as runs_opened
 from app.settings import Settings
 from app.state import Site
 from nnxdsl.runs.run_dir import RunDirectory

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app import form_texts
-from app.experiments import from_text, from_tree, stored
+from app.pages.new import form_texts
+from app.store.experiments import from_text, from_tree, stored
 from nnxdsl import Data, Experiment, Objective, Reward, SpecError, to_dict, to_python
 from nnxdsl.config.core.base import declared
 from nnxdsl.config.core.imports import VARIABLE

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import layout_arrays, layout_page, layout_request, layout_views
-from app.layout_grid import MOST, cells, chosen, drawing
-from app.layout_request import mesh_of, mesh_text, plan_job, rules_of, rules_text, with_placement
 from app.page import Ask
-from app.plan_words import plan_words
+from app.pages.layout import arrays as layout_arrays
+from app.pages.layout import page as layout_page
+from app.pages.layout import request as layout_request
+from app.pages.layout import views as layout_views
+from app.pages.layout.grid import MOST, cells, chosen, drawing
+from app.pages.layout.plan_words import plan_words
+from app.pages.layout.request import mesh_of, mesh_text, plan_job, rules_of, rules_text, with_placement
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Mesh, SpecError

@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 
-from app import compare_page, outputs_generate, outputs_stats
-from app.outputs_export import exported
-from app.outputs_page import PAGE, opened, submitted, voted
-from app.outputs_request import held_out_prompts, query_of, request
-from app.outputs_stats import Group, recorded_difference, wilson
-from app.outputs_votes import SIDES
-from app.outputs_worker import Model, Request
 from app.page import Ask
 from app.pages import PAGES
+from app.pages.compare import page as compare_page
+from app.pages.outputs import generate as outputs_generate
+from app.pages.outputs import stats as outputs_stats
+from app.pages.outputs.export import exported
+from app.pages.outputs.page import PAGE, opened, submitted, voted
+from app.pages.outputs.request import held_out_prompts, query_of, request
+from app.pages.outputs.stats import Group, recorded_difference, wilson
+from app.processes.outputs_worker import Model, Request
+from app.processes.votes import SIDES
 from app.settings import Limits, Settings
 from app.state import Site
 from nnxdsl import Data, Evaluation, RunError, to_dict

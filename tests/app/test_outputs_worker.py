@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from app.outputs_worker import Answers, Model, Request
+from app.processes.outputs_worker import Answers, Model, Request
 from app.settings import Limits, Settings
 from tests.app.many import experiment, write_run
 

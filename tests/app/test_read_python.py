@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.experiments import from_text
+from app.store.experiments import from_text
 from nnxdsl import Model, SpecError, Weights, to_json, to_python
 from tests.app.many import experiment
 

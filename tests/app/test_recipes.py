@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app import new_page
 from app.page import Answer, Ask
+from app.pages.new import page as new_page
 from app.settings import Settings
 from app.state import Site
 from nnxdsl.errors import RunError

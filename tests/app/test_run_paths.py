@@ -8,12 +8,12 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from app.index import Index
 from app.page import Action, Ask
 from app.pages import PAGES
-from app.run_paths import FILES, run_path
 from app.settings import Settings
 from app.state import Site
+from app.store.index import Index
+from app.store.run_paths import FILES, run_path
 from nnxdsl import NnxdslError, RunError
 from tests.app.forged import SECRET, Outside
 from tests.app.many import experiment, write_run

@@ -17,14 +17,15 @@ import attrs
 import numpy as np
 import pytest
 
-from app import run_page, runs_page
-from app.dispatcher import Dispatcher
-from app.index import Index
-from app.launch import Launcher
 from app.page import Ask
-from app.series import Series, sampled, smoothed, thinned
+from app.pages import runs as runs_page
+from app.pages.run import page as run_page
+from app.processes.dispatcher import Dispatcher
+from app.processes.launch import Launcher
 from app.settings import Limits, Settings
 from app.state import Site
+from app.store.index import Index
+from app.store.series import Series, sampled, smoothed, thinned
 from nnxdsl import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
@@ -199,7 +200,7 @@ def test_a_run_is_ended_with_its_group(settings: Settings) -> None:
 LAUNCH = """
 import sys, time
 from pathlib import Path
-from app.launch import Launcher
+from app.processes.launch import Launcher
 from app.settings import Settings
 from tests.app.many import experiment
 

@@ -14,7 +14,7 @@ import pytest
 from app.command import add_arguments, settings_of
 from app.downloads import Downloads
 from app.pages import PAGES
-from app.security import HEADERS, Guard, Needed, PageRoutes
+from app.security.guard import HEADERS, Guard, Needed, PageRoutes
 from app.settings import Limits, Settings
 from app.state import Site
 from nnxdsl import RunError

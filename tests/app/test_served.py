@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from app.pages import PAGES
-from app.run_paths import FILES
+from app.store.run_paths import FILES
 from tests.app.conftest import TOKEN, RunningApp
 from tests.app.forged import SECRET, Outside
 

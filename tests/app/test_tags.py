@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app import run_page, runs_page
 from app.page import Ask
+from app.pages import runs as runs_page
+from app.pages.run import page as run_page
 from app.settings import Settings
 from app.state import Site
-from app.tags import Tags, words_of
+from app.store.tags import Tags, words_of
 from nnxdsl import RunError
 from tests.app.many import experiment, write_run
 

@@ -1,0 +1,22 @@
+"""All pages, in the order of the navigation."""
+
+from __future__ import annotations
+
+from ..page import Page
+from . import about as about_page
+from . import runs as runs_page
+from .compare import page as compare_page
+from .layout import page as layout_page
+from .new import page as new_page
+from .outputs import page as outputs_page
+from .run import page as run_page
+
+PAGES: tuple[Page, ...] = (
+    runs_page.PAGE,
+    new_page.PAGE,
+    run_page.PAGE,
+    compare_page.PAGE,
+    layout_page.PAGE,
+    outputs_page.PAGE,
+    about_page.PAGE,
+)

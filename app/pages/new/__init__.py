@@ -1,0 +1,1 @@
+"""The page that edits and launches an experiment."""

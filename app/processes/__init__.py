@@ -1,0 +1,1 @@
+"""Child processes: runs, the queue, jobs and the worker of models."""

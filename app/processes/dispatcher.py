@@ -1,0 +1,72 @@
+"""Starts queued runs when a slot is free; a lock ensures that one app per home does so."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import threading
+
+from nnxdsl.errors import NnxdslError
+from nnxdsl.storage.jsonl import read_json
+
+from ..settings import Settings
+from ..store.experiments import from_tree
+from ..store.index import Index
+from .launch import Launcher
+
+EVERY_SECONDS = 2.0
+
+
+class Dispatcher:
+    """A thread that lives as long as the app. The queue is stored in files, so it survives the app."""
+
+    def __init__(self, settings: Settings, launcher: Launcher, index: Index) -> None:
+        """Starts the thread."""
+        self._settings, self._launcher, self._index = settings, launcher, index
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="queue", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the thread; the queue is kept."""
+        self._ended.set()
+        self._thread.join(5)
+
+    def _keep(self) -> None:
+        self._settings.own.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._settings.own / "queue.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            is_ours = False
+            while not self._ended.wait(EVERY_SECONDS):
+                if not is_ours:
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        continue  # another app of this home runs the queue
+                    is_ours = True
+                try:
+                    self.start_next()
+                except (NnxdslError, OSError) as error:
+                    sys.stderr.write(f"the queue: {error}\n")
+        finally:
+            os.close(descriptor)
+
+    def start_next(self) -> bool:
+        """Starts the first run of the queue if a slot is free; returns whether it did."""
+        waiting = self._launcher.waiting()
+        if not waiting or self._busy() >= self._settings.limits.slots:
+            return False
+        first = waiting[0]
+        try:
+            experiment = from_tree(read_json(first.directory / "experiment.json"))
+            self._launcher.launch(experiment, "the queue", first.recipe)
+        except NnxdslError as error:
+            self._launcher.audit(f"not started: {error}", first.run, "the queue")
+        shutil.rmtree(first.directory, ignore_errors=True)
+        return True
+
+    def _busy(self) -> int:
+        live = {row.id for row in self._index.rows() if row.is_live}
+        return len(live | {launch.run for launch in self._launcher.launches(0, 50) if launch.is_alive})

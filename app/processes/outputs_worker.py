@@ -1,0 +1,417 @@
+"""Manages the child process that loads two models and serves one request at a time; caches its results on disk.
+
+An app has one child: for another checkpoint the old one is ended first, so that only one pair of models is in memory.
+It reads requests from its standard input, so it ends when the app does, even if the app is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+
+from nnxdsl.config.core.serialization import from_dict
+from nnxdsl.config.data import HUB, Data, FileData
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import source_rows
+from nnxdsl.data.sources.paths import files_of
+from nnxdsl.errors import DataError, RunError, SpecError
+from nnxdsl.runs.code_digest import code_digest
+from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import read_json, replace
+
+from ..settings import Settings
+from ..store.run_paths import run_path
+from ..words import whole
+from .jobs import SHOWN, JobState, environment
+
+COMMAND = ("-m", "nnxdsl.generate.worker")
+
+MAX_ANSWERS = 400
+"""Maximum number of cached results on disk; the oldest are deleted first."""
+
+REMEMBERED = 100
+"""Maximum number of requests whose state is kept in memory."""
+
+_VERSIONS = ("jax", "jaxlib", "flax", "qwix", "numpy")
+
+
+@attrs.frozen
+class Model:
+    """The two models of a request.
+
+    Attributes:
+        run: Id of a run.
+        step: Step of its checkpoint; 0 for the initial policy.
+        against: "reference", another step, or `RUN@STEP`.
+    """
+
+    run: str
+    step: int
+    against: str = "reference"
+
+
+@attrs.define
+class Request:
+    """A request and its result.
+
+    Attributes:
+        key: Cache key of everything that the result depends on.
+        model: The two models.
+        request: The request that is sent to the child.
+        state: Current state.
+        stage: Current activity of the child.
+        result: Response of the child.
+        error: Error message if it failed.
+        began: Start time, monotonic.
+        ended: End time, monotonic; None before.
+    """
+
+    key: str
+    model: Model
+    request: dict[str, Any]
+    state: JobState = "waiting"
+    stage: str = ""
+    result: dict[str, Any] | None = None
+    error: str = ""
+    began: float = attrs.Factory(time.monotonic)
+    ended: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, failed or cancelled."""
+        return self.state in ("done", "failed", "cancelled")
+
+    @property
+    def seconds(self) -> float:
+        """Elapsed time in seconds."""
+        return (self.ended or time.monotonic()) - self.began
+
+
+@attrs.define
+class _Child:
+    """A process that has loaded the models of `model`."""
+
+    model: Model
+    process: subprocess.Popen[bytes]
+    complaints: IO[bytes]
+
+    def end(self) -> None:
+        """Kills its process group."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
+    def let_go(self) -> None:
+        """Closes its pipes."""
+        for pipe in (self.process.stdin, self.process.stdout, self.complaints):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # a request that it never read
+                    pipe.close()
+
+    def complained(self) -> str:
+        """The last part of its standard error."""
+        self.complaints.seek(0)
+        text = self.complaints.read()[-1_000_000:].decode("utf-8", errors="replace")
+        return process_info.redact(text)[-SHOWN:].strip()
+
+
+@attrs.frozen
+class HeldOut:
+    """Held-out data of a run, whose paths are relative to the directory in which it was started.
+
+    Attributes:
+        data: Its spec, with paths from the root.
+        prefix: Beginning of the names of rows that they do not have in the run.
+    """
+
+    data: FileData
+    prefix: str
+
+    @classmethod
+    def of(cls, data: FileData, started: Path) -> HeldOut:
+        """The data of a run that was started in `started`."""
+        prefix = f"{started.absolute()}/"
+
+        def here(path: str) -> str:
+            is_glob = glob.has_magic(path) and not (started / path).exists()
+            is_whole = path.startswith((HUB, "~")) or Path(path).is_absolute()
+            return path if is_whole else f"{glob.escape(prefix) if is_glob else prefix}{path}"
+
+        given = data.path
+        return cls(attrs.evolve(data, path=here(given) if isinstance(given, str) else tuple(map(here, given))), prefix)
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The name of each readable row in the run, and its fields in the loaders' columns.
+
+        Raises:
+            DataError: There is no such source, or it cannot be read.
+        """
+        for place, row in source_rows(self.data):
+            if not isinstance(row, RowError):
+                yield place.removeprefix(self.prefix), row
+
+    def stamps(self) -> list[list[int]] | None:
+        """Time and size of each file; None for a dataset of the Hub, or if a file is missing."""
+        try:
+            stats = [file.path.stat() for file in files_of(self.data.paths, self.data.split)]
+        except (OSError, DataError):
+            return None
+        return [[stat.st_mtime_ns, stat.st_size] for stat in stats]
+
+
+class Answers:
+    """Runs requests to models one at a time, in order."""
+
+    def __init__(self, settings: Settings, words: Sequence[str] = COMMAND) -> None:
+        """Creates an empty queue of requests.
+
+        Args:
+            settings: Settings of the app.
+            words: Arguments of `python`, to which run directory, step and the other side are appended.
+        """
+        self._settings, self._words, self.place = settings, tuple(words), settings.own / "outputs"
+        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._child: _Child | None = None
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+
+    def key(self, model: Model, request: dict[str, Any]) -> str:
+        """Returns the cache key of a request: checkpoint, held-out file, request, versions and code.
+
+        Raises:
+            RunError: there is no such run.
+        """
+        run = run_path(self._settings.home, model.run)
+        other, _, number = model.against.rpartition("@")
+        step = whole(number) or 0
+        files = _files(run, {model.step} if other else {model.step, step})
+        files += _files(run_path(self._settings.home, other), {step}) if other else []
+        depends = {
+            "model": attrs.asdict(model),
+            "files": [_digest(file) for file in files],
+            "held out": None if (held_out := self.held_out(model.run)) is None else held_out.stamps(),
+            "request": request,
+            "versions": {name: _version(name) for name in _VERSIONS},
+            "code": code_digest(),
+        }
+        return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
+
+    def held_out(self, run: str) -> HeldOut | None:
+        """A run's held-out data; None if it has none, or data that this process cannot read."""
+        place = run_path(self._settings.home, run)
+        tree = read_json(place / "experiment.json")
+        data = (tree.get("evaluation") or {}).get("data") if isinstance(tree, dict) else None
+        try:
+            spec = from_dict(data, Data) if isinstance(data, dict) else None
+        except SpecError:
+            return None
+        try:
+            started = RunDirectory(place).started_in()
+        except RunError:  # a damaged file
+            started = None
+        return HeldOut.of(spec, started or self._settings.project) if isinstance(spec, FileData) else None
+
+    def find(self, key: str) -> Request | None:
+        """Returns a request in progress or a cached result; None if there is neither."""
+        with self._lock:
+            if key in self._requests:
+                return self._requests[key]
+        if not key.isalnum():
+            return None
+        try:
+            stored = read_json(self.place / f"{key}.json")
+            found = Request(key, Model(**stored["model"]), stored["request"], "done", result=stored["result"])
+        except (RunError, KeyError, TypeError):
+            return None
+        found.ended = found.began + float(stored.get("seconds", 0.0))
+        with self._lock:
+            return self._remember(found)
+
+    def ask(self, model: Model, request: dict[str, Any]) -> Request:
+        """Returns the existing request; submits it if there is none, or if it failed or was cancelled."""
+        key = self.key(model, request)
+        found = self.find(key)
+        if found is not None and found.state not in ("failed", "cancelled"):
+            return found
+        with self._lock:
+            queued = self._requests[key] = Request(key, model, request)
+            self._remember(queued)
+        threading.Thread(target=self._run, args=(queued,), name="outputs", daemon=True).start()
+        return queued
+
+    def cancel(self, key: str) -> None:
+        """Cancels a request; if it is running, its child process is ended."""
+        with self._lock:
+            request = self._requests.get(key)
+            if request is None or request.is_over:
+                return
+            was, request.state, request.ended = request.state, "cancelled", time.monotonic()
+            child = self._child if was == "running" else None
+        if child is not None:
+            child.end()
+
+    def close(self) -> None:
+        """Ends the child and cancels all requests."""
+        for key in list(self._requests):
+            self.cancel(key)
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child.end()
+            with self._turn:  # wait until the thread that reads its responses has finished
+                child.let_go()
+
+    def _remember(self, request: Request) -> Request:
+        self._requests[request.key] = request
+        self._requests.move_to_end(request.key)
+        over = [key for key, one in self._requests.items() if one.is_over]
+        for key in over[: max(0, len(self._requests) - REMEMBERED)]:
+            del self._requests[key]
+        return request
+
+    def _run(self, request: Request) -> None:
+        with self._turn:
+            try:
+                with self._lock:
+                    if request.state != "waiting":
+                        return
+                    request.state, request.stage, request.began = "running", "starting", time.monotonic()
+                    child = self._child_for(request.model)
+                limit = self._settings.limits.job_seconds
+                late = threading.Timer(limit, child.end)
+                late.start()
+                try:
+                    reply = _converse(child, request)
+                finally:
+                    late.cancel()
+                if reply is None:
+                    took = time.monotonic() - request.began
+                    error = self._given_up(child)
+                    reply = {"error": f"timed out after {limit:.0f} s" if took >= limit else error}
+                self._settle(request, reply)
+            except Exception as error:  # a thread has no caller that would handle it
+                self._settle(request, {"error": f"{type(error).__name__}: {error}"})
+
+    def _given_up(self, child: _Child) -> str:
+        """Returns the error output of a child that has ended; the next request starts a new child."""
+        child.end()
+        error = child.complained() or f"ended with exit code {child.process.poll()} without any error output"
+        with self._lock:
+            if self._child is child:
+                self._child = None
+        child.let_go()
+        return error
+
+    def _settle(self, request: Request, reply: dict[str, Any]) -> None:
+        if isinstance(reply.get("result"), dict):
+            self._keep(request, reply["result"])
+        with self._lock:
+            if request.state == "cancelled":
+                return
+            request.ended = time.monotonic()
+            if isinstance(reply.get("result"), dict):
+                request.state, request.result = "done", reply["result"]
+            else:
+                request.state, request.error = "failed", str(reply.get("error", "no answer"))
+
+    def _child_for(self, model: Model) -> _Child:
+        """Returns the child with these models; the caller holds the lock."""
+        child = self._child
+        if child is not None and child.model == model and child.process.poll() is None:
+            return child
+        if child is not None:
+            child.end()
+            child.let_go()
+        against = ("--against", model.against)
+        words = (*self._words, str(run_path(self._settings.home, model.run).absolute()))
+        complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
+        given = environment()
+        # A run may be using the same device: do not preallocate memory.
+        given.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        started = subprocess.Popen(
+            [sys.executable, *words, "--step", str(model.step), *against],
+            cwd=self._settings.project,
+            env=given,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            start_new_session=True,
+        )
+        self._child = _Child(model, started, complaints)
+        return self._child
+
+    def _keep(self, request: Request, result: dict[str, Any]) -> None:
+        self.place.mkdir(parents=True, exist_ok=True)
+        record = {
+            "model": attrs.asdict(request.model),
+            "request": request.request,
+            "result": result,
+            "seconds": request.seconds,
+            "time": process_info.utc(),
+        }
+        with contextlib.suppress(RunError):  # a full disk loses the cache entry, not the result
+            replace(self.place / f"{request.key}.json", json.dumps(record).encode())
+        files = sorted(self.place.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in files[: max(0, len(files) - MAX_ANSWERS)]:
+            path.unlink(missing_ok=True)
+
+
+def _converse(child: _Child, request: Request) -> dict[str, Any] | None:
+    """Sends a request and reads until its response; None if the child ended before."""
+    assert child.process.stdin is not None
+    assert child.process.stdout is not None
+    try:
+        child.process.stdin.write((json.dumps({**request.request, "id": request.key}) + "\n").encode())
+        child.process.stdin.flush()
+    except OSError:
+        return None
+    for line in child.process.stdout:
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(reply, dict) and reply.get("id") == request.key:
+            if "stage" not in reply:
+                return reply
+            request.stage = str(reply["stage"])[:200]
+    return None
+
+
+def _files(run: Path, steps: set[int]) -> list[Path]:
+    """Files that a run's policy at some steps depends on."""
+    names = ["run.json", "experiment.json", *(f"checkpoints/{step:08d}/manifest.json" for step in sorted(steps - {0}))]
+    return [run / name for name in names]
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RunError(f"{path.name}: the run has no such file; choose another checkpoint") from error
+
+
+@cache
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,116 @@
+"""The project's recipes: a child process executes each file and returns its experiment, the app itself does not.
+
+A run that is based on a recipe is started through the recipe's file, `python experiments/NAME.py path=value ...`, so
+that rewards and classes which the file defines are available.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from nnxdsl.config.core.codegen import parse_value, render
+from nnxdsl.config.core.serialization import diff, evolve
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import RunError, SpecError
+
+from ..store.experiments import from_tree
+from .jobs import Job, Jobs, files_of
+
+LIMIT_SECONDS = 60.0
+MOST = 60
+
+
+class Presets:
+    """The files `experiments/*.py` of the directory in which the app was started."""
+
+    def __init__(self, place: Path, project: Path) -> None:
+        """Reads no files."""
+        self.place = place
+        self._project = project
+        self._jobs = Jobs(project, LIMIT_SECONDS, width=2)
+
+    def names(self) -> list[str]:
+        """Names of the files that look like experiments, without `.py`."""
+        if not self.place.is_dir():
+            return []
+        found = [path for path in sorted(self.place.glob("*.py")) if "Experiment(" in _beginning(path)]
+        return [path.stem for path in found[:MOST]]
+
+    def file(self, name: str) -> Path:
+        """Path of a preset."""
+        return self.place / f"{name}.py"
+
+    def job(self, name: str, *, again: bool = False) -> Job | None:
+        """Returns the job that reads a preset; None if there is no such preset.
+
+        Args:
+            name: Name of its file, without `.py`.
+            again: Whether to retry a failed read; otherwise files are reread only when they change.
+        """
+        if name not in self.names():
+            return None
+        # Recipes import each other, so any file may change any of them.
+        key = name + files_of({path.name: path for path in sorted(self.place.glob("*.py"))})
+        found = self._jobs.get(key)
+        if found is not None and not again:
+            return found
+        return self._jobs.start(key, ("-m", "nnxdsl", "show", str(self.file(name)), "--json"))
+
+    def experiment(self, name: str) -> Experiment | None:
+        """Returns the experiment of a preset; None until it has been read.
+
+        Raises:
+            SpecError: it names classes of other packages that are not allowed.
+        """
+        job = self.job(name)
+        return from_tree(job.result) if job is not None and job.state == "done" else None
+
+    def command(self, name: str, experiment: Experiment, wait_seconds: float = 0.0) -> tuple[str, ...]:
+        """Returns the arguments of `python` that run an experiment through a recipe: the file, and `path=value`s.
+
+        Args:
+            name: Name of the recipe's file, without `.py`.
+            experiment: The experiment to run: the recipe with some fields changed.
+            wait_seconds: Timeout for the child process that reads the recipe.
+
+        Raises:
+            RunError: The recipe is missing or cannot be read, or arguments cannot change it into this experiment.
+        """
+        job, until = self.job(name), time.monotonic() + wait_seconds
+        if job is None:
+            raise RunError(f"{self.file(name)} does not exist; restore it, or import the draft's JSON as a new draft")
+        while not job.is_over and time.monotonic() < until:
+            time.sleep(0.05)
+        file = self.file(name).relative_to(self._project)
+        if not job.is_over:
+            raise RunError(f"{file} is still being read; try again in a moment")
+        if job.state != "done":
+            raise RunError(f"{file} cannot be read: {job.error or job.state}")
+        recipe = from_tree(job.result)
+        changes = {path: render(value) for path, value in diff(recipe, experiment).items()}
+        try:
+            is_reached = evolve(recipe, {path: parse_value(text) for path, text in changes.items()}) == experiment
+        except SpecError:
+            is_reached = False
+        if not is_reached:
+            raise RunError(f"path=value arguments cannot change {', '.join(changes)} of {file}; edit the file itself")
+        return str(file), *(f"{path}={text}" for path, text in changes.items())
+
+    def named_in(self, argv: Iterable[object], cwd: Path) -> str:
+        """Name of the recipe whose file is in a command line; empty if there is none."""
+        files = {self.file(name).resolve(): name for name in self.names()}
+        words = [word for word in argv if isinstance(word, str) and word.endswith(".py")]
+        return next((files[path] for word in words if (path := (cwd / word).resolve()) in files), "")
+
+    def close(self) -> None:
+        """Cancels running jobs."""
+        self._jobs.close()
+
+
+def _beginning(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")[:100_000]
+    except (OSError, UnicodeError):
+        return ""

@@ -1,0 +1,1 @@
+"""Who may do what, before gradio sees a request."""

@@ -1,0 +1,182 @@
+"""Authentication: a token or a password, then a signed cookie. Independent of pages and gradio.
+
+Other accounts of a machine can reach a port on loopback, so every request needs one of:
+
+- the cookie that the printed address (`/?token=...`) or the sign-in form sets: signed, for one port, never the token;
+- `Authorization: Bearer TOKEN`, for programs;
+- `Authorization: Basic ...` with the password and any user name, where the app has a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from ..settings import Settings
+
+COOKIE_SECONDS = 30 * 24 * 3600
+SLOWEST = 8.0
+MOST_GUESSES = 20
+"""Password attempts that may be pending at the same time; further ones are rejected without a check."""
+
+_KEY_BYTES = 32
+
+
+class BusyError(Exception):
+    """Too many password attempts are pending."""
+
+
+@attrs.define
+class Access:
+    """Authenticates requests and signs cookies.
+
+    Attributes:
+        token: Secret of the printed address, and of programs as a bearer token.
+        password: Accepted instead of the token.
+        cookie: Name of the cookie, which includes the port, since browsers send cookies to all ports of a host.
+        path: Path attribute of the cookie.
+        is_secure: Whether browsers may send the cookie over TLS only.
+        key: Secret key that signs cookies.
+        failures: Consecutive wrong passwords; each one delays the next response longer.
+    """
+
+    token: str = attrs.field(repr=False)
+    password: str | None = attrs.field(repr=False)
+    cookie: str
+    path: str
+    is_secure: bool
+    key: bytes = attrs.field(repr=False)
+    failures: int = 0
+    _turn: asyncio.Lock = attrs.field(factory=asyncio.Lock, init=False, repr=False)
+    _guesses: int = attrs.field(default=0, init=False)
+
+    @classmethod
+    def of(cls, settings: Settings, port: int | None = None, key: bytes | None = None) -> Access:
+        """Returns the authentication of an app.
+
+        Args:
+            settings: Settings of the app; without a token, a random one is generated.
+            port: Port that the app listens on; by default that of the settings.
+            key: Signs cookies; random by default.
+        """
+        # A new configured token or password invalidates earlier cookies; a random token does not, so that open pages
+        # keep working after the app is restarted.
+        chosen = f"{settings.password or ''}\0{settings.token or ''}".encode()
+        return cls(
+            token=settings.token or secrets.token_urlsafe(32),
+            password=settings.password,
+            cookie=f"nnxdsl-app-{port or settings.port}",
+            path=f"{settings.root}/",
+            is_secure=(settings.proxy or "").startswith("https:"),
+            key=hmac.digest(key or secrets.token_bytes(_KEY_BYTES), chosen, "sha256"),
+        )
+
+    async def is_signed_in(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request has a valid cookie, token or password.
+
+        Raises:
+            BusyError: Too many password attempts are pending.
+        """
+        if self._has_cookie(headers.get("cookie", "")):
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return self.is_token(given.strip())
+        password = _basic_password(given) if scheme.lower() == "basic" else None
+        return password is not None and await self._is_password(password)
+
+    async def is_secret(self, given: str) -> bool:
+        """Whether a text is the token or the password.
+
+        Raises:
+            BusyError: Too many password attempts are pending.
+        """
+        return self.is_token(given) or await self._is_password(given)
+
+    def is_token(self, given: str) -> bool:
+        """Whether a text is the token, which is too long to be guessed, so there is no delay."""
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+    async def _is_password(self, given: str) -> bool:
+        """Checks passwords one at a time; a wrong one delays the next check, so parallel attempts are no faster."""
+        if self.password is None:
+            return False
+        if self._guesses >= MOST_GUESSES:
+            raise BusyError
+        self._guesses += 1
+        try:
+            async with self._turn:
+                if hmac.compare_digest(given.encode(), self.password.encode()):
+                    self.failures = 0
+                    return True
+                self.failures += 1
+                await asyncio.sleep(min(SLOWEST, 0.25 * 2 ** min(self.failures, 10)))
+                return False
+        finally:
+            self._guesses -= 1
+
+    # cookies
+
+    def new_cookie(self) -> str:
+        """Returns the `Set-Cookie` value of an authenticated client."""
+        issued = str(int(time.time()))
+        words = [f"{self.cookie}={issued}-{self._signature(issued)}", f"Path={self.path}", "HttpOnly"]
+        words += ["SameSite=Strict", f"Max-Age={COOKIE_SECONDS}", *(("Secure",) if self.is_secure else ())]
+        return "; ".join(words)
+
+    def _has_cookie(self, header: str) -> bool:
+        pairs = (part.strip().partition("=") for part in header.split(";"))
+        return any(self._is_signed(value) for name, _, value in pairs if name == self.cookie)
+
+    def _is_signed(self, value: str) -> bool:
+        issued, _, signature = value.partition("-")
+        if not (issued.isascii() and issued.isdigit() and len(issued) < 16):
+            return False
+        is_ours = hmac.compare_digest(signature.encode(), self._signature(issued).encode())
+        return is_ours and -60 <= time.time() - int(issued) <= COOKIE_SECONDS
+
+    def _signature(self, issued: str) -> str:
+        return hmac.new(self.key, f"{self.cookie} {issued}".encode(), hashlib.sha256).hexdigest()
+
+
+def session_key(place: Path) -> bytes:
+    """Returns the key that signs cookies, stored in a file so that sessions survive a restart of the app.
+
+    If the file has another owner, is readable by others or is a link, or if the directory is not writable, a new key is
+    used for this process only.
+    """
+    with contextlib.suppress(OSError):
+        place.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(place / "session.key", flags, 0o600), "r+b") as file:
+            found = os.fstat(file.fileno())
+            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+            if is_ours and not found.st_mode & 0o077:
+                key = file.read()
+                if len(key) == _KEY_BYTES:
+                    return key
+                key = secrets.token_bytes(_KEY_BYTES)
+                file.seek(0)
+                file.truncate()
+                file.write(key)
+                return key
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+def _basic_password(coded: str) -> str | None:
+    try:
+        return base64.b64decode(coded, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""What the app reads and keeps: runs, metrics, drafts, tags, votes, presets."""
