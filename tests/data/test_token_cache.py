@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 
 from nnxdsl import BadRows, Data, DataError, Order
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.dataset import Dataset
-from nnxdsl.data.loaders.token_cache import TokenCache
+from nnxdsl.data.loaders import token_cache
+from nnxdsl.data.loaders.token_cache import TokenCache, checksums
 from nnxdsl.terminal.display import Display
 
 ROWS = 1500
@@ -110,7 +113,7 @@ def test_whatever_changes_the_ids_changes_the_key(path: str, write, tmp_path: Pa
     assert len(keys(home)) == 6
 
 
-@pytest.mark.parametrize("damage", ["tokens.values", "numbers", "meta.json", "meta"])
+@pytest.mark.parametrize("damage", ["tokens.values", "numbers", "meta.json", "meta", "content"])
 def test_damage_is_found_and_mended_with_a_warning(
     path: str, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +125,10 @@ def test_damage_is_found_and_mended_with_a_warning(
         meta = json.loads((directory / "meta.json").read_text())
         meta["arrays"]["numbers"][1] += 1
         (directory / "meta.json").write_text(json.dumps(meta))
+    elif damage == "content":  # of the same size
+        with (directory / "tokens.values").open("r+b") as file:
+            file.seek(4000)
+            file.write(b"\0")
     else:
         os.truncate(directory / damage, 100)
     capsys.readouterr()
@@ -132,7 +139,31 @@ def test_damage_is_found_and_mended_with_a_warning(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_bad_rows_are_refused_alike_and_leave_nothing(path: str, tmp_path: Path) -> None:
+def test_large_arrays_are_checked_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "BLOCK", 8)
+    monkeypatch.setattr(token_cache, "CHECKED", 32)
+    array = np.arange(30, dtype=np.int32)  # 120 bytes: every fourth block of 8 is read
+    before = checksums({"a": array})
+    for place, is_read in ((0, True), (1, True), (2, False), (8, True), (25, True), (29, False)):
+        changed = array.copy()
+        changed[place] += 1
+        assert (checksums({"a": changed}) != before) == is_read, place
+
+
+def test_tokens_of_another_version_are_made_again_which_is_said(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, said = TokenCache(tmp_path / "home", display=Display(), workers=1, min_bytes=0), []
+    expected = load(data(path), BytesTokenizer(), cache=cache)
+    for version in ("", "0.1", "0.1"):
+        if version:
+            monkeypatch.setattr(token_cache, "_version", lambda name: "0.1")
+        same(load(data(path), BytesTokenizer(), cache=cache), expected)
+        said.append("are those of another version of nnxdsl or its libraries" in capsys.readouterr().err)
+    assert said == [False, True, False]
+
+
+def test_bad_rows_are_refused_alike_and_rows_are_not_tokenized_twice(path: str, tmp_path: Path) -> None:
     strict = Data.Conversations(path, max_length=256)
     messages = []
     for cache in (
@@ -144,7 +175,15 @@ def test_bad_rows_are_refused_alike_and_leave_nothing(path: str, tmp_path: Path)
             load(strict, BytesTokenizer(), cache=cache)
         messages.append(str(error.value))
     assert len(set(messages)) == 1
-    assert not keys(tmp_path / "home")
+    (stored,) = (tmp_path / "home").glob("*/meta.json")
+    written = stored.stat().st_mtime_ns
+    cache = TokenCache(tmp_path / "home", min_bytes=0)
+    same(load(data(path), BytesTokenizer(), cache=cache), load(data(path), BytesTokenizer()))
+    for skipped in (cache, None):
+        with pytest.raises(DataError, match="more than 3 bad rows, the limit of bad_rows"):
+            load(attrs.evolve(strict, bad_rows=BadRows.Skip(at_most=3)), BytesTokenizer(), cache=skipped)
+    assert stored.stat().st_mtime_ns == written
+    assert len(keys(tmp_path / "home")) == 1
     assert not list((tmp_path / "home").glob(".writing-*"))
 
 
@@ -173,7 +212,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(path: str, tmp_path: Path) -> No
     process = start(path, tmp_path / "home", 1, env={**os.environ, "LARGEST_FILE": "100000"})
     _, errors = process.communicate(timeout=60)
     assert f"DataError: {path}: its tokens cannot be stored: " in errors
-    assert not [file for file in (tmp_path / "home").iterdir() if file.suffix != ".lock"]
+    assert not [file for file in (tmp_path / "home").iterdir() if file.is_dir()]
 
 
 def test_a_kill_leaves_nothing_that_is_taken_for_whole(path: str, tmp_path: Path) -> None:

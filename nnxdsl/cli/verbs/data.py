@@ -168,7 +168,8 @@ def _load(
         return load(data, tokenizer, **limits, cache=cache), ""
     except DataError as error:
         try:
-            return load(counting_bad_rows(data), tokenizer, **{**limits, "max_position": None}), str(error)
+            whole = load(counting_bad_rows(data), tokenizer, **{**limits, "max_position": None}, cache=cache)
+            return whole, str(error)
         except DataError:
             raise error from None
 

@@ -17,7 +17,7 @@ from nnxdsl.data.loaders.layouts import Reading, find_reading
 from nnxdsl.data.loaders.parallel import convert_all, cpu_count
 from nnxdsl.data.loaders.sources import Source, open_source
 from nnxdsl.data.loaders.store import Arrays, ArrayStore
-from nnxdsl.data.loaders.tally import BadRowPolicy, Tally
+from nnxdsl.data.loaders.tally import Tally
 from nnxdsl.data.loaders.token_cache import TokenCache, key_of
 from nnxdsl.data.ragged import JsonRows, Ragged
 from nnxdsl.data.row_ids import RowIds
@@ -96,9 +96,13 @@ def build_dataset(
 
     if cache is not None and tokenizer is not None and source.size >= cache.min_bytes:
         key = key_of(data, source, conversion, rules)
-        return _rows(source, reading, parts, *cache.load_or_build(key, source, build))
+        tally, arrays, digest = cache.load_or_build(key, source, build)
+        tally.require_allowed(data, source)
+        return _rows(source, reading, parts, tally, arrays, digest)
     with ArrayStore() as store:
-        return _rows(source, reading, parts, _tokenize(data, source, conversion, store), store.arrays())
+        tally = _tokenize(data, source, conversion, store)
+        tally.require_allowed(data, source)
+        return _rows(source, reading, parts, tally, store.arrays())
 
 
 def _tokenize(
@@ -109,18 +113,23 @@ def _tokenize(
     workers: int = 1,
     display: Display | None = None,
 ) -> Tally:
-    """Writes the ids of all rows to a store; returns the counts."""
-    tally, policy = Tally([0] * len(source.places)), BadRowPolicy(data)
+    """Writes the ids of all rows to a store; returns the counts.
+
+    Raises:
+        DataError: No row is left, or there are more bad rows than `data.bad_rows` skips.
+    """
+    tally = Tally([0] * len(source.places))
     if display is not None:
         display.stage(f"tokenizing {source.name}", source.size, unit="bytes")
     for chunk in convert_all(conversion, source.chunks(), workers):
         file = source.places.index(chunk.place)
-        policy.add(chunk)
         tally.add(chunk, file)
+        tally.require_allowed(data, source, is_whole=False)
         _append(store, chunk)
         if display is not None:
             display.step(sum(source.sizes[:file]) + chunk.position, source.size, {}, {})
-    policy.require_rows(tally)
+    if not tally.accepted:
+        tally.require_allowed(data, source)
     arrays = store.arrays()
     tally.find_duplicates(arrays["hashes"], arrays["numbers"])
     return tally

@@ -1,4 +1,4 @@
-"""What became of the rows of a source: counts for its report, and the policy for bad rows."""
+"""What became of the rows of a source: counts for its report, and whether so many bad rows are allowed."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Tally:
         odd: Accepted rows with a warning, by kind.
         first: The first row of each dropped or odd kind.
         unread: Accepted rows with a column that is not read, by column.
+        bad: File, number and reason of the first bad rows.
     """
 
     ends: list[int]
@@ -48,6 +49,7 @@ class Tally:
     odd: Counter[str] = attrs.field(factory=Counter, converter=Counter)
     first: dict[str, First] = attrs.field(factory=dict)
     unread: Counter[str] = attrs.field(factory=Counter, converter=Counter)
+    bad: list[tuple[int, int, str]] = attrs.field(factory=list)
 
     @property
     def accepted(self) -> int:
@@ -60,9 +62,11 @@ class Tally:
         self.chats += chunk.chats
         self.ends[file:] = [self.accepted + len(chunk.numbers)] * (len(self.ends) - file)
         self.cut.update(chunk.cut)
-        for number, kind, _ in chunk.bad:
+        for number, kind, reason in chunk.bad:
             self.dropped[kind] += 1
             self.first.setdefault(kind, (file, number))
+            if len(self.bad) < SHOWN:
+                self.bad.append((file, number, reason))
         for kind, (count, number) in chunk.warnings.items():
             self.odd[kind] += count
             self.first.setdefault(kind, (file, number))
@@ -93,45 +97,30 @@ class Tally:
             unread=dict(self.unread),
         )
 
+    def require_allowed(self, data: FileData, source: Source, is_whole: bool = True) -> None:
+        """Raises DataError if there are more bad rows than `data` allows; once all rows are read, also if none is left.
 
-class BadRowPolicy:
-    """Collects bad rows, and refuses a source with more than its spec allows.
-
-    Args:
-        data: The spec.
-    """
-
-    def __init__(self, data: FileData) -> None:
-        self._name = data.name
-        self._limit = data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
-        self._messages: list[str] = []
-        self._kinds: Counter[str] = Counter()
-
-    def add(self, chunk: Converted) -> None:
-        """Raises DataError as soon as there are more bad rows than the limit."""
-        for number, kind, reason in chunk.bad:
-            self._kinds[kind] += 1
-            if len(self._messages) < SHOWN:
-                self._messages.append(f"  {chunk.place}{number}: {reason}")
-            if self._limit is not None and self._kinds.total() > self._limit:
-                raise DataError(
-                    f"{self._name}: more than {self._limit:,} bad rows, the limit of "
-                    f"bad_rows=BadRows.Skip(at_most={self._limit}){self._listed()}"
-                )
-
-    def require_rows(self, tally: Tally) -> None:
-        """Raises DataError if there are bad rows but no limit, or if no row is left."""
-        count = self._kinds.total()
-        if count and self._limit is None:
+        Args:
+            data: The spec.
+            source: Its source.
+            is_whole: Whether all rows are read.
+        """
+        count, limit = self.dropped.total(), data.bad_rows.at_most if isinstance(data.bad_rows, BadRows.Skip) else None
+        if limit is not None and count > limit:
             raise DataError(
-                f"{self._name}: {count:,} of {tally.rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
-                f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._listed()}"
+                f"{data.name}: more than {limit:,} bad rows, the limit of "
+                f"bad_rows=BadRows.Skip(at_most={limit}){self._listed(source)}"
             )
-        if not tally.accepted:
-            raise DataError(f"{self._name}: no row is left to learn from, of {tally.rows:,} read{self._listed()}")
+        if is_whole and count and limit is None:
+            raise DataError(
+                f"{data.name}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
+                f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._listed(source)}"
+            )
+        if is_whole and not self.accepted:
+            raise DataError(f"{data.name}: no row is left to learn from, of {self.rows:,} read{self._listed(source)}")
 
-    def _listed(self) -> str:
-        more = self._kinds.total() - len(self._messages)
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._kinds.most_common())
-        tail = [f"  and {more:,} more; all: {kinds}"] if more > 0 else []
-        return "".join(f"\n{line}" for line in [*self._messages, *tail])
+    def _listed(self, source: Source) -> str:
+        lines = [f"  {source.places[file]}{number}: {reason}" for file, number, reason in self.bad]
+        more = self.dropped.total() - len(lines)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.dropped.most_common())
+        return "".join(f"\n{line}" for line in [*lines, *([f"  and {more:,} more; all: {kinds}"] if more else [])])

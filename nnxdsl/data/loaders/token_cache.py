@@ -8,11 +8,13 @@ import importlib.metadata
 import inspect
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from nnxdsl.config.core.run_id import identity
 from nnxdsl.config.data import Data
@@ -30,8 +32,11 @@ TOKENS = ".tokens"
 """Directory of tokenized rows, in the home of all runs; a run never lists it."""
 META = "meta.json"
 LIBRARIES = ("jinja2", "sentencepiece", "tokenizers")
-NOT_IN_KEY = ("path", "order")
+NOT_IN_KEY = ("path", "order", "bad_rows")
 """Fields of a data spec that do not change the ids of a row: the content of the files is in the key."""
+CHECKED = 2**27
+"""Bytes of an array that are read to find damage: all of a smaller one, evenly spaced blocks of a larger one."""
+BLOCK = 2**20
 
 
 @attrs.frozen
@@ -77,9 +82,13 @@ class TokenCache:
             with turn(lock, lambda: self.display.stage(f"another run tokenizes {source.name}; waiting"), lambda: False):
                 if (stored := self._read(target, source)) is not None:
                     return stored
+                if any(self.directory.glob(f"{key.partition('-')[0]}-*/{META}")):
+                    what = f"the tokens of {source.name} are those of another version of nnxdsl or its libraries"
+                    self.display.say(f"{what}; they are made again")
                 with appearing(target) as directory, ArrayStore(directory) as store:
                     tally, digest = build(store)
                     meta = {"tally": attrs.asdict(tally), "ids_digest": digest, "arrays": store.shapes()}
+                    meta["checksums"] = checksums(store.arrays())
                     (directory / META).write_text(json.dumps(meta))
                 return tally, mapped(target, meta["arrays"]), digest
         except (OSError, RunError) as error:
@@ -90,7 +99,11 @@ class TokenCache:
             return None
         try:
             meta = json.loads((target / META).read_text())
-            return Tally(**meta["tally"]), mapped(target, meta["arrays"]), meta["ids_digest"]
+            arrays, expected = mapped(target, meta["arrays"]), meta["checksums"]
+            for name, checksum in checksums(arrays).items():
+                if checksum != expected[name]:
+                    raise ValueError(f"{target / name}: its content has changed")
+            return Tally(**meta["tally"]), arrays, meta["ids_digest"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.display.say(f"warning: the tokens of {source.name} are damaged and made again: {error}")
             shutil.rmtree(target)
@@ -98,10 +111,10 @@ class TokenCache:
 
 
 def key_of(data: Data, source: Source, conversion: Conversion, rules: Any) -> str:
-    """Name of the tokens of a source: a digest of its content and of everything that decides its ids.
+    """Name of the tokens of a source: a digest of its content and settings, and one of the versions of all code.
 
-    That is the tokenizer with its chat template, the data spec without its path and order, the rules of the loader, the
-    versions of the libraries, and the code of this package and of the conversion.
+    The settings are the tokenizer with its chat template, the data spec without `NOT_IN_KEY` and the rules of the
+    loader; the code is that of the libraries, of this package and of the conversion.
     """
     assert conversion.tokenizer is not None
     spec = identity(data)
@@ -112,10 +125,27 @@ def key_of(data: Data, source: Source, conversion: Conversion, rules: Any) -> st
         "rules": rules,
         "vocabulary": conversion.vocabulary,
         "tokenizer": conversion.tokenizer.fingerprint,
+    }
+    versions = {
         "code": [_package_code(), _file_code(inspect.getsourcefile(conversion.convert))],
         "libraries": {name: _version(name) for name in LIBRARIES},
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return f"{_digest(parts)[:32]}-{_digest(versions)[:16]}"
+
+
+def _digest(parts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def checksums(arrays: Arrays) -> dict[str, int]:
+    """A checksum of each array, which takes a fraction of a second however large it is."""
+    found: dict[str, int] = {}
+    for name, array in arrays.items():
+        content, checksum = array.view(np.uint8), 0
+        for begin in range(0, len(content), BLOCK * -(-len(content) // CHECKED)):
+            checksum = zlib.crc32(content[begin : begin + BLOCK], checksum)
+        found[name] = checksum
+    return found
 
 
 @functools.cache
