@@ -144,6 +144,7 @@ def test_large_arrays_are_checked_by_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(token_cache, "CHECKED", 32)
     array = np.arange(30, dtype=np.int32)  # 120 bytes: every fourth block of 8 is read
     before = checksums({"a": array})
+    assert checksums({"empty": array[:0]}) == {"empty": 0}
     for place, is_read in ((0, True), (1, True), (2, False), (8, True), (25, True), (29, False)):
         changed = array.copy()
         changed[place] += 1

@@ -142,8 +142,8 @@ def checksums(arrays: Arrays) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, array in arrays.items():
         content, checksum = array.view(np.uint8), 0
-        for begin in range(0, len(content), BLOCK * -(-len(content) // CHECKED)):
-            checksum = zlib.crc32(content[begin : begin + BLOCK], checksum)
+        for begin in range(0, len(content), BLOCK * max(1, -(-len(content) // CHECKED))):
+            checksum = zlib.crc32(content[begin : begin + BLOCK].data, checksum)
         found[name] = checksum
     return found
 
