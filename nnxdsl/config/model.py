@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         olmo3,
         qwen2,
         qwen3,
+        qwen3_5,
+        qwen3_5_moe,
         qwen3_moe,
         qwen3_next,
     )
@@ -67,6 +69,8 @@ class Model(Spec):
     Olmo3: ClassVar[type[olmo3.Olmo3]]
     Qwen2: ClassVar[type[qwen2.Qwen2]]
     Qwen3: ClassVar[type[qwen3.Qwen3]]
+    Qwen35: ClassVar[type[qwen3_5.Qwen35]]
+    Qwen35MoE: ClassVar[type[qwen3_5_moe.Qwen35MoE]]
     Qwen3MoE: ClassVar[type[qwen3_moe.Qwen3MoE]]
     Qwen3Next: ClassVar[type[qwen3_next.Qwen3Next]]
 

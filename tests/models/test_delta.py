@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -408,3 +409,26 @@ def test_adapters_and_few_bits_from_outside() -> None:
     mine, wanted = run(jax.random.normal(jax.random.key(0), (1, 5, 32)))
     assert float(jnp.abs(wanted).max()) > 0.1
     np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_separate_projections_are_the_joined_ones_in_another_order(layer: Layer) -> None:
+    config = attrs.evolve(layer.config, projections="separate")
+    keys, width, values = config.key_heads, config.key_head_dim, config.values_per_key * config.value_head_dim
+    embed = layer.figures["x"].shape[-1]
+    template = params.abstract(
+        lambda: GatedDeltaNet(embed, config, norm_eps=0.05, rngs=nnx.Rngs(0), param_dtype=jnp.float32, chunk=16)
+    )
+    leaves = dict(layer.leaves)
+    joined = leaves.pop("inputs.kernel").reshape(embed, keys, -1)  # each key head's query, key, values, gates
+    *parts, gate = jnp.split(joined, np.cumsum([width, width, values]), axis=-1)
+    rate, decay = jnp.split(leaves.pop("rates.kernel").reshape(embed, keys, -1), 2, axis=-1)
+    leaves["inputs.kernel"] = jnp.concatenate([part.reshape(embed, -1) for part in parts], axis=-1)
+    for name, part in (("output_gate", gate), ("rate", rate), ("decay", decay)):
+        leaves[f"{name}.kernel"] = part.reshape(embed, -1)
+    assert {path: leaf.shape for path, leaf in leaves.items()} == {
+        path: leaf.shape for path, leaf in template.variables.items()
+    }
+    x = jnp.asarray(layer.figures["x"])
+    whole = positions_right_padded(jnp.full((len(x),), x.shape[1]), x.shape[1])
+    separate = Layer(config, template, leaves, layer.figures)
+    relative(jax.jit(lambda leaves, x: separate(leaves, x, whole, None)[0])(leaves, x), layer.figures["out"], 2e-6)

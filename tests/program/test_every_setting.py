@@ -41,6 +41,7 @@ from nnxdsl.config.core.base import Spec, declared, is_family, registry
 from nnxdsl.config.objectives.base import Objective as Family
 from nnxdsl.config.objectives.distillation import ReverseKL as ReverseDistance
 from nnxdsl.config.objectives.divergence import Alpha, JensenShannon
+from nnxdsl.models.families.registry import FAMILIES as NETWORKS
 from nnxdsl.program.blueprint import build_blueprint
 
 TESTS = Path(__file__).parents[1]
@@ -262,7 +263,10 @@ ELSEWHERE = {
     },
     "Model.HF.path": HUB,
     "Objective.SFT.mtp_loss_weight": FURTHER,
-    **{f"Model.{kind}.mtp_layers": FURTHER for kind in ("DeepSeekV3", "HF", "Qwen3Next")},
+    **{
+        f"Model.{kind}.mtp_layers": FURTHER
+        for kind in ("HF", *(family.spec.__name__ for family in NETWORKS if "mtp_layers" in declared(family.spec)))
+    },
 }
 MESHES = {
     "rules": Mesh(fsdp=2),

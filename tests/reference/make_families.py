@@ -66,6 +66,15 @@ LATENT = {
     "first_k_dense_replace": 2,
 }
 QWEN3_MOE = {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+# Its norms amplify last digits with the usual 1e-6.
+DELTA = {
+    "rms_norm_eps": 0.05,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 16,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"num_key_value_heads": 1},
     # Scores and logits are small here, so are their caps.
@@ -104,18 +113,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True},
     "qwen3_moe_plain": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    # Its norms amplify last digits with the usual 1e-6.
     "qwen3_next": {
-        "rms_norm_eps": 0.05,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 6,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
+        **DELTA,
         "num_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 12,
-        "head_dim": 16,
     },
     "olmo3": {
         "hidden_size": 32,
@@ -151,6 +154,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # Dense layers among those with experts: in no order that repeats, and every second one.
     "qwen3_moe_dense_list": {**QWEN3_MOE, "mlp_only_layers": [1]},
     "qwen3_moe_dense_step": {**QWEN3_MOE, "decoder_sparse_step": 2},
+    "qwen3_5": {**DELTA, "tie_word_embeddings": True},
+    "qwen3_5_moe": {
+        **DELTA,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 12,
+    },
 }
 CLASSES = {
     "gpt_oss": "GptOss",
@@ -163,6 +174,8 @@ CLASSES = {
     "mixtral": "Mixtral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
     "olmo3": "Olmo3",

@@ -65,9 +65,10 @@ class Conv(nnx.Module):
 class GatedDeltaNet(nnx.Module):
     """The gated DeltaNet of Qwen3-Next (Yang et al., arXiv:2412.06464).
 
-    `inputs` gives each key head's query and key, then values and output gates of its value heads; `rates` gives each
-    key head's rates, then decays, of its value heads, so that heads can be sharded without communication. The
-    convolution's channels are all queries, then all keys, then all values.
+    With joined projections `inputs` gives each key head's query and key, then values and output gates of its value
+    heads; `rates` gives each key head's rates, then decays, of its value heads, so that heads can be sharded without
+    communication. With separate ones `inputs` gives all queries, then all keys, then all values, as are the
+    convolution's channels; `output_gate`, `rate` and `decay` give theirs of each value head.
 
     Args:
         embed_dim: width of the residual stream.
@@ -94,8 +95,14 @@ class GatedDeltaNet(nnx.Module):
         self.config = config
         self.chunk = chunk
         heads, values = config.value_heads, config.value_heads * config.value_head_dim
-        self.inputs = linear(embed_dim, config.channels + values, "embed", "heads")
-        self.rates = linear(embed_dim, 2 * heads, "embed", "heads")
+        if config.projections == "joined":
+            self.inputs = linear(embed_dim, config.channels + values, "embed", "heads")
+            self.rates = linear(embed_dim, 2 * heads, "embed", "heads")
+        else:
+            self.inputs = linear(embed_dim, config.channels, "embed", "heads")
+            self.output_gate = linear(embed_dim, values, "embed", "heads")
+            self.rate = linear(embed_dim, heads, "embed", "heads")
+            self.decay = linear(embed_dim, heads, "embed", "heads")
         self.conv = Conv(config.channels, config.conv_kernel, rngs=rngs, param_dtype=param_dtype)
         # Initial decay rates are uniform up to 16 (Mamba 2, arXiv:2405.21060).
         rate = jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1e-3, 16.0)
@@ -132,14 +139,7 @@ class GatedDeltaNet(nnx.Module):
             (the output, the state after the last real token; of a row with branches that of the first part).
         """
         config, (batch, length, _) = self.config, x.shape
-        keys, groups, width = config.key_heads, config.values_per_key, config.value_head_dim
-        x = rows_of(x)
-        # The recurrence needs whole rows: their length is gathered here if it is sharded.
-        mixed = self.inputs(x).reshape(batch, length, keys, -1)  # [B, T, K, 2 H + 2 G V]
-        mixed = constrain(mixed, "batch", None, "activation_heads", None)
-        rates = self.rates(x).reshape(batch, length, keys, 2 * groups)
-        rates = constrain(rates, "batch", None, "activation_heads", None)
-        mixed, gate = jnp.split(mixed, [mixed.shape[-1] - groups * width], axis=-1)
+        mixed, rates, gate = self._projected(x)
         weights = _Weights(*(weight[...] for weight in (self.conv.weight, self.decay_log, self.decay_bias)))
         numbers, row = _Numbers(config, self.chunk), view.method.row if past is None else None
         state = empty_state(config, batch, x.dtype) if past is None else past
@@ -155,6 +155,29 @@ class GatedDeltaNet(nnx.Module):
         out = out.reshape(batch, length, -1)  # [B, T, K G V]
         out = constrain(out, "batch", "length", "activation_heads")
         return self.output(named(out, "attention_output")), state
+
+    def _projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Of each key head: queries, keys and values; rates and decays; output gates. `[B, T, K, ...]`."""
+        config, before = self.config, x.shape[:2]
+        x = rows_of(x)
+
+        # The recurrence needs whole rows: their length is gathered here if it is sharded.
+        def heads(part: jax.Array) -> jax.Array:
+            part = part.reshape(*before, config.key_heads, -1)
+            return constrain(part, "batch", None, "activation_heads", None)
+
+        if config.projections == "joined":
+            mixed = heads(self.inputs(x))  # [B, T, K, 2 H + 2 G V]
+            rates = heads(self.rates(x))
+            mixed, gate = jnp.split(
+                mixed, [2 * config.key_head_dim + config.values_per_key * config.value_head_dim], -1
+            )
+            return mixed, rates, gate
+        width = config.key_heads * config.key_head_dim
+        parts = jnp.split(self.inputs(x), [width, 2 * width], axis=-1)
+        mixed = jnp.concatenate([heads(part) for part in parts], axis=-1)  # [B, T, K, 2 H + G V]
+        rates = jnp.concatenate([heads(self.rate(x)), heads(self.decay(x))], axis=-1)
+        return mixed, rates, heads(self.output_gate(x))
 
 
 def _output_gate(out: jax.Array, gate: jax.Array) -> jax.Array:

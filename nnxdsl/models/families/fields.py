@@ -89,10 +89,12 @@ class SharedRope(Fields):
     Attributes:
         theta: transformers' default.
         partial_rotary_factor: transformers' default; None where all of a head is rotated.
+        ignored: entries of `rope_parameters` without effect on text.
     """
 
     theta: float = 10_000.0
     partial_rotary_factor: float | None = None
+    ignored: tuple[str, ...] = ()
     names: ClassVar[tuple[str, ...]] = hf_rope.NAMES
     decides: ClassVar[tuple[str, ...]] = ("rope_global",)
 
@@ -100,7 +102,7 @@ class SharedRope(Fields):
         return self.names if self.partial_rotary_factor is None else (*self.names, "partial_rotary_factor")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rope_global": hf_rope.read_rope(file, self.theta, self.partial_rotary_factor)}
+        return {"rope_global": hf_rope.read_rope(file, self.theta, self.partial_rotary_factor, self.ignored)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         rope = config.rope_global

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -85,16 +85,21 @@ def read_entry(file: ConfigFile, entry: Any, theta: Any, field: str) -> Rope:
         return UNREAD
 
 
-def read_rope(file: ConfigFile, theta: float = 10_000.0, partial_rotary_factor: float | None = None) -> Rope:
+def read_rope(
+    file: ConfigFile, theta: float = 10_000.0, partial_rotary_factor: float | None = None, ignored: Sequence[str] = ()
+) -> Rope:
     """Rotary positions that all layers share: `rope_theta` and `rope_scaling`, or `rope_parameters`.
 
     Args:
         file: the file.
         theta: transformers' default.
         partial_rotary_factor: transformers' default; None in families without that field, where it is not understood.
+        ignored: entries without effect on text.
     """
     name = "rope_parameters" if file.fields.get("rope_parameters") is not None else "rope_scaling"
     entry = file.fields.get(name)
+    if isinstance(entry, Mapping):
+        entry = {key: value for key, value in entry.items() if key not in ignored}
     if partial_rotary_factor is None:
         return read_entry(file, entry, file.fields.get("rope_theta", theta), name)
     partial = file.fields.get("partial_rotary_factor", partial_rotary_factor)

@@ -1,5 +1,7 @@
 """Qwen3-Next: spec, the published size (Qwen Team, 2025), `config.json` and tensor names; no jax."""
 
+# ruff: noqa: D102 - the methods are those of `Fields`
+
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a spec class replaces the default of `Model`)
 
@@ -13,7 +15,7 @@ import attrs
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope
-from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.deltanet import GatedDeltaNetConfig, Projections
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
@@ -37,8 +39,8 @@ class Qwen3Next(Model):
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
 
-_CHOICES: dict[str, Any] = {"norm_scale": "zero_centred", "query_key_norm": "head", "output_gate": True}
-_PARTIAL_ROTARY = 0.25
+CHOICES: dict[str, Any] = {"norm_scale": "zero_centred", "query_key_norm": "head", "output_gate": True}
+PARTIAL_ROTARY = 0.25
 
 
 def _size(*, delta: tuple[int, int, int], experts: tuple[int, int, int], **numbers: Any) -> DecoderConfig:
@@ -57,9 +59,9 @@ def _size(*, delta: tuple[int, int, int], experts: tuple[int, int, int], **numbe
             shared_expert_dim=mlp,
             shared_expert_gate=True,
         ),
-        rope=Rope(theta=1e7, partial_rotary_factor=_PARTIAL_ROTARY),
+        rope=Rope(theta=1e7, partial_rotary_factor=PARTIAL_ROTARY),
         tied_head=False,
-        **_CHOICES,
+        **CHOICES,
         **numbers,
     )
 
@@ -81,9 +83,15 @@ _NUMBERS = {
 }
 
 
-class _Mixers(Fields):
-    """Layers with a gated DeltaNet among layers with attention: `full_attention_interval` or `layer_types`."""
+@attrs.frozen(kw_only=True)
+class Mixers(Fields):
+    """Layers with a gated DeltaNet among layers with attention: `full_attention_interval` or `layer_types`.
 
+    Attributes:
+        projections: of the gated DeltaNets.
+    """
+
+    projections: Projections = "joined"
     names: ClassVar[tuple[str, ...]] = ("full_attention_interval", "layer_types")
     decides: ClassVar[tuple[str, ...]] = ("pattern",)
 
@@ -91,7 +99,8 @@ class _Mixers(Fields):
         interval = file.count("full_attention_interval", 4, least=1)
         linear: tuple[LayerKind, ...] = ("linear",) * (interval - 1)
         pattern = file.pattern((*linear, "global"), LINEAR_KINDS)
-        delta = file.part(GatedDeltaNetConfig, **{ours: file.numbers[theirs] for theirs, ours in _NUMBERS.items()})
+        numbers = {ours: file.numbers[theirs] for theirs, ours in _NUMBERS.items()}
+        delta = file.part(GatedDeltaNetConfig, **numbers, projections=self.projections)
         return {"pattern": pattern, "linear_attention": delta if "linear" in pattern else None}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
@@ -100,8 +109,20 @@ class _Mixers(Fields):
         return {"layer_types": layer_types(config), **numbers}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"linear_attention": config.linear_attention or QWEN3_NEXT["80b-a3b"].linear_attention}
+        delta = config.linear_attention
+        if not isinstance(delta, GatedDeltaNetConfig):
+            delta = QWEN3_NEXT["80b-a3b"].linear_attention
+        return {"linear_attention": attrs.evolve(delta, projections=self.projections)}
 
+
+MTP = MTPTensors(
+    around=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+    prefix="mtp.",
+    block_prefix="mtp.layers.0.",
+    has_copies=False,
+    is_default=True,
+)
+"""The names of the families that have these layers."""
 
 _DEFAULTS = transformers_defaults(layers=48, embed=2048, mlp=5632, heads=16, kv_heads=2, head_dim=256, vocab=151_936,
                                   length=32_768, linear_conv_kernel_dim=4, linear_key_head_dim=128,
@@ -116,7 +137,7 @@ FAMILY = register(
         sizes=QWEN3_NEXT,
         architecture="Qwen3NextForCausalLM",
         model_types=("qwen3_next",),
-        choices=_CHOICES,
+        choices=CHOICES,
         defaults=_DEFAULTS,
         fixed={
             "hidden_act": "silu",
@@ -127,22 +148,16 @@ FAMILY = register(
         },
         fields=(
             Heads(),
-            _Mixers(),
+            Mixers(),
             MoE(
                 others={"shared_expert_intermediate_size": "shared_expert_dim"},
                 norm_topk_prob=True,
                 constants={"shared_expert_gate": True},
             ),
-            SharedRope(partial_rotary_factor=_PARTIAL_ROTARY),
+            SharedRope(partial_rotary_factor=PARTIAL_ROTARY),
             TiedHead(),
         ),
         prepare=with_num_experts,
-        mtp=MTPTensors(
-            around=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
-            prefix="mtp.",
-            block_prefix="mtp.layers.0.",
-            has_copies=False,
-            is_default=True,
-        ),
+        mtp=MTP,
     )
 )

@@ -1,0 +1,51 @@
+"""Parameters of published sizes: as many as transformers' modules of the same `config.json` have, and as published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxdsl.models import params
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
+
+# Of text decoders; encoders of images and sound, and layers of multi-token prediction, are beside them.
+PUBLISHED = {
+    "Qwen35": {"0.8b": 0.752e9, "4b": 4.21e9, "27b": 26.9e9},
+    "Qwen35MoE": {"35b-a3b": 34.7e9, "397b-a17b": 396e9},
+}
+SIZES = {
+    f"{family.spec.__name__}-{size}": (family.model_types[0], config)
+    for family in FAMILIES
+    for size, config in family.sizes.items()
+}
+
+
+def parameters(config: DecoderConfig) -> int:
+    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    return sum(int(np.prod(leaf.shape)) for leaf in template.variables.values())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    sizes = next(family.sizes for family in FAMILIES if family.spec.__name__ == name)
+    assert {size: parameters(sizes[size]) for size in PUBLISHED[name]} == pytest.approx(PUBLISHED[name], rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
+def test_all_sizes_are_those_of_transformers(name: str) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model_type, config = SIZES[name]
+    fields = to_hf(config, like=model_type)
+    assert fields["model_type"] == model_type
+    assert from_hf(fields) == config
+    others = {key: value for key, value in fields.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    theirs = transformers.AutoConfig.for_model(model_type, **others)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(theirs)
+    buffers = ("e_score_correction_bias", "layer_scalar")
+    counted = [buffer.numel() for name, buffer in model.named_buffers() if name.endswith(buffers)]
+    assert parameters(config) == sum(parameter.numel() for parameter in model.parameters()) + sum(counted)
