@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import attrs
 
@@ -158,6 +158,17 @@ class FileData(Data):
     revision: str | None = attrs.field(default=None, validator=filled)
     columns: Pairs[str, str] = ()
     bad_rows: BadRows = Stop()
+
+    @classmethod
+    def field_hint(cls, name: str, value: object) -> str:
+        """What to write for rows in memory, a list of paths, or a `Path`."""
+        if name == "path" and isinstance(value, PurePath):
+            return f"; write {str(value)!r}"
+        if name != "path" or isinstance(value, str | tuple) or not isinstance(value, Iterable):
+            return ""
+        paths = cast("list[object]", value) if isinstance(value, list) else []
+        is_several = len(paths) > 0 and all(isinstance(path, str) for path in paths)
+        return f"; write {tuple(paths)!r}" if is_several else "; write nnxdsl.save_rows(rows) for rows in memory"
 
     @property
     def paths(self) -> tuple[str, ...]:

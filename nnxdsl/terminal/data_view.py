@@ -47,6 +47,7 @@ def show_source(source: Mapping[str, Any], console: Console) -> None:
     kind = source["kind"] or "not recognised; name the columns with columns={'theirs': 'ours'}"
     facts = [("read as", kind), *([("columns read", source["layout"])] if source["layout"] else [])]
     facts += [("unreadable", f"{count:,} {kind}: {source['first'][kind]}") for kind, count in source["bad"].items()]
+    facts += [("tokens", source["tokens"])] if source.get("tokens") else []
     facts += [("! refused", source["refused"])] if source["refused"] else []
     console.print(grid_of(facts))
     if source["columns"]:
@@ -71,6 +72,7 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     report, tokens, targets = data["report"], data["tokens"], data["tokens_with_loss"]
     facts = [("columns", ", ".join(data["columns"]))] if data["columns"] else []
     facts += [("layout", report["layout"])] if report["layout"] else []
+    facts += [("tokenizer", data["tokenizer"])] if data.get("tokenizer") else []
     facts.append(("rows", f"{report['rows']:,} read, {report['accepted']:,} accepted"))
     if data["rows"] != report["accepted"]:
         facts.append(("examples", f"{data['rows']:,}: a preference pair is two labelled answers"))

@@ -212,10 +212,10 @@ def test_a_file_is_described_without_jax(write, tmp_path: Path, bpe_dir: Path) -
     ("row", "kind"),
     [
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "Data.Preferences"),
-        ({"prompt_ids": [1], "chosen_ids": [1], "rejected_ids": [1]}, "Data.Preferences"),
+        ({"prompt_ids": [1], "chosen_ids": [1], "rejected_ids": [2]}, "Data.Preferences"),
         ({"prompt": "a", "completion": "b", "label": True}, "Data.Feedback"),
         ({"prompt": "a", "completion": "b"}, "Data.Conversations"),
-        ({"conversations": [{"from": "human", "value": "a"}]}, "Data.Conversations"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "Data.Conversations"),
         ({"text": "a", "id": 1}, "Data.Text"),
         ({"prompt": "a", "answer": "b"}, "Data.Prompts"),
         ({"question": "a", "answer": "b"}, None),
@@ -224,9 +224,10 @@ def test_a_file_is_described_without_jax(write, tmp_path: Path, bpe_dir: Path) -
 def test_the_kind_of_data_is_that_of_its_columns(
     write, capsys: pytest.CaptureFixture[str], row: Any, kind: str | None
 ) -> None:
-    found = as_json(capsys, write(row, b"{"))["source"]
+    code = 2 if kind == "Data.Feedback" else 0  # its prompts must not all be the same
+    found = as_json(capsys, write(row, b"{"), code=code)["source"]
     assert (found["kind"], found["rows"], found["bad"]) == (kind, 2, {"bad JSON": 1})
-    text = " ".join(shown(capsys, "rows.jsonl").split())
+    text = " ".join(shown(capsys, "rows.jsonl", code=code).split())
     assert f"read as {kind or 'not recognised; name the columns with columns='}" in text
     assert "unreadable 1 bad JSON: rows.jsonl:2: bad JSON at column 2" in text
 
@@ -245,7 +246,9 @@ def test_settings_of_a_file_are_those_of_its_data(write, bpe_dir: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none.jsonl"], "RunError: none.jsonl: no such file or run (relative to {place}; runs are searched in runs)"),
+        (["none"], "RunError: none: no such file or run (relative to {place}; runs are searched in runs)"),
+        (["row.jsonl"], "DataError: row.jsonl: no such file (looked in the current directory, {place}); did you mean "
+         "'rows.jsonl'?"),
         (["*.gz"], "DataError: *.gz: no file matches (looked in the current directory, {place})"),
         (["rows.jsonl", "split=train"], "SpecError: 1 problem in Data.Prompts\n  split: has no effect: rows.jsonl is "
          "no folder; datasets of the Hub (hf://...) and folders that save_to_disk wrote have splits"),
@@ -264,6 +267,28 @@ def test_what_is_refused(
     assert cli.main(["data", *words]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", message.format(place=tmp_path) + "\n")
+
+
+def test_rows_of_a_small_file_are_shown_as_bytes(
+    write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    image = {"role": "user", "content": [{"type": "image", "image": "a.png"}]}
+    path = write({"messages": messages, "tools": tools}, {"messages": [image, {"role": "assistant", "content": "b"}]})
+    found = as_json(capsys, path)
+    assert found["data"]["report"]["dropped"] == {"not text": 1}
+    assert found["data"]["lengths"]["total"]["histogram"]["counts"] == [1]
+    (example,) = found["data"]["examples"]
+    assert runs(example)[0][3].startswith('[{"type": "function", "function": {"name": "f"}}]\n<start_of_turn>user\na')
+    assert runs(example)[1][1:] == ("loss", 73, f"[{json.dumps(call)}]<end_of_turn>")
+    assert "tokenizer  bytes; --tokenizer DIR shows the tokens of a model" in shown(capsys, path)
+    refused = as_json(capsys, write({"messages": [image]}, name="images.jsonl"), code=2)
+    assert "no model reads image input yet" in refused["source"]["refused"]
+    monkeypatch.setattr("nnxdsl.cli.verbs.data.SMALL", 0)
+    assert list(as_json(capsys, path)) == ["source"]
+    assert "not shown as bytes: more than 0 characters" in shown(capsys, path)
 
 
 def test_rows_that_fit_two_layouts_are_refused_with_both(write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nnxdsl import Data, DataError, save_rows
+from nnxdsl import Data, DataError, SpecError, save_rows
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.loaders.sources import read_rows
 
@@ -39,6 +40,22 @@ def test_every_container_is_the_same_file(tmp_path: Path, library: str) -> None:
     assert len(load(Data.Conversations(path), BytesTokenizer())) == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "cure"),
+    [
+        (ROWS, "; write nnxdsl.save_rows(rows) for rows in memory"),
+        (iter(ROWS), "; write nnxdsl.save_rows(rows) for rows in memory"),
+        (["a.jsonl", "b.jsonl"], "; write ('a.jsonl', 'b.jsonl')"),
+        (Path("a.jsonl"), "; write 'a.jsonl'"),
+        (5, ", got 5"),
+    ],
+)
+def test_what_is_no_path_is_refused_with_what_to_write(given: Any, cure: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Data.Conversations(given)
+    assert str(error.value).endswith(cure)
+
+
 def test_missing_values_of_frames_are_missing_fields(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"prompt": ["a", None], "score": [math.nan, 0.5]})
@@ -51,6 +68,7 @@ def test_missing_values_of_frames_are_missing_fields(tmp_path: Path) -> None:
         ([], "save_rows: there are no rows"),
         ({"train": ROWS}, "save_rows: expected rows, got dict; give one split, such as rows['train']"),
         ("rows.jsonl", "save_rows: expected dicts or a frame, got str"),
+        (types.SimpleNamespace(to_dict=dict), "save_rows: expected dicts or a frame, got SimpleNamespace"),
         ([{"a": 1}, ["b"]], "save_rows: row 2: expected a dict, got list"),
         ([{"a": [math.nan]}], "save_rows: row 1: is not of JSON values: Out of range float values"),
         ([{"a": object()}], "save_rows: row 1: is not of JSON values: object is no JSON value"),

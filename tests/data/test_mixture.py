@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnxdsl import BadRows, Data, Order
+from nnxdsl import BadRows, Data, Order, SpecError
+from nnxdsl.config.core.codegen import parse_value, render
 from nnxdsl.data import BatchSampler, BytesTokenizer, Prompts, load
 from nnxdsl.data.mixture import BLOCK, MixedRows
 from nnxdsl.data.sampler import ordered
@@ -103,6 +104,16 @@ def test_the_rows_of_all_sources_are_joined(write, tokens: BytesTokenizer) -> No
     assert all(share["mixture/one"] + share["mixture/two"] == 1 for share in shares)
     assert sampler.shares(5)["mixture/two"] == np.mean(sampler.indices(5) >= 9)
     assert BatchSampler(apart[0], batch_size=8, seed=0, order=Order.Shuffled()).shares(0) == {}
+
+
+def test_a_mixture_may_stand_on_the_command_line() -> None:
+    text = 'Data.Mixture({Data.Text("a.jsonl"): 3, Data.Text("b.jsonl", max_length=8): 1}, unit="tokens")'
+    value = parse_value(text)
+    expected = Data.Mixture({Data.Text("a.jsonl"): 3, Data.Text("b.jsonl", max_length=8): 1}, unit="tokens")
+    assert value == expected == parse_value(render(expected))
+    assert parse_value('{Data.Text("a.jsonl"): 2.0}') == {Data.Text("a.jsonl"): 2.0}
+    with pytest.raises(SpecError, match="neither a literal nor a constructor call"):
+        parse_value('Data.Mixture({Data.Text("a.jsonl"): 3, **other})')
 
 
 def test_sources_are_named_after_their_files() -> None:

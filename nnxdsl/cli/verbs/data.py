@@ -1,8 +1,9 @@
 """Show what becomes of the rows of an experiment's data, or what a file of rows has.
 
 Of an experiment: layout, columns, bad and truncated rows, lengths, tokens with loss, padding, and some rows as tokens,
-for training and held-out data. Of a FILE (a path, a glob, a folder, hf://NAME): layout, columns, rows and characters;
-with --tokenizer also tokens. path=value sets a field of the experiment, or of the file's data: split=train.
+for training and held-out data. Of a FILE (a path, a glob, a folder, hf://NAME): the same and the characters of each
+column, with the tokens of --tokenizer; without it bytes are tokens, and rows of more than 4 million characters are not
+tokenized. path=value sets a field of the experiment, or of the file's data: split=train.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ OF_SOURCES = ("split", "config", "revision", "columns")
 """Fields of all data that decide which rows a source has."""
 WIDE = 120
 """Width in columns if standard output is not a terminal."""
+SMALL = 2**22
+"""Most characters of a source that is shown as bytes."""
 STEPS = 64
 """Most batches of which the padding is counted."""
 
@@ -69,7 +72,8 @@ def _is_source(target: str, home: Path) -> bool:
             return b'"type": "Experiment"' not in file.read(1000)
     if (path / "experiment.json").is_file() or (home / target / "experiment.json").is_file():
         return False
-    return target.startswith(HUB) or (path.exists() and path.suffix != ".py") or glob.has_magic(target)
+    is_named = path.suffix in (".jsonl", ".csv", ".parquet", ".arrow", ".gz", ".zst")
+    return target.startswith(HUB) or (path.exists() and path.suffix != ".py") or glob.has_magic(target) or is_named
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -90,12 +94,14 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _of_file(args: Namespace) -> dict[str, Any]:
-    """What a source has, and what becomes of its rows if there is a tokenizer."""
+    """What a source has, and what becomes of its rows: as tokens, or as bytes if it is small."""
     from nnxdsl.config.tokenizer import Tokenizer
+    from nnxdsl.data.loaders.build import load
     from nnxdsl.data.loaders.layouts import find_reading
     from nnxdsl.data.loaders.sources import source_chunks
     from nnxdsl.data.summary import describe_source, summarize, without_limits
-    from nnxdsl.data.tokenizers.base import open_tokenizer
+    from nnxdsl.data.tokenizers.base import BytesTokenizer, open_tokenizer
+    from nnxdsl.data.tokenizers.chat_template import ALL_OF_A_TURN
 
     of_source = [word for word in args.overrides if word.partition("=")[0] in OF_SOURCES]
     source, kind = describe_source(override(Data.Prompts(args.target), of_source))
@@ -108,13 +114,18 @@ def _of_file(args: Namespace) -> dict[str, Any]:
     data = override(whole, args.overrides)
     try:
         source["layout"] = find_reading(data, source_chunks(data)).describe()
+        if args.tokenizer is not None:
+            tokenizer = open_tokenizer(Tokenizer.File(args.tokenizer), None)
+        elif sum(column["characters"] for column in source["columns"]) <= SMALL:
+            tokenizer = BytesTokenizer(ALL_OF_A_TURN)
+        else:
+            source["tokens"] = f"not shown as bytes: more than {SMALL:,} characters; --tokenizer DIR shows tokens"
+            return found
+        dataset = load(data, tokenizer, loss_on="assistant")
+        name = args.tokenizer or "bytes; --tokenizer DIR shows the tokens of a model"
+        found["data"] = {**summarize(dataset, data, tokenizer, args.rows), "tokenizer": name, "refused": ""}
     except DataError as error:
         source["refused"] = str(error)
-        return found
-    if args.tokenizer is not None:
-        tokenizer = open_tokenizer(Tokenizer.File(args.tokenizer), None)
-        dataset, refused = _load(data, tokenizer, {"loss_on": "assistant"}, None)
-        found["data"] = {**summarize(dataset, data, tokenizer, args.rows), "refused": refused}
     return found
 
 

@@ -180,6 +180,11 @@ class Spec:
             return f"; use one of its members: {members_hint(cls)}"
         return ""
 
+    @classmethod
+    def field_hint(cls, name: str, value: object) -> str:
+        """What to write where `value` is not valid for the field `name`, to end the message; empty for no hint."""
+        return ""
+
     if not TYPE_CHECKING:  # a type checker is to complain of every name that is not declared
 
         def __getattr__(self, name: str) -> Any:
@@ -262,8 +267,9 @@ def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> 
             continue
         if value is not field.default:
             value, found = _check_field(field, value)
-            problems += [problem.under(name) for problem in found]
             if found:
+                hint = cls.field_hint(name, value)
+                problems += [Problem(problem.path, problem.message + hint).under(name) for problem in found]
                 continue
         object.__setattr__(spec, name, value)
     problems += gather(spec.problems)

@@ -80,12 +80,15 @@ def parse_value(text: str) -> object:
 
 
 def _is_call(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) or (isinstance(node, ast.Tuple) and any(map(_is_call, node.elts)))
+    inner = node.elts if isinstance(node, ast.Tuple) else node.keys if isinstance(node, ast.Dict) else ()
+    return isinstance(node, ast.Call) or any(item is not None and _is_call(item) for item in inner)
 
 
 def _build(node: ast.expr) -> object:
     if isinstance(node, ast.Tuple):
         return tuple(_build(item) for item in node.elts)
+    if isinstance(node, ast.Dict) and _is_call(node) and None not in node.keys:  # a mixture's sources
+        return {_build(key): _build(value) for key, value in zip(node.keys, node.values, strict=True) if key}
     if isinstance(node, ast.Call):
         return _construct(node)
     try:

@@ -59,7 +59,7 @@ def _rows(rows: Any) -> Iterator[Any]:
             yield from values_of(batch)
     elif hasattr(rows, "iter_rows"):  # polars.DataFrame
         yield from rows.iter_rows(named=True)
-    elif hasattr(rows, "to_dict"):  # pandas.DataFrame
+    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas.DataFrame
         yield from rows.to_dict("records")
     elif isinstance(rows, Iterable) and not isinstance(rows, str | bytes):
         yield from rows

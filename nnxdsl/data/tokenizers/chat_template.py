@@ -33,6 +33,13 @@ TURNS = """\
 """
 """The template of the built-in byte tokenizer: that of Gemma, with a system turn."""
 
+ALL_OF_A_TURN = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for message in messages %}<start_of_turn>{{ message['role'] }}\n"
+    "{{ message['content'] or '' }}{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}"
+    "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>assistant\n{% endif %}"
+)
+"""A template that writes tools and tool calls as well, to look at rows without a model."""
+
 TODAY = datetime.datetime(2024, 7, 26)
 """The date of `strftime_now` in templates, fixed so that tokens do not depend on the day."""
 
