@@ -45,7 +45,8 @@ def show_source(source: Mapping[str, Any], console: Console) -> None:
     bad = sum(source["bad"].values())
     console.print(line(f"{source['source']}: {pluralize(source['rows'], 'row')}", "bold"))
     kind = source["kind"] or "not recognised; name the columns with columns={'theirs': 'ours'}"
-    facts = [("read as", kind), *([("columns read", source["layout"])] if source["layout"] else [])]
+    facts = [("read as", kind)] if source["rows"] else []
+    facts += [("columns read", source["layout"])] if source["layout"] else []
     facts += [("unreadable", f"{count:,} {kind}: {source['first'][kind]}") for kind, count in source["bad"].items()]
     facts += [("tokens", source["tokens"])] if source.get("tokens") else []
     facts += [("! refused", source["refused"])] if source["refused"] else []

@@ -244,6 +244,20 @@ def test_settings_of_a_file_are_those_of_its_data(write, bpe_dir: Path, capsys: 
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "refused"),
+    [
+        ([], "columns={}", "rows.jsonl: there are no rows"),
+        ([{"q": "a"}], 'columns={"p": "prompt"}', "data.columns: rows.jsonl has no column 'p'; there are: q"),
+    ],
+)
+def test_no_rows_and_columns_that_are_not_there_are_refused(
+    write, capsys: pytest.CaptureFixture[str], rows: list[Any], columns: str, refused: str
+) -> None:
+    assert as_json(capsys, write(*rows), columns, code=2)["source"]["refused"] == refused
+    assert refused in shown(capsys, "rows.jsonl", columns, code=2)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["none"], "RunError: none: no such file or run (relative to {place}; runs are searched in runs)"),

@@ -104,15 +104,18 @@ def _of_file(args: Namespace) -> dict[str, Any]:
     from nnxdsl.data.tokenizers.chat_template import ALL_OF_A_TURN
 
     of_source = [word for word in args.overrides if word.partition("=")[0] in OF_SOURCES]
-    source, kind = describe_source(override(Data.Prompts(args.target), of_source))
+    rows = override(Data.Prompts(args.target), of_source)
+    source, kind = describe_source(rows)
     found: dict[str, Any] = {"source": source}
     source |= {"kind": kind and kind.__qualname__, "layout": "", "refused": ""}
-    if kind is None:
-        return found
-    cls: type[Any] = kind
-    whole: FileData = without_limits(cls(args.target))
-    data = override(whole, args.overrides)
     try:
+        find_reading(rows, source_chunks(rows))  # refuses columns that are not there
+        if kind is None:
+            source["refused"] = "" if source["rows"] else f"{rows.name}: there are no rows"
+            return found
+        cls: type[Any] = kind
+        whole: FileData = without_limits(cls(args.target))
+        data = override(whole, args.overrides)
         source["layout"] = find_reading(data, source_chunks(data)).describe()
         if args.tokenizer is not None:
             tokenizer = open_tokenizer(Tokenizer.File(args.tokenizer), None)
