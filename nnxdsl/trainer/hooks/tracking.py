@@ -54,7 +54,8 @@ class Track(Hook):
         """Has the last rows written."""
         if self._process is not None:
             self._process.end("stopped" if trainer.is_stopping else "finished")
-            self._report(self._process.wait())
+            with self.attempt.display.phase("waiting for the trackers"):
+                self._report(self._process.wait())
 
     def _report(self, warnings: Iterable[str]) -> None:
         for warning in warnings:
