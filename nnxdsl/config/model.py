@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from nnxdsl.config import model as members
     from nnxdsl.config.experiment import Experiment
     from nnxdsl.models.families import (
+        deepseek_v2,
         deepseek_v3,
         gemma,
         gemma2,
         gemma3,
+        glm4_moe,
+        glm4_moe_lite,
         gpt_oss,
+        kimi,
         llama3,
+        minimax_m2,
         mistral,
         mixtral,
         olmo3,
@@ -57,13 +62,18 @@ class Model(Spec):
             is, and is exported with the rest.
     """
 
+    DeepSeekV2: ClassVar[type[deepseek_v2.DeepSeekV2]]
     DeepSeekV3: ClassVar[type[deepseek_v3.DeepSeekV3]]
     Gemma: ClassVar[type[gemma.Gemma]]
     Gemma2: ClassVar[type[gemma2.Gemma2]]
     Gemma3: ClassVar[type[gemma3.Gemma3]]
+    GLM4MoE: ClassVar[type[glm4_moe.GLM4MoE]]
+    GLM4MoELite: ClassVar[type[glm4_moe_lite.GLM4MoELite]]
     GPTOSS: ClassVar[type[gpt_oss.GPTOSS]]
     HF: ClassVar[type[members.HF]]
+    Kimi: ClassVar[type[kimi.Kimi]]
     Llama3: ClassVar[type[llama3.Llama3]]
+    MiniMaxM2: ClassVar[type[minimax_m2.MiniMaxM2]]
     Mistral: ClassVar[type[mistral.Mistral]]
     Mixtral: ClassVar[type[mixtral.Mixtral]]
     Olmo3: ClassVar[type[olmo3.Olmo3]]

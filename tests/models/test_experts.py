@@ -341,7 +341,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "scoring": "softmax_of_chosen",
         "norm_topk_prob": False,
     },
-    "moe: e_score_correction_bias and n_group need scoring='sigmoid', got 'softmax'": {"e_score_correction_bias": True},
+    "moe: e_score_correction_bias needs scoring='sigmoid', got 'softmax'": {"e_score_correction_bias": True},
     "moe: cannot choose topk_group=1 of n_group=3 groups of 8 experts": {"scoring": "sigmoid", "n_group": 3},
     "moe.n_group=8: a group needs two of 8 experts": {"scoring": "sigmoid", "n_group": 8},
     "moe.num_experts_per_tok=3 exceeds the 2 experts of topk_group=1": {"scoring": "sigmoid", "n_group": 4},
@@ -353,3 +353,16 @@ def test_numbers_that_do_not_fit(message: str) -> None:
     with pytest.raises(ValueError, match=r"^moe") as caught:
         MoEConfig(**{**_SIZES, **WRONG[message]})
     assert str(caught.value) == message
+
+
+def test_a_group_is_scored_by_its_best_expert_or_by_its_best_two() -> None:
+    logits = jnp.asarray([[[3.0, 0.0, 2.0, 2.0]]])  # the best expert is in the first group, the best two in the second
+    sizes = {"num_experts": 4, "num_experts_per_tok": 1, "mlp_dim": 8, "n_group": 2, "topk_group": 1}
+    best, best_two = (
+        route(logits, MoEConfig(**sizes, group_score=score, norm_topk_prob=False, routed_scaling_factor=16.0))
+        for score in ("best", "best_two")
+    )
+    assert (int(best.expert[0, 0, 0]), int(best_two.expert[0, 0, 0])) == (0, 2)
+    np.testing.assert_allclose(best.weight[0, 0, 0], 16.0 * jax.nn.softmax(logits)[0, 0, 0], rtol=1e-6)
+    with pytest.raises(ValueError, match="moe: n_group needs scoring='sigmoid' or 'softmax', got 'softmax_of_chosen'"):
+        MoEConfig(**sizes, scoring="softmax_of_chosen")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 
 from nnxdsl.formats import hf
 from nnxdsl.models import params
@@ -26,7 +27,7 @@ NAMES = sorted(path.name for path in REFERENCE.iterdir())
 # Second members of their families, and one that takes a minute to compile.
 LONG = {
     *("deepseek_v3_plain", "llama3_tied", "mistral_global", "qwen2_windows", "qwen3_moe_plain", "qwen3_next"),
-    *("qwen3_5", "qwen3_5_moe"),
+    *("qwen3_5", "qwen3_5_moe", "deepseek_v2", "deepseek_v2_lite", "glm4_moe_plain", "glm4_moe_lite"),
     "qwen3_moe_dense_step",
 }
 TOLERANCE = 1e-5
@@ -137,3 +138,36 @@ def test_the_file_is_written_as_it_is_read(name: str) -> None:
     written = to_hf(config, like=kind)
     assert written["model_type"] == kind
     assert from_hf(written) == config
+
+
+def written(name: str, target: Path) -> None:
+    """Writes a checkpoint of the reference as an export does."""
+    reader = hf.HubReader(REFERENCE / name)
+    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
+    kind = json.loads((REFERENCE / name / "config.json").read_text())["model_type"]
+    hf.write(target, reader.config, {path: reader.leaf(path) for path in template.variables}, like=kind)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_written_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    written(name, tmp_path)
+    ours, theirs = (load_file(place / "model.safetensors") for place in (tmp_path, REFERENCE / name))
+    assert ours.keys() == theirs.keys()
+    for key, array in theirs.items():
+        np.testing.assert_array_equal(ours[key], array, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_loads_what_is_written(name: str, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    written(name, tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    expected = np.load(REFERENCE / name / "expected.npz")
+    mask = np.arange(expected["tokens"].shape[1])[None] < expected["lengths"][:, None]
+    with torch.no_grad():
+        found = model(torch.tensor(expected["tokens"]).long(), attention_mask=torch.tensor(mask).long()).logits
+    wanted = expected["logits"]
+    np.testing.assert_allclose(found.numpy() * mask[..., None], wanted, atol=1e-5 * float(np.abs(wanted).max()), rtol=0)

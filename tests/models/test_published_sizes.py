@@ -13,6 +13,11 @@ from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
 
 # Of text decoders; encoders of images and sound, and layers of multi-token prediction, are beside them.
 PUBLISHED = {
+    "DeepSeekV2": {"lite-16b": 15.7e9, "236b": 236e9},
+    "GLM4MoE": {"4.5-air": 106.9e9},
+    "GLM4MoELite": {"4.7-flash": 29.9e9},
+    "Kimi": {"moonlight-16b-a3b": 15.96e9, "k2": 1.026e12},
+    "MiniMaxM2": {"230b-a10b": 228.7e9},
     "Qwen35": {"0.8b": 0.752e9, "4b": 4.21e9, "27b": 26.9e9},
     "Qwen35MoE": {"35b-a3b": 34.7e9, "397b-a17b": 396e9},
 }

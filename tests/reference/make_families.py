@@ -75,6 +75,14 @@ DELTA = {
     "linear_num_value_heads": 4,
     "head_dim": 16,
 }
+GLM4_MOE = {
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 2,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"num_key_value_heads": 1},
     # Scores and logits are small here, so are their caps.
@@ -162,10 +170,36 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 12,
     },
+    # The best two of four groups, by their best expert; queries compressed, and scores sharpened with YaRN.
+    "deepseek_v2": {
+        **LATENT,
+        "q_lora_rank": 16,
+        "topk_method": "group_limited_greedy",
+        "routed_scaling_factor": 4.0,
+        "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+    },
+    "deepseek_v2_lite": {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 1},
+    "glm4_moe": {**GLM4_MOE, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
+    "glm4_moe_plain": {**GLM4_MOE, "head_dim": None, "hidden_size": 32, "n_shared_experts": 2},
+    "glm4_moe_lite": {
+        **LATENT,
+        "q_lora_rank": 16,
+        "v_head_dim": 10,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
+    },
+    "minimax_m2": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    },
 }
 CLASSES = {
     "gpt_oss": "GptOss",
+    "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
+    "glm4_moe": "Glm4Moe",
+    "glm4_moe_lite": "Glm4MoeLite",
+    "minimax_m2": "MiniMaxM2",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",

@@ -78,9 +78,10 @@ class Yarn:
     truncate: bool = True
 
     def __attrs_post_init__(self) -> None:
-        _check_scaling(
-            ("beta_slow", self.beta_slow), ("beta_fast", self.beta_fast), self.original_max_position_embeddings
-        )
+        if self.beta_slow != self.beta_fast:  # equal ones are a step between two frequencies (Kimi K2)
+            _check_scaling(
+                ("beta_slow", self.beta_slow), ("beta_fast", self.beta_fast), self.original_max_position_embeddings
+            )
         if not self.attention_factor > 0:
             raise ValueError(f"attention_factor must be above 0, got {self.attention_factor}")
 

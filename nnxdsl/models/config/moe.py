@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from nnxdsl.models.config.decoder import DecoderConfig
 
 Scoring = Literal["softmax", "softmax_of_chosen", "sigmoid"]
+GroupScore = Literal["best_two", "best"]
 ExpertActivation = Literal["silu", "clamped_swiglu"]
 
-_CHOICES = {"scoring": get_args(Scoring), "activation": get_args(ExpertActivation)}
+_CHOICES = {"scoring": get_args(Scoring), "group_score": get_args(GroupScore), "activation": get_args(ExpertActivation)}
 
 
 @attrs.frozen(kw_only=True)
@@ -39,8 +40,10 @@ class MoEConfig(FeedForwardConfig):
             arXiv:2412.19437).
         norm_topk_prob: the selected experts' weights are divided by their sum.
         routed_scaling_factor: final factor of the weights.
-        n_group: number of groups of experts; a group's score is the sum of its two best. With "sigmoid".
+        n_group: number of groups of experts. With "sigmoid" or "softmax".
         topk_group: number of groups among whose experts a token selects.
+        group_score: "best_two": a group's score is the sum of its two best (DeepSeek-V3); "best": its best one
+            (DeepSeek-V2, arXiv:2405.04434).
         e_score_correction_bias: a bias is added to each expert's score for the selection, not for the weight
             (arXiv:2408.15664). With "sigmoid".
         router_bias: the router's logits have a bias.
@@ -60,6 +63,7 @@ class MoEConfig(FeedForwardConfig):
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
+    group_score: GroupScore = "best_two"
     e_score_correction_bias: bool = False
     router_bias: bool = False
     expert_bias: bool = False
@@ -80,14 +84,16 @@ class MoEConfig(FeedForwardConfig):
             raise ValueError("moe.shared_expert_gate: there is no shared expert; set shared_expert_dim")
         if self.scoring == "softmax_of_chosen" and not self.norm_topk_prob:
             raise ValueError("moe.norm_topk_prob=False: a softmax of the chosen sums to 1; use scoring='softmax'")
-        if self.scoring != "sigmoid" and (self.e_score_correction_bias or self.n_group > 1):
-            raise ValueError(f"moe: e_score_correction_bias and n_group need scoring='sigmoid', got {self.scoring!r}")
+        if self.scoring != "sigmoid" and self.e_score_correction_bias:
+            raise ValueError(f"moe: e_score_correction_bias needs scoring='sigmoid', got {self.scoring!r}")
+        if self.scoring == "softmax_of_chosen" and self.n_group > 1:
+            raise ValueError(f"moe: n_group needs scoring='sigmoid' or 'softmax', got {self.scoring!r}")
         if self.num_experts % self.n_group or self.topk_group > self.n_group:
             raise ValueError(
                 f"moe: cannot choose topk_group={self.topk_group} of n_group={self.n_group} groups of "
                 f"{self.num_experts} experts"
             )
-        if self.n_group > 1 and self.experts_per_group < 2:
+        if self.n_group > 1 and self.group_score == "best_two" and self.experts_per_group < 2:
             raise ValueError(f"moe.n_group={self.n_group}: a group needs two of {self.num_experts} experts")
         if self.num_experts_per_tok > (available := self.topk_group * self.experts_per_group):
             raise ValueError(

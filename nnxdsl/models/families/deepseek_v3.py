@@ -1,5 +1,7 @@
 """DeepSeek-V3: spec, the published sizes (DeepSeek-AI, arXiv:2412.19437), `config.json` and names; no jax."""
 
+# ruff: noqa: D102 - the methods are those of `Fields`
+
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a spec class replaces the default of `Model`)
 
@@ -38,24 +40,38 @@ class DeepSeekV3(Model):
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
 
-_SCORING: dict[str, Any] = {"scoring": "sigmoid", "e_score_correction_bias": True}
+SCORING: dict[str, Any] = {"scoring": "sigmoid", "e_score_correction_bias": True}
 
 
-def _scale(width: int, factor: float, mscale_all_dim: float) -> float:
+def score_scale(width: int, factor: float, mscale_all_dim: float) -> float:
     """The factor of attention scores: with YaRN it has the square of `0.1 mscale_all_dim ln(factor) + 1`."""
     mscale = 0.1 * mscale_all_dim * math.log(factor) + 1.0 if factor > 1 else 1.0
     return width**-0.5 * mscale * mscale
 
 
-def _size(*, heads: int, mla: MLAConfig, factor: float, original: int, moe: MoEConfig, **numbers: Any) -> DecoderConfig:
-    scaling = Yarn(original_max_position_embeddings=original, attention_factor=1.0)
+def mla_size(
+    *,
+    heads: int,
+    mla: MLAConfig,
+    moe: MoEConfig,
+    theta: float = 10_000.0,
+    factor: float = 1.0,
+    original: int = 4096,
+    beta_fast: float = 32.0,
+    mscale: float = 1.0,
+    **numbers: Any,
+) -> DecoderConfig:
+    """A size with latent attention and experts; `factor` and what follows it are those of YaRN."""
+    scaling = None
+    if factor > 1:
+        scaling = Yarn(original_max_position_embeddings=original, attention_factor=1.0, beta_fast=beta_fast)
     return decoder(
         heads=heads,
         kv_heads=heads,
         head_dim=mla.qk_rope_head_dim,
         mla=mla,
-        rope=Rope(theta=10_000.0, factor=factor, scaling=scaling),
-        query_scale=_scale(mla.qk_head_dim, factor, 1.0),
+        rope=Rope(theta=theta, factor=factor, scaling=scaling),
+        query_scale=score_scale(mla.qk_head_dim, factor, mscale),
         feed_forward=moe,
         tied_head=False,
         **numbers,
@@ -64,7 +80,7 @@ def _size(*, heads: int, mla: MLAConfig, factor: float, original: int, moe: MoEC
 
 # As the published config.json has it; `tiny` is ours, for laptops and the byte tokenizer.
 DEEPSEEK_V3 = {
-    "tiny": _size(
+    "tiny": mla_size(
         layers=4,
         dense_layers=1,
         embed=128,
@@ -79,14 +95,14 @@ DEEPSEEK_V3 = {
             routed_scaling_factor=2.5,
             n_group=4,
             topk_group=2,
-            **_SCORING,
+            **SCORING,
         ),
         factor=4.0,
         original=256,
         vocab=320,
         length=1024,
     ),
-    "671b": _size(
+    "671b": mla_size(
         layers=61,
         dense_layers=3,
         embed=7168,
@@ -101,7 +117,7 @@ DEEPSEEK_V3 = {
             routed_scaling_factor=2.5,
             n_group=8,
             topk_group=4,
-            **_SCORING,
+            **SCORING,
         ),
         factor=40.0,
         original=4096,
@@ -111,7 +127,7 @@ DEEPSEEK_V3 = {
 }
 
 
-class _MLA(Fields):
+class MLA(Fields):
     """Latent attention; `head_dim` is the width of its rotary part."""
 
     names: ClassVar[tuple[str, ...]] = ("rope_interleave", "qk_head_dim")
@@ -146,7 +162,7 @@ class _MLA(Fields):
         return {"mla": config.mla or DEEPSEEK_V3["671b"].mla}
 
 
-class _Rope(SharedRope):
+class MLARope(SharedRope):
     """Rotary positions, whose YaRN also changes the factor of attention scores."""
 
     decides: ClassVar[tuple[str, ...]] = ("rope_global", "query_scale")
@@ -157,7 +173,7 @@ class _Rope(SharedRope):
         is_yarn = isinstance(entry, Mapping) and rope.scaling is not None
         mscale = entry.get("mscale_all_dim") or 0.0 if is_yarn else 0.0
         width = file.numbers["qk_nope_head_dim"] + file.numbers["qk_rope_head_dim"]
-        return {"rope_global": rope, "query_scale": _scale(width, rope.factor, mscale)}
+        return {"rope_global": rope, "query_scale": score_scale(width, rope.factor, mscale)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.mla is not None  # or the decoder is refused
@@ -168,20 +184,32 @@ class _Rope(SharedRope):
         return rope
 
 
-class _Experts(MoE):
-    """Experts in groups, behind dense layers, beside shared experts whose widths add up."""
+@attrs.frozen(kw_only=True)
+class Experts(MoE):
+    """Experts in groups, behind dense layers, beside shared experts whose widths add up.
 
+    Attributes:
+        dense_layers: transformers' default of `first_k_dense_replace`.
+        scale: transformers' default of `routed_scaling_factor`.
+    """
+
+    count: str = "n_routed_experts"
+    others: Mapping[str, str] = attrs.Factory(lambda: {"n_group": "n_group", "topk_group": "topk_group"})
+    norm_topk_prob: bool | None = True
+    constants: Mapping[str, Any] = attrs.Factory(lambda: SCORING)
+    dense_layers: int = 3
+    scale: float = 2.5
     names: ClassVar[tuple[str, ...]] = (*MoE.names, "first_k_dense_replace", "routed_scaling_factor")
     decides: ClassVar[tuple[str, ...]] = ("feed_forward", "dense_layers")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().read(file, decoder), "dense_layers": file.count("first_k_dense_replace", 3)}
+        return {**super().read(file, decoder), "dense_layers": file.count("first_k_dense_replace", self.dense_layers)}
 
     def values(self, file: ConfigFile) -> dict[str, Any]:
         return {
             **super().values(file),
             "shared_expert_dim": file.numbers["n_shared_experts"] * file.numbers["moe_intermediate_size"],
-            "routed_scaling_factor": file.number("routed_scaling_factor", 2.5),
+            "routed_scaling_factor": file.number("routed_scaling_factor", self.scale),
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
@@ -198,7 +226,8 @@ class _Experts(MoE):
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         moe = config.moe or MoEConfig(num_experts=256, num_experts_per_tok=8, mlp_dim=2048)
         count = max((moe.shared_expert_dim or 0) // moe.mlp_dim, 1)
-        values = {ours: getattr(moe, ours) for ours in (*self.numbers.values(), "norm_topk_prob")}
+        names = self.numbers.values() if self.norm_topk_prob is None else (*self.numbers.values(), "norm_topk_prob")
+        values = {ours: getattr(moe, ours) for ours in names}
         factor = moe.routed_scaling_factor
         values |= {"shared_expert_dim": count * moe.mlp_dim, "routed_scaling_factor": factor, **self.constants}
         return {"feed_forward": MoEConfig(**values)}
@@ -233,14 +262,9 @@ FAMILY = register(
             "auto_map",
         ),
         fields=(
-            _MLA(),
-            _Experts(
-                count="n_routed_experts",
-                others={"n_group": "n_group", "topk_group": "topk_group"},
-                norm_topk_prob=True,
-                constants=_SCORING,
-            ),
-            _Rope(),
+            MLA(),
+            Experts(),
+            MLARope(),
             TiedHead(),
         ),
         mtp=MTPTensors(),

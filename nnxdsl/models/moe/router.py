@@ -93,13 +93,14 @@ def route(logits: jax.Array, experts: MoEConfig, correction: jax.Array | None = 
         return Routing(expert, jax.nn.softmax(chosen) * experts.routed_scaling_factor, jax.nn.softmax(logits))
     if experts.scoring == "softmax":
         scores = probability = jax.nn.softmax(logits)
-        weight, expert = jax.lax.top_k(scores, experts.num_experts_per_tok)
+        wanted = _in_best_groups(jax.lax.stop_gradient(scores), experts)
     else:
         scores = jax.nn.sigmoid(logits)
         probability = scores / jnp.sum(scores, axis=-1, keepdims=True)
         wanted = jax.lax.stop_gradient(scores if correction is None else scores + correction)
-        expert = jax.lax.top_k(_in_best_groups(wanted, experts), experts.num_experts_per_tok)[1]
-        weight = jnp.take_along_axis(scores, expert, axis=-1)
+        wanted = _in_best_groups(wanted, experts)
+    expert = jax.lax.top_k(wanted, experts.num_experts_per_tok)[1]
+    weight = jnp.take_along_axis(scores, expert, axis=-1)
     if experts.norm_topk_prob:
         weight = weight / (jnp.sum(weight, axis=-1, keepdims=True) + 1e-20)
     return Routing(expert, weight * experts.routed_scaling_factor, probability)
@@ -110,8 +111,8 @@ def _in_best_groups(scores: jax.Array, experts: MoEConfig) -> jax.Array:
     if experts.n_group == experts.topk_group:
         return scores
     groups = scores.reshape(*scores.shape[:-1], experts.n_group, experts.experts_per_group)
-    best_two = jnp.sum(jax.lax.top_k(groups, 2)[0], axis=-1)  # [B, T, groups]
-    chosen = jax.lax.top_k(best_two, experts.topk_group)[1]
+    best = jax.lax.top_k(groups, 2 if experts.group_score == "best_two" else 1)[0]
+    chosen = jax.lax.top_k(jnp.sum(best, axis=-1), experts.topk_group)[1]  # [B, T, topk_group]
     inside = jnp.any(chosen[..., None] == jnp.arange(experts.n_group), axis=-2)  # [B, T, groups]
     return jnp.where(inside[..., None], groups, -jnp.inf).reshape(scores.shape)
 
