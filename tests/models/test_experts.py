@@ -356,7 +356,7 @@ def test_numbers_that_do_not_fit(message: str) -> None:
 
 
 def test_a_group_is_scored_by_its_best_expert_or_by_its_best_two() -> None:
-    logits = jnp.asarray([[[3.0, 0.0, 2.0, 2.0]]])  # the best expert is in the first group, the best two in the second
+    logits = jnp.asarray([[[2.0, -5.0, 1.5, 1.5]]])  # the best expert is in the first group, the best two in the second
     sizes = {"num_experts": 4, "num_experts_per_tok": 1, "mlp_dim": 8, "n_group": 2, "topk_group": 1}
     best, best_two = (
         route(logits, MoEConfig(**sizes, group_score=score, norm_topk_prob=False, routed_scaling_factor=16.0))

@@ -37,7 +37,7 @@ class DeepSeekV2(Model):
 
 _CONSTANTS = {"group_score": "best", "norm_topk_prob": False}
 _moe = partial(MoEConfig, num_experts_per_tok=6, **_CONSTANTS)
-_WIDTHS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_WIDTHS: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _size = partial(mla_size, dense_layers=1, vocab=102_400, length=163_840, factor=40.0, mscale=0.707)
 
 # As the published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.

@@ -12,7 +12,7 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, dense_fields
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors
@@ -64,6 +64,10 @@ GLM4_MOE_LITE = {
 _TYPES = {"dense": True, "sparse": False}
 
 
+def _kinds(layers: int) -> tuple[LayerKind, ...]:
+    return ("global",) * layers
+
+
 class _Experts(Experts):
     """Experts of the layers that `mlp_layer_types` names; without it of all but the first."""
 
@@ -79,7 +83,7 @@ class _Experts(Experts):
         if "sparse" not in types:
             file.problems.append("mlp_layer_types: expected a layer that is 'sparse'")
             return found
-        return found | dense_fields(["global"] * layers, [_TYPES[name] for name in types])
+        return found | dense_fields(_kinds(layers), [_TYPES[name] for name in types])
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         found = super().write(config)
@@ -89,7 +93,7 @@ class _Experts(Experts):
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if all(config.dense):
             return super().expected(config)
-        return super().expected(config) | dense_fields(["global"] * config.num_layers, config.dense)
+        return super().expected(config) | dense_fields(_kinds(config.num_layers), config.dense)
 
 
 FAMILY = register(

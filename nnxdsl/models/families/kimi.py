@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -32,7 +32,7 @@ class Kimi(Model):
     router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
-_WIDTHS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_WIDTHS: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _k2 = partial(
     mla_size, layers=61, dense_layers=1, embed=7168, mlp=18_432, heads=64, vocab=163_840, theta=50_000.0,
     mla=MLAConfig(q_lora_rank=1536, **_WIDTHS),
