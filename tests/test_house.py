@@ -29,6 +29,8 @@ RANKS = {
 """A room may import rooms of lower rank."""
 
 MOST_FILES = 20
+CATALOGUES = ("models/families",)
+"""Rooms with a file for each entry of one table, as many as there are."""
 JAX = ("jax", "flax", "optax", "orbax", "qwix", "jaxtyping")
 WITHOUT_JAX = (
     "config/",
@@ -120,7 +122,8 @@ def test_arrows_go_one_way(path: Path) -> None:
 
 def test_no_room_is_a_heap() -> None:
     counts = {folder: len(list(folder.glob("*.py"))) - 1 for folder in {path.parent for path in FILES}}
-    assert {name(folder): count for folder, count in counts.items() if count > MOST_FILES} == {}
+    heaps = {name(folder): count for folder, count in counts.items() if count > MOST_FILES}
+    assert {folder: count for folder, count in heaps.items() if folder not in CATALOGUES} == {}
 
 
 def test_every_room_says_what_it_is_for() -> None:
