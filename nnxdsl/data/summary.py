@@ -22,6 +22,7 @@ from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.sources.in_memory import save_rows
 from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.errors import DataError
 
 UNLIMITED = 2**30
@@ -225,7 +226,7 @@ def _uncut(data: FileData, tokenizer: TokenizerBase, names: set[str]) -> dict[st
         try:
             path = save_rows(rows.values(), directory)
             here = attrs.evolve(without_limits(data), path=path, split=None, config=None, revision=None, columns=())
-            dataset = load(here, tokenizer, loss_on="all")
+            dataset = load(here, tokenizer, loss_on="all", vocabulary=UNLIMITED)
         except DataError:  # such as labelled answers that all have one prompt
             return {}
         found: dict[str, list[dict[str, Int32]]] = {}
@@ -274,7 +275,12 @@ def _runs(parts: Mapping[str, Int32], whole: Mapping[str, Int32], tokenizer: Tok
 
 
 def _text(ids: Int32, begin: int, end: int, tokenizer: TokenizerBase) -> str:
-    """The text of some of the ids as it stands in the text of all; tokenizers drop a blank at the beginning."""
+    """The text of some of the ids as it stands in the text of all; tokenizers drop a blank at the beginning.
+
+    Without a tokenizer, the ids.
+    """
+    if isinstance(tokenizer, MissingTokenizer):
+        return " ".join(map(str, ids[begin:end].tolist()))
     before, upto = (tokenizer.decode(ids[:place].tolist(), skip_special=False) for place in (begin, end))
     is_beginning = upto.startswith(before)
     return upto[len(before) :] if is_beginning else tokenizer.decode(ids[begin:end].tolist(), skip_special=False)

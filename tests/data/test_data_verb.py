@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -28,6 +28,8 @@ from nnxdsl import (
 )
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.summary import summarize
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.terminal.data_view import show_data
 
 SHORT = {"prompt": "ab", "chosen": "good", "rejected": "bad!"}
@@ -303,6 +305,17 @@ def test_rows_of_a_small_file_are_shown_as_bytes(
     monkeypatch.setattr("nnxdsl.cli.verbs.data.SMALL", 0)
     assert list(as_json(capsys, path)) == ["source"]
     assert "not shown as bytes: more than 0 characters" in shown(capsys, path)
+
+
+def test_rows_of_token_ids_are_shown_as_ids(write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write({"prompt_ids": [7, 70], "chosen_ids": [100, 5], "rejected_ids": [33]})
+    found = as_json(capsys, path)["data"]
+    assert [run[3] for run in runs(found["examples"][0])] == ["7 70", "100 5", "33"]
+    assert found["tokenizer"] == "none: rows of token ids"
+    tokenizer = cast("TokenizerBase", MissingTokenizer(Path("weights"), ()))
+    data = Data.Preferences(path, max_completion_length=1)
+    (example,) = summarize(load(data, tokenizer, vocabulary=101), data, tokenizer, 1)["examples"]
+    assert runs(example)[1:3] == [("chosen", "loss", 1, "100"), ("chosen", "truncated", 1, "5")]
 
 
 def test_rows_that_fit_two_layouts_are_refused_with_both(write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nnxdsl.cli.arguments import UsageError, add_experiment, add_json, experiment_of, positive
 from nnxdsl.cli.exit_codes import REFUSED
@@ -99,9 +99,10 @@ def _of_file(args: Namespace) -> dict[str, Any]:
     from nnxdsl.data.loaders.build import load
     from nnxdsl.data.loaders.layouts import find_reading
     from nnxdsl.data.loaders.sources import source_chunks
-    from nnxdsl.data.summary import describe_source, summarize, without_limits
+    from nnxdsl.data.summary import UNLIMITED, describe_source, summarize, without_limits
     from nnxdsl.data.tokenizers.base import BytesTokenizer, open_tokenizer
     from nnxdsl.data.tokenizers.chat_template import ALL_OF_A_TURN
+    from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 
     of_source = [word for word in args.overrides if word.partition("=")[0] in OF_SOURCES]
     rows = override(Data.Prompts(args.target), of_source)
@@ -118,14 +119,16 @@ def _of_file(args: Namespace) -> dict[str, Any]:
         data = override(whole, args.overrides)
         source["layout"] = find_reading(data, source_chunks(data)).describe()
         if args.tokenizer is not None:
-            tokenizer = open_tokenizer(Tokenizer.File(args.tokenizer), None)
+            tokenizer, name = open_tokenizer(Tokenizer.File(args.tokenizer), None), args.tokenizer
+        elif any(column["name"] == "prompt_ids" and column["rows"] == source["rows"] for column in source["columns"]):
+            tokenizer, name = cast("TokenizerBase", MissingTokenizer(Path(args.target), ())), "none: rows of token ids"
         elif sum(column["characters"] for column in source["columns"]) <= SMALL:
-            tokenizer = BytesTokenizer(ALL_OF_A_TURN)
+            tokenizer, name = BytesTokenizer(ALL_OF_A_TURN), "bytes; --tokenizer DIR shows the tokens of a model"
         else:
             source["tokens"] = f"not shown as bytes: more than {SMALL:,} characters; --tokenizer DIR shows tokens"
             return found
-        dataset = load(data, tokenizer, loss_on="assistant")
-        name = args.tokenizer or "bytes; --tokenizer DIR shows the tokens of a model"
+        vocabulary = UNLIMITED if isinstance(tokenizer, MissingTokenizer) else None
+        dataset = load(data, tokenizer, loss_on="assistant", vocabulary=vocabulary)
         found["data"] = {**summarize(dataset, data, tokenizer, args.rows), "tokenizer": name, "refused": ""}
     except DataError as error:
         source["refused"] = str(error)
