@@ -79,7 +79,7 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("examples", f"{data['rows']:,}: a preference pair is two labelled answers"))
     for label, counts in (("left out", report["dropped"]), ("odd, accepted", report["odd"])):
         facts += [(label, f"{count:,} {kind} (first: {report['first'][kind]})") for kind, count in counts.items()]
-    cut = ", ".join(f"{count:,} {part}" for part, count in report["cut"].items())
+    cut = ", ".join(f"{part} of {pluralize(count, 'row')}" for part, count in report["cut"].items())
     facts += [("truncated", cut)] if cut else []
     unread = ", ".join(f"{name} ({rows:,})" for name, rows in report["unread"].items())
     facts += [("not read", unread)] if unread else []

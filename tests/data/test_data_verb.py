@@ -125,7 +125,7 @@ def test_the_text_names_what_colours_show(write, capsys: pytest.CaptureFixture[s
         "data: Data.Conversations of rows.jsonl",
         "columns    messages",
         "rows       1 read, 1 accepted",
-        "truncated  1 tokens",
+        "truncated  tokens of 1 row",
         "tokens     25, 6 with loss (24.0%)",
     ]
     assert lines[lines.index("rows.jsonl:1") + 1 :] == [
