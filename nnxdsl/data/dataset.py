@@ -16,7 +16,7 @@ from nnxdsl.config.data import Order
 from nnxdsl.data.batch import Batch, PairBatch, SequenceBatch
 from nnxdsl.data.loaders.report import Length, Report, joined_report
 from nnxdsl.data.packing import Layout, Size
-from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged, SelectedRagged, SomeRows
+from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged, Selected, SelectedRagged, SomeRows
 from nnxdsl.data.sources.digests import digest_together
 from nnxdsl.errors import DataError
 
@@ -124,7 +124,7 @@ class Dataset(abc.ABC):
         same = copy.copy(self)
         same._parts = {name: SelectedRagged(part, rows) for name, part in self._parts.items()}
         same._ids_digest = None
-        same.row_ids = [self.row_ids[int(row)] for row in rows]
+        same.row_ids = Selected(self.row_ids, rows)
         same.shapes = same._shapes()
         lengths = {
             name: Length(total=same._parts[name].total, longest=same._parts[name].longest)

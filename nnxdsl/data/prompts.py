@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from nnxdsl.data.batch import RolloutBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset, Rows, TokenizedRows, round_length
-from nnxdsl.data.ragged import Joined
+from nnxdsl.data.ragged import Joined, Selected
 from nnxdsl.errors import DataError
 
 
@@ -30,7 +30,7 @@ class Prompts(Dataset):
         """See `Dataset.select`."""
         same = super().select(rows)
         assert isinstance(same, Prompts)
-        same.columns = [self.columns[int(row)] for row in rows]
+        same.columns = Selected(self.columns, rows)
         return same
 
     def joined(self, datasets: Sequence[Dataset]) -> Dataset:

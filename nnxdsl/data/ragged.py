@@ -221,6 +221,30 @@ class Joined(Sequence[T]):
         return self._parts[part][row - (int(self._ends[part - 1]) if part else 0)]
 
 
+class Selected(Sequence[T]):
+    """Some values of a sequence, looked up when they are read.
+
+    Args:
+        values: All values.
+        rows: Places of those that are selected, in their order.
+    """
+
+    def __init__(self, values: Sequence[T], rows: Sequence[int] | npt.NDArray[np.integer]) -> None:
+        self._values, self._rows = values, np.asarray(rows, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        return self._values[int(self._rows[index])]
+
+
 class JsonRows(Sequence[dict[str, Any]]):
     """JSON objects, each parsed when it is read.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import numpy.typing as npt
 
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.errors import DataError
@@ -24,7 +25,9 @@ def train_test_split(dataset: Dataset, test_size: float) -> tuple[Dataset, Datas
     Raises:
         DataError: All rows are on one side.
     """
-    is_held_out = np.array([_position(dataset, row) < test_size for row in range(len(dataset))])
+    part = dataset._parts["prompt" if "prompt" in dataset._parts else "tokens"]
+    positions = (_position(part[row]) for row in range(len(dataset)))
+    is_held_out = np.fromiter(positions, np.float64, len(dataset)) < test_size
     train, test = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
     if not len(train) or not len(test):
         raise DataError(
@@ -34,9 +37,7 @@ def train_test_split(dataset: Dataset, test_size: float) -> tuple[Dataset, Datas
     return dataset.select(train), dataset.select(test)
 
 
-def _position(dataset: Dataset, row: int) -> float:
+def _position(ids: npt.NDArray[np.int32]) -> float:
     """A number from 0 to 1 that a row's ids decide."""
-    parts = dataset.row(row)
-    ids = parts["prompt"] if "prompt" in parts else parts["tokens"]
     digest = hashlib.sha256(b"nnxdsl split 1" + ids.astype("<i4").tobytes()).digest()
     return int.from_bytes(digest[:6], "little") / 2**48

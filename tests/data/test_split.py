@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,16 @@ def test_selected_rows_make_the_batches_of_the_whole(tmp_path: Path) -> None:
     assert [own.tolist() for own in some.packing_lengths()] == [own[rows].tolist() for own in whole.packing_lengths()]
     again = loaded(tmp_path / "b.jsonl", [104, 97, 106])
     assert some.ids_digest() == again.ids_digest() != whole.ids_digest()
+
+
+def test_names_of_selected_rows_are_made_when_they_are_read(tmp_path: Path) -> None:
+    whole, rows = loaded(tmp_path / "a.jsonl", list(range(2000))), np.arange(0, 2000, 2)
+    tracemalloc.start()
+    some = whole.select(rows)
+    assert tracemalloc.get_traced_memory()[1] < 60_000  # 8 bytes a row and part, not a text
+    tracemalloc.stop()
+    assert some.row_ids[-1] == whole.row_ids[1998]
+    assert list(some.row_ids[:3]) == [whole.row_ids[row] for row in (0, 2, 4)]
 
 
 def test_columns_of_prompts_go_with_their_rows(tmp_path: Path) -> None:
