@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         gemma,
         gemma2,
         gemma3,
+        gemma4,
         glm4_moe,
         glm4_moe_lite,
         gpt_oss,
@@ -67,6 +68,7 @@ class Model(Spec):
     Gemma: ClassVar[type[gemma.Gemma]]
     Gemma2: ClassVar[type[gemma2.Gemma2]]
     Gemma3: ClassVar[type[gemma3.Gemma3]]
+    Gemma4: ClassVar[type[gemma4.Gemma4]]
     GLM4MoE: ClassVar[type[glm4_moe.GLM4MoE]]
     GLM4MoELite: ClassVar[type[glm4_moe_lite.GLM4MoELite]]
     GPTOSS: ClassVar[type[gpt_oss.GPTOSS]]

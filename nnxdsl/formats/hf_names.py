@@ -161,9 +161,14 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
 
 def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool) -> dict[str, TensorSource]:
     """Sources of the arrays of a layer of this kind; a dense one has the gated MLP."""
-    sources = config.mixer(kind).tensors(config) | {
+    sources = config.mixer(kind).tensors(config.of(kind)) | {
         f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.norms].items()
     }
-    sources |= (MLPConfig() if dense else config.feed_forward).tensors(config)
+    feed_forward = MLPConfig() if dense else config.feed_forward
+    if feed_forward.norms_input:
+        sources.pop("pre_mlp_norm.scale", None)
+    sources |= feed_forward.tensors(config)
+    if config.layer_scalar:
+        sources["scalar"] = TensorSource(("layer_scalar",))
     family = family_named(model_type)
     return sources if family is None else family.layer_tensors(config, sources)

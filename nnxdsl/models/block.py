@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -46,12 +47,13 @@ class Block(nnx.Module):
 
         self.kind: LayerKind = kind
         self.pre_attention_norm = norm("pre")
-        self.attention = mixer_class(config, kind).build(config, rngs=rngs, param_dtype=param_dtype)
+        self.attention = mixer_class(config, kind).build(config.of(kind), rngs=rngs, param_dtype=param_dtype)
         self.post_attention_norm = norm("post")
-        self.pre_mlp_norm = norm("pre")
-        feed_forward = feed_forward_class(MLPConfig() if dense else config.feed_forward)
-        self.mlp = feed_forward.build(config, rngs=rngs, param_dtype=param_dtype)
+        feed_forward = MLPConfig() if dense else config.feed_forward
+        self.pre_mlp_norm = None if feed_forward.norms_input else norm("pre")
+        self.mlp = feed_forward_class(feed_forward).build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_mlp_norm = norm("post")
+        self.scalar = nnx.Param(jnp.ones((1,), param_dtype), axes=(None,)) if config.layer_scalar else None
 
     def __call__(self, x: jax.Array, context: Context, past: Any) -> tuple[jax.Array, Any, RouterStats | None]:
         """The layer's output, the update of its cache, and the statistics of its router if it has one.
@@ -66,7 +68,10 @@ class Block(nnx.Module):
         mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
         x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
-        return constrain(x + _normed(self.post_mlp_norm, mixed), "batch", "length", "activation_embed"), new, stats
+        x = x + _normed(self.post_mlp_norm, mixed)
+        if self.scalar is not None:
+            x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
+        return constrain(x, "batch", "length", "activation_embed"), new, stats
 
 
 def _normed(norm: RMSNorm | None, x: jax.Array) -> jax.Array:

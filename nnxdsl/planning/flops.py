@@ -18,7 +18,7 @@ import attrs
 from nnxdsl.adapters import lora_math
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch
-from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.params import ParamSpec, is_mtp_param
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.program.batches import BatchLengths, Lengths, kind_of
@@ -102,11 +102,16 @@ def _teacher_flops(teacher: Teacher, lengths: BatchLengths) -> float:
     return products + sum(_attention(config, config.layers, lengths))
 
 
-def _attention(config: DecoderConfig, kinds: Sequence[str], lengths: BatchLengths) -> list[float]:
+def _attention(config: DecoderConfig, kinds: Sequence[LayerKind], lengths: BatchLengths) -> list[float]:
     """FLOPs of attention scores and values by layer; those of recurrent states are negligible beside the products."""
     windows = {"local": config.window, "global": None}
     pairs = {kind: lengths.attended_pairs(windows[kind]) for kind in windows.keys() & set(config.layers)}
-    return [2.0 * config.num_heads * sum(config.head_widths) * pairs.get(kind, 0) for kind in kinds]
+    return [2.0 * config.num_heads * sum(config.of(kind).head_widths) * pairs.get(kind, 0) for kind in kinds]
+
+
+def _widths(config: DecoderConfig, kinds: Sequence[LayerKind]) -> int:
+    """The sum over layers with attention of the widths of a head's query and value."""
+    return sum(sum(config.of(kind).head_widths) for kind in kinds if config.mixer(kind).is_attention)
 
 
 @functools.lru_cache(maxsize=4)
@@ -131,8 +136,7 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
     counts, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
     tokens, targets = rows * padded.trunk, rows * padded.head * (1 + len(blueprint.mtp_layer_kinds))
-    scores = 2 * config.num_heads * sum(config.head_widths) * padded.trunk * tokens
-    scores *= sum(config.mixer(kind).is_attention for kind in config.layers + blueprint.mtp_layer_kinds)
+    scores = 2 * config.num_heads * _widths(config, config.layers + blueprint.mtp_layer_kinds) * padded.trunk * tokens
     # Forward; backward to the inputs, and to the weights if they are trained; recomputation; reference.
     twice = blueprint.experiment.compares_parts  # GradCache: each part has a forward pass of its own before the loss
     passes = 1 + 1 + (not adapted) + again + runs_reference + twice
@@ -151,9 +155,8 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
         return layers, 2 * targets * counts.head * (labels + 3 + is_trained)
     # The divergence computes both heads' logits twice, and once more in the backward pass (`losses/distillation.py`).
     there = teacher.config
-    layers_with_scores = sum(there.mixer(kind).is_attention for kind in there.layers)
     layers += 2 * _trunk(teacher) * tokens
-    layers += 2 * there.num_heads * sum(there.head_widths) * padded.trunk * tokens * layers_with_scores
+    layers += 2 * there.num_heads * _widths(there, there.layers) * padded.trunk * tokens
     teacher_head = 3 * there.vocab_size * there.embed_dim
     return layers, 2 * targets * (counts.head * (labels + 4 + is_trained) + teacher_head)
 

@@ -164,7 +164,7 @@ def kernels(
         kernel,
         platform,
         str(compute),
-        config.head_dim,
+        max(config.of(kind).head_dim for kind in config.layers),
         config.attention_soft_cap is not None,
         layout.length_shards,
         layout.stages,

@@ -249,12 +249,14 @@ def share_of(blueprint: Blueprint) -> Share:
         return size // pieces(target, layout.mesh.sizes)
 
     heads = cut("activation_heads", config.num_heads)
-    linear = config.linear_attention
+    linear, globals_ = config.linear_attention, config.global_heads
     own = attrs.evolve(
         config,
         linear_attention=None if linear is None else linear.divided(config.num_heads // heads),
         num_heads=heads,
         num_kv_heads=math.gcd(heads, cut("activation_kv_heads", config.num_kv_heads)),
+        global_heads=globals_
+        and attrs.evolve(globals_, num_kv_heads=math.gcd(heads, cut("activation_kv_heads", globals_.num_kv_heads))),
         mlp_dim=cut("activation_mlp", config.mlp_dim),
         feed_forward=config.feed_forward.divided(cut),
         vocab_size=cut("activation_vocab", config.vocab_size),

@@ -27,7 +27,7 @@ NAMES = sorted(path.name for path in REFERENCE.iterdir())
 # Second members of their families, and one that takes a minute to compile.
 LONG = {
     *("deepseek_v3_plain", "llama3_tied", "mistral_global", "qwen2_windows", "qwen3_moe_plain", "qwen3_next"),
-    *("qwen3_5", "qwen3_5_moe", "deepseek_v2", "deepseek_v2_lite", "glm4_moe_plain", "glm4_moe_lite"),
+    *("gemma4_moe", "qwen3_5", "qwen3_5_moe", "deepseek_v2", "deepseek_v2_lite", "glm4_moe_plain", "glm4_moe_lite"),
     "qwen3_moe_dense_step",
 }
 TOLERANCE = 1e-5

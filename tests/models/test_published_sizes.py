@@ -14,6 +14,7 @@ from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
 # Of text decoders; encoders of images and sound, and layers of multi-token prediction, are beside them.
 PUBLISHED = {
     "DeepSeekV2": {"lite-16b": 15.7e9, "236b": 236e9},
+    "Gemma4": {"12b": 11.9e9, "26b-a4b": 25.2e9, "31b": 30.7e9},
     "GLM4MoE": {"4.5-air": 106.9e9},
     "GLM4MoELite": {"4.7-flash": 29.9e9},
     "Kimi": {"moonlight-16b-a3b": 15.96e9, "k2": 1.026e12},

@@ -65,3 +65,34 @@ def test_positions_of_several_modalities_are_those_of_text() -> None:
     assert from_hf({**text, "rope_parameters": rope}) == from_hf(text)
     with pytest.raises(WeightsError, match="attn_output_gate: only True is implemented, got False"):
         from_hf({**text, "attn_output_gate": False})
+
+
+def test_published_spellings_of_gemma_4() -> None:
+    saved = fields_of("gemma4")
+    published = {name: value for name, value in saved.items() if name != "per_layer_config"}
+    published |= {"global_head_dim": 16, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}
+    assert from_hf({"model_type": "gemma4", "text_config": published}) == from_hf(saved)
+    # Without attention_k_eq_v there are as many heads of keys as elsewhere.
+    heads = from_hf({**published, "attention_k_eq_v": False}).global_heads
+    assert heads is not None
+    assert (heads.num_kv_heads, heads.values) == (2, "projected")
+    assert from_hf({**published, "layer_types": ["sliding_attention"] * 5}).layers == ("local",) * 4 + ("global",)
+    one = {"2": {"head_dim": 16, "num_key_value_heads": 1}}
+    for change, message in (
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: only 0 is implemented, got 256"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers: only 0 is implemented, got 2"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention: only null and 'vision' are implemented"),
+        ({"enable_moe_block": True}, "top_k_experts: expected an integer above 0, as enable_moe_block is true"),
+        ({"per_layer_config": one}, "per_layer_config: expected one entry for all global layers, got"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            from_hf({**published, **change})
+    del published["hidden_size_per_layer_input"]  # of which transformers takes 256
+    with pytest.raises(WeightsError, match="hidden_size_per_layer_input: only 0 is implemented, got 256"):
+        from_hf(published)
+
+
+def test_what_leaves_a_tensor_out_is_no_tensor_of_a_decoder() -> None:
+    names = ("model.visual.x", "vision_tower.x", "model.audio_tower.x", "model.embed_vision.x", "mm_projector.x")
+    assert all(hf._UNUSED.match(name) for name in names)
+    assert not any(hf._UNUSED.match(name) for name in ("model.layers.0.x", "model.embed_tokens.weight", "lm_head.x"))

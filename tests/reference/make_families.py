@@ -83,6 +83,20 @@ GLM4_MOE = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 2,
 }
+GEMMA4 = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 6,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 3.0,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+    },
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"num_key_value_heads": 1},
     # Scores and logits are small here, so are their caps.
@@ -192,6 +206,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     },
+    # Global layers with wider heads, fewer of keys, and values that are the keys' projections.
+    "gemma4": GEMMA4,
+    "gemma4_moe": {
+        **GEMMA4,
+        "attention_k_eq_v": False,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 12,
+    },
 }
 CLASSES = {
     "gpt_oss": "GptOss",
@@ -203,6 +227,7 @@ CLASSES = {
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
+    "gemma4": "Gemma4",
     "llama3": "Llama",
     "mistral": "Mistral",
     "mixtral": "Mixtral",

@@ -14,7 +14,7 @@ from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
-from nnxdsl.models.layers.norm import norm_of
+from nnxdsl.models.layers.norm import norm_of, unscaled_norm
 from nnxdsl.models.layers.rope import apply_rotary
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs, named
@@ -43,7 +43,9 @@ class Attention(nnx.Module):
         self.gated = config.output_gate
         self.query = linear(embed, heads * (2 if self.gated else 1), ("embed", "heads"), "qkv", "all")
         self.key = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
-        self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
+        own_values = config.values == "projected"
+        self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all") if own_values else None
+        self.value_eps = config.norm_eps if config.value_norm else None
         self.output = linear(heads, embed, ("heads", "embed"), "all")
         self.sinks = nnx.Param(jnp.zeros((config.num_heads,), param_dtype), axes=("heads",)) if config.sinks else None
         self.normed = config.query_key_norm
@@ -66,7 +68,8 @@ class Attention(nnx.Module):
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is the layer's cache."""
         before, split = x.shape[:2], (*x.shape[:2], -1, self.head_dim)
         x = rows_of(x)
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key = self.query(x), self.key(x)
+        value = key if self.value is None else self.value(x)
         if self.normed == "row" and self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         gate = None
@@ -77,6 +80,8 @@ class Attention(nnx.Module):
         value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
         if self.normed == "head" and self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        if self.value_eps is not None:
+            value = unscaled_norm(value, self.value_eps)
         query, key = apply_rotary(query, view.rope), apply_rotary(key, view.rope)
         mixed, new = self_attention(
             query,

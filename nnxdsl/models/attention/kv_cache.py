@@ -104,7 +104,9 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
         def stacked(kind: LayerKind) -> Any:
             if kind not in kinds:
                 return None
-            one = mixer_class(config, kind).init_cache(config, batch, ring if kind == "local" else length, dtype)
+            one = mixer_class(config, kind).init_cache(
+                config.of(kind), batch, ring if kind == "local" else length, dtype
+            )
             axes = (*leading, kinds.count(kind))
             return jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), one)
 

@@ -73,7 +73,7 @@ def context(
         rope = config.rope_local or config.rope_global
         local_view = view(config.window, rope_tables(positions.positions, config.head_dim, rope))
     if "global" in config.layers + config.mtp_layer_kinds:
-        global_view = view(None, rope_tables(positions.positions, config.head_dim, config.rope_global))
+        global_view = view(None, rope_tables(positions.positions, config.of("global").head_dim, config.rope_global))
     if "linear" in config.layers:
         nothing = jnp.zeros((*positions.positions.shape, 0), jnp.float32)
         linear_view = View(attrs.evolve(method, window=None), positions, None, (nothing, nothing))

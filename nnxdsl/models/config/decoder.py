@@ -11,16 +11,18 @@ from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
 from nnxdsl.models.config.gqa import GQAConfig
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
-from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
 
 EntryT = TypeVar("EntryT")
 LayerKind = Literal["local", "global", "linear"]
 """A layer's token mixer: attention within a sliding window, attention to all tokens before, or linear attention."""
 Norms = Literal["pre", "sandwich", "post"]
-NormScale = Literal["plain", "zero_centred"]
+NormScale = Literal["plain", "wide", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row"]
 AttentionBias = Literal["none", "qkv", "all"]
 Activation = Literal["silu", "gelu_tanh"]
+Values = Literal["projected", "keys"]
+PartialRotary = Literal["first", "proportional"]
 
 _CHOICES = {
     "norms": get_args(Norms),
@@ -28,6 +30,7 @@ _CHOICES = {
     "query_key_norm": get_args(QueryKeyNorm),
     "attention_bias": get_args(AttentionBias),
     "activation": get_args(Activation),
+    "values": get_args(Values),
 }
 
 
@@ -101,18 +104,23 @@ class Rope:
         theta: base wavelength.
         factor: frequencies are divided by it.
         scaling: which frequencies `factor` applies to; None for all of them (linear scaling).
-        partial_rotary_factor: fraction of a head's dimensions, from the first, that is rotated.
+        partial_rotary_factor: fraction of a head's dimensions that is rotated.
+        partial: which those are: "first": the first, as if they were a head of their own; "proportional": the shortest
+            wavelengths of the whole head, the others being infinite (Gemma 4).
     """
 
     theta: float
     factor: float = 1.0
     scaling: Llama3RopeScaling | Yarn | None = None
     partial_rotary_factor: float = 1.0
+    partial: PartialRotary = "first"
 
     def __attrs_post_init__(self) -> None:
         for name in ("theta", "factor", "partial_rotary_factor"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"rope: {name} must be above 0, got {getattr(self, name)}")
+        if self.partial not in get_args(PartialRotary):
+            raise ValueError(f"rope: partial: expected one of {get_args(PartialRotary)}, got {self.partial!r}")
 
 
 def local_then_global(layers: int) -> tuple[LayerKind, ...]:
@@ -157,6 +165,21 @@ def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str,
 
 
 @attrs.frozen(kw_only=True)
+class GlobalHeads:
+    """Heads of the global layers, where they differ from those of the others (Gemma 4).
+
+    Attributes:
+        head_dim: see `DecoderConfig`, as are the next ones.
+        num_kv_heads: divides `num_heads`.
+        values: what values are made of.
+    """
+
+    head_dim: int
+    num_kv_heads: int
+    values: Values = "projected"
+
+
+@attrs.frozen(kw_only=True)
 class DecoderConfig:
     """The architecture of a decoder; defaults are those of Gemma 3.
 
@@ -183,11 +206,17 @@ class DecoderConfig:
         max_length: the model's context length.
         norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
             sum with the residual stream; "post": only those after (OLMo 2, arXiv:2501.00656).
-        norm_scale: "plain": the scale is initialized with 1 and applied after rounding (Llama); "zero_centred": it is
-            initialized with 0, and 1 + scale is applied before rounding (Gemma).
+        norm_scale: "plain": the scale is initialized with 1 and applied after rounding (Llama); "wide": as
+            plain, applied before rounding (Gemma 4); "zero_centred": it is initialized with 0, and 1 + scale is applied
+            before rounding (Gemma).
         query_key_norm: an RMSNorm of queries and of keys before their rotation: "head": of each head; "row": of
             all heads of a token together.
         attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output too.
+        values: "projected": values have a projection of their own; "keys": they are the projections of the keys, before
+            norm and rotation (Gemma 4).
+        value_norm: each head's value goes through an RMSNorm without scale (Gemma 4).
+        global_heads: heads of the global layers; None for those of the other layers.
+        layer_scalar: a layer's output is multiplied by a number, which is read and never trained (Gemma 4).
         activation: of the MLP's gate.
         scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
         output_gate: attention's output is multiplied by a sigmoid gate (Qwen3-Next).
@@ -226,6 +255,10 @@ class DecoderConfig:
     norm_scale: NormScale = "zero_centred"
     query_key_norm: QueryKeyNorm = "head"
     attention_bias: AttentionBias = "none"
+    values: Values = "projected"
+    value_norm: bool = False
+    global_heads: GlobalHeads | None = None
+    layer_scalar: bool = False
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
     mla: MLAConfig | None = None
@@ -265,10 +298,14 @@ class DecoderConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; RoPE rotates its halves against each other")
         for rope in (self.rope_local, self.rope_global):
-            if rope is not None and (self.head_dim * rope.partial_rotary_factor) % 2:
+            if rope is not None and rope.partial == "first" and (self.head_dim * rope.partial_rotary_factor) % 2:
                 raise ValueError(
                     f"head_dim={self.head_dim}: partial_rotary_factor={rope.partial_rotary_factor} gives no even width"
                 )
+        if self.global_heads is not None:
+            if self.mla is not None or "global" not in self.pattern:
+                raise ValueError("global_heads: expected global layers, and no mla")
+            self.of("global")  # which must be possible
         if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
             raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
         if (self.linear_attention is None) == ("linear" in self.pattern):
@@ -314,7 +351,9 @@ class DecoderConfig:
 
     @property
     def moe(self) -> MoEConfig | None:
-        """The feed-forward, if it is a mixture of experts."""
+        """The mixture of experts of the feed-forward, if it has one."""
+        if isinstance(self.feed_forward, DenseBesideExperts):
+            return self.feed_forward.experts
         return self.feed_forward if isinstance(self.feed_forward, MoEConfig) else None
 
     @property
@@ -326,6 +365,12 @@ class DecoderConfig:
     def head_widths(self) -> tuple[int, int]:
         """Widths of a head's query and key, and of its value."""
         return (self.mla or GQAConfig()).head_widths(self)
+
+    def of(self, kind: LayerKind) -> DecoderConfig:
+        """The config that the layers of this kind are built from: with their own heads."""
+        if kind != "global" or self.global_heads is None:
+            return self
+        return attrs.evolve(self, **attrs.asdict(self.global_heads), global_heads=None)
 
     def mixer(self, kind: LayerKind) -> MixerConfig:
         """The token mixer of the layers of this kind."""

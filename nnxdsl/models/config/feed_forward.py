@@ -22,9 +22,11 @@ class FeedForwardConfig:
 
     Attributes:
         module: the `module:Class` of its nnx module.
+        norms_input: whether it has norms of its own before it, so that its layer has none there.
     """
 
     module: ClassVar[str]
+    norms_input: ClassVar[bool] = False
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub; their paths begin with `mlp.`."""

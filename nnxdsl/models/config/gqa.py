@@ -30,10 +30,13 @@ class GQAConfig(MixerConfig):
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
-        biased = list(_LINEARS.items())[: _BIASED[decoder.attention_bias]]
+        own = {
+            ours: theirs for ours, theirs in _LINEARS.items() if decoder.values == "projected" or "value" not in ours
+        }
+        biased = list(_LINEARS)[: _BIASED[decoder.attention_bias]]
         return {
-            **linears(_LINEARS),
-            **biases(dict(biased)),
+            **linears(own),
+            **biases({ours: theirs for ours, theirs in own.items() if ours in biased}),
             **({"attention.sinks": TensorSource(("self_attn.sinks",))} if decoder.sinks else {}),
             **(norms(_NORMS) if decoder.query_key_norm != "none" else {}),
         }

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 import attrs
 
 from nnxdsl.models.config.feed_forward import FeedForwardConfig
-from nnxdsl.models.config.tensors import TensorSource, linears
+from nnxdsl.models.config.tensors import TensorSource, joined, linears, norms
 
 if TYPE_CHECKING:
     from nnxdsl.models.config.decoder import DecoderConfig
 
 Scoring = Literal["softmax", "softmax_of_chosen", "sigmoid"]
 GroupScore = Literal["best_two", "best"]
-ExpertActivation = Literal["silu", "clamped_swiglu"]
+ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 
 _CHOICES = {"scoring": get_args(Scoring), "group_score": get_args(GroupScore), "activation": get_args(ExpertActivation)}
 
@@ -48,7 +48,11 @@ class MoEConfig(FeedForwardConfig):
             (arXiv:2408.15664). With "sigmoid".
         router_bias: the router's logits have a bias.
         expert_bias: the three products of an expert have biases.
-        activation: "silu": `silu(gate) * up`; "clamped_swiglu": that of GPT-OSS, see `models.moe.layer`.
+        router_norm: the router's input goes through an RMSNorm without scale, and is multiplied by a learned scale and
+            by the root of 1 / its width (Gemma 4).
+        per_expert_scale: an expert's weight is multiplied by a learned number of its own (Gemma 4).
+        activation: "silu": `silu(gate) * up`, and "gelu_tanh" alike; "clamped_swiglu": that of GPT-OSS, see
+            `models.moe.layer`.
     """
 
     module: ClassVar[str] = "nnxdsl.models.moe.layer:ExpertMLP"
@@ -67,6 +71,8 @@ class MoEConfig(FeedForwardConfig):
     e_score_correction_bias: bool = False
     router_bias: bool = False
     expert_bias: bool = False
+    router_norm: bool = False
+    per_expert_scale: bool = False
     activation: ExpertActivation = "silu"
 
     def __attrs_post_init__(self) -> None:
@@ -119,6 +125,54 @@ class MoEConfig(FeedForwardConfig):
         return size * self.num_experts_per_tok // self.num_experts if "experts" in axes else size
 
 
+@attrs.frozen(kw_only=True)
+class DenseBesideExperts(FeedForwardConfig):
+    """The gated MLP of the decoder beside experts; each has a norm before it and one after it, and both are added.
+
+    The experts' router reads the residual stream, and there is no other norm before them (Gemma 4 26B-A4B).
+
+    Attributes:
+        experts: the experts, which have no shared one.
+    """
+
+    module: ClassVar[str] = "nnxdsl.models.moe.dense_beside:DenseBesideExpertMLP"
+    norms_input: ClassVar[bool] = True
+
+    experts: MoEConfig
+
+    def __attrs_post_init__(self) -> None:
+        if self.experts.shared_expert_dim is not None:
+            raise ValueError("moe.shared_expert_dim: the MLP beside the experts takes its place")
+
+    def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
+        """Sources of the arrays of one layer, under the names of Gemma 4."""
+        layer_norms = {
+            "mlp.dense_norm": "pre_feedforward_layernorm",
+            "mlp.dense_after": "post_feedforward_layernorm_1",
+            "mlp.expert_norm": "pre_feedforward_layernorm_2",
+            "mlp.expert_after": "post_feedforward_layernorm_2",
+        }
+        dense = linears({f"mlp.dense.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")})
+        routed = moe_tensors(self.experts, router="router")
+        routed["mlp.router.weight"] = TensorSource(("router.proj.weight",))
+        width = self.experts.mlp_dim
+        routed |= joined("experts.gate_up_proj", {"mlp.gate.kernel": width, "mlp.up.kernel": width})
+        routed["mlp.down.kernel"] = TensorSource(("experts.down_proj",), transposed=True)
+        return (
+            norms(layer_norms)
+            | dense
+            | {f"mlp.experts.{path.removeprefix('mlp.')}": one for path, one in routed.items()}
+        )
+
+    def divided(self, cut: Callable[[str, int], int]) -> Self:
+        """The config of one device's share of each expert."""
+        return attrs.evolve(self, experts=self.experts.divided(cut))
+
+    def active_params(self, size: int, axes: Sequence[str | None]) -> int:
+        """The number of weights that a token activates: its share of the experts."""
+        return self.experts.active_params(size, axes)
+
+
 def moe_tensors(
     config: MoEConfig,
     *,
@@ -138,6 +192,10 @@ def moe_tensors(
     found = {"mlp.router.weight": TensorSource((f"{router}.weight",))}
     if config.e_score_correction_bias:
         found["mlp.router.correction"] = TensorSource((f"{router}.e_score_correction_bias",))
+    if config.router_norm:
+        found["mlp.router.scale"] = TensorSource((f"{router}.scale",))
+    if config.per_expert_scale:
+        found["mlp.router.expert_scale"] = TensorSource((f"{router}.per_expert_scale",))
     if config.shared_expert_dim is not None:
         shared = "mlp.shared_expert" if config.shared_expert_gate else "mlp.shared_experts"
         found |= linears({f"mlp.shared.{ours}": f"{shared}.{theirs}" for ours, theirs in names.items()})

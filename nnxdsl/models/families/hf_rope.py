@@ -20,6 +20,7 @@ _ROPE_TYPES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "default": ((), {}),
     "linear": (("factor",), {}),
     "llama3": (("factor", *_LLAMA3), {}),
+    "proportional": ((), {"factor": 1.0, "partial_rotary_factor": 1.0}),
     "yarn": (
         ("factor", "original_max_position_embeddings"),
         {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": None, "mscale": None, "mscale_all_dim": None},
@@ -79,7 +80,10 @@ def read_entry(file: ConfigFile, entry: Any, theta: Any, field: str) -> Rope:
             )
             values = {name: numbers[name] for name in _YARN}
             scaling = Yarn(**values, attention_factor=attention, truncate=bool(truncate))
-        return Rope(theta=theta, factor=factor, scaling=scaling)
+        partial: dict[str, Any] = {}
+        if kind == "proportional":
+            partial = {"partial_rotary_factor": float(numbers["partial_rotary_factor"]), "partial": "proportional"}
+        return Rope(theta=theta, factor=factor, scaling=scaling, **partial)
     except ValueError as error:
         file.problems.append(f"{field}: {error}")
         return UNREAD
@@ -140,6 +144,9 @@ def rope_to_hf(rope: Rope) -> dict[str, Any]:
             scaling = {"rope_type": "llama3", "factor": rope.factor, **attrs.asdict(rope.scaling)}
         case Yarn():
             scaling = {"rope_type": "yarn", "factor": rope.factor, **attrs.asdict(rope.scaling)}
+        case None if rope.partial == "proportional":
+            part = {"partial_rotary_factor": rope.partial_rotary_factor}
+            scaling = {"rope_type": "proportional", "factor": rope.factor, **part}
         case None if rope.factor != 1.0:
             scaling = {"rope_type": "linear", "factor": rope.factor}
     return {"rope_theta": rope.theta, "rope_scaling": scaling}

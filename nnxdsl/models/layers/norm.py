@@ -30,7 +30,7 @@ class RMSNorm(nnx.Module):
     def __init__(self, features: int, *, axis: str, eps: float, kind: NormScale, param_dtype: DTypeLike) -> None:
         self.eps = eps
         self.kind: NormScale = kind
-        first = jnp.ones if kind == "plain" else jnp.zeros
+        first = jnp.zeros if kind == "zero_centred" else jnp.ones
         self.scale = nnx.Param(first((features,), param_dtype), axes=(axis,))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -43,7 +43,18 @@ def _normed(eps: float, kind: NormScale, x: jax.Array, scale: jax.Array) -> jax.
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     if kind == "plain":  # Llama rounds before the scale, Gemma after it
         return wide.astype(x.dtype) * scale.astype(x.dtype)
-    return (wide * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
+    wide_scale = scale.astype(jnp.float32)
+    return (wide * (wide_scale if kind == "wide" else 1.0 + wide_scale)).astype(x.dtype)
+
+
+def unscaled_norm(x: jax.Array, eps: float) -> jax.Array:
+    """`x / rms(x)` over the last axis: an RMSNorm without scale; float32 inside."""
+    return from_inputs(partial(_unscaled, eps))(x)
+
+
+def _unscaled(eps: float, x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)).astype(x.dtype)
 
 
 def norm_of(config: DecoderConfig, features: int, axis: str, param_dtype: DTypeLike) -> RMSNorm:

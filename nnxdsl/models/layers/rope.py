@@ -22,9 +22,12 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     Returns:
         (sin, cos), each `[B, T, rotary dimensions // 2]` float32.
     """
-    head_dim = int(head_dim * rope.partial_rotary_factor)
+    if rope.partial == "first":
+        head_dim = int(head_dim * rope.partial_rotary_factor)
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequency = np.float32(1.0) / np.float32(rope.theta) ** exponent  # radians per position
+    if rope.partial == "proportional":
+        frequency[int(rope.partial_rotary_factor * head_dim // 2) :] = 0
     scaled, amplitude = frequency / np.float32(rope.factor), 1.0
     if isinstance(rope.scaling, Llama3RopeScaling):
         ramp = rope.scaling

@@ -108,15 +108,18 @@ class ExpertMLP(nnx.Module):
         experts: number and widths of the experts, and how they are chosen.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
+        norm_eps: of the router's norm, if it has one.
     """
 
-    def __init__(self, embed_dim: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+    def __init__(
+        self, embed_dim: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike, norm_eps: float = 1e-6
+    ) -> None:
         def linear(in_features: int, out_features: int, axes: tuple[str, str]) -> ExpertLinear:
             given = {"axes": axes, "bias": experts.expert_bias, "rngs": rngs, "param_dtype": param_dtype}
             return ExpertLinear(experts.num_experts, in_features, out_features, **given)
 
         self.activation: ExpertActivation = experts.activation
-        self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype)
+        self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype, norm_eps=norm_eps)
         self.gate = linear(embed_dim, experts.mlp_dim, ("embed", "mlp"))
         self.up = linear(embed_dim, experts.mlp_dim, ("embed", "mlp"))
         self.down = linear(experts.mlp_dim, embed_dim, ("mlp", "embed"))
@@ -136,19 +139,22 @@ class ExpertMLP(nnx.Module):
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
         """The experts of this decoder."""
         assert config.moe is not None  # which named this class
-        return cls(config.embed_dim, config.moe, rngs=rngs, param_dtype=param_dtype)
+        return cls(config.embed_dim, config.moe, rngs=rngs, param_dtype=param_dtype, norm_eps=config.norm_eps)
 
-    def __call__(self, x: jax.Array, real: jax.Array) -> tuple[jax.Array, RouterStats]:
+    def __call__(
+        self, x: jax.Array, real: jax.Array, routed_by: jax.Array | None = None
+    ) -> tuple[jax.Array, RouterStats]:
         """Tokens through their experts.
 
         Args:
             x: `[B, T, D]`.
             real: `[B, T]` bool, False for padding, which only the shared expert computes and no statistic counts.
+            routed_by: `[B, T, D]`, what the router reads; None for `x`.
 
         Returns:
             (`[B, T, D]` in the dtype of `x`, the router's statistics of real tokens).
         """
-        routed = self.router(x)
+        routed = self.router(x if routed_by is None else routed_by)
         slots = sort_by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.num_experts))
         tokens = dispatch(x, slots)  # [B, T, k, D]
         hidden = gated(self.activation, self.gate(tokens, slots.expert), self.up(tokens, slots.expert))
@@ -167,6 +173,8 @@ def gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.A
 def _gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
     if activation == "silu":
         return jax.nn.silu(gate) * up
+    if activation == "gelu_tanh":
+        return jax.nn.gelu(gate, approximate=True) * up
     gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
     return (up + 1) * gate * jax.nn.sigmoid(ALPHA * gate)
 

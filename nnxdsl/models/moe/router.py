@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.layers.norm import unscaled_norm
 from nnxdsl.models.logical_axes import constrain
 
 
@@ -52,10 +53,14 @@ class Router(nnx.Module):
         experts: scoring and selection.
         rngs: draws the weight, normal with variance 1 / features, so that logits have variance 1.
         param_dtype: dtype of weight and bias; the correction is always float32.
+        norm_eps: of the norm before it, if there is one.
     """
 
-    def __init__(self, features: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+    def __init__(
+        self, features: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike, norm_eps: float = 1e-6
+    ) -> None:
         self.experts = experts
+        self.norm_eps = norm_eps
         count = experts.num_experts
         values = jax.random.normal(rngs.params(), (count, features), jnp.float32) * features**-0.5
         # Every device scores all experts for its tokens, so this axis is not sharded.
@@ -64,9 +69,15 @@ class Router(nnx.Module):
         self.correction = (
             nnx.Param(jnp.zeros((count,), jnp.float32), axes=(None,)) if experts.e_score_correction_bias else None
         )
+        self.scale = nnx.Param(jnp.ones((features,), param_dtype), axes=("embed",)) if experts.router_norm else None
+        ones = jnp.ones((count,), param_dtype)
+        self.expert_scale = nnx.Param(ones, axes=(None,)) if experts.per_expert_scale else None
 
     def __call__(self, x: jax.Array) -> Routing:
         """Tokens `[B, T, D]` to their experts."""
+        if self.scale is not None:
+            x = unscaled_norm(x, self.norm_eps)
+            x = x * self.scale[...].astype(x.dtype) * x.shape[-1] ** -0.5
         weight = self.weight[...].astype(jnp.float32)
         # By default TPUs and GPUs round float32 products, which changes the choice between nearly equal experts.
         logits = jnp.einsum("btd,ed->bte", x.astype(jnp.float32), weight, precision="highest")
@@ -74,7 +85,11 @@ class Router(nnx.Module):
             logits = logits + self.bias[...].astype(jnp.float32)
         # No gradient: only the selection reads the correction, which is updated from counts.
         correction = None if self.correction is None else jax.lax.stop_gradient(self.correction[...])
-        return route(constrain(logits, "batch", "length", None), self.experts, correction)
+        routed = route(constrain(logits, "batch", "length", None), self.experts, correction)
+        if self.expert_scale is None:
+            return routed
+        scale = jnp.take(self.expert_scale[...].astype(jnp.float32), routed.expert, axis=0)  # [B, T, k]
+        return routed._replace(weight=routed.weight * scale)
 
 
 def route(logits: jax.Array, experts: MoEConfig, correction: jax.Array | None = None) -> Routing:

@@ -1,0 +1,229 @@
+"""Gemma 4: spec, the published sizes (Gemma Team, 2026) and the spellings of `config.json`; no jax."""
+
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a spec class replaces the default of `Model`)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import attrs
+
+from nnxdsl.config.core.validators import Limit
+from nnxdsl.config.model import Model
+from nnxdsl.models.config.decoder import DecoderConfig, GlobalHeads, LayerKind, Rope, local_then_global, period_of
+from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
+from nnxdsl.models.families.family import Family, decoder, transformers_defaults
+from nnxdsl.models.families.fields import Fields, SoftCaps
+from nnxdsl.models.families.gemma import CHOICES
+from nnxdsl.models.families.hf_config import ConfigFile, layer_types
+from nnxdsl.models.families.hf_rope import read_ropes, rope_to_hf
+from nnxdsl.models.families.registry import register
+
+
+@attrs.frozen(kw_only=True)
+class Gemma4(Model):
+    """Gemma 4, text only (Gemma Team, 2026): global layers with wider heads; 26b-a4b has experts beside an MLP.
+
+    Attributes:
+        size: Published size, or "tiny": 6 layers, 1.2 million parameters, for a laptop.
+    """
+
+    size: Literal["tiny", "12b", "26b-a4b", "31b"] = attrs.field(kw_only=False)
+    router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+
+
+_CHOICES: dict[str, Any] = {
+    **CHOICES,
+    "norms": "sandwich",
+    "norm_scale": "wide",
+    "query_key_norm": "head",
+    "value_norm": True,
+    "layer_scalar": True,
+}
+_EXPERTS: dict[str, Any] = {"activation": "gelu_tanh", "router_norm": True, "per_expert_scale": True}
+_LOCAL = Rope(theta=10_000.0)
+_GLOBAL = Rope(theta=1e6, partial_rotary_factor=0.25, partial="proportional")
+_size = partial(decoder, scalar=1, pattern=local_then_global(6), rope_local=_LOCAL, rope=_GLOBAL, logit_soft_cap=30.0,
+                **_CHOICES)  # fmt: skip
+_large = partial(_size, head_dim=256, window=1024, vocab=262_144, length=262_144)
+
+# The text decoders as their published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.
+GEMMA4 = {
+    "tiny": _size(layers=6, embed=128, mlp=384, heads=4, kv_heads=2, head_dim=32, window=64, vocab=320, length=1024,
+                  global_heads=GlobalHeads(head_dim=64, num_kv_heads=1, values="keys")),
+    "12b": _large(layers=48, embed=3840, mlp=15_360, heads=16, kv_heads=8,
+                  global_heads=GlobalHeads(head_dim=512, num_kv_heads=1, values="keys")),
+    "26b-a4b": _large(layers=30, embed=2816, mlp=2112, heads=16, kv_heads=8,
+                      global_heads=GlobalHeads(head_dim=512, num_kv_heads=2, values="keys"),
+                      feed_forward=DenseBesideExperts(experts=MoEConfig(num_experts=128, num_experts_per_tok=8,
+                                                                        mlp_dim=704, **_EXPERTS))),
+    "31b": _large(layers=60, embed=5376, mlp=21_504, heads=32, kv_heads=16,
+                  global_heads=GlobalHeads(head_dim=512, num_kv_heads=4, values="keys")),
+}  # fmt: skip
+
+
+class _Windows(Fields):
+    """Layers with a window among global ones; the last is always global, as in transformers."""
+
+    names: ClassVar[tuple[str, ...]] = ("layer_types",)
+    decides: ClassVar[tuple[str, ...]] = ("window", "pattern")
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        layers, pattern = file.numbers["num_hidden_layers"], file.pattern(local_then_global(6))
+        kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
+        if kinds[-1] != "global":
+            kinds[-1] = "global"
+            pattern = period_of(kinds)
+        return {"window": file.numbers["sliding_window"], "pattern": pattern}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        return {"sliding_window": config.window or 512, "layer_types": layer_types(config)}
+
+
+class _Heads(Fields):
+    """Heads of the global layers, in the published spelling or in that of transformers; scores are not scaled."""
+
+    names: ClassVar[tuple[str, ...]] = (
+        *("attention_k_eq_v", "global_head_dim", "num_global_key_value_heads"),
+        *("per_layer_config", "use_bidirectional_attention"),
+    )
+    decides: ClassVar[tuple[str, ...]] = ("global_heads", "query_scale")
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        if file.fields.get("use_bidirectional_attention") not in (None, "vision"):  # which leaves text causal
+            file.problems.append("use_bidirectional_attention: only null and 'vision' are implemented")
+        same = file.flag("attention_k_eq_v", False)
+        default = file.numbers["num_key_value_heads"]
+        heads: Mapping[str, Any] = {"head_dim": file.count("global_head_dim", 512, least=2)}
+        if same and file.fields.get("num_global_key_value_heads") is not None:
+            heads = {**heads, "num_key_value_heads": file.count("num_global_key_value_heads", default, least=1)}
+        if file.fields.get("per_layer_config") is not None:
+            heads = self._by_layer(file, decoder["pattern"])
+        values = {
+            "head_dim": heads.get("head_dim", file.numbers["head_dim"]),
+            "values": "keys" if same else "projected",
+        }
+        values["num_kv_heads"] = heads.get("num_key_value_heads", default)
+        return {"global_heads": file.part(GlobalHeads, **values), "query_scale": 1.0}
+
+    @staticmethod
+    def _by_layer(file: ConfigFile, pattern: tuple[LayerKind, ...]) -> Mapping[str, Any]:
+        found, layers = file.fields["per_layer_config"], range(file.numbers["num_hidden_layers"])
+        wanted = {str(layer) for layer in layers if pattern[layer % len(pattern)] == "global"}
+        entries = list(found.values()) if isinstance(found, Mapping) else []
+        named = {str(layer) for layer in found} if isinstance(found, Mapping) else None
+        if named != wanted or any(entry != entries[0] or not isinstance(entry, Mapping) for entry in entries):
+            file.problems.append(f"per_layer_config: expected one entry for all global layers, got {found!r}")
+            return {}
+        if not set(entries[0]) <= {"head_dim", "num_key_value_heads"}:
+            file.problems.append(f"per_layer_config: expected head_dim and num_key_value_heads, got {entries[0]!r}")
+        return entries[0]
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        heads = config.global_heads
+        assert heads is not None  # or the decoder is refused
+        return {
+            "attention_k_eq_v": heads.values == "keys",
+            "global_head_dim": heads.head_dim,
+            "num_global_key_value_heads": heads.num_kv_heads if heads.values == "keys" else None,
+        }
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        heads = config.global_heads or GlobalHeads(head_dim=config.head_dim, num_kv_heads=config.num_kv_heads)
+        if heads.values == "projected":
+            heads = attrs.evolve(heads, num_kv_heads=config.num_kv_heads)
+        return {"global_heads": heads, "query_scale": 1.0}
+
+
+class _Ropes(Fields):
+    """Rotary positions of local and global layers."""
+
+    names: ClassVar[tuple[str, ...]] = ("rope_parameters",)
+    decides: ClassVar[tuple[str, ...]] = ("rope_global", "rope_local")
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        if file.fields.get("rope_parameters") is None:
+            return {"rope_local": _LOCAL, "rope_global": _GLOBAL}
+        local, everywhere = read_ropes(file, (_LOCAL.theta, _GLOBAL.theta))
+        return {"rope_local": local, "rope_global": everywhere}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        ropes = {"sliding_attention": config.rope_local or config.rope_global, "full_attention": config.rope_global}
+        written = {kind: rope_to_hf(rope) for kind, rope in ropes.items()}
+        return {
+            "rope_parameters": {
+                kind: {"rope_type": "default", **(rope["rope_scaling"] or {}), "rope_theta": rope["rope_theta"]}
+                for kind, rope in written.items()
+            }
+        }
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        return {"rope_local": config.rope_local or config.rope_global}
+
+
+_NUMBERS = {"num_experts": "num_experts", "top_k_experts": "num_experts_per_tok", "moe_intermediate_size": "mlp_dim"}
+
+
+class _Experts(Fields):
+    """Experts beside the MLP, where `enable_moe_block` says so."""
+
+    names: ClassVar[tuple[str, ...]] = ("enable_moe_block",)
+    decides: ClassVar[tuple[str, ...]] = ("feed_forward",)
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        if not file.flag("enable_moe_block", False):
+            return {"feed_forward": MLPConfig()}
+        missing = [name for name in _NUMBERS if file.numbers[name] is None]
+        file.problems += [f"{name}: expected an integer above 0, as enable_moe_block is true" for name in missing]
+        experts = file.part(MoEConfig, **{ours: file.numbers[theirs] for theirs, ours in _NUMBERS.items()}, **_EXPERTS)
+        return {"feed_forward": None if experts is None else DenseBesideExperts(experts=experts)}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        moe = config.moe
+        numbers = {theirs: None if moe is None else getattr(moe, ours) for theirs, ours in _NUMBERS.items()}
+        return {"enable_moe_block": moe is not None, **numbers}
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        if config.moe is None:
+            return {"feed_forward": MLPConfig()}
+        experts = MoEConfig(**{ours: getattr(config.moe, ours) for ours in _NUMBERS.values()}, **_EXPERTS)
+        return {"feed_forward": DenseBesideExperts(experts=experts)}
+
+
+def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields with what transformers takes where a file leaves them out."""
+    if fields["model_type"] == "gemma4_unified_text":
+        return {"sliding_window": 1024, "max_position_embeddings": 262_144, **fields}
+    return {"hidden_size_per_layer_input": 256, **fields}
+
+
+FAMILY = register(
+    Family(
+        title="Gemma 4",
+        spec=Gemma4,
+        sizes=GEMMA4,
+        architecture="Gemma4ForCausalLM",
+        model_types=("gemma4_text", "gemma4_unified_text"),
+        wrappers=("gemma4", "gemma4_unified"),
+        choices=_CHOICES,
+        defaults=transformers_defaults(layers=30, embed=2304, mlp=9216, heads=8, kv_heads=4, head_dim=256,
+                                       vocab=262_144, length=131_072, sliding_window=512, num_experts=None,
+                                       top_k_experts=None, moe_intermediate_size=None),
+        fixed={
+            "hidden_activation": "gelu_pytorch_tanh",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": True,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+        },
+        ignored=("vocab_size_per_layer_input",),
+        fields=(_Windows(), _Heads(), _Ropes(), SoftCaps(), _Experts()),
+        prepare=_prepared,
+    )
+)  # fmt: skip
