@@ -31,18 +31,22 @@ if TYPE_CHECKING:
         glm4_moe,
         glm4_moe_lite,
         gpt_oss,
+        granite,
         kimi,
         llama3,
         minimax_m2,
+        ministral3,
         mistral,
         mixtral,
         olmo3,
+        phi3,
         qwen2,
         qwen3,
         qwen3_5,
         qwen3_5_moe,
         qwen3_moe,
         qwen3_next,
+        smollm3,
     )
 
 
@@ -72,19 +76,23 @@ class Model(Spec):
     GLM4MoE: ClassVar[type[glm4_moe.GLM4MoE]]
     GLM4MoELite: ClassVar[type[glm4_moe_lite.GLM4MoELite]]
     GPTOSS: ClassVar[type[gpt_oss.GPTOSS]]
+    Granite: ClassVar[type[granite.Granite]]
     HF: ClassVar[type[members.HF]]
     Kimi: ClassVar[type[kimi.Kimi]]
     Llama3: ClassVar[type[llama3.Llama3]]
     MiniMaxM2: ClassVar[type[minimax_m2.MiniMaxM2]]
+    Ministral3: ClassVar[type[ministral3.Ministral3]]
     Mistral: ClassVar[type[mistral.Mistral]]
     Mixtral: ClassVar[type[mixtral.Mixtral]]
     Olmo3: ClassVar[type[olmo3.Olmo3]]
+    Phi3: ClassVar[type[phi3.Phi3]]
     Qwen2: ClassVar[type[qwen2.Qwen2]]
     Qwen3: ClassVar[type[qwen3.Qwen3]]
     Qwen35: ClassVar[type[qwen3_5.Qwen35]]
     Qwen35MoE: ClassVar[type[qwen3_5_moe.Qwen35MoE]]
     Qwen3MoE: ClassVar[type[qwen3_moe.Qwen3MoE]]
     Qwen3Next: ClassVar[type[qwen3_next.Qwen3Next]]
+    SmolLM3: ClassVar[type[smollm3.SmolLM3]]
 
     default_member: ClassVar[str] = "HF"
     router_aux_loss_coef: ClassVar[float] = 0.0

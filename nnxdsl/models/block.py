@@ -53,6 +53,7 @@ class Block(nnx.Module):
         self.pre_mlp_norm = None if feed_forward.norms_input else norm("pre")
         self.mlp = feed_forward_class(feed_forward).build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_mlp_norm = norm("post")
+        self.residual_multiplier = config.residual_multiplier
         self.scalar = nnx.Param(jnp.ones((1,), param_dtype), axes=(None,)) if config.layer_scalar else None
 
     def __call__(self, x: jax.Array, context: Context, past: Any) -> tuple[jax.Array, Any, RouterStats | None]:
@@ -66,12 +67,16 @@ class Block(nnx.Module):
         view = context.view(self.kind)
         x = named(x, "layer_input")
         mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
-        x = constrain(x + _normed(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
+        x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
-        x = x + _normed(self.post_mlp_norm, mixed)
+        x = x + self._added(self.post_mlp_norm, mixed)
         if self.scalar is not None:
             x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
         return constrain(x, "batch", "length", "activation_embed"), new, stats
+
+    def _added(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:
+        x = _normed(norm, x)
+        return x if self.residual_multiplier == 1.0 else x * self.residual_multiplier
 
 
 def _normed(norm: RMSNorm | None, x: jax.Array) -> jax.Array:

@@ -67,7 +67,7 @@ class LayerGroup(nnx.Module):
             past: the caches of these layers, or None.
             return_kv: also return this call's keys and values; of local layers those within the window.
         """
-        news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": []}
+        news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": [], "nope": []}
         routing = None
         for block, run in zip(self.blocks, _runners(self.blocks), strict=True):
             own = news[block.kind]
@@ -155,7 +155,8 @@ class Decoder(nnx.Module):
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
-        self.embed = Embedding(vocab, embed, scaled=config.scale_embedding, rngs=rngs, param_dtype=param_dtype)
+        factor = config.embedding_multiplier * (embed**0.5 if config.scale_embedding else 1.0)
+        self.embed = Embedding(vocab, embed, factor=factor, rngs=rngs, param_dtype=param_dtype)
         flags, tail = config.dense_pattern, config.suffix_layers
         self.lead = (
             period(config.prefix_layers, (True,) * config.dense_layers, nnx.Rngs(params=rngs.params()))
@@ -222,7 +223,10 @@ class Decoder(nnx.Module):
         if self.tail is not None:
             with at_layer(TAIL):
                 x, tail, last = _group_runner(self.tail, remat, return_kv)(nnx.state(self.tail), x, shared, tail)
-        hidden = constrain(self.norm(x), "batch", "length", "activation_embed")
+        x = self.norm(x)
+        if self.config.logits_scaling != 1.0:
+            x = x / self.config.logits_scaling  # the head is linear
+        hidden = constrain(x, "batch", "length", "activation_embed")
         return DecoderOutput(
             hidden, CacheUpdate(layers, tail, positions, lead) if return_kv else None, add_router_stats(routing, last)
         )

@@ -160,7 +160,8 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "sliding_windows=12: not understood, and it could change the mathematics",
             "layer_types: expected 26 layers of the kinds 'sliding_attention' and 'full_attention', got "
             + repr(["full_attention", "sliding_attention"] * 12),
-            "rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, got 'dynamic'",
+            "rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, "
+            "got 'dynamic'",
             "final_logit_softcapping: expected a number above 0 or null, got '30'",
         ]
     )

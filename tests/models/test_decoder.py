@@ -193,7 +193,7 @@ def test_low_precision_keeps_its_dtype(
 
 
 def test_embedding_factor_is_rounded_as_gemma_does() -> None:
-    embed = Embedding(2, 3072, scaled=True, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    embed = Embedding(2, 3072, factor=3072**0.5, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
     embed.embedding[...] = jnp.ones((2, 3072))
     assert float(embed(jnp.array([[1]]), jnp.bfloat16)[0, 0, 0]) == 55.5
     assert float(embed(jnp.array([[1]]), jnp.float32)[0, 0, 0]) == pytest.approx(3072**0.5, rel=1e-7)

@@ -190,7 +190,8 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "sliding_window=4096: not understood, and it could change the mathematics",
             "quantization_config: only quant_method 'mxfp4' and 'fp8' are read, got {'bits': 4}; convert the weights "
             "to bfloat16",
-            "rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, got 'dynamic'",
+            "rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, "
+            "got 'dynamic'",
             "tie_word_embeddings: expected true or false, got 'no'",
         ]
     )

@@ -203,7 +203,8 @@ def test_what_would_change_the_mathematics_is_refused(file: dict[str, Any], conf
     assert str(caught.value).splitlines()[1:] == [
         "  num_experts=8: not understood, and it could change the mathematics",
         "  attention_multiplier=0.5: not understood, and it could change the mathematics",
-        "  rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, got 'su'",
+        "  rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, "
+        "got 'su'",
     ]
 
 

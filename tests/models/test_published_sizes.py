@@ -17,10 +17,14 @@ PUBLISHED = {
     "Gemma4": {"12b": 11.9e9, "26b-a4b": 25.2e9, "31b": 30.7e9},
     "GLM4MoE": {"4.5-air": 106.9e9},
     "GLM4MoELite": {"4.7-flash": 29.9e9},
+    "Granite": {"3.3-2b": 2.53e9, "3.3-8b": 8.17e9},
     "Kimi": {"moonlight-16b-a3b": 15.96e9, "k2": 1.026e12},
+    "Ministral3": {"3b": 3.43e9, "8b": 8.49e9},
     "MiniMaxM2": {"230b-a10b": 228.7e9},
+    "Phi3": {"3-mini-4k": 3.82e9, "3-medium-4k": 13.96e9, "4": 14.66e9},
     "Qwen35": {"0.8b": 0.752e9, "4b": 4.21e9, "27b": 26.9e9},
     "Qwen35MoE": {"35b-a3b": 34.7e9, "397b-a17b": 396e9},
+    "SmolLM3": {"3b": 3.075e9},
 }
 SIZES = {
     f"{family.spec.__name__}-{size}": (family.model_types[0], config)
@@ -49,7 +53,7 @@ def test_all_sizes_are_those_of_transformers(name: str) -> None:
     assert fields["model_type"] == model_type
     assert from_hf(fields) == config
     others = {key: value for key, value in fields.items() if key not in ("architectures", "model_type", "torch_dtype")}
-    theirs = transformers.AutoConfig.for_model(model_type, **others)
+    theirs = transformers.AutoConfig.for_model(model_type, **others, pad_token_id=None)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
     buffers = ("e_score_correction_bias", "layer_scalar")

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from nnxdsl.config.adapter import LoRA
 from nnxdsl.errors import WeightsError
-from nnxdsl.formats import hf
-from nnxdsl.models.families.registry import from_hf
+from nnxdsl.formats import hf, peft
+from nnxdsl.models.families.llama3 import LLAMA3
+from nnxdsl.models.families.mistral import MISTRAL
+from nnxdsl.models.families.registry import from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 
@@ -96,3 +99,35 @@ def test_what_leaves_a_tensor_out_is_no_tensor_of_a_decoder() -> None:
     names = ("model.visual.x", "vision_tower.x", "model.audio_tower.x", "model.embed_vision.x", "mm_projector.x")
     assert all(hf._UNUSED.match(name) for name in names)
     assert not any(hf._UNUSED.match(name) for name in ("model.layers.0.x", "model.embed_tokens.weight", "lm_head.x"))
+
+
+def test_published_spellings_of_later_families() -> None:
+    smol = fields_of("smollm3")
+    assert from_hf(smol).layers == ("global", "nope", "global", "global", "nope")
+    every = {**smol, "no_rope_layers": None, "no_rope_layer_interval": 2}
+    assert from_hf(every).layers == ("global", "nope", "global", "nope", "global")
+    phi, ministral = fields_of("phi3"), fields_of("ministral3")
+    rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    for fields, change, message in (
+        (smol, {"use_sliding_window": True}, "use_sliding_window: only False is implemented, got True"),
+        (smol, {"no_rope_layers": [1, 0]}, "no_rope_layers: expected 0 or 1 for each of 5 layers"),
+        (phi, {"rope_parameters": None, "rope_scaling": rope}, "are implemented, got 'longrope'"),
+        (ministral, {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta: expected a number above 0"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            from_hf({**fields, **change})
+    # Other families' decoders are written as theirs, although these have them, too.
+    assert to_hf(LLAMA3["tiny"])["model_type"] == "llama"
+    assert to_hf(MISTRAL["tiny"])["model_type"] == "mistral"
+
+
+def test_an_adapter_of_a_part_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    reader = hf.HubReader(REFERENCE / "phi3")
+    path = "layers.blocks.0.attention.query.kernel"
+    leaves = {
+        f"{path}_lora_{side}": np.zeros((5, *shape), np.float32) for side, shape in (("a", (32, 2)), ("b", (2, 32)))
+    }
+    with pytest.raises(
+        WeightsError, match="PEFT does not support this layer; export the model with its adapter merged"
+    ):
+        peft.write(tmp_path, reader.config, leaves, adapter=LoRA(rank=2), base=None, model_type="phi3")

@@ -216,6 +216,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "top_k_experts": 2,
         "moe_intermediate_size": 12,
     },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+        "tie_word_embeddings": True,
+        "head_dim": None,
+        "hidden_size": 32,
+    },
+    # Queries are sharper from the eighth token on.
+    "ministral3": {"rope_parameters": {**YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3}},
+    "phi3": {"sliding_window": 6, "head_dim": None, "hidden_size": 32},
+    "smollm3": {"no_rope_layers": [1, 0, 1, 1, 0], "tie_word_embeddings": True, "head_dim": None, "hidden_size": 32},
 }
 CLASSES = {
     "gpt_oss": "GptOss",
@@ -228,7 +241,11 @@ CLASSES = {
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
     "gemma4": "Gemma4",
+    "granite": "Granite",
     "llama3": "Llama",
+    "ministral3": "Ministral3",
+    "phi3": "Phi3",
+    "smollm3": "SmolLM3",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "qwen2": "Qwen2",

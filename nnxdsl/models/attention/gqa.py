@@ -35,6 +35,7 @@ class Attention(nnx.Module):
         self.head_dim = head_dim
         self.query_scale = config.query_scale
         self.soft_cap = config.attention_soft_cap
+        self.temperature = config.query_temperature
 
         def linear(in_features: int, out_features: int, axes: tuple[str, str], *biased: AttentionBias) -> Linear:
             bias = config.attention_bias in biased
@@ -83,6 +84,10 @@ class Attention(nnx.Module):
         if self.value_eps is not None:
             value = unscaled_norm(value, self.value_eps)
         query, key = apply_rotary(query, view.rope), apply_rotary(key, view.rope)
+        if self.temperature is not None:
+            steps = jnp.floor_divide(view.positions.positions, self.temperature.length)
+            factor = 1 + self.temperature.beta * jnp.log1p(steps.astype(jnp.float32))  # [B, T]
+            query = query * factor[..., None, None].astype(query.dtype)
         mixed, new = self_attention(
             query,
             key,

@@ -40,16 +40,19 @@ class LayerCaches(NamedTuple):
         local_layers: `[layers, B, kv_heads, ring, head_dim]`; None without local layers.
         global_layers: `[layers, B, kv_heads, length, head_dim]`; None without global ones.
         states: of linear layers, with a leading axis of layers, of constant size; None without linear layers.
+        nope_layers: as `global_layers`, of layers without rotary positions.
     """
 
     local_layers: KV | None
     global_layers: KV | None
     states: Any = None
+    nope_layers: KV | None = None
 
     def layer(self, kind: LayerKind, layer: int) -> Any:
         """The cache of one layer, counted from 0 among those of its kind."""
-        caches = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}[kind]
-        return jax.tree.map(lambda part: part[layer], caches)
+        caches = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}
+        caches["nope"] = self.nope_layers
+        return jax.tree.map(lambda part: part[layer], caches[kind])
 
 
 class Cache(NamedTuple):
@@ -110,7 +113,7 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
             axes = (*leading, kinds.count(kind))
             return jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), one)
 
-        return LayerCaches(stacked("local"), stacked("global"), stacked("linear"))
+        return LayerCaches(stacked("local"), stacked("global"), stacked("linear"), stacked("nope"))
 
     layers = slots(config.pattern, config.periods) if config.periods else None
     tail = slots(config.suffix_layers) if config.suffix_layers else None

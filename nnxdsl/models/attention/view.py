@@ -24,7 +24,8 @@ class View(NamedTuple):
         positions: of this call's tokens, `[B, T]`.
         mask: `[B, T, S]` bool, True where a token attends to another, those of the cache first; None unless the kernel
             is "dense".
-        rope: (sin, cos), each `[B, T, rotary dimensions // 2]` float32; empty for linear layers.
+        rope: (sin, cos), each `[B, T, rotary dimensions // 2]` float32; empty for linear layers
+            and for those without rotary positions.
     """
 
     method: AttentionMethod
@@ -40,15 +41,18 @@ class Context(NamedTuple):
         local_view: of local layers; None if there are none.
         global_view: of global layers; None if there are none.
         linear_view: of linear layers; None if there are none.
+        nope_view: of layers without rotary positions; None if there are none.
     """
 
     local_view: View | None
     global_view: View | None
     linear_view: View | None
+    nope_view: View | None = None
 
     def view(self, kind: LayerKind) -> View:
         """The view of a kind of layer that the decoder has."""
-        found = {"local": self.local_view, "global": self.global_view, "linear": self.linear_view}[kind]
+        views = {"local": self.local_view, "global": self.global_view, "linear": self.linear_view}
+        found = self.nope_view if kind == "nope" else views[kind]
         assert found is not None  # `context` makes one for each kind
         return found
 
@@ -68,13 +72,15 @@ def context(
         own = attrs.evolve(method, window=window)
         return View(own, positions, attention_mask(positions, keys, window) if own.kernel == "dense" else None, rope)
 
-    local_view = global_view = linear_view = None
+    local_view = global_view = linear_view = nope_view = None
+    nothing = jnp.zeros((*positions.positions.shape, 0), jnp.float32)
     if "local" in config.layers:
         rope = config.rope_local or config.rope_global
         local_view = view(config.window, rope_tables(positions.positions, config.head_dim, rope))
     if "global" in config.layers + config.mtp_layer_kinds:
         global_view = view(None, rope_tables(positions.positions, config.of("global").head_dim, config.rope_global))
     if "linear" in config.layers:
-        nothing = jnp.zeros((*positions.positions.shape, 0), jnp.float32)
         linear_view = View(attrs.evolve(method, window=None), positions, None, (nothing, nothing))
-    return Context(local_view, global_view, linear_view)
+    if "nope" in config.layers:
+        nope_view = view(None, (nothing, nothing))
+    return Context(local_view, global_view, linear_view, nope_view)

@@ -14,8 +14,9 @@ from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
 
 EntryT = TypeVar("EntryT")
-LayerKind = Literal["local", "global", "linear"]
-"""A layer's token mixer: attention within a sliding window, attention to all tokens before, or linear attention."""
+LayerKind = Literal["local", "global", "linear", "nope"]
+"""A layer's token mixer: attention within a sliding window, to all tokens before, linear attention, or attention to all
+tokens before without rotary positions (NoPE)."""
 Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "wide", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row"]
@@ -165,6 +166,23 @@ def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str,
 
 
 @attrs.frozen(kw_only=True)
+class QueryTemperature:
+    """A factor of queries that grows with their position: `1 + beta ln(1 + floor(position / length))` (Llama 4).
+
+    Attributes:
+        beta: how fast it grows.
+        length: positions below it have the factor 1.
+    """
+
+    beta: float
+    length: int
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.beta > 0 and self.length > 0):
+            raise ValueError(f"query_temperature: expected numbers above 0, got {self.beta} and {self.length}")
+
+
+@attrs.frozen(kw_only=True)
 class GlobalHeads:
     """Heads of the global layers, where they differ from those of the others (Gemma 4).
 
@@ -199,6 +217,7 @@ class DecoderConfig:
         rope_local: rotary positions of the local layers; None for those of the global layers.
         rope_global: rotary positions of the global layers.
         query_scale: factor of attention scores.
+        query_temperature: a factor of queries by position; None for none.
         sinks: each head's softmax has one more learned score, whose value is zero (GPT-OSS, arXiv:2508.10925).
         attention_soft_cap: attention scores `s` become `cap * tanh(s / cap)` before they are masked (Gemma 2,
             arXiv:2408.00118); None for no cap.
@@ -219,6 +238,9 @@ class DecoderConfig:
         layer_scalar: a layer's output is multiplied by a number, which is read and never trained (Gemma 4).
         activation: of the MLP's gate.
         scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
+        embedding_multiplier: embeddings are multiplied by it (Granite).
+        residual_multiplier: what a mixer or a feed-forward adds to the residual stream is multiplied by it (Granite).
+        logits_scaling: logits are divided by it (Granite).
         output_gate: attention's output is multiplied by a sigmoid gate (Qwen3-Next).
         linear_attention: the mixer of linear layers, such as a gated DeltaNet; None without linear layers.
         mla: multi-head latent attention in place of grouped-query attention; None for the latter.
@@ -245,6 +267,7 @@ class DecoderConfig:
     rope_local: Rope | None = Rope(theta=10_000.0)
     rope_global: Rope = Rope(theta=1_000_000.0)
     query_scale: float
+    query_temperature: QueryTemperature | None = None
     sinks: bool = False
     output_gate: bool = False
     linear_attention: MixerConfig | None = None
@@ -261,6 +284,9 @@ class DecoderConfig:
     layer_scalar: bool = False
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
     mla: MLAConfig | None = None
     feed_forward: FeedForwardConfig = MLPConfig()  # noqa: RUF009 - frozen
     dense_layers: int = 0

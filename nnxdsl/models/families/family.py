@@ -30,6 +30,10 @@ CHOICES: dict[str, Any] = {
     "output_gate": False,
     "activation": "silu",
     "scale_embedding": False,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "query_temperature": None,
     "window": None,
     "pattern": ("global",),
     "rope_local": None,
@@ -149,6 +153,7 @@ class Family:
         wrappers: the values of `model_type` of files with several modalities, whose `text_config` is of this family.
         layer_tensors: from the decoder and the sources of a layer's tensors under the names that most families use,
             those of this family.
+        is_general: whether it is written only where no other family fits: its members can be those of others.
         mtp: names of the multi-token-prediction layer's tensors; None for a family without one.
     """
 
@@ -165,6 +170,7 @@ class Family:
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
     wrappers: tuple[str, ...] = ()
     layer_tensors: Callable[[DecoderConfig, Tensors], Tensors] = lambda _, tensors: tensors
+    is_general: bool = False
     mtp: MTPTensors | None = None
 
     def read(self, fields: Mapping[str, Any]) -> DecoderConfig:

@@ -110,17 +110,33 @@ class SharedRope(Fields):
         return partial | hf_rope.rope_to_hf(rope)
 
 
+@attrs.frozen(kw_only=True)
 class TiedHead(Fields):
-    """`tie_word_embeddings`, which differs between sizes."""
+    """`tie_word_embeddings`, which differs between sizes.
 
+    Attributes:
+        default: transformers' default.
+    """
+
+    default: bool = False
     names: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
     decides: ClassVar[tuple[str, ...]] = ("tied_head",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {"tied_head": file.flag("tie_word_embeddings", False)}
+        return {"tied_head": file.flag("tie_word_embeddings", self.default)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {"tie_word_embeddings": config.tied_head}
+
+
+class PadToken(Fields):
+    """`pad_token_id`, null where nothing else gives it: transformers' default may be beyond the vocabulary."""
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        return {"pad_token_id": None}
 
 
 @attrs.frozen(kw_only=True)

@@ -238,7 +238,7 @@ def numbers_to_hf(config: DecoderConfig) -> dict[str, Any]:
 
 def layer_types(config: DecoderConfig) -> list[str]:
     """The kind of every layer, under the Hub's names."""
-    names = {ours: theirs for theirs, ours in (KINDS | LINEAR_KINDS).items()}
+    names = {ours: theirs for theirs, ours in (KINDS | LINEAR_KINDS).items()} | {"nope": "full_attention"}
     return [names[kind] for kind in config.layers]
 
 

@@ -97,7 +97,11 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
         WeightsError: no family has a decoder like this; names what each would require.
     """
     problems = []
-    for family in sorted(FAMILIES, key=lambda family: like not in family.model_types + family.wrappers):
+
+    def order(family: Family) -> tuple[bool, bool]:
+        return like not in family.model_types + family.wrappers, family.is_general
+
+    for family in sorted(FAMILIES, key=order):
         differences = family.differences(config)
         if not differences:
             return {"architectures": [family.architecture], "torch_dtype": dtype, **family.write(config)}

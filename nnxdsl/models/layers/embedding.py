@@ -16,13 +16,15 @@ class Embedding(nnx.Module):
     Args:
         vocab_size: rows.
         features: columns.
-        scaled: whether vectors are multiplied by the square root of `features`.
-        rngs: draws the table, normal with variance 1 / features: so scaled vectors, and logits, have variance 1.
+        factor: vectors are multiplied by it.
+        rngs: draws the table, normal with variance 1 / features, so that logits have variance 1.
         param_dtype: dtype of the table.
     """
 
-    def __init__(self, vocab_size: int, features: int, *, scaled: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        self.scaled = scaled
+    def __init__(
+        self, vocab_size: int, features: int, *, factor: float, rngs: nnx.Rngs, param_dtype: DTypeLike
+    ) -> None:
+        self.factor = factor
         self.embedding = nnx.Param(_rows(vocab_size, features, rngs, param_dtype), axes=("vocab", "embed"))  # [V, D]
 
     def __call__(self, tokens: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -33,7 +35,7 @@ class Embedding(nnx.Module):
         # Looked up whole: were it cut along D, rows of all devices would have to be brought together afterwards.
         table = constrain(self.embedding[...], "vocab", None)
         vectors = jnp.take(table, tokens, axis=0).astype(dtype)  # [B, T, D]
-        return vectors * jnp.asarray(table.shape[-1] ** 0.5, dtype) if self.scaled else vectors
+        return vectors if self.factor == 1.0 else vectors * jnp.asarray(self.factor, dtype)
 
 
 class Head(nnx.Module):

@@ -77,6 +77,8 @@ def apply_rotary(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
         The rotated heads in the dtype of `x`; float32 inside.
     """
     rotary_dim = 2 * rope[0].shape[-1]
+    if not rotary_dim:
+        return x  # without rotary positions
     if rotary_dim < x.shape[-1]:
         return jnp.concatenate([apply_rotary(x[..., :rotary_dim], rope), x[..., rotary_dim:]], axis=-1)
     return _rotate(x, *rope)
