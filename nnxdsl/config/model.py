@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         minimax_m2,
         ministral3,
         mistral,
+        mistral4,
         mixtral,
         olmo3,
         phi3,
@@ -83,6 +84,7 @@ class Model(Spec):
     MiniMaxM2: ClassVar[type[minimax_m2.MiniMaxM2]]
     Ministral3: ClassVar[type[ministral3.Ministral3]]
     Mistral: ClassVar[type[mistral.Mistral]]
+    Mistral4: ClassVar[type[mistral4.Mistral4]]
     Mixtral: ClassVar[type[mixtral.Mixtral]]
     Olmo3: ClassVar[type[olmo3.Olmo3]]
     Phi3: ClassVar[type[phi3.Phi3]]

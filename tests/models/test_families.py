@@ -27,7 +27,16 @@ NAMES = sorted(path.name for path in REFERENCE.iterdir())
 # Second members of their families, and one that takes a minute to compile.
 LONG = {
     *("deepseek_v3_plain", "llama3_tied", "mistral_global", "qwen2_windows", "qwen3_moe_plain", "qwen3_next"),
-    *("gemma4_moe", "qwen3_5", "qwen3_5_moe", "deepseek_v2", "deepseek_v2_lite", "glm4_moe_plain", "glm4_moe_lite"),
+    *(
+        "gemma4_moe",
+        "mistral4",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "deepseek_v2",
+        "deepseek_v2_lite",
+        "glm4_moe_plain",
+        "glm4_moe_lite",
+    ),
     "qwen3_moe_dense_step",
 }
 TOLERANCE = 1e-5
@@ -162,9 +171,9 @@ def test_written_tensors_are_those_of_transformers(name: str, tmp_path: Path) ->
 def test_transformers_loads_what_is_written(name: str, tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     written(name, tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    named = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
+    loaded = getattr(transformers, named).from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    model = loaded.eval()
     expected = np.load(REFERENCE / name / "expected.npz")
     mask = np.arange(expected["tokens"].shape[1])[None] < expected["lengths"][:, None]
     with torch.no_grad():

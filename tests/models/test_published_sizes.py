@@ -21,6 +21,7 @@ PUBLISHED = {
     "Kimi": {"moonlight-16b-a3b": 15.96e9, "k2": 1.026e12},
     "Ministral3": {"3b": 3.43e9, "8b": 8.49e9},
     "MiniMaxM2": {"230b-a10b": 228.7e9},
+    "Mistral4": {"small-119b": 118.97e9},
     "Phi3": {"3-mini-4k": 3.82e9, "3-medium-4k": 13.96e9, "4": 14.66e9},
     "Qwen35": {"0.8b": 0.752e9, "4b": 4.21e9, "27b": 26.9e9},
     "Qwen35MoE": {"35b-a3b": 34.7e9, "397b-a17b": 396e9},
@@ -55,7 +56,7 @@ def test_all_sizes_are_those_of_transformers(name: str) -> None:
     others = {key: value for key, value in fields.items() if key not in ("architectures", "model_type", "torch_dtype")}
     theirs = transformers.AutoConfig.for_model(model_type, **others, pad_token_id=None)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(theirs)
+        model = getattr(transformers, fields["architectures"][0])(theirs)
     buffers = ("e_score_correction_bias", "layer_scalar")
     counted = [buffer.numel() for name, buffer in model.named_buffers() if name.endswith(buffers)]
     assert parameters(config) == sum(parameter.numel() for parameter in model.parameters()) + sum(counted)

@@ -131,3 +131,11 @@ def test_an_adapter_of_a_part_of_a_tensor_is_refused(tmp_path: Path) -> None:
         WeightsError, match="PEFT does not support this layer; export the model with its adapter merged"
     ):
         peft.write(tmp_path, reader.config, leaves, adapter=LoRA(rank=2), base=None, model_type="phi3")
+
+
+def test_mistral_small_4_without_what_follows_from_other_fields() -> None:
+    saved = fields_of("mistral4")
+    assert saved["head_dim"] == saved["qk_nope_head_dim"] + saved["qk_rope_head_dim"]
+    assert from_hf({"model_type": "mistral3", "text_config": saved}) == from_hf(saved)
+    with pytest.raises(WeightsError, match="head_dim: expected 4, which follows from qk_rope_head_dim, got 7"):
+        from_hf({**saved, "head_dim": 7})

@@ -15,7 +15,7 @@ from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import norm_of, unscaled_norm
-from nnxdsl.models.layers.rope import apply_rotary
+from nnxdsl.models.layers.rope import apply_rotary, query_factor
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs, named
 
@@ -85,9 +85,7 @@ class Attention(nnx.Module):
             value = unscaled_norm(value, self.value_eps)
         query, key = apply_rotary(query, view.rope), apply_rotary(key, view.rope)
         if self.temperature is not None:
-            steps = jnp.floor_divide(view.positions.positions, self.temperature.length)
-            factor = 1 + self.temperature.beta * jnp.log1p(steps.astype(jnp.float32))  # [B, T]
-            query = query * factor[..., None, None].astype(query.dtype)
+            query = query * query_factor(view.positions.positions, self.temperature).astype(query.dtype)
         mixed, new = self_attention(
             query,
             key,

@@ -11,11 +11,11 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.kv_cache import KV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
-from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig, QueryTemperature
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
-from nnxdsl.models.layers.rope import apply_rotary
+from nnxdsl.models.layers.rope import apply_rotary, query_factor
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import named
 
@@ -34,6 +34,7 @@ class LatentAttention(nnx.Module):
         num_heads: heads of queries, and of keys and values.
         config: the widths.
         query_scale: factor of the scores, which includes YaRN's `mscale`.
+        query_temperature: a factor of queries by position; None for none.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -45,6 +46,7 @@ class LatentAttention(nnx.Module):
         config: MLAConfig,
         *,
         query_scale: float,
+        query_temperature: QueryTemperature | None = None,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
     ) -> None:
@@ -56,6 +58,7 @@ class LatentAttention(nnx.Module):
 
         self.config = config
         self.query_scale = query_scale
+        self.temperature = query_temperature
         rank, shared = config.q_lora_rank, config.kv_lora_rank
         queries, values = num_heads * config.qk_head_dim, num_heads * config.v_head_dim
         self.query = linear(embed_dim, queries, "embed", "heads") if rank is None else None
@@ -71,10 +74,8 @@ class LatentAttention(nnx.Module):
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
         """Latent attention of this decoder."""
         assert config.mla is not None  # its config names this class
-        scale = config.query_scale
-        return cls(
-            config.embed_dim, config.num_heads, config.mla, query_scale=scale, rngs=rngs, param_dtype=param_dtype
-        )
+        scores = {"query_scale": config.query_scale, "query_temperature": config.query_temperature}
+        return cls(config.embed_dim, config.num_heads, config.mla, **scores, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
     def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV:
@@ -98,6 +99,8 @@ class LatentAttention(nnx.Module):
         query = constrain(query, "batch", "length", "activation_heads", None)  # [B, T, N, H]
         still, turned = jnp.split(query, [config.qk_nope_head_dim], axis=-1)
         query = jnp.concatenate([still, self._rotate(turned, view)], axis=-1)
+        if self.temperature is not None:
+            query = query * query_factor(view.positions.positions, self.temperature).astype(query.dtype)
         shared, turned = jnp.split(self.key_value_down(x).reshape(split), [config.kv_lora_rank], axis=-1)
         both = self.key_value_up(self.key_value_norm(shared))
         both = both.reshape(*split, config.qk_nope_head_dim + config.v_head_dim)

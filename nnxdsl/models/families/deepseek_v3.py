@@ -127,8 +127,15 @@ DEEPSEEK_V3 = {
 }
 
 
+@attrs.frozen(kw_only=True)
 class MLA(Fields):
-    """Latent attention; `head_dim` is the width of its rotary part."""
+    """Latent attention; `head_dim` is the width of its rotary part.
+
+    Attributes:
+        q_lora_rank: transformers' default.
+    """
+
+    q_lora_rank: int = 1536
 
     names: ClassVar[tuple[str, ...]] = ("rope_interleave", "qk_head_dim")
     decides: ClassVar[tuple[str, ...]] = ("mla",)
@@ -146,7 +153,7 @@ class MLA(Fields):
                 )
         mla = file.part(
             MLAConfig,
-            q_lora_rank=numbers["q_lora_rank"] if "q_lora_rank" in fields else 1536,  # null is none
+            q_lora_rank=numbers["q_lora_rank"] if "q_lora_rank" in fields else self.q_lora_rank,  # null is none
             **{name: numbers[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
             rope_interleave=file.flag("rope_interleave", True),
         )

@@ -116,7 +116,7 @@ FAMILY = register(
             "partial_rotary_factor": 1.0,
         },
         ignored=("num_nextn_predict_layers", "num_mtp_layers", "pretraining_tp"),
-        fields=(MLA(), _Experts(scale=1.8), MLARope(), TiedHead()),
+        fields=(MLA(q_lora_rank=768), _Experts(scale=1.8), MLARope(), TiedHead()),
         mtp=MTPTensors(),
     )
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Ministral 3: spec, the published sizes (Mistral AI, 2025) and the spellings of `config.json`; no jax."""
 
+# ruff: noqa: D102 - the methods are those of `Fields`
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ import attrs
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, QueryTemperature, Rope, Yarn
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
-from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead, UniformWindow
+from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead, UniformWindow
 from nnxdsl.models.families.hf_config import ConfigFile
 from nnxdsl.models.families.registry import register
 
@@ -44,7 +46,9 @@ MINISTRAL3 = {
     "8b": _large(layers=34, embed=4096, mlp=14_336, tied_head=False),
 }  # fmt: skip
 
-_BETA = "llama_4_scaling_beta"
+BETA = "llama_4_scaling_beta"
+IGNORED = (BETA, "max_position_embeddings")
+"""Entries of `rope_parameters` that are no rotary positions."""
 _DEFAULT = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -54,37 +58,45 @@ _DEFAULT = {
     "beta_slow": 1.0,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
-    _BETA: 0.1,
+    BETA: 0.1,
 }
 
 
-class _Rope(SharedRope):
-    """YaRN, and with it the factor of queries by position."""
+class Temperature(Fields):
+    """The factor of queries by position, among the entries of YaRN."""
 
-    decides: ClassVar[tuple[str, ...]] = ("rope_global", "query_temperature")
+    decides: ClassVar[tuple[str, ...]] = ("query_temperature",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        found = super().read(file, decoder)
         entry = file.fields.get("rope_parameters") or file.fields.get("rope_scaling") or {}
-        numbers: dict[str, Any] = {name: entry.get(name) for name in (_BETA, "original_max_position_embeddings")}
+        numbers: dict[str, Any] = {name: entry.get(name) for name in (BETA, "original_max_position_embeddings")}
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 file.problems.append(f"rope_parameters: {name}: expected a number above 0, got {value!r}")
-                return found
+                return {}
         beta, length = numbers.values()
-        return {**found, "query_temperature": file.part(QueryTemperature, beta=float(beta), length=int(length))}
-
-    def write(self, config: DecoderConfig) -> dict[str, Any]:
-        rope, temperature = super().write(config), config.query_temperature
-        assert temperature is not None  # or the decoder is refused
-        scaling = {"rope_type": "default", **(rope["rope_scaling"] or {})}
-        own = {"original_max_position_embeddings": temperature.length, _BETA: temperature.beta}
-        return {"rope_parameters": {**scaling, "rope_theta": rope["rope_theta"], **own}}
+        return {"query_temperature": file.part(QueryTemperature, beta=float(beta), length=int(length))}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         scaling, own = config.rope_global.scaling, config.query_temperature
         length = scaling.original_max_position_embeddings if isinstance(scaling, Yarn) else 16_384
         return {"query_temperature": QueryTemperature(beta=own.beta if own else 0.1, length=length)}
+
+
+class NestedRope(SharedRope):
+    """YaRN, written with the factor of queries by position in one object."""
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        return nested(super().write(config), config)
+
+
+def nested(rope: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+    """`rope_parameters` of written rotary positions and the factor of queries."""
+    temperature = config.query_temperature
+    assert temperature is not None  # or the decoder is refused
+    scaling = {"rope_type": "default", **(rope["rope_scaling"] or {})}
+    own = {"original_max_position_embeddings": temperature.length, BETA: temperature.beta}
+    return {"rope_parameters": {**scaling, "rope_theta": rope["rope_theta"], **own}}
 
 
 def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,7 +119,8 @@ FAMILY = register(
         fields=(
             Heads(),
             UniformWindow(default=None),
-            _Rope(ignored=(_BETA, "max_position_embeddings")),
+            NestedRope(ignored=IGNORED),
+            Temperature(),
             TiedHead(),
         ),
         prepare=_prepared,

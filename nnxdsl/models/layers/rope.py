@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.config.decoder import Llama3RopeScaling, Rope, Yarn
+from nnxdsl.models.config.decoder import Llama3RopeScaling, QueryTemperature, Rope, Yarn
 
 
 def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Array, jax.Array]:
@@ -45,6 +45,12 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     if amplitude == 1.0:
         return jnp.sin(angle), jnp.cos(angle)
     return jnp.sin(angle) * np.float32(amplitude), jnp.cos(angle) * np.float32(amplitude)
+
+
+def query_factor(position: jax.Array, temperature: QueryTemperature) -> jax.Array:
+    """The factor of queries at positions `[B, T]`, float32 `[B, T, 1, 1]`."""
+    steps = jnp.floor_divide(position, temperature.length).astype(jnp.float32)
+    return (1 + temperature.beta * jnp.log1p(steps))[..., None, None]
 
 
 def _yarn_unscaled_share(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
