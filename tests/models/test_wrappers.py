@@ -139,3 +139,15 @@ def test_mistral_small_4_without_what_follows_from_other_fields() -> None:
     assert from_hf({"model_type": "mistral3", "text_config": saved}) == from_hf(saved)
     with pytest.raises(WeightsError, match="head_dim: expected 4, which follows from qk_rope_head_dim, got 7"):
         from_hf({**saved, "head_dim": 7})
+
+
+def test_an_unknown_family_is_refused_with_the_nearest_and_what_differs() -> None:
+    fields = json.loads((REFERENCE / "qwen3" / "config.json").read_text())
+    with pytest.raises(WeightsError) as caught:
+        from_hf({**fields, "model_type": "qwen3_5_x", "mixing": 2})
+    assert "got 'qwen3_5_x'. The nearest is 'qwen3_5', but config.json is not a Qwen3.5 that can be read" in str(
+        caught.value
+    )
+    assert "mixing=2: not understood, and it could change the mathematics" in str(caught.value)
+    with pytest.raises(WeightsError, match=r"got 'qwen33'\. The nearest is 'qwen3', which has all fields of this file"):
+        from_hf({**fields, "model_type": "qwen33"})

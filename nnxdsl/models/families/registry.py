@@ -7,6 +7,7 @@ itself in the same way when its module is imported.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,8 +79,24 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
     family = family_named(kind)
     if family is None:
         names = ", ".join(repr(name) for family in FAMILIES for name in family.model_types + family.wrappers)
-        raise WeightsError(f"model_type: expected one of {names}, got {kind!r}")
+        raise WeightsError(f"model_type: expected one of {names}, got {kind!r}{_near(config)}")
     return family.read(config)
+
+
+def _near(config: Mapping[str, Any]) -> str:
+    """The family of the nearest `model_type`, and what it does not read of a file of an unknown one."""
+    known = {name: family for family in FAMILIES for name in family.model_types + family.wrappers}
+    near = difflib.get_close_matches(str(config.get("model_type")), known, n=1, cutoff=0.6)
+    if not near:
+        return ""
+    text = config.get("text_config")
+    fields = text if isinstance(text, Mapping) else config
+    family = known[near[0]]
+    try:
+        family.read({**fields, "model_type": family.model_types[0]})
+    except WeightsError as error:
+        return f". The nearest is {near[0]!r}, but {error}"
+    return f". The nearest is {near[0]!r}, which has all fields of this file; tensors may differ"
 
 
 def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None) -> dict[str, Any]:
