@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         mistral4,
         mixtral,
         olmo3,
+        olmo_hybrid,
         phi3,
         qwen2,
         qwen3,
@@ -87,6 +88,7 @@ class Model(Spec):
     Mistral4: ClassVar[type[mistral4.Mistral4]]
     Mixtral: ClassVar[type[mixtral.Mixtral]]
     Olmo3: ClassVar[type[olmo3.Olmo3]]
+    OlmoHybrid: ClassVar[type[olmo_hybrid.OlmoHybrid]]
     Phi3: ClassVar[type[phi3.Phi3]]
     Qwen2: ClassVar[type[qwen2.Qwen2]]
     Qwen3: ClassVar[type[qwen3.Qwen3]]

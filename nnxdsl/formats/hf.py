@@ -22,7 +22,7 @@ from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.formats.quantized import StoredTensor, dequantize
 from nnxdsl.formats.stacked_experts import unstacked
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.families.registry import from_hf, text_fields, to_hf
+from nnxdsl.models.families.registry import family_named, from_hf, text_fields, to_hf
 from nnxdsl.models.params import AbstractModel, is_mtp_param
 
 INDEX = "model.safetensors.index.json"
@@ -113,13 +113,17 @@ class HubReader:
         tensors: dict[str, StoredTensor] = dict(dequantize(stored))
         self._prefix = next((p for p in PREFIXES if any(name.startswith(p + "layers.") for name in tensors)), "model.")
         wanted = {name for source in self._sources.values() for name in source.names} | set(self._copies)
+        family = family_named(fields.get("model_type"))
+        aliases = {} if family is None else family.aliases
         for name, tensor in tensors.items():
             ours = name.removeprefix(self._prefix)
+            if ours not in wanted:
+                ours = ".".join(aliases.get(part, part) for part in ours.split("."))
             if name in _HEADS and self.config.tied_head:
                 self._heads[name] = tensor
             elif name in _HEADS:
                 self._tensors[HEAD] = tensor
-            elif ours in wanted and name == self._full(ours):
+            elif ours in wanted and name.startswith("" if is_auxiliary(ours) else self._prefix):
                 self._tensors[ours] = tensor
             elif each := dict(unstacked(ours, tensor, wanted)):
                 self._tensors |= each

@@ -162,7 +162,7 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
 def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool) -> dict[str, TensorSource]:
     """Sources of the arrays of a layer of this kind; a dense one has the gated MLP."""
     sources = config.mixer(kind).tensors(config.of(kind)) | {
-        f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.norms].items()
+        f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.of(kind).norms].items()
     }
     feed_forward = MLPConfig() if dense else config.feed_forward
     if feed_forward.norms_input:

@@ -40,6 +40,8 @@ class Block(nnx.Module):
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
     ) -> None:
+        config = config.of(kind)
+
         def norm(where: str) -> RMSNorm | None:
             return (
                 norm_of(config, config.embed_dim, "norm", param_dtype) if config.norms in (where, "sandwich") else None
@@ -47,7 +49,7 @@ class Block(nnx.Module):
 
         self.kind: LayerKind = kind
         self.pre_attention_norm = norm("pre")
-        self.attention = mixer_class(config, kind).build(config.of(kind), rngs=rngs, param_dtype=param_dtype)
+        self.attention = mixer_class(config, kind).build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_attention_norm = norm("post")
         feed_forward = MLPConfig() if dense else config.feed_forward
         self.pre_mlp_norm = None if feed_forward.norms_input else norm("pre")

@@ -30,6 +30,7 @@ LONG = {
     *(
         "gemma4_moe",
         "mistral4",
+        "olmo_hybrid",
         "qwen3_5",
         "qwen3_5_moe",
         "deepseek_v2",
@@ -41,6 +42,8 @@ LONG = {
 }
 TOLERANCE = 1e-5
 """Of the largest logit, of the loss, of the gradient's length."""
+RECURRENT = 1e-4
+"""Of the largest logit, where a norm with an epsilon of 1e-5 follows a recurrence."""
 
 
 class Loaded(NamedTuple):
@@ -51,6 +54,7 @@ class Loaded(NamedTuple):
     expected: dict[str, np.ndarray]
     logits: Callable[..., jax.Array]
     template: params.AbstractModel
+    tolerance: float
 
 
 @pytest.fixture(
@@ -68,11 +72,12 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
         decoder = template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=jnp.float32)[0])
 
-    return Loaded(reader.config, leaves, expected, logits, template)
+    tolerance = RECURRENT if request.param == "olmo_hybrid" else TOLERANCE
+    return Loaded(reader.config, leaves, expected, logits, template, tolerance)
 
 
-def close(got: jax.Array, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(got, wanted, atol=TOLERANCE * float(np.abs(wanted).max()), rtol=0)
+def close(got: jax.Array, wanted: np.ndarray, tolerance: float) -> None:
+    np.testing.assert_allclose(got, wanted, atol=tolerance * float(np.abs(wanted).max()), rtol=0)
 
 
 def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
@@ -82,8 +87,8 @@ def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
     shifted = np.stack([np.roll(row, size - n) for row, n in zip(tokens, lengths, strict=True)])
     left = loaded.logits(loaded.leaves, shifted, positions_left_padded(jnp.asarray(lengths), size))
     for row, n in enumerate(lengths):
-        close(right[row, :n], wanted[row, :n])
-        close(left[row, size - n :], wanted[row, :n])
+        close(right[row, :n], wanted[row, :n], loaded.tolerance)
+        close(left[row, size - n :], wanted[row, :n], loaded.tolerance)
 
 
 def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
@@ -94,7 +99,7 @@ def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
     position, segment = (jnp.asarray(part, jnp.int32) for part in places)
     packed = TokenPositions(position, segment, jnp.zeros_like(segment))
     got = loaded.logits(loaded.leaves, np.concatenate(parts)[None], packed)[0]
-    close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]))
+    close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]), loaded.tolerance)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ PUBLISHED = {
     "Ministral3": {"3b": 3.43e9, "8b": 8.49e9},
     "MiniMaxM2": {"230b-a10b": 228.7e9},
     "Mistral4": {"small-119b": 118.97e9},
+    "OlmoHybrid": {"7b": 7.43e9},
     "Phi3": {"3-mini-4k": 3.82e9, "3-medium-4k": 13.96e9, "4": 14.66e9},
     "Qwen35": {"0.8b": 0.752e9, "4b": 4.21e9, "27b": 26.9e9},
     "Qwen35MoE": {"35b-a3b": 34.7e9, "397b-a17b": 396e9},
@@ -54,7 +55,7 @@ def test_all_sizes_are_those_of_transformers(name: str) -> None:
     assert fields["model_type"] == model_type
     assert from_hf(fields) == config
     others = {key: value for key, value in fields.items() if key not in ("architectures", "model_type", "torch_dtype")}
-    theirs = transformers.AutoConfig.for_model(model_type, **others, pad_token_id=None)
+    theirs = transformers.AutoConfig.for_model(model_type, **{**others, "pad_token_id": None})
     with torch.device("meta"):
         model = getattr(transformers, fields["architectures"][0])(theirs)
     buffers = ("e_score_correction_bias", "layer_scalar")

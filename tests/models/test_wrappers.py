@@ -151,3 +151,19 @@ def test_an_unknown_family_is_refused_with_the_nearest_and_what_differs() -> Non
     assert "mixing=2: not understood, and it could change the mathematics" in str(caught.value)
     with pytest.raises(WeightsError, match=r"got 'qwen33'\. The nearest is 'qwen3', which has all fields of this file"):
         from_hf({**fields, "model_type": "qwen33"})
+
+
+def test_a_file_of_olmo_hybrid_under_the_names_of_its_modules(tmp_path: Path) -> None:
+    aliases = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    tensors = load_file(REFERENCE / "olmo_hybrid" / "model.safetensors")
+    for name in list(tensors):
+        part = name.split(".")[-2]
+        tensors[name.replace(part, aliases.get(part, part))] = tensors.pop(name)
+    save_file(tensors, tmp_path / "model.safetensors")
+    fields = fields_of("olmo_hybrid")
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    plain, other = hf.HubReader(REFERENCE / "olmo_hybrid"), hf.HubReader(tmp_path)
+    for path in plain._sources:
+        np.testing.assert_array_equal(other.leaf(path), plain.leaf(path))
+    with pytest.raises(WeightsError, match="rope_theta null"):
+        from_hf({**fields, "rope_parameters": {"rope_type": "default", "rope_theta": None}})

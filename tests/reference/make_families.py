@@ -240,6 +240,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.3,
         },
     },
+    "olmo_hybrid": {
+        "rms_norm_eps": 0.05,
+        "head_dim": None,
+        "hidden_size": 32,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+    },
     "phi3": {"sliding_window": 6, "head_dim": None, "hidden_size": 32},
     "smollm3": {"no_rope_layers": [1, 0, 1, 1, 0], "tie_word_embeddings": True, "head_dim": None, "hidden_size": 32},
 }
@@ -257,6 +266,7 @@ CLASSES = {
     "granite": "Granite",
     "llama3": "Llama",
     "ministral3": "Ministral3",
+    "olmo_hybrid": "OlmoHybrid",
     "phi3": "Phi3",
     "smollm3": "SmolLM3",
     "mistral": "Mistral",

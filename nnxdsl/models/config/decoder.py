@@ -225,6 +225,7 @@ class DecoderConfig:
         max_length: the model's context length.
         norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
             sum with the residual stream; "post": only those after (OLMo 2, arXiv:2501.00656).
+        linear_norms: norms of the linear layers, where they are others than `norms` (OLMo Hybrid); None for those.
         norm_scale: "plain": the scale is initialized with 1 and applied after rounding (Llama); "wide": as
             plain, applied before rounding (Gemma 4); "zero_centred": it is initialized with 0, and 1 + scale is applied
             before rounding (Gemma).
@@ -275,6 +276,7 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     max_length: int
     norms: Norms = "sandwich"
+    linear_norms: Norms | None = None
     norm_scale: NormScale = "zero_centred"
     query_key_norm: QueryKeyNorm = "head"
     attention_bias: AttentionBias = "none"
@@ -394,6 +396,8 @@ class DecoderConfig:
 
     def of(self, kind: LayerKind) -> DecoderConfig:
         """The config that the layers of this kind are built from: with their own heads."""
+        if kind == "linear" and self.linear_norms is not None:
+            return attrs.evolve(self, norms=self.linear_norms, linear_norms=None)
         if kind != "global" or self.global_heads is None:
             return self
         return attrs.evolve(self, **attrs.asdict(self.global_heads), global_heads=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
@@ -99,17 +100,30 @@ class GatedDeltaNet(nnx.Module):
             self.inputs = linear(embed_dim, config.channels + values, "embed", "heads")
             self.rates = linear(embed_dim, 2 * heads, "embed", "heads")
         else:
-            self.inputs = linear(embed_dim, config.channels, "embed", "heads")
+            if config.projections == "separate":
+                self.inputs = linear(embed_dim, config.channels, "embed", "heads")
+            else:
+                width = config.key_heads * config.key_head_dim
+                self.query = linear(embed_dim, width, "embed", "heads")
+                self.key = linear(embed_dim, width, "embed", "heads")
+                self.value = linear(embed_dim, values, "embed", "heads")
             self.output_gate = linear(embed_dim, values, "embed", "heads")
             self.rate = linear(embed_dim, heads, "embed", "heads")
             self.decay = linear(embed_dim, heads, "embed", "heads")
-        self.conv = Conv(config.channels, config.conv_kernel, rngs=rngs, param_dtype=param_dtype)
+        conv = partial(Conv, size=config.conv_kernel, rngs=rngs, param_dtype=param_dtype)
+        if config.projections == "single":
+            width = config.key_heads * config.key_head_dim
+            self.conv_query, self.conv_key, self.conv_value = conv(width), conv(width), conv(values)
+        else:
+            self.conv = conv(config.channels)
         # Initial decay rates are uniform up to 16 (Mamba 2, arXiv:2405.21060).
         rate = jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1e-3, 16.0)
         self.decay_log = nnx.Param(jnp.log(rate).astype(param_dtype), axes=("heads",))
         self.decay_bias = nnx.Param(jnp.ones((heads,), param_dtype), axes=("heads",))
         dim = config.value_head_dim
-        self.norm = RMSNorm(dim, axis="head_dim", eps=norm_eps, kind="plain", param_dtype=param_dtype)
+        self.norm = RMSNorm(
+            dim, axis="head_dim", eps=config.norm_eps or norm_eps, kind="plain", param_dtype=param_dtype
+        )
         self.output = linear(values, embed_dim, "heads", "embed")
 
     @classmethod
@@ -140,7 +154,12 @@ class GatedDeltaNet(nnx.Module):
         """
         config, (batch, length, _) = self.config, x.shape
         mixed, rates, gate = self._projected(x)
-        weights = _Weights(*(weight[...] for weight in (self.conv.weight, self.decay_log, self.decay_bias)))
+        if config.projections == "single":
+            parts = (self.conv_query, self.conv_key, self.conv_value)
+            conv = jnp.concatenate([part.weight[...] for part in parts])
+        else:
+            conv = self.conv.weight[...]
+        weights = _Weights(conv, self.decay_log[...], self.decay_bias[...])
         numbers, row = _Numbers(config, self.chunk), view.method.row if past is None else None
         state = empty_state(config, batch, x.dtype) if past is None else past
 
@@ -173,8 +192,11 @@ class GatedDeltaNet(nnx.Module):
                 mixed, [2 * config.key_head_dim + config.values_per_key * config.value_head_dim], -1
             )
             return mixed, rates, gate
-        width = config.key_heads * config.key_head_dim
-        parts = jnp.split(self.inputs(x), [width, 2 * width], axis=-1)
+        if config.projections == "single":
+            parts = [self.query(x), self.key(x), self.value(x)]
+        else:
+            width = config.key_heads * config.key_head_dim
+            parts = jnp.split(self.inputs(x), [width, 2 * width], axis=-1)
         mixed = jnp.concatenate([heads(part) for part in parts], axis=-1)  # [B, T, K, 2 H + G V]
         rates = jnp.concatenate([heads(self.rate(x)), heads(self.decay(x))], axis=-1)
         return mixed, rates, heads(self.output_gate(x))
@@ -261,7 +283,8 @@ def _continue_from(
     rate, decay = jnp.split(inputs.rates, 2, axis=-1)  # [B, T, K, G]
     speed, bias = (x.astype(jnp.float32).reshape(keys, groups) for x in (weights.decay_log, weights.decay_bias))
     decay = -jnp.exp(speed) * jax.nn.softplus(decay.astype(jnp.float32) + bias)
-    tokens = Tokens(query, key, value, decay, jax.nn.sigmoid(rate).astype(jnp.float32))
+    rate = jax.nn.sigmoid(rate).astype(jnp.float32)
+    tokens = Tokens(query, key, value, decay, rate if config.rate_scale == 1.0 else config.rate_scale * rate)
     memory = state.memory.reshape(batch, keys, groups, *state.memory.shape[2:])
     if length == 1:
         out, memory = step(tokens, real[:, 0], memory)

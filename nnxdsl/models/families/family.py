@@ -19,6 +19,7 @@ Tensors = dict[str, TensorSource]
 
 CHOICES: dict[str, Any] = {
     "norms": "pre",
+    "linear_norms": None,
     "norm_scale": "plain",
     "query_key_norm": "none",
     "sinks": False,
@@ -153,6 +154,7 @@ class Family:
         wrappers: the values of `model_type` of files with several modalities, whose `text_config` is of this family.
         layer_tensors: from the decoder and the sources of a layer's tensors under the names that most families use,
             those of this family.
+        aliases: other names of modules in files, and those of `layer_tensors`.
         is_general: whether it is written only where no other family fits: its members can be those of others.
         mtp: names of the multi-token-prediction layer's tensors; None for a family without one.
     """
@@ -170,6 +172,7 @@ class Family:
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
     wrappers: tuple[str, ...] = ()
     layer_tensors: Callable[[DecoderConfig, Tensors], Tensors] = lambda _, tensors: tensors
+    aliases: Mapping[str, str] = attrs.Factory(dict)
     is_general: bool = False
     mtp: MTPTensors | None = None
 

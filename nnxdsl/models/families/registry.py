@@ -78,20 +78,20 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
     kind = config.get("model_type")
     family = family_named(kind)
     if family is None:
-        names = ", ".join(repr(name) for family in FAMILIES for name in family.model_types + family.wrappers)
+        names = ", ".join(map(repr, sorted({n for family in FAMILIES for n in family.model_types + family.wrappers})))
         raise WeightsError(f"model_type: expected one of {names}, got {kind!r}{_near(config)}")
     return family.read(config)
 
 
 def _near(config: Mapping[str, Any]) -> str:
     """The family of the nearest `model_type`, and what it does not read of a file of an unknown one."""
-    known = {name: family for family in FAMILIES for name in family.model_types + family.wrappers}
-    near = difflib.get_close_matches(str(config.get("model_type")), known, n=1, cutoff=0.6)
+    by_type = {name: family for family in FAMILIES for name in family.model_types + family.wrappers}
+    near = difflib.get_close_matches(str(config.get("model_type")), by_type, n=1, cutoff=0.6)
     if not near:
         return ""
     text = config.get("text_config")
     fields = text if isinstance(text, Mapping) else config
-    family = known[near[0]]
+    family = by_type[near[0]]
     try:
         family.read({**fields, "model_type": family.model_types[0]})
     except WeightsError as error:
