@@ -28,7 +28,7 @@ class GLM4MoE(Model):
     """GLM-4.5, 4.6 and 4.7 (Zhipu AI 2025, arXiv:2508.06471): partial rotary positions, experts with sigmoid scores.
 
     Attributes:
-        size: Published size, or "tiny": 4 layers, 1.2 million parameters, for a laptop. 4.6 and 4.7 are equal but for
+        size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop. 4.6 and 4.7 are equal but for
             their weights.
     """
 

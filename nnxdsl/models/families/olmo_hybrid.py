@@ -21,7 +21,7 @@ class OlmoHybrid(Model):
     """OLMo Hybrid (Ai2, 2026): OLMo 3's attention in every fourth layer, gated DeltaNets in the others.
 
     Attributes:
-        size: Published size, or "tiny": 4 layers, 0.9 million parameters, for a laptop.
+        size: Published size, or "tiny": 4 layers, 1.0 million parameters, for a laptop.
     """
 
     size: Literal["tiny", "7b"] = attrs.field(kw_only=False)

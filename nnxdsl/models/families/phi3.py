@@ -20,7 +20,7 @@ class Phi3(Model):
     """Phi-3 (Microsoft 2024, arXiv:2404.14219) and Phi-4 (arXiv:2412.08905), without LongRoPE.
 
     Attributes:
-        size: Published size, or "tiny": 4 layers, 0.8 million parameters, for a laptop. "4" is Phi-4, of 14 billion.
+        size: Published size, or "tiny": 4 layers, 0.9 million parameters, for a laptop. "4" is Phi-4, of 14 billion.
     """
 
     size: Literal["tiny", "3-mini-4k", "3-medium-4k", "4"] = attrs.field(kw_only=False)

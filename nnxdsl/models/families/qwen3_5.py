@@ -25,7 +25,7 @@ class Qwen35(Model):
     """Qwen3.5, 3.6 and 3.8, dense and text only (Qwen Team, 2026): three layers of four are gated DeltaNets.
 
     Attributes:
-        size: Published size, or "tiny": 4 layers, 1.0 million parameters, for a laptop.
+        size: Published size, or "tiny": 4 layers, 0.9 million parameters, for a laptop.
     """
 
     size: Literal["tiny", "0.8b", "2b", "4b", "9b", "27b"] = attrs.field(kw_only=False)

@@ -27,7 +27,7 @@ class Qwen35MoE(Model):
     """Qwen3.5-MoE, 3.6 and 3.8, text only (Qwen Team, 2026): gated DeltaNets, experts in all layers.
 
     Attributes:
-        size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
+        size: Published size, or "tiny": 4 layers, 1.2 million parameters, for a laptop.
     """
 
     size: Literal["tiny", "35b-a3b", "122b-a10b", "397b-a17b"] = attrs.field(kw_only=False)
