@@ -123,7 +123,7 @@ class HubReader:
                 self._heads[name] = tensor
             elif name in _HEADS:
                 self._tensors[HEAD] = tensor
-            elif ours in wanted and name.startswith("" if is_auxiliary(ours) else self._prefix):
+            elif ours in wanted and name.startswith(self._prefix) != is_auxiliary(ours):
                 self._tensors[ours] = tensor
             elif each := dict(unstacked(ours, tensor, wanted)):
                 self._tensors |= each

@@ -48,7 +48,7 @@ def test_it_is_added_to_the_loss_with_its_gradient(
     @jax.value_and_grad
     def balance(leaves: dict[str, jax.Array]) -> Any:
         decoder: Any = without.policy_loss.policy.merge(leaves)
-        total, count = load_balance(decoder(tokens, pair_positions(batch), dtype=jnp.float32).routing)
+        total, count = load_balance(decoder(tokens, pair_positions(batch), dtype=jnp.float32).router_stats)
         return total / count
 
     value, toward = balance(state.trainable)

@@ -177,11 +177,11 @@ class StopAt(Hook):
     """A hook of somebody else's: asks a run to stop at a step."""
 
     step: int
-    directory: RunDirectory
+    path: Path
 
     def on_step_begin(self, trainer: Trainer) -> None:
         if trainer.step == self.step:
-            self.directory.request_stop()
+            RunDirectory(self.path).request_stop()
 
 
 def state_of(directory: Path) -> dict[str, np.ndarray]:
@@ -217,7 +217,7 @@ def test_a_run_learns_and_goes_on_bit_equal(
     other.mkdir()
     (home / TEACHER).rename(other / TEACHER)
     monkeypatch.setattr(Program, "teacher_top_k", refuse)
-    stopped = run(asked, other, quiet, hooks=[StopAt(17, RunDirectory(other / asked.id))])
+    stopped = run(asked, other, quiet, hooks=[StopAt(17, other / asked.id)])
     assert (stopped.state, stopped.step) == ("stopped", 18)
     assert run(asked, other, quiet).evaluations[30] == done.evaluations[30]
     one, two = state_of(home / asked.id), state_of(other / asked.id)
