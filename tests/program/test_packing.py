@@ -85,22 +85,23 @@ def sft(experiment: Callable[..., Experiment]) -> Program:
 
 
 def close(found: Any, expected: Any, shaken: Sequence[Any]) -> None:
-    """Losses are within 1e-6, gradients within 1e-5 of the largest, or within twice what hangs on weights' last bits.
+    """Losses are within 1e-6 and gradients within 1e-5 of the largest, or within twice what hangs on last bits.
 
+    Losses and rewards are differences of summed log-probabilities, which are rounded as large numbers, and gradients are
+    weighted by the sigmoid of such differences: what is 1e-6 of the largest there is so much of a gradient.
     `shaken` is what is expected of weights that differ in their last bit: heads of a few numbers are normalised here,
     and where a vector happens to be short, float32 says little about its direction.
     """
     (gradients, terms), (other, others), shaken = jax.device_get((found, expected, list(shaken)))
+    assert set(terms.metrics) == set(others.metrics)
+    wanted = jax.tree.leaves(others)
+    difference = 1e-6 * max(map(abs, wanted))
+    np.testing.assert_allclose(jax.tree.leaves(terms), wanted, rtol=1e-6, atol=difference)
     scale = max(1.0, *(np.abs(leaf).max() for leaf in other.values()))
     rounding = max(np.abs(leaves[path] - leaf).max() for leaves, _ in shaken for path, leaf in other.items())
+    atol = max((1e-5 + difference) * scale, 2 * rounding)
     for path, leaf in other.items():
-        np.testing.assert_allclose(gradients[path], leaf, rtol=1e-5, atol=max(1e-5 * scale, 2 * rounding), err_msg=path)
-    assert set(terms.metrics) == set(others.metrics)
-    # Losses and rewards are differences of summed log-probabilities, which are rounded as large numbers.
-    last = np.spacing(np.float32(max(map(abs, jax.tree.leaves(others)))))
-    wanted = jax.tree.leaves(others)
-    rounding = max(np.abs(np.subtract(jax.tree.leaves(each), wanted)).max() for _, each in shaken)
-    np.testing.assert_allclose(jax.tree.leaves(terms), wanted, rtol=1e-6, atol=2 * max(last, rounding))
+        np.testing.assert_allclose(gradients[path], leaf, rtol=1e-5, atol=atol, err_msg=path)
 
 
 def last_bit(leaves: dict[str, Any], seed: int) -> dict[str, Any]:

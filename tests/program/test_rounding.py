@@ -83,7 +83,7 @@ def test_a_plan_names_what_is_rounded(experiment: Callable[..., Experiment]) -> 
 
 
 def logp(program: Any, leaves: Any, batch: Any) -> np.ndarray:
-    return np.asarray(program.policy_loss.score(leaves, {}, batch).stats.logp)
+    return np.asarray(program.policy_loss.score(leaves, {}, batch).token_stats.logp)
 
 
 @pytest.mark.parametrize("kind", ["int8", pytest.param("int4", marks=pytest.mark.slow)])

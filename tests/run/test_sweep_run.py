@@ -122,7 +122,10 @@ def test_a_sweep_in_a_script_runs_its_points(script: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupt_stops_the_points_with_everything_saved(script: Path) -> None:
     script.write_text(FILE.replace("STEPS", "100_000"))
+    # A shell's background job ignores interrupts, and so would all that it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     child = subprocess.Popen([sys.executable, script.name], cwd=script.parent, stdout=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
     try:
         end = time.monotonic() + 200
         while not list(script.parent.glob("runs/tiny-*/metrics.jsonl")):
