@@ -122,7 +122,7 @@ def serve(settings: Settings) -> int:
     try:
         site_module = importlib.import_module(f"{__package__}.site")
     except ModuleNotFoundError as error:
-        if error.name != "gradio":
+        if error.name not in ("gradio", "plotly"):
             raise
         raise RunError("the app needs gradio: pip install 'nnxdsl[app]'") from error
     ended = threading.Event()

@@ -9,6 +9,9 @@ import attrs
 
 from nnxdsl.errors import RunError
 
+from .pages.compare.export import EXPORTS as COMPARISONS
+from .pages.compare.export import TYPES as COMPARISON_TYPES
+from .pages.compare.runs import compared
 from .pages.outputs.export import TYPES as OUTPUTS
 from .pages.outputs.export import exported
 from .security.guard import App, Receive, Scope, Send
@@ -48,6 +51,9 @@ class Downloads:
         if "outputs" in query:
             await self._outputs(query["outputs"][-1], query.get("format", ["jsonl"])[-1], scope["method"], send)
             return
+        if "compare" in query:
+            await self._compared(query["compare"][-1], query.get("as", ["csv"])[-1], scope["method"], send)
+            return
         run, name = query.get("run", [""])[-1], query.get("file", [""])[-1]
         if name == FIGURES:
             await self._figures(run, scope["method"], send)
@@ -77,6 +83,15 @@ class Downloads:
             return
         text = await asyncio.to_thread(lambda: to_csv(self.site.series.of(path).columns))
         await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", f"{run}-{FIGURES}")
+
+    async def _compared(self, ids: str, kind: str, method: str, send: Send) -> None:
+        """Answers `/download?compare=ID,ID&as=csv`: metrics and differing settings of runs."""
+        runs, _ = compared(self.site, {"ids": ids})
+        if method != "GET" or kind not in COMPARISONS or not runs:
+            await _refuse(send)
+            return
+        text = COMPARISONS[kind](runs)
+        await _send_all(send, 200, text.encode(), COMPARISON_TYPES[kind], f"compared-runs.{kind}")
 
     async def _outputs(self, key: str, kind: str, method: str, send: Send) -> None:
         """Answers `/download?outputs=KEY&format=csv`: cached model outputs."""

@@ -117,3 +117,22 @@ class Page:
             else:
                 found[name] = action
         return found
+
+
+@attrs.frozen(kw_only=True)
+class GradioPage:
+    """A page of gradio components at a URL of its own.
+
+    Attributes:
+        name: Short name.
+        path: Its URL below the app.
+        title: Its title in the navigation.
+        build: Adds the components; `app/view.py` connects them with the query of the URL.
+        in_navigation: Whether it is in the navigation.
+    """
+
+    name: str
+    path: str
+    title: str
+    build: Callable[[Site], None]
+    in_navigation: bool = True

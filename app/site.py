@@ -1,58 +1,57 @@
-"""The pages as one gradio app: layout and event handlers. The only file that imports gradio.
+"""The pages as one gradio app.
 
-All pages are in one document, and the browser shows the page of its URL, so navigation costs one request. Requests are
-clicks on hidden buttons, whose JavaScript provides the payload and the query; responses are pieces of HTML.
+A `GradioPage` is a route of its own. All other pages are in one document, and the browser shows the page of its URL:
+requests are clicks on hidden buttons, whose JavaScript provides the payload and the query; responses are HTML.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import attrs
+import gradio as gr
+from fastapi import FastAPI
+from gradio.themes import Base
 
 from nnxdsl.errors import NnxdslError
 
 from .downloads import Downloads
 from .html import Html, tag
-from .page import Answer, Ask, Function, Page
+from .page import Answer, Ask, Function, GradioPage, Page
 from .pages import PAGES
+from .pages.compare import page as compare_page
 from .security.access import Access, session_key
 from .security.guard import Guard, Needed, PageRoutes
 from .server import Server
 from .settings import Settings
 from .state import Site
+from .view import SCRIPT
 
-# Disables gradio's telemetry and version check, which are read when it is imported.
-os.environ.update(
-    GRADIO_ANALYTICS_ENABLED="False",
-    HF_HUB_OFFLINE="1",
-    HF_HUB_DISABLE_TELEMETRY="1",
-    GRADIO_SHARE="False",
-    GRADIO_MCP_SERVER="False",
-)
-
-import gradio as gr
-from fastapi import FastAPI
-from gradio.themes import Base
-
+GRADIO_PAGES: tuple[GradioPage, ...] = (compare_page.PAGE,)
+NAVIGATION = ("/", "/new", "/compare", "/layout", "/outputs", "/about")
+"""Paths of the pages in the navigation, in its order."""
 STATIC = Path(__file__).parent / "static"
 QUERY_CHARACTERS = 4_000
 
 
-def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
-    """Builds all pages of an app without serving them."""
+def build(site: Site, pages: tuple[GradioPage, ...] = GRADIO_PAGES) -> gr.Blocks:
+    """Builds all pages of an app without serving them; `pages` are those of gradio components."""
     with gr.Blocks(analytics_enabled=False, title="nnxdsl", fill_width=True) as blocks:
-        gr.HTML(_below(site.settings.root, _navigation(site, pages)), **_PLAIN, elem_id="nnx-top")
-        for page in pages:
+        _header(site, pages)
+        for page in PAGES:
             _draw(site, page)
+    for page in pages:
+        with blocks.route(page.title, page.path):
+            _header(site, pages, page.path)
+            page.build(site)
     return blocks
 
 
@@ -91,7 +90,8 @@ def served(settings: Settings) -> Served:
     access = Access.of(settings, server.port, session_key(settings.own))
     paths = frozenset(page.path for page in PAGES)
     inner = PageRoutes(Downloads(_mounted(blocks, settings, server.port), site), paths)
-    server.serve(Guard(Needed(inner, paths), settings, access))
+    routes = paths | {page.path for page in GRADIO_PAGES}
+    server.serve(Guard(Needed(inner, routes), settings, access))
     address = f"{settings.proxy or server.address}/"
     # A token from the environment is not printed, since the output may be logged.
     is_told = settings.password is None and settings.token is None
@@ -104,9 +104,14 @@ def _mounted(blocks: gr.Blocks, settings: Settings, port: int) -> FastAPI:
     `blocks.launch` is not used, since it requests a page from its own server and puts its middleware in front of ours.
     """
     blocks.queue(api_open=False)
-    # The app does not use gradio's queue, which would poll for events 1,000 times a second and for progress 100 times
-    # a second: 6 % of a core in total.
-    blocks._queue.sleep_when_free = blocks._queue.progress_update_sleep_when_free = 0.5
+    # gradio's queue would poll for events 1,000 times a second and for progress 100 times a second: 6 % of a core.
+    blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = 0.03, 0.5
+    with warnings.catch_warnings():  # rendering on the server is off, and yet gradio warns that pages have none
+        warnings.filterwarnings("ignore", "SSR mode")
+        return _mount(blocks, settings, port)
+
+
+def _mount(blocks: gr.Blocks, settings: Settings, port: int) -> FastAPI:
     return gr.mount_gradio_app(
         FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
         blocks,
@@ -132,7 +137,8 @@ _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "contain
 
 def _head(pages: tuple[Page, ...], root: str) -> str:
     page_names = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
-    script = _static("js").replace("/*PAGES*/{}", page_names).replace('/*ROOT*/""', json.dumps(root))
+    written = _static("js").replace("/*PAGES*/{}", page_names).replace('/*ROOT*/""', json.dumps(root))
+    script = f"{SCRIPT}nnx.root = {json.dumps(root)};\n{written}"
     # `css=` is not used: it rewrites selectors and drops those inside @media.
     return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
 
@@ -143,9 +149,15 @@ def _static(kind: str) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
-def _navigation(site: Site, pages: tuple[Page, ...]) -> Html:
-    links = [tag("a", page.title, href=page.path, data_page=page.name) for page in pages if page.in_navigation]
-    return tag(
+def _header(site: Site, pages: tuple[GradioPage, ...], current: str | None = None) -> None:
+    titles = {page.path: (page.title, page.name) for page in (*PAGES, *pages)}
+    more = [page.path for page in pages if page.in_navigation and page.path not in NAVIGATION]
+    links = [
+        tag("a", title, href=path, data_page=name, aria_current="page" if path == current else None)
+        for path in (*NAVIGATION, *more)
+        for title, name in [titles[path]]
+    ]
+    header = tag(
         "header",
         tag("a", "nnxdsl", href="/", cls="brand"),
         tag("nav", links, aria_label="Pages"),
@@ -153,6 +165,8 @@ def _navigation(site: Site, pages: tuple[Page, ...]) -> Html:
         tag("span", "the app does not respond; retrying", cls="offline", role="status", hidden=True),
         cls="top",
     )
+    gr.Navbar(visible=False)
+    gr.HTML(_below(site.settings.root, header), **_PLAIN)
 
 
 def _draw(site: Site, page: Page) -> None:

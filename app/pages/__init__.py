@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..page import Page
 from . import about as about_page
 from . import runs as runs_page
-from .compare import page as compare_page
 from .layout import page as layout_page
 from .new import page as new_page
 from .outputs import page as outputs_page
@@ -15,7 +14,6 @@ PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
     new_page.PAGE,
     run_page.PAGE,
-    compare_page.PAGE,
     layout_page.PAGE,
     outputs_page.PAGE,
     about_page.PAGE,

@@ -141,7 +141,7 @@ class HeldOut:
 
     Attributes:
         data: Its spec, with paths from the root.
-        prefix: Beginning of the names of rows that they do not have in the run.
+        prefix: Beginning of the names of rows that they do not have in the run; empty if its paths are absolute.
     """
 
     data: FileData
@@ -152,13 +152,16 @@ class HeldOut:
         """The data of a run that was started in `started`."""
         prefix = f"{started.absolute()}/"
 
+        def is_whole(path: str) -> bool:
+            return path.startswith((HUB, "~")) or Path(path).is_absolute()
+
         def here(path: str) -> str:
             is_glob = glob.has_magic(path) and not (started / path).exists()
-            is_whole = path.startswith((HUB, "~")) or Path(path).is_absolute()
-            return path if is_whole else f"{glob.escape(prefix) if is_glob else prefix}{path}"
+            return path if is_whole(path) else f"{glob.escape(prefix) if is_glob else prefix}{path}"
 
         given = data.path
-        return cls(attrs.evolve(data, path=here(given) if isinstance(given, str) else tuple(map(here, given))), prefix)
+        spec = attrs.evolve(data, path=here(given) if isinstance(given, str) else tuple(map(here, given)))
+        return cls(spec, "" if all(map(is_whole, data.paths)) else prefix)
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The name of each readable row in the run, and its fields in the loaders' columns.

@@ -233,9 +233,9 @@ class Needed:
 
     app: App
     pages: frozenset[str]
-    reads: tuple[str, ...] = ("/", "/theme.css", "/gradio_api/app_id", "/download")
+    reads: tuple[str, ...] = ("/", "/theme.css", "/gradio_api/app_id", "/gradio_api/queue/data", "/download")
     trees: tuple[str, ...] = ("/assets/", "/static/")
-    asks: tuple[str, ...] = ("/gradio_api/run/predict",)
+    asks: tuple[str, ...] = ("/gradio_api/run/predict", "/gradio_api/queue/join")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or rejects it."""

@@ -5,7 +5,7 @@
   const questions = {};
   const tab = Math.random().toString(36).slice(2); // id of this tab until it is reloaded
   let timer = null, lastTick = 0, inFlight = {};
-  const nnx = (window.nnx = {});
+  const nnx = (window.nnx ??= {});
   const current = () => pages[below(location.pathname)] || pages["/"];
   const root = () => document.getElementById("page-" + current().name);
   const button = (name) => document.getElementById("do-" + name.replace(".", "-"));
@@ -69,6 +69,7 @@
   nnx.go = (url, replace) => {
     const to = new URL(url, location.href);
     if (to.origin !== location.origin) return;
+    if (!(below(to.pathname) in pages)) return location.assign(to.href); // a page of gradio components
     const samePage = to.pathname === location.pathname;
     history[replace ? "replaceState" : "pushState"]({}, "", to.pathname + to.search + to.hash);
     show(!samePage);
@@ -233,6 +234,7 @@
 
   window.addEventListener("popstate", () => show(true));
 
+  if (!(below(location.pathname) in pages)) return;
   const start = () => {
     if (!button(current().name + ".open")) return requestAnimationFrame(start);
     show(false);

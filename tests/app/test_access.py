@@ -274,11 +274,10 @@ def test_what_headers_say_of_a_proxy_counts_only_for_the_one_that_was_named() ->
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_what_no_page_asks_for_does_not_exist(method: str) -> None:
     app = Needed(inner, PATHS)
-    reads = {"/", "/run", "/new", "/download", "/theme.css", "/static/x", "/assets/x"}
+    reads = {"/", "/run", "/new", "/download", "/theme.css", "/static/x", "/assets/x", "/gradio_api/queue/data"}
+    calls = {"/gradio_api/run/predict", "/gradio_api/queue/join"}
     for path in EVERY_PATH:
-        is_needed = (
-            path in reads if method in ("GET", "HEAD") else (method, path) == ("POST", "/gradio_api/run/predict")
-        )
+        is_needed = path in (reads if method in ("GET", "HEAD") else calls if method == "POST" else ())
         assert status(app, method, path) == (200 if is_needed else 404), (method, path)
 
 

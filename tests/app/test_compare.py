@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from app.page import Ask
-from app.pages.compare import page as compare_page
 from app.pages.compare import runs as compare_runs
 from app.pages.compare.config import brief, differing, flat, unfair
+from app.pages.compare.export import to_csv, to_markdown
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Data, Objective
@@ -22,16 +22,16 @@ from nnxdsl.storage.jsonl import JsonLines
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
 
+gr = pytest.importorskip("gradio")
+compare_page = pytest.importorskip("app.pages.compare.page")
+native = pytest.importorskip("tests.app.native")
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     yield site
     site.close()
-
-
-def ask(**query: str) -> Ask:
-    return Ask(query)
 
 
 def warned(left: object, right: object) -> list[str]:
@@ -62,22 +62,47 @@ def test_an_earlier_experiment_that_one_has_is_its_name() -> None:
     assert brief([left, other], differing([left, other])) == ["model.weights.experiment.steps"]
 
 
+def shown(site: Site, **query: str) -> dict[str, Any]:
+    return native.Built(compare_page.PAGE, site).shown(**query)
+
+
 def test_runs_are_compared(site: Site) -> None:
     paths = [
         write_run(site.settings.home, experiment(0), "finished", 30),
         write_run(site.settings.home, experiment(0, objective=Objective.IPO(tau=0.3)), "running", 20),
     ]
     ids = ",".join(path.name for path in paths)
-    regions = compare_page.opened(site, ask(ids=ids)).regions
-    assert regions["curves"].count("<polyline") == 16  # two runs in each of eight charts
-    assert "objective: " in regions["warnings"]
-    assert "seed: " not in regions["warnings"]
-    assert "objective.tau" in regions["config"].replace("<wbr>", "")
-    assert "batch_size" not in regions["config"]
-    assert "batch_size" in compare_page.opened(site, ask(ids=ids, config="all")).regions["config"]
-    other = compare_page.opened(site, ask(ids=ids, base=paths[1].name)).regions
-    assert other["summary"] != regions["summary"]
-    assert set(compare_page.ticked(site, ask(ids=ids)).regions) == {"summary", "curves"}
+    values = shown(site, ids=ids)
+    assert values["Runs"] == [path.name for path in paths]
+    assert values["Baseline"] == paths[0].name
+    assert len(values["Plot"].data) == 16  # two runs in each of eight charts
+    assert "! objective" in values["Markdown"]
+    assert "! seed" not in values["Markdown"]
+    fields = values["Dataframe 1"].set_index("field")
+    assert fields.loc["objective.tau"].tolist() == ["≠", "-", "0.3"]
+    assert "batch_size" not in fields.index
+    assert "batch_size" in shown(site, ids=ids, config="all")["Dataframe 1"]["field"].tolist()
+    other = shown(site, ids=ids, base=paths[1].name)
+    assert other["Baseline"] == paths[1].name
+    assert list(other["Dataframe"]) == ["metric", "better", paths[0].name, f"{paths[1].name} (baseline)"]
+    smooth = shown(site, ids=ids, smooth="0.9", log="1", x="tokens")["Plot"]
+    assert not np.array_equal(smooth.data[0].y, values["Plot"].data[0].y)
+    assert smooth.layout.yaxis.type == "log"
+    assert shown(site, ids=ids, _width="390")["Plot"].layout.xaxis2.domain == (0.0, 1.0)
+
+
+def test_values_that_did_not_change_are_not_sent_again(site: Site) -> None:
+    ids = ",".join(write_run(site.settings.home, experiment(number), "finished", 5).name for number in range(2))
+    built = native.Built(compare_page.PAGE, site)
+    load, tick = built.handler("load"), built.handler("tick")
+    every = json.dumps({"name": "*"})
+    *_, sent = load.fn("{}", f"?ids={ids}", "{}")
+    *again, same = tick.fn(every, f"?ids={ids}", sent)
+    assert same == sent
+    assert all(value == gr.skip() for value in again)
+    JsonLines(site.settings.home / ids.split(",")[0] / "metrics.jsonl").append({"step": 6, "loss": 0.1})
+    changed = [value for value in tick.fn(every, f"?ids={ids}", sent)[:-1] if value != gr.skip()]
+    assert len(changed) == 2  # the table of metrics, and the plot
 
 
 def test_equal_settings_are_a_fair_comparison(site: Site) -> None:
@@ -85,12 +110,12 @@ def test_equal_settings_are_a_fair_comparison(site: Site) -> None:
         write_run(site.settings.home, experiment(0, **changes), "finished", 5)
         for changes in ({}, {"steps": 50}, {"name": "again", "steps": 70})
     ]
-    regions = compare_page.opened(site, ask(ids=",".join(path.name for path in paths))).regions
-    assert "metrics are directly comparable" in regions["warnings"]
-    assert "steps" in regions["config"]
+    values = shown(site, ids=",".join(path.name for path in paths))
+    assert "metrics are directly comparable" in values["Markdown"]
+    assert values["Dataframe 1"]["field"].tolist() == ["steps"]
     same = [write_run(site.settings.home, experiment(3, name=name), "finished", 5) for name in ("one", "two")]
-    regions = compare_page.opened(site, ask(ids=",".join(path.name for path in same))).regions
-    assert "The settings are equal" in regions["config"]
+    values = shown(site, ids=",".join(path.name for path in same))
+    assert values["Dataframe 1"].empty
 
 
 def test_the_best_and_the_last_of_a_figure(site: Site) -> None:
@@ -124,11 +149,10 @@ def test_rewards_of_different_betas_are_not_ranked(
         row = {"step": 0, "rewards/margins": 1.0 + number, "rewards/accuracies": 0.5 + number / 4}
         JsonLines(path / "metrics.jsonl").append(row)
         paths.append(path)
-    summary = compare_page.opened(site, ask(ids=",".join(path.name for path in paths))).regions["summary"]
-    rows = {name: text for text in summary.split("<tr>")[1:] for name in row if f'scope="row">{name}<' in text}
-    assert "★" in rows["rewards/accuracies"]
-    assert ("★" in rows["rewards/margins"]) == is_starred
-    assert ("not comparable" in rows["rewards/margins"]) != is_starred
+    table = shown(site, ids=",".join(path.name for path in paths))["Dataframe"].set_index("metric")
+    assert "★" in "".join(table.loc["rewards/accuracies"])
+    assert ("★" in "".join(table.loc["rewards/margins"])) == is_starred
+    assert ("not comparable" in table.loc["rewards/margins"]["better"]) != is_starred
 
 
 def test_a_run_that_ends_in_nan_is_not_the_best(site: Site) -> None:
@@ -136,9 +160,11 @@ def test_a_run_that_ends_in_nan_is_not_the_best(site: Site) -> None:
     for path, loss in zip(paths, (float("nan"), 0.5), strict=True):
         for step, value in enumerate((0.1, loss)):
             JsonLines(path / "metrics.jsonl").append({"step": step, "loss": value})
-    summary = compare_page.opened(site, ask(ids=",".join(path.name for path in paths))).regions["summary"]
-    assert "not finite" in summary
-    assert "★" not in summary
+    values = shown(site, ids=",".join(path.name for path in paths))
+    text = values["Dataframe"].to_string()
+    assert "not finite" in text
+    assert "★" not in text
+    assert [trace.x.tolist() for trace in values["Plot"].data if trace.mode == "markers"] == [[1.0]]
 
 
 def test_exports_hold_the_figures_and_no_formulas(site: Site) -> None:
@@ -146,30 +172,27 @@ def test_exports_hold_the_figures_and_no_formulas(site: Site) -> None:
         write_run(site.settings.home, experiment(number, data=Data.Preferences(name)), "finished", 10)
         for number, name in enumerate(["=cmd()|a.jsonl", "b.jsonl"])
     ]
-    html = compare_page.opened(site, ask(ids=",".join(path.name for path in runs))).regions["summary"]
-    links = [urllib.parse.unquote(part.split('"')[0]) for part in html.split('href="data:')[1:]]
-    table = {line[0]: line[1:] for line in csv.reader(io.StringIO(links[0].partition(",")[2]))}
+    found, _ = compare_runs.compared(site, {"ids": ",".join(path.name for path in runs)})
+    table = {line[0]: line[1:] for line in csv.reader(io.StringIO(to_csv(found)))}
     assert table[""] == [path.name for path in runs]
     last = json.loads((runs[0] / "metrics.jsonl").read_text().splitlines()[-1])
     assert float(table["last loss"][0]) == last["loss"]
     assert table["data.path"] == ["'=cmd()|a.jsonl", "b.jsonl"]
-    assert "| data.path | =cmd()\\|a.jsonl | b.jsonl |" in links[1]
+    assert "| data.path | =cmd()\\|a.jsonl | b.jsonl |" in to_markdown(found)
 
 
 def test_two_runs_are_needed(site: Site) -> None:
-    assert "There are fewer than two runs" in compare_page.opened(site, ask()).regions["summary"]
+    assert "There are fewer than two runs" in shown(site)["Markdown"]
     runs = [write_run(site.settings.home, experiment(number), "finished", 3).name for number in range(8)]
-    assert "Choose two to six runs" in compare_page.opened(site, ask()).regions["summary"]
-    answer = compare_page.opened(site, ask(ids=f"{runs[0]},gone,{runs[0]}"))
-    assert "Not in" in answer.regions["head"]
-    assert "Choose at least one more" in answer.regions["summary"]
-    answer = compare_page.opened(site, ask(ids=runs[0], add=runs[1]))
-    assert urllib.parse.parse_qs(answer.query) == {"ids": [f"{runs[0]},{runs[1]}"]}
-    assert "<polyline" in answer.regions["curves"]
-    assert compare_page.opened(site, ask(ids=",".join(runs))).regions["head"].count("Remove</a>") == 6
+    assert "Choose two to six runs" in shown(site)["Markdown"]
+    values = shown(site, ids=f"{runs[0]},gone,{runs[0]}")
+    assert "Not in" in values["Markdown"]
+    assert "Choose at least one more" in values["Markdown"]
+    assert values["Plot"] is None
+    assert shown(site, ids=",".join(runs))["Runs"] == runs[:6]
 
 
-def test_what_runs_say_is_escaped(site: Site) -> None:
+def test_what_runs_say_is_shown_as_it_is(site: Site) -> None:
     paths = [
         write_run(site.settings.home, experiment(number, notes=EVIL, data=Data.Preferences(EVIL)), "failed", 3)
         for number in range(2)
@@ -177,5 +200,6 @@ def test_what_runs_say_is_escaped(site: Site) -> None:
     JsonLines(paths[0] / "metrics.jsonl").append({"step": 4, "attempt": 1, EVIL: 1.0})
     query = {"ids": ",".join(path.name for path in paths), "base": EVIL, "x": EVIL, "smooth": EVIL, "all": "1"}
     for more in ({}, {"config": "all"}, {"ids": f"{EVIL},a"}):
-        for html in compare_page.opened(site, ask(**{**query, **more})).regions.values():
-            assert "<img" not in html
+        values = shown(site, **{**query, **more})
+        assert "<img" not in values["Markdown"]
+        assert values["Plot"] is None or "<img" not in values["Plot"].to_json()

@@ -18,7 +18,6 @@ import pytest
 
 from app.page import Ask
 from app.pages import PAGES
-from app.pages.compare import page as compare_page
 from app.pages.outputs import generate as outputs_generate
 from app.pages.outputs import stats as outputs_stats
 from app.pages.outputs.export import exported
@@ -33,6 +32,9 @@ from nnxdsl import Data, Evaluation, RunError, to_dict
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.sources import source_rows
 from tests.app.many import experiment, write_run
+
+compare_page = pytest.importorskip("app.pages.compare.page")
+native = pytest.importorskip("tests.app.native")
 
 EVIL = '<img src=x onerror="boom(1)">'
 
@@ -116,8 +118,8 @@ def test_another_run_may_be_the_other_side(site: Site, run: str) -> None:
     for wrong in (f"{other.name}@11", f"{run}@20", "gone@1", f"../{other.name}@10", f"{EVIL}@1", "@3"):
         head = opened(site, Ask({"run": run, "against": wrong})).regions["head"]
         assert 'value="reference" selected' in head
-    html = compare_page.opened(site, Ask({"ids": f"{run},{other.name}"})).regions["head"]
-    assert f"/outputs?run={other.name}&amp;against={run}%4020" in html
+    values = native.Built(compare_page.PAGE, site).shown(ids=f"{run},{other.name}")
+    assert f"/outputs?run={other.name}&against={run}%4020" in values["Markdown"]
 
 
 def test_several_answers_stand_below_each_other_with_tokens_of_their_own(site: Site, run: str) -> None:
@@ -443,6 +445,16 @@ def test_held_out_rows_are_read_as_the_run_reads_them(
     assert site.answers.key(Model(run, 20), {"do": "pairs"}) != before
     (place / name).unlink()
     assert held_out_prompts(site, run) == [] or kind == "a folder"
+
+
+def test_held_out_rows_of_an_absolute_path_have_its_whole_name(site: Site, run: str) -> None:
+    file = site.settings.project / "held.jsonl"
+    run_path = site.settings.home / run
+    tree = json.loads((run_path / "experiment.json").read_text())
+    tree["evaluation"]["data"]["path"] = str(file)
+    (run_path / "experiment.json").write_text(json.dumps(tree))
+    rows = [row.place for row in source_rows(Data.Preferences(str(file)))]
+    assert [where for where, _ in held_out_prompts(site, run)] == rows == [f"{file}:1", f"{file}:2"]
 
 
 def test_an_answer_belongs_to_its_checkpoint_and_held_out_file(site: Site, run: str) -> None:

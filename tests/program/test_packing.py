@@ -87,8 +87,8 @@ def sft(experiment: Callable[..., Experiment]) -> Program:
 def close(found: Any, expected: Any, shaken: Sequence[Any]) -> None:
     """Losses are within 1e-6 and gradients within 1e-5 of the largest, or within twice what hangs on last bits.
 
-    Losses and rewards are differences of summed log-probabilities, which are rounded as large numbers, and gradients are
-    weighted by the sigmoid of such differences: what is 1e-6 of the largest there is so much of a gradient.
+    Losses and rewards are differences of summed log-probabilities, which are rounded as large numbers, and gradients
+    are weighted by the sigmoid of such differences: what is 1e-6 of the largest there is so much of a gradient.
     `shaken` is what is expected of weights that differ in their last bit: heads of a few numbers are normalised here,
     and where a vector happens to be short, float32 says little about its direction.
     """

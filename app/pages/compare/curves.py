@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-from ...components.axes import Axis, axes, offered
-from ...components.charts import Line, chart
-from ...html import Html, join, link, tag
-from ...page import Ask
+import plotly.graph_objects as go
+
+from ...components.axes import Axis, axes
+from ...components.plots import Chart, Line, figure
 from ...store.series import not_finite, smoothed, thinned
-from ..run.charts import LOGARITHMIC, SMOOTHING, TOGETHER
+from ...view import Query, is_narrow
+from ..run.charts import LOGARITHMIC, NOT_ALONE, SMOOTHING, TOGETHER
 from .runs import Compared
 
 
-def curves(ask: Ask, runs: Sequence[Compared]) -> Html:
-    """Returns all charts and their controls."""
-    weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
-    log, every = ask.query.get("log") == "1", ask.query.get("all") == "1"
-    shared = axes(ask.query.get("x", "step"), [run.columns for run in runs])
+def curves(query: Query, runs: Sequence[Compared]) -> go.Figure | None:
+    """Returns the charts of runs with the query's smoothing and axes; None without metrics."""
+    weight = float(query["smooth"]) if query.get("smooth") in SMOOTHING else 0.0
+    shared = axes(query.get("x", "step"), [run.columns for run in runs])
+    charts = [
+        Chart(title, _lines(names, runs, shared, weight), query.get("log") == "1" and is_log)
+        for title, (names, is_log) in _titles(runs, everything=query.get("all") == "1").items()
+    ]
+    return figure(charts, shared[0].name, 1 if is_narrow(query) else 2) if charts else None
+
+
+def _titles(runs: Sequence[Compared], *, everything: bool) -> Mapping[str, tuple[list[str], bool]]:
+    """By title, the metrics of a chart, and whether it may be logarithmic."""
     columns = {name for run in runs for name in run.columns}
-    if not columns:
-        return join()
-    drawn: list[Html] = []
-    used: set[str] = {"num_tokens", "pairs/s", "samples/s"}
+    found: dict[str, tuple[list[str], bool]] = {}
+    used: set[str] = set(NOT_ALONE)
     for title, names in TOGETHER:
         trained = [name for name in names if not name.startswith("eval/")]
         for name in trained:
             both = [one for one in (name, f"eval/{name}") if one in columns]
             used |= {name, f"eval/{name}"}
             if both:
-                heading = title if len(trained) == 1 else _heading(name)
-                drawn.append(_chart(heading, both, runs, shared, weight, log and title in LOGARITHMIC))
-    rest = sorted({name.removeprefix("eval/") for name in columns - used})
-    for name in rest if every else []:
-        both = [one for one in (name, f"eval/{name}") if one in columns]
-        drawn.append(_chart(name, both, runs, shared, weight, log=False))
-    more = tag(
-        "a",
-        "Show fewer" if every else f"Show {len(rest)} more",
-        href=link("/compare", **{**ask.query, "all": "" if every else "1"}),
-        cls="button",
-    )
-    dashed = "Dashed: on held-out rows." if any(name.startswith("eval/") for name in columns) else None
-    return join(
-        tag("h2", "Curves"),
-        _controls(ask, offered([run.columns for run in runs]), weight, log),
-        tag("p", dashed, cls="muted small") if dashed else None,
-        tag("div", drawn, cls="grid charts"),
-        more if rest else None,
-    )
+                found[title if len(trained) == 1 else _heading(name)] = both, title in LOGARITHMIC
+    for name in sorted({name.removeprefix("eval/") for name in columns - used}) if everything else ():
+        found[name] = [one for one in (name, f"eval/{name}") if one in columns], False
+    return found
 
 
 def _heading(name: str) -> str:
@@ -56,9 +47,7 @@ def _heading(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _chart(
-    title: str, names: list[str], runs: Sequence[Compared], shared: Sequence[Axis], weight: float, log: bool
-) -> Html:
+def _lines(names: list[str], runs: Sequence[Compared], shared: Sequence[Axis], weight: float) -> list[Line]:
     lines: list[Line] = []
     for run, axis in zip(runs, shared, strict=True):
         for name in names:
@@ -71,36 +60,6 @@ def _chart(
             if weight and not is_held_out:
                 values = smoothed(values, weight)
             x, y = thinned(steps, values)
-            lines.append(
-                Line(
-                    f"{run.row.id}{', held out' if is_held_out else ''}",
-                    x,
-                    y,
-                    colour=run.colour,
-                    dashed=is_held_out,
-                    dots=is_held_out,
-                    missing=missing,
-                )
-            )
-    return chart(title, lines, log=log, x_name=shared[0].name)
-
-
-def _controls(ask: Ask, names: Sequence[str], weight: float, log: bool) -> Html:
-    def options(values: Iterable[str], chosen: str, none: str) -> list[Html]:
-        return [tag("option", value or none, value=value, selected=value == chosen) for value in values]
-
-    smooth = options(["", *SMOOTHING[1:]], ask.query.get("smooth", "") if weight else "", "none")
-    over = options(["", *names[1:]], ask.query.get("x", ""), "step")
-    return tag(
-        "form",
-        tag("label", "Smoothing ", tag("select", smooth, name="smooth", id="compare-smooth")),
-        tag("label", "Over ", tag("select", over, name="x", id="compare-x")),
-        tag(
-            "label",
-            tag("input", type="checkbox", name="log", id="compare-log", checked=log),
-            " Logarithmic",
-            cls="row",
-        ),
-        cls="row controls",
-        data_query=True,
-    )
+            label = f"{run.row.id}{', held out' if is_held_out else ''}"
+            lines.append(Line(label, x, y, colour=run.colour, is_dashed=is_held_out, missing=missing))
+    return lines

@@ -59,3 +59,7 @@ def _escaped(text: str) -> str:
     for sign in "\\|<>`*":
         text = text.replace(sign, f"\\{sign}")
     return text.replace("\n", " ").replace("\r", " ")
+
+
+EXPORTS = {"csv": to_csv, "md": to_markdown}
+TYPES = {"csv": b"text/csv; charset=utf-8", "md": b"text/markdown; charset=utf-8"}

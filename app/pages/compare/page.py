@@ -3,201 +3,148 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import attrs
+import gradio as gr
+import pandas as pd
 
-from nnxdsl.errors import NnxdslError
-from nnxdsl.storage.jsonl import read_json
-
-from ...components.charts import COLOURS
-from ...components.parts import run_link, state_badge
-from ...html import Child, Html, join, link, tag
-from ...page import Answer, Ask, Page
+from ...components.axes import OVER, offered
+from ...components.markdown import link as markdown_link
+from ...components.markdown import plain
+from ...html import link
+from ...page import GradioPage
 from ...state import Site
-from ...store.index import Row
-from ...store.run_paths import directory_path, run_path
+from ...store.run_paths import directory_path
+from ...view import Query, Values, View
 from ..outputs.request import steps_of
-from .config import flat, unfair
+from ..run.charts import SMOOTHING
+from .config import unfair
 from .curves import curves
 from .figures import summary
-from .runs import Compared
+from .runs import LEAST, MOST, Compared, compared
 from .settings import settings
 
-LEAST, MOST = 2, 6
-OFFERED = 200
+FAIR = "✔ Same data, base model, seed, objective and batch size: metrics are directly comparable."
 
 
-def opened(site: Site, ask: Ask) -> Answer:
-    """Returns the page for the runs in the query."""
-    added = ask.query.get("add", "")
-    if added:
-        ids = list(dict.fromkeys([*_ids(ask), added]))[:MOST]
-        query = {**ask.query, "ids": ",".join(ids), "add": ""}
-        ask = attrs.evolve(ask, query={name: text for name, text in query.items() if text})
-        return attrs.evolve(_answer(site, ask), query=link("", **query).lstrip("?"))
-    return _answer(site, ask)
+def build(site: Site) -> None:
+    """Adds the components of the page."""
+    view = View()
+    gr.Markdown("# Compare runs")
+    with gr.Row():
+        ids = view.control(
+            "ids", gr.Dropdown([], multiselect=True, max_choices=MOST, label="Runs", info="Two to six of them", scale=3)
+        )
+        base = view.control("base", gr.Dropdown([], label="Baseline", info="Differences are to its values"))
+    notes = gr.Markdown()
+    metrics_title = gr.Markdown("## Metrics", visible=False)
+    metrics = gr.Dataframe(label="Last value (difference to the baseline), best value and its step", **_TABLE)
+    with gr.Row(visible=False) as files:
+        csv, markdown = (gr.Button(kind, link="#", size="sm", scale=0, min_width=120) for kind in ("CSV", "Markdown"))
+    with gr.Row(visible=False) as controls:
+        view.control(
+            "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
+        )
+        over = view.control("x", gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis"), "step")
+        view.control("log", gr.Checkbox(label="Logarithmic", info="Losses, rates and speeds"))
+        view.control("all", gr.Checkbox(label="All metrics", info="Not only those that are charted by default"))
+    plot = gr.Plot(show_label=False, visible=False)
+    config = view.control(
+        "config",
+        gr.Radio([("Differing settings", ""), ("All settings", "all")], value="", label="Settings", visible=False),
+    )
+    fields = gr.Dataframe(label="Settings of the runs", **_TABLE)
+    outputs = [ids, base, notes, metrics_title, metrics, files, csv, markdown, controls, over, plot, config, fields]
 
-
-def ticked(site: Site, ask: Ask) -> Answer:
-    """Updates the metrics; form fields are not replaced."""
-    answer = _answer(site, ask)
-    return Answer({name: html for name, html in answer.regions.items() if name in ("summary", "curves")})
-
-
-def _ids(ask: Ask) -> list[str]:
-    return list(dict.fromkeys(one for one in ask.query.get("ids", "").split(",") if one))[:MOST]
-
-
-def _answer(site: Site, ask: Ask) -> Answer:
-    ids = _ids(ask)
-    rows = {run: site.index.row(run) for run in ids}
-    missing_ids = [run for run, row in rows.items() if row is None]
-    there = [row for row in rows.values() if row is not None]
-    head = _head(site, ask, there, missing_ids)
-    if len(there) < LEAST:
-        words = "Choose two to six runs." if not there else "Choose at least one more run."
-        hint = "On the page Runs, tick runs and press Compare."
-        empty = tag("p", f"{words} {hint}", cls="empty")
-        if len(site.index.rows()) < LEAST:
-            about = "This page compares two to six runs: shared charts, metrics, and the settings that differ. "
-            none = "There are fewer than two runs. "
-            empty = tag("p", about, none, tag("a", "Start one", href="/"), cls="empty")
-        return Answer({"head": head, "warnings": join(), "summary": empty, "curves": join(), "config": join()})
-    runs = [_compared(site, row, place) for place, row in enumerate(there)]
-    base = _baseline(ask, runs)
-    return Answer(
-        {
-            "head": head,
-            "warnings": _warnings(runs),
-            "summary": summary(runs, base),
-            "curves": curves(ask, runs),
-            "config": settings(ask, runs, base),
+    def shown(query: Query) -> Values:
+        runs, missing_ids = compared(site, query)
+        rows = site.index.rows()
+        here = {"visible": len(runs) >= LEAST}
+        chosen = [run.row.id for run in runs]
+        found: dict[Any, Any] = {
+            ids: gr.update(choices=[row.id for row in rows], value=chosen),
+            base: gr.update(choices=chosen, value=_baseline(query, runs).row.id if runs else None),
+            **dict.fromkeys((metrics_title, files, controls, config), gr.update(**here)),
         }
-    )
+        if len(runs) < LEAST:
+            empty = pd.DataFrame()
+            hidden = gr.update(visible=False, value=None)
+            words = _too_few(len(runs), len(rows))
+            return {
+                **found,
+                notes: "\n\n".join([*_missing(site, missing_ids), words]),
+                metrics: gr.update(visible=False, value=empty),
+                fields: gr.update(visible=False, value=empty),
+                plot: hidden,
+            }
+        baseline = _baseline(query, runs)
+        what, table = settings(runs, everything=query.get("config") == "all")
+        saved = link("/download", compare=",".join(chosen))
+        return {
+            **found,
+            notes: "\n\n".join([*_missing(site, missing_ids), *_warnings(runs), *_to_outputs(site, chosen, baseline)]),
+            metrics: gr.update(value=summary(runs, baseline), **here),
+            csv: gr.update(link=f"{saved}&as=csv"),
+            markdown: gr.update(link=f"{saved}&as=md"),
+            over: gr.update(choices=list(offered([run.columns for run in runs]))),
+            plot: gr.update(value=curves(query, runs), **here),
+            fields: gr.update(value=table, label=what, visible=not table.empty),
+        }
+
+    view.shows(shown, outputs, every=3)
 
 
-def _compared(site: Site, row: Row, place: int) -> Compared:
-    try:
-        directory = run_path(site.settings.home, row.id)
-        config = flat(read_json(directory / "experiment.json"))
-        columns = dict(site.series.of(directory / "metrics.jsonl").columns)
-    except NnxdslError:
-        config, columns = {}, {}
-    return Compared(row, place % COLOURS, columns, config)
+_TABLE: dict[str, Any] = {
+    "interactive": False,
+    "wrap": True,
+    "visible": False,
+    "pinned_columns": 1,
+    "show_search": "filter",
+}
 
 
-def _baseline(ask: Ask, runs: Sequence[Compared]) -> Compared:
-    named = ask.query.get("base", "")
-    return next((run for run in runs if run.row.id == named), runs[0])
+def _baseline(query: Query, runs: Sequence[Compared]) -> Compared:
+    return next((run for run in runs if run.row.id == query.get("base", "")), runs[0])
 
 
-# The head
+# What stands above the table
 
 
-def _head(site: Site, ask: Ask, there: list[Row], missing_ids: list[str]) -> Html:
-    ids = [row.id for row in there]
-    base = ask.query.get("base", "") if ask.query.get("base", "") in ids else (ids[0] if ids else "")
-    items: list[Html] = []
-    for place, row in enumerate(there):
-        one = row.id
-        moves = [
-            _move(ask, ids, place, place - 1, "←", f"{one} one place forward"),
-            _move(ask, ids, place, place + 1, "→", f"{one} one place back"),
-        ]
-        if one == base:
-            role: Html = tag("span", "baseline", cls="badge")
-        else:
-            role = tag("a", "Make baseline", href=_with(ask, base=one), cls="button small")
-        drop = tag(
-            "a",
-            "Remove",
-            href=_with(ask, ids=",".join(other for other in ids if other != one), base="" if one == base else base),
-            cls="button small",
-            aria_label=f"Remove {one}",
+def _too_few(count: int, there: int) -> str:
+    if there < LEAST:
+        return (
+            "This page compares two to six runs: shared charts, metrics, and the settings that differ. "
+            f"There are fewer than two runs. {markdown_link('Start one', '/')}"
         )
-        items.append(
-            tag(
-                "li",
-                tag("i", cls=f"swatch s{place % COLOURS}"),
-                tag("span", run_link(row), " ", state_badge(row.state), cls="grow"),
-                tag("span", role, moves, drop, cls="row"),
-            )
-        )
-    others = [row.id for row in site.index.rows() if row.id not in ids][:OFFERED]
-    form = None
-    if others and len(ids) < MOST:
-        options = [tag("option", "choose a run", value="")]
-        options += [tag("option", one, value=one) for one in others]
-        choice = tag("select", options, name="add", id="compare-add")
-        form = tag("form", tag("label", "Add ", choice, cls="row"), cls="row controls", data_query=True)
-    missing = (
-        tag("p", f"Not in {site.settings.home}: {', '.join(missing_ids)}", cls="notice bad") if missing_ids else None
-    )
-    listed = tag("ul", items, cls="plain panel compared") if items else None
-    row = tag("div", form, _to_outputs(site, ids, base), cls="row between")
-    return join(tag("h1", "Compare runs"), missing, listed, row if ids else form)
+    return "Choose two to six runs." if not count else "Choose at least one more run."
 
 
-def _to_outputs(site: Site, ids: list[str], base: str) -> Html | None:
-    """Link to the outputs of a run against those of the baseline, if both have a checkpoint."""
-    steps = {one: steps_of(directory_path(site.settings.home, one)) for one in ids}
-    saved = [one for one in ids if one != base and steps[one]]
-    if not saved or not steps.get(base):
-        return None
-    links = [
-        tag(
-            "a",
-            "Compare outputs" if len(saved) == 1 else f"Outputs of {one}",
-            href=link("/outputs", run=one, against=f"{base}@{steps[base][0]}"),
-            cls="button",
-            title=f"what {one} and {base} answer to the same prompts",
-        )
-        for one in saved
-    ]
-    return tag("div", links, cls="row")
+def _missing(site: Site, missing_ids: Sequence[str]) -> list[str]:
+    home = plain(str(site.settings.home))
+    return [f"**! Not in {home}: {plain(', '.join(missing_ids))}**"] if missing_ids else []
 
 
-def _move(ask: Ask, ids: list[str], place: int, to: int, sign: str, words: str) -> Html | None:
-    if not 0 <= to < len(ids):
-        return None
-    order = list(ids)
-    order.insert(to, order.pop(place))
-    query = {"ids": ",".join(order), "base": ask.query.get("base", "") or ids[0]}
-    return tag(
-        "a", sign, href=_with(ask, **query), cls="button small", aria_label=f"Move {words}", title=f"Move {words}"
-    )
-
-
-def _with(ask: Ask, **changes: str) -> str:
-    return link("/compare", **{**ask.query, **changes})
-
-
-# Comparability
-
-
-def _warnings(runs: Sequence[Compared]) -> Html:
+def _warnings(runs: Sequence[Compared]) -> list[str]:
     unread = [run.row.id for run in runs if not run.config]
-    parts: list[Child] = []
-    if unread:
-        parts.append(tag("p", f"! The settings of {', '.join(unread)} cannot be read.", cls="notice warn-box"))
+    parts = [f"**! The settings of {plain(', '.join(unread))} cannot be read.**"] if unread else []
     found = unfair([run.config for run in runs if run.config])
     if found:
-        lines = [
-            tag("li", tag("b", f"! {one.what}: "), one.why, " ", [tag("code", path) for path in one.paths[:6]])
-            for one in found
-        ]
-        heading = tag("h2", "Compare with care")
-        parts.append(tag("section", heading, tag("ul", lines, cls="plain"), cls="notice warn-box", role="note"))
-    elif not unread:
-        words = "✔ Same data, base model, seed, objective and batch size: metrics are directly comparable."
-        parts.append(tag("p", words, cls="notice"))
-    return join(parts)
+        lines = [f"- **! {one.what}**: {one.why} {', '.join(map(plain, one.paths[:6]))}" for one in found]
+        return [*parts, "\n".join(["**Compare with care**", "", *lines])]
+    return parts or [FAIR]
 
 
-PAGE = Page(
-    name="compare",
-    path="/compare",
-    title="Compare",
-    regions=("head", "warnings", "summary", "curves", "config"),
-    actions={"open": opened, "tick": ticked},
-)
+def _to_outputs(site: Site, ids: Sequence[str], base: Compared) -> list[str]:
+    """Links to the outputs of each run against those of the baseline, if both have a checkpoint."""
+    steps = {one: steps_of(directory_path(site.settings.home, one)) for one in ids}
+    saved = [one for one in ids if one != base.row.id and steps[one]]
+    if not saved or not steps[base.row.id]:
+        return []
+    against = f"{base.row.id}@{steps[base.row.id][0]}"
+    return [
+        "Outputs against the baseline: "
+        + ", ".join(markdown_link(one, link("/outputs", run=one, against=against)) for one in saved)
+    ]
+
+
+PAGE = GradioPage(name="compare", path="/compare", title="Compare", build=build)

@@ -1,4 +1,4 @@
-"""Compared runs as plain values: their metrics and the best value of each. No HTML."""
+"""Compared runs as plain values: their metrics and the best value of each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
+from nnxdsl.errors import NnxdslError
+from nnxdsl.storage.jsonl import read_json
+
+from ...state import Site
 from ...store.index import Row
+from ...store.run_paths import run_path
 from ...store.series import Columns
 from ..run.charts import TOGETHER
+from .config import flat
+
+LEAST, MOST = 2, 6
 
 LOWER = ("loss", "eval/loss")
 """Metrics for which lower is better."""
@@ -34,6 +42,26 @@ class Compared:
     colour: int
     columns: Mapping[str, Columns]
     config: Mapping[str, str]
+
+
+def compared(site: Site, query: Mapping[str, str]) -> tuple[list[Compared], list[str]]:
+    """Returns the runs of the query in its order, and those ids that there are no runs of."""
+    ids = list(dict.fromkeys(one for one in query.get("ids", "").split(",") if one))[:MOST]
+    found: list[Compared] = []
+    missing_ids: list[str] = []
+    for run in ids:
+        row = site.index.row(run)
+        if row is None:
+            missing_ids.append(run)
+            continue
+        try:
+            directory = run_path(site.settings.home, row.id)
+            config = flat(read_json(directory / "experiment.json"))
+            columns = dict(site.series.of(directory / "metrics.jsonl").columns)
+        except NnxdslError:
+            config, columns = {}, {}
+        found.append(Compared(row, len(found), columns, config))
+    return found, missing_ids
 
 
 @attrs.frozen

@@ -1,0 +1,247 @@
+"""A page of gradio components that follows the query of its URL.
+
+    def build(site: Site) -> None:                      # inside the page's route
+        view = View()
+        run = view.control("run", gr.Dropdown(label="Run"))       # ?run=...
+        table = gr.Dataframe()
+        view.shows(lambda query: {run: gr.update(choices=..., value=query.get("run")), table: ...}, [run, table])
+        stop = gr.Button("Stop")
+        view.does(stop.click, lambda query, client: Done(stopped(site, query["run"], client)))
+
+The state of a page is its query alone: what a user chooses is written into it, and what is shown is computed from it,
+so that a reloaded or shared URL shows the same. Values that did not change are not sent again: text stays selected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import secrets
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+import attrs
+import gradio as gr
+import pandas as pd
+import plotly.graph_objects as go
+from gradio.components import Component
+
+from nnxdsl.errors import NnxdslError
+
+from .components.markdown import plain
+
+QUERY_CHARACTERS = 4_000
+SCRIPT = """
+window.nnx = {
+  count: 0,
+  /* Writes a choice into the query of the URL; returns what changed, or `before` if it was there. */
+  set(name, value, initial, before) {
+    const query = new URLSearchParams(location.search), was = query.get(name) ?? initial;
+    const plain = value === true ? "1" : value === false ? "" : String(value ?? "");
+    const text = Array.isArray(value) ? value.join(",") : plain;
+    if (text === was) return before;
+    if (text === "" || text === initial) query.delete(name); else query.set(name, text);
+    history.replaceState({}, "", location.pathname + (query.size ? "?" + query : ""));
+    return JSON.stringify({ name, count: ++nnx.count });
+  },
+  /* Follows an action: opens another page, or writes into the query; returns what changed. */
+  done(text) {
+    const { query, goto } = JSON.parse(text || "{}");
+    if (goto) location.assign(nnx.root + goto);
+    for (const [name, value] of Object.entries(query || {})) nnx.set(name, value, "");
+    return JSON.stringify({ count: ++nnx.count });
+  },
+  /* The query of the URL, and the width of the window. */
+  query() { return location.search + (location.search ? "&" : "?") + "_width=" + innerWidth; },
+};
+"""
+"""Of every page."""
+
+EVERY = "*"
+"""Instead of the name of a control: all of them are left as they are."""
+_UNQUEUED: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+
+NARROW = 800
+"""Width of a window, in pixels, below which charts stand one below the other."""
+
+Query = Mapping[str, str]
+Values = Mapping[Component, Any]
+
+
+@attrs.frozen
+class Done:
+    """What an action did.
+
+    Attributes:
+        notice: Message for the user, as plain text.
+        is_problem: Whether it says why nothing was done.
+        goto: Path of the app to open.
+        query: Parts of the query to write; an empty text removes one.
+    """
+
+    notice: str = ""
+    is_problem: bool = False
+    goto: str | None = None
+    query: Mapping[str, str] = attrs.Factory(dict)
+
+
+class View:
+    """Components that show what the URL's query says, controls that change it, and actions."""
+
+    def __init__(self) -> None:
+        """Adds the components that hold the query, and what was changed in it, to the page."""
+        self._query = gr.Textbox(visible="hidden", label="query")
+        self._done = gr.Textbox(visible="hidden", label="done")
+        self._changed = gr.Textbox(visible="hidden", label="changed")
+        self._controls: dict[str, Component] = {}
+        self._problems = gr.Column()
+        self._done.change(None, [self._done], [self._changed], js="(done) => nnx.done(done)", **_UNQUEUED)
+
+    def control(self, name: str, component: Component, initial: str = "") -> Any:
+        """Returns a component whose value is the part `name` of the query; without it, it is `initial`."""
+        self._controls[name] = component
+        # `input` of a Textbox comes with a key alone, not when text is pasted. A `change` comes also when the page
+        # sets its value, which then equals the query's.
+        trigger = component.change if isinstance(component, gr.Textbox) else component.input  # type: ignore[attr-defined]
+        written = f"nnx.set({json.dumps(name)}, value, {json.dumps(initial)}, changed)"
+        trigger(None, [component, self._changed], [self._changed], js=f"(value, changed) => {written}", **_UNQUEUED)
+        return component
+
+    def shows(
+        self, values: Callable[[Query], Values], outputs: Sequence[Component], every: float | None = None
+    ) -> None:
+        """Shows the values of a query when the page is opened, when a control changes, and after actions.
+
+        An `NnxdslError` is shown at the top of the page, and what is shown else is left as it is. It may be
+        called several times, each with outputs of its own.
+
+        Args:
+            values: The new values, or updates, of those outputs that change.
+            outputs: Components that it may change; controls among them.
+            every: Seconds after which values that are not controls are updated again; None for never.
+        """
+        sent = gr.Textbox(visible="hidden", label="digests")
+        with self._problems:
+            problem = gr.Markdown(visible=False, elem_classes=["problem"])
+        shown = [*outputs, problem]
+        handler = _handler(values, shown, self._controls)
+        for trigger, begin in (
+            (gr.context.Context.root_block.load, "'{}'"),  # type: ignore[union-attr]
+            (self._changed.change, "changed"),
+            *([] if every is None else [(gr.Timer(every).tick, json.dumps(json.dumps({"name": EVERY})))]),
+        ):
+            again = "'{}'" if begin == "'{}'" else "sent"
+            trigger(
+                handler,
+                [self._changed, self._query, sent],
+                [*shown, sent],
+                js=f"(changed, _, sent) => [{begin}, nnx.query(), {again}]",
+                trigger_mode="always_last",
+                **_UNQUEUED,
+            )
+
+    def does(self, trigger: Any, function: Callable[..., Done | None], inputs: Sequence[Component] = ()) -> None:
+        """Calls a function when something is triggered, then shows its notice and the page anew.
+
+        An `NnxdslError` is shown as a notice. In a read-only app, actions that write must not be built at all: what
+        is built can be called.
+
+        Args:
+            trigger: An event of a component, such as `button.click`.
+            function: Takes the query, the client's address, and the values of the inputs.
+            inputs: Components.
+        """
+
+        def handle(request: gr.Request, query: str, *values: Any) -> str:
+            client = getattr(request.client, "host", "") if request.client else ""
+            try:
+                done = function(_parsed(query), client, *values) or Done()
+            except Exception as error:
+                raise gr.Error(_escaped(_message(error)), print_exception=False) from error
+            if done.notice:
+                (gr.Warning if done.is_problem else gr.Info)(_escaped(done.notice))
+            return json.dumps({"goto": done.goto, "query": dict(done.query), "nonce": secrets.token_hex(4)})
+
+        count = len(inputs)
+        names = "".join(f", value{number}" for number in range(count))
+        trigger(
+            handle,
+            [self._query, *inputs],
+            [self._done],
+            js=f"(_{names}) => [nnx.query(){names}]",
+            show_progress="hidden",
+            concurrency_limit=None,
+            api_visibility="private",
+        )
+
+
+def is_narrow(query: Query) -> bool:
+    """Whether the window that shows a page is narrow."""
+    width = query.get("_width", "")
+    return width.isdecimal() and len(width) < 6 and int(width) < NARROW
+
+
+def _handler(
+    values: Callable[[Query], Values], outputs: list[Component], controls: Mapping[str, Component]
+) -> Callable[[str, str, str], list[Any]]:
+    """What gradio calls: the outputs whose values changed, but for the control that the user changed.
+
+    The last output is for what goes wrong.
+    """
+    problem = outputs[-1]
+
+    def handle(changed: str, query: str, sent: str) -> list[Any]:
+        try:
+            found = {problem: gr.update(visible=False, value=""), **values(_parsed(query))}
+        except Exception as error:
+            found = {problem: gr.update(visible=True, value=f"**{plain(_message(error))}**")}
+        name = json.loads(changed or "{}").get("name", "")
+        left = set(controls.values()) if name == EVERY else {controls.get(name)}
+        digests = json.loads(sent or "{}")
+        answer: list[Any] = []
+        for place, output in enumerate(outputs):
+            value = found.get(output, _UNCHANGED)
+            digest = _digest(value)
+            if value is _UNCHANGED or output in left or digests.get(str(place)) == digest:
+                answer.append(gr.skip())
+            else:
+                answer.append(value)
+                digests[str(place)] = digest
+        return [*answer, json.dumps(digests)]
+
+    return handle
+
+
+def _message(error: Exception) -> str:
+    """What the user is told; errors of the app itself are printed as well."""
+    if isinstance(error, NnxdslError):
+        return str(error)
+    traceback.print_exception(error, file=sys.stderr)
+    return f"Internal error of the app ({type(error).__name__}: {error}). Runs are not affected."
+
+
+def _parsed(query: str) -> dict[str, str]:
+    return dict(parse_qsl(query.lstrip("?")[:QUERY_CHARACTERS]))
+
+
+def _escaped(text: str) -> str:
+    """Gradio's notices are HTML."""
+    return html.escape(text).replace("\n", "<br>")
+
+
+_UNCHANGED = object()
+
+
+def _digest(value: object) -> str:
+    """A digest of a value as it would be sent."""
+    if isinstance(value, go.Figure):
+        text = value.to_json() or ""
+    elif isinstance(value, pd.DataFrame):
+        text = value.to_json(orient="split", default_handler=str)
+    else:
+        text = json.dumps(value, default=lambda each: _digest(each) if isinstance(each, pd.DataFrame) else repr(each))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
