@@ -111,8 +111,21 @@ class View:
         trigger(None, [component, self._changed], [self._changed], js=f"(value, changed) => {written}", **_UNQUEUED)
         return component
 
+    def tabs(self, name: str, tabs: gr.Tabs) -> gr.Tabs:
+        """Returns tabs whose selected one, by its `id`, is the part `name` of the query, or else the first."""
+        ids = [str(tab.id) for tab in tabs.children]  # type: ignore[attr-defined]
+        self._controls[name] = tabs  # type: ignore[assignment]
+        for tab, chosen in zip(tabs.children, ids, strict=True):
+            self.sets(tab.select, name, json.dumps(chosen), ids[0])  # type: ignore[attr-defined]
+        return tabs
+
+    def sets(self, trigger: Any, name: str, script: str, initial: str = "") -> None:
+        """Writes the value of a JavaScript expression into the part `name` of the query when something is triggered."""
+        written = f"nnx.set({json.dumps(name)}, {script}, {json.dumps(initial)}, changed)"
+        trigger(None, [self._changed], [self._changed], js=f"(changed) => {written}", **_UNQUEUED)
+
     def shows(
-        self, values: Callable[[Query], Values], outputs: Sequence[Component], every: float | None = None
+        self, values: Callable[[Query], Values], outputs: Sequence[Component], every: float | gr.Timer | None = None
     ) -> None:
         """Shows the values of a query when the page is opened, when a control changes, and after actions.
 
@@ -122,9 +135,11 @@ class View:
         Args:
             values: The new values, or updates, of those outputs that change.
             outputs: Components that it may change; controls among them.
-            every: Seconds after which values that are not controls are updated again; None for never.
+            every: Seconds after which values that are not controls are updated again, or a timer of the page, which
+                may be among the outputs so that it rests while nothing changes; None for never.
         """
         sent = gr.Textbox(visible="hidden", label="digests")
+        timer = gr.Timer(every) if isinstance(every, int | float) else every
         with self._problems:
             problem = gr.Markdown(visible=False, elem_classes=["problem"])
         shown = [*outputs, problem]
@@ -132,7 +147,7 @@ class View:
         for trigger, begin in (
             (gr.context.Context.root_block.load, "'{}'"),  # type: ignore[union-attr]
             (self._changed.change, "changed"),
-            *([] if every is None else [(gr.Timer(every).tick, json.dumps(json.dumps({"name": EVERY})))]),
+            *([] if timer is None else [(timer.tick, json.dumps(json.dumps({"name": EVERY})))]),
         ):
             again = "'{}'" if begin == "'{}'" else "sent"
             trigger(
@@ -144,7 +159,14 @@ class View:
                 **_UNQUEUED,
             )
 
-    def does(self, trigger: Any, function: Callable[..., Done | None], inputs: Sequence[Component] = ()) -> None:
+    def does(
+        self,
+        trigger: Any,
+        function: Callable[..., Done | None],
+        inputs: Sequence[Component] = (),
+        *,
+        has_event: bool = False,
+    ) -> None:
         """Calls a function when something is triggered, then shows its notice and the page anew.
 
         An `NnxdslError` is shown as a notice. In a read-only app, actions that write must not be built at all: what
@@ -154,6 +176,8 @@ class View:
             trigger: An event of a component, such as `button.click`.
             function: Takes the query, the client's address, and the values of the inputs.
             inputs: Components.
+            has_event: Whether the function also takes, after the client's address, which part of a component was
+                selected: `gr.SelectData`.
         """
 
         def handle(request: gr.Request, query: str, *values: Any) -> str:
@@ -166,10 +190,13 @@ class View:
                 (gr.Warning if done.is_problem else gr.Info)(_escaped(done.notice))
             return json.dumps({"goto": done.goto, "query": dict(done.query), "nonce": secrets.token_hex(4)})
 
+        def handle_event(request: gr.Request, event: gr.SelectData, query: str, *values: Any) -> str:
+            return handle(request, query, event, *values)
+
         count = len(inputs)
         names = "".join(f", value{number}" for number in range(count))
         trigger(
-            handle,
+            handle_event if has_event else handle,
             [self._query, *inputs],
             [self._done],
             js=f"(_{names}) => [nnx.query(){names}]",
