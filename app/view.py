@@ -58,6 +58,7 @@ window.nnx = {
   /* The query of the URL, and the width of the window. */
   query() { return location.search + (location.search ? "&" : "?") + "_width=" + innerWidth; },
 };
+for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, () => { nnx.isUsed = true; }, true);
 """
 """Of every page."""
 
@@ -116,7 +117,9 @@ class View:
         ids = [str(tab.id) for tab in tabs.children]  # type: ignore[attr-defined]
         self._controls[name] = tabs  # type: ignore[assignment]
         for tab, chosen in zip(tabs.children, ids, strict=True):
-            self.sets(tab.select, name, json.dumps(chosen), ids[0])  # type: ignore[attr-defined]
+            # The first tab tells that it is selected when the page opens, before the query's one is.
+            written = f"nnx.isUsed ? {json.dumps(chosen)} : new URLSearchParams(location.search).get({json.dumps(name)})"
+            self.sets(tab.select, name, f"({written} ?? {json.dumps(ids[0])})", ids[0])  # type: ignore[attr-defined]
         return tabs
 
     def sets(self, trigger: Any, name: str, script: str, initial: str = "") -> None:
