@@ -1,7 +1,8 @@
 """The pages as one gradio app.
 
-A `GradioPage` is a route of its own. All other pages are in one document, and the browser shows the page of its URL:
-requests are clicks on hidden buttons, whose JavaScript provides the payload and the query; responses are HTML.
+A `GradioPage` is a route of its own; the one at "/" is gradio's root page, which is no route. All other pages are in
+one document, and the browser shows the page of its URL: requests are clicks on hidden buttons, whose JavaScript
+provides the payload and the query; responses are HTML.
 """
 
 from __future__ import annotations
@@ -38,21 +39,37 @@ from .view import SCRIPT
 GRADIO_PAGES: tuple[GradioPage, ...] = (compare_page.PAGE,)
 NAVIGATION = ("/", "/new", "/compare", "/layout", "/outputs", "/about")
 """Paths of the pages in the navigation, in its order."""
+DOCUMENT = "/pages"
+"""Where the document of the pages without a route is, if one with a route is at the root."""
 STATIC = Path(__file__).parent / "static"
 QUERY_CHARACTERS = 4_000
 
 
 def build(site: Site, pages: tuple[GradioPage, ...] = GRADIO_PAGES) -> gr.Blocks:
     """Builds all pages of an app without serving them; `pages` are those of gradio components."""
+    first = next((page for page in pages if page.path == "/"), None)
     with gr.Blocks(analytics_enabled=False, title="nnxdsl", fill_width=True) as blocks:
-        _header(site, pages)
-        for page in PAGES:
-            _draw(site, page)
+        if first is None:
+            _document(site, pages)
+        else:
+            _header(site, pages, first.path)
+            first.build(site)
     for page in pages:
-        with blocks.route(page.title, page.path):
-            _header(site, pages, page.path)
-            page.build(site)
+        if page is not first:
+            with blocks.route(page.title, page.path):
+                _header(site, pages, page.path)
+                page.build(site)
+    if first is not None and PAGES:
+        with blocks.route("Pages", DOCUMENT):
+            _document(site, pages)
     return blocks
+
+
+def _document(site: Site, pages: tuple[GradioPage, ...]) -> None:
+    """All pages that are no routes of their own."""
+    _header(site, pages)
+    for page in PAGES:
+        _draw(site, page)
 
 
 @attrs.frozen
@@ -89,7 +106,8 @@ def served(settings: Settings) -> Served:
     blocks = build(site)
     access = Access.of(settings, server.port, session_key(settings.own))
     paths = frozenset(page.path for page in PAGES)
-    inner = PageRoutes(Downloads(_mounted(blocks, settings, server.port), site), paths)
+    document = DOCUMENT if any(page.path == "/" for page in GRADIO_PAGES) else "/"
+    inner = PageRoutes(Downloads(_mounted(blocks, settings, server.port), site), paths, document)
     routes = paths | {page.path for page in GRADIO_PAGES}
     server.serve(Guard(Needed(inner, routes), settings, access))
     address = f"{settings.proxy or server.address}/"
@@ -138,7 +156,8 @@ _PLAIN: dict[str, Any] = {"apply_default_css": False, "padding": False, "contain
 def _head(pages: tuple[Page, ...], root: str) -> str:
     page_names = json.dumps({page.path: {"name": page.name, "title": page.title} for page in pages})
     written = _static("js").replace("/*PAGES*/{}", page_names).replace('/*ROOT*/""', json.dumps(root))
-    script = f"{SCRIPT}nnx.root = {json.dumps(root)};\n{written}"
+    titles = json.dumps({page.path: page.title for page in GRADIO_PAGES})
+    script = f"{SCRIPT}nnx.root = {json.dumps(root)};\nnnx.titles = {titles};\n{written}"
     # `css=` is not used: it rewrites selectors and drops those inside @media.
     return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
 

@@ -55,8 +55,14 @@ window.nnx = {
     for (const [name, value] of Object.entries(query || {})) nnx.set(name, value, "");
     return JSON.stringify({ count: ++nnx.count });
   },
-  /* The query of the URL, and the width of the window. */
-  query() { return location.search + (location.search ? "&" : "?") + "_width=" + innerWidth; },
+  /* The query of the URL, the width of the window, and its time zone; a run of the query is in the window's title. */
+  query() {
+    const page = nnx.titles[location.pathname.slice(nnx.root.length)];
+    const run = new URLSearchParams(location.search).get("id");
+    if (page) document.title = [run, page, "nnxdsl"].filter(Boolean).join(" · ");
+    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "";
+    return location.search + (location.search ? "&" : "?") + new URLSearchParams({ _width: innerWidth, _zone: zone });
+  },
 };
 for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, () => { nnx.isUsed = true; }, true);
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import zoneinfo
 
 from .html import Html, tag
 
@@ -63,6 +64,21 @@ def parsed(iso: str | None) -> datetime.datetime | None:
         return datetime.datetime.fromisoformat(iso) if iso else None
     except ValueError:
         return None
+
+
+def local_time(iso: str | None, zone: str = "") -> str:
+    """Formats a time stamp of a run in a time zone by its name, or else in UTC.
+
+    >>> local_time("2026-01-01T12:00:00+00:00", "Asia/Tokyo"), local_time("2026-01-01T12:00:00+00:00", "../x")
+    ('2026-01-01 21:00', '2026-01-01 12:00 UTC')
+    """
+    when = parsed(iso)
+    if when is None:
+        return "-"
+    try:
+        return when.astimezone(zoneinfo.ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        return when.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def time_of(iso: str | None) -> Html:

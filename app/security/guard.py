@@ -256,9 +256,10 @@ class PageRoutes:
 
     app: App
     paths: frozenset[str]
+    document: str = "/"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on."""
         if scope["type"] == "http" and scope["method"] in SAFE and scope["path"] in self.paths:
-            scope = {**scope, "path": "/", "raw_path": b"/"}
+            scope = {**scope, "path": self.document, "raw_path": self.document.encode()}
         await self.app(scope, receive, send)
