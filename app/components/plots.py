@@ -88,19 +88,25 @@ def figure(charts: Sequence[Chart], x_name: str, columns: int, marks: Sequence[M
             drawn.add_vline(mark.x, line={"width": 1, "dash": "dot", "color": "#888"}, **where)
         drawn.update_yaxes(type="log" if chart.is_log else "linear", range=_range_of_constant(chart), **where)
         drawn.update_xaxes(title_text=x_name if place + columns >= len(charts) else None, **where)
+    drawn.update_annotations(font={"size": 13})
+    drawn.update_xaxes(matches="x")
+    drawn.layout.xaxis.matches = None  # the one that the others match
+    drawn.update_layout(hovermode="x unified")
+    return styled(drawn, height)
+
+
+def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
+    """Gives a figure the looks of all: readable on light and dark backgrounds, the legend above."""
     drawn.update_layout(
         height=height,
         margin={"l": 50, "r": 10, "t": 50, "b": 40},
         legend={"orientation": "h", "y": 1, "yref": "container", "yanchor": "top"},
-        hovermode="x unified",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": "#777", "size": 12},
         uirevision="kept",  # zoom and toggles survive an update
     )
-    drawn.update_annotations(font={"size": 13})
-    drawn.update_xaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False, matches="x")
-    drawn.layout.xaxis.matches = None  # the one that the others match
+    drawn.update_xaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False)
     drawn.update_yaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False)
     return drawn
 
