@@ -65,6 +65,13 @@ window.nnx = {
   },
 };
 for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, () => { nnx.isUsed = true; }, true);
+/* Markdown opens every link in another tab; those to pages of the app are below its root, and open in this one. */
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href]"), path = link?.getAttribute("href") ?? "";
+  if (!link || link.origin !== location.origin) return;
+  link.removeAttribute("target");
+  if (path.startsWith("/") && !path.startsWith(nnx.root + "/")) link.href = nnx.root + path;
+}, true);
 """
 """Of every page."""
 
