@@ -38,22 +38,23 @@ QUERY_CHARACTERS = 4_000
 SCRIPT = """
 window.nnx = {
   count: 0,
-  /* Writes a choice into the query of the URL; returns what changed, or `before` if it was there. */
-  set(name, value, initial, before) {
+  changed: "",
+  /* Writes a choice into the query of the URL; returns what changed last: a choice may be told twice. */
+  set(name, value, initial) {
     const query = new URLSearchParams(location.search), was = query.get(name) ?? initial;
     const plain = value === true ? "1" : value === false ? "" : String(value ?? "");
     const text = Array.isArray(value) ? value.join(",") : plain;
-    if (text === was) return before;
+    if (text === was) return nnx.changed;
     if (text === "" || text === initial) query.delete(name); else query.set(name, text);
     history.replaceState({}, "", location.pathname + (query.size ? "?" + query : ""));
-    return JSON.stringify({ name, count: ++nnx.count });
+    return (nnx.changed = JSON.stringify({ name, count: ++nnx.count }));
   },
   /* Follows an action: opens another page, or writes into the query; returns what changed. */
   done(text) {
     const { query, goto } = JSON.parse(text || "{}");
     if (goto) location.assign(nnx.root + goto);
     for (const [name, value] of Object.entries(query || {})) nnx.set(name, value, "");
-    return JSON.stringify({ count: ++nnx.count });
+    return (nnx.changed = JSON.stringify({ count: ++nnx.count }));
   },
   /* The query of the URL, the width of the window, and its time zone; a run of the query is in the window's title. */
   query() {
@@ -121,8 +122,8 @@ class View:
         # `input` of a Textbox comes with a key alone, not when text is pasted. A `change` comes also when the page
         # sets its value, which then equals the query's.
         trigger = component.change if isinstance(component, gr.Textbox) else component.input  # type: ignore[attr-defined]
-        written = f"nnx.set({json.dumps(name)}, value, {json.dumps(initial)}, changed)"
-        trigger(None, [component, self._changed], [self._changed], js=f"(value, changed) => {written}", **_UNQUEUED)
+        written = f"nnx.set({json.dumps(name)}, value, {json.dumps(initial)})"
+        trigger(None, [component], [self._changed], js=f"(value) => {written}", **_UNQUEUED)
         return component
 
     def tabs(self, name: str, tabs: gr.Tabs) -> gr.Tabs:
@@ -131,14 +132,15 @@ class View:
         self._controls[name] = tabs  # type: ignore[assignment]
         for tab, chosen in zip(tabs.children, ids, strict=True):
             # The first tab tells that it is selected when the page opens, before the query's one is.
-            written = f"nnx.isUsed ? {json.dumps(chosen)} : new URLSearchParams(location.search).get({json.dumps(name)})"
-            self.sets(tab.select, name, f"({written} ?? {json.dumps(ids[0])})", ids[0])  # type: ignore[attr-defined]
+            opened = f"new URLSearchParams(location.search).get({json.dumps(name)}) ?? {json.dumps(ids[0])}"
+            selected = f"nnx.isUsed ? {json.dumps(chosen)} : {opened}"
+            self.sets(tab.select, name, selected, ids[0])  # type: ignore[attr-defined]
         return tabs
 
     def sets(self, trigger: Any, name: str, script: str, initial: str = "") -> None:
         """Writes the value of a JavaScript expression into the part `name` of the query when something is triggered."""
-        written = f"nnx.set({json.dumps(name)}, {script}, {json.dumps(initial)}, changed)"
-        trigger(None, [self._changed], [self._changed], js=f"(changed) => {written}", **_UNQUEUED)
+        written = f"nnx.set({json.dumps(name)}, {script}, {json.dumps(initial)})"
+        trigger(None, None, [self._changed], js=f"() => {written}", **_UNQUEUED)
 
     def shows(
         self, values: Callable[[Query], Values], outputs: Sequence[Component], every: float | gr.Timer | None = None
