@@ -142,6 +142,11 @@ class View:
         written = f"nnx.set({json.dumps(name)}, {script}, {json.dumps(initial)})"
         trigger(None, None, [self._changed], js=f"() => {written}", **_UNQUEUED)
 
+    def follows(self, text: gr.Textbox, script: str) -> None:
+        """Passes a text to a JavaScript function whenever it changes, then shows the page anew."""
+        shows = "return JSON.stringify({ count: ++nnx.count });"
+        text.change(None, [text], [self._changed], js=f"(text) => {{ {script}(text); {shows} }}", **_UNQUEUED)
+
     def shows(
         self, values: Callable[[Query], Values], outputs: Sequence[Component], every: float | gr.Timer | None = None
     ) -> None:
