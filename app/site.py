@@ -24,6 +24,7 @@ from gradio.themes import Base
 
 from nnxdsl.errors import NnxdslError
 
+from . import api
 from .downloads import Downloads
 from .html import Html, tag
 from .page import Answer, Ask, Function, GradioPage, Page
@@ -54,6 +55,7 @@ def build(site: Site, pages: tuple[GradioPage, ...] = GRADIO_PAGES) -> gr.Blocks
         else:
             _header(site, pages, first.path)
             first.build(site)
+        api.add(site)
     for page in pages:
         if page is not first:
             with blocks.route(page.title, page.path):

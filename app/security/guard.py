@@ -226,14 +226,17 @@ async def _answer(send: Send, status: int, text: str | bytes, headers: list[tupl
 
 @attrs.define
 class Needed:
-    """Passes on only those routes of gradio that the app's own pages use.
+    """Passes on only those routes of gradio that the app's own pages and gradio_client use.
 
     gradio also has routes that accept uploads, fetch URLs, run code or expose its state.
     """
 
     app: App
     pages: frozenset[str]
-    reads: tuple[str, ...] = ("/", "/theme.css", "/gradio_api/app_id", "/gradio_api/queue/data", "/download")
+    reads: tuple[str, ...] = (
+        *("/", "/config", "/theme.css", "/download"),
+        *("/gradio_api/app_id", "/gradio_api/info", "/gradio_api/queue/data"),
+    )
     trees: tuple[str, ...] = ("/assets/", "/static/")
     asks: tuple[str, ...] = ("/gradio_api/run/predict", "/gradio_api/queue/join")
 

@@ -274,7 +274,8 @@ def test_what_headers_say_of_a_proxy_counts_only_for_the_one_that_was_named() ->
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_what_no_page_asks_for_does_not_exist(method: str) -> None:
     app = Needed(inner, PATHS)
-    reads = {"/", "/run", "/new", "/download", "/theme.css", "/static/x", "/assets/x", "/gradio_api/queue/data"}
+    reads = {"/", "/run", "/new", "/config", "/download", "/theme.css", "/static/x", "/assets/x"}
+    reads |= {"/gradio_api/info", "/gradio_api/queue/data"}
     calls = {"/gradio_api/run/predict", "/gradio_api/queue/join"}
     for path in EVERY_PATH:
         is_needed = path in (reads if method in ("GET", "HEAD") else calls if method == "POST" else ())
