@@ -22,6 +22,7 @@ from typing import IO, Any, Literal
 
 import attrs
 
+from nnxdsl.cli.exit_codes import REFUSED
 from nnxdsl.storage import process_info
 
 JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -176,7 +177,7 @@ class Jobs:
             job.ended = time.monotonic()
             if late:
                 job.error = f"timed out after {self._limit:.0f} s"
-            elif code:
+            elif code and not (code == REFUSED and printed):  # what is refused may be told in JSON
                 job.error = complained or f"ended with exit code {code} without any error output"
             else:
                 try:

@@ -1,0 +1,38 @@
+"""A row of data as HTML: its runs of tokens, with and without loss, truncated ones struck through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+SHOWN = 4_000
+"""Most characters of a run of tokens that are shown."""
+
+STYLE = (
+    "<style>.token-runs{display:grid;gap:12px}.token-runs .parts{display:grid;gap:8px 16px;"
+    "grid-template-columns:repeat(auto-fit,minmax(min(100%,320px),1fr))}.token-runs pre{white-space:pre-wrap;"
+    "overflow-wrap:anywhere;margin:4px 0 0;padding:8px;border-left:3px solid var(--line);font-size:13px}"
+    ".token-runs .loss pre{border-color:var(--ok);background:var(--ok-soft)}"
+    ".token-runs .truncated pre{border-color:var(--bad);text-decoration:line-through;opacity:.8}"
+    ".token-runs b{overflow-wrap:anywhere}.token-runs .what{font-size:12px;color:var(--muted)}</style>"
+)
+
+
+def token_runs(examples: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows as `nnxdsl data --json` has them; the parts of a row stand beside each other, all text escaped."""
+    rows = "".join(
+        f"<section><b>{escape(str(example['row']))}</b>"
+        f'<div class="parts">{"".join(map(_run, example["runs"]))}</div></section>'
+        for example in examples
+    )
+    return f'{STYLE}<div class="token-runs">{rows}</div>'
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    kind, name = ("truncated",) * 2 if run["cut"] else ("loss",) * 2 if run["loss"] else ("plain", "no loss")
+    text, count = str(run["text"]), int(run["tokens"])
+    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]} ... ({len(text) - SHOWN:,} more characters)"
+    what = f"{run['part']}, {name}, {count:,} {'token' if count == 1 else 'tokens'}"
+    lines = escape(shown).replace("\n", "↵\n")
+    return f'<div class="{kind}"><span class="what">{escape(what)}</span><pre>{lines}</pre></div>'

@@ -1,0 +1,1 @@
+"""The Data page: rows as they will be trained on."""

@@ -1,0 +1,170 @@
+"""The Data page: what becomes of rows, their lengths, and some of them as tokens, before anything is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import gradio as gr
+import pandas as pd
+
+from nnxdsl.config.core.serialization import to_dict
+from nnxdsl.errors import RunError
+from nnxdsl.storage.jsonl import write_json
+
+from ...components.markdown import plain
+from ...components.token_runs import token_runs
+from ...page import GradioPage
+from ...processes.jobs import Job
+from ...state import Site
+from ...view import Query, Values, View, is_narrow
+from ...words import whole
+from ..layout.request import source
+from .facts import facts, lengths, lengths_plot, parts_of, problems
+
+EMPTY = (
+    "Shows what becomes of the rows of an experiment or of a file: how many are read, truncated or left out and why, "
+    "how long they are, and some of them as tokens, with and without loss. Choose one above."
+)
+ROWS, MOST_ROWS = 3, 20
+KINDS = ("exp", "run", "draft", "file")
+RUNS = 60
+
+
+def build(site: Site) -> None:
+    """Adds the components of the page."""
+    view = View()
+    gr.Markdown("# Data")
+    with gr.Row():
+        of = view.control("of", gr.Dropdown([], label="Data of", info="A recipe, a run, or a draft", scale=2))
+        file = view.control(
+            "file",
+            gr.Textbox(
+                label="Or a file", info="File, folder or glob in the project", placeholder="data/*.jsonl", scale=2
+            ),
+        )
+        tokenizer = view.control(
+            "tokenizer", gr.Textbox(label="Tokenizer of the file", info="Its directory; bytes without one")
+        )
+        rows = view.control(
+            "rows",
+            gr.Number(ROWS, label="Rows shown", info="As tokens", precision=0, minimum=0, maximum=MOST_ROWS),
+            str(ROWS),
+        )
+    part = view.control("part", gr.Radio([], label="Part", visible=False))
+    words = gr.Markdown()
+    retry = gr.Button("Read again", visible=False, size="sm", scale=0)
+    bad = gr.Dataframe(label="Rows that are left out, odd or truncated", interactive=False, wrap=True, visible=False)
+    table = gr.Dataframe(label="Tokens of a row", interactive=False, visible=False)
+    plot = gr.Plot(show_label=False, visible=False)
+    examples = gr.HTML(visible=False, padding=False)
+    outputs = [of, file, tokenizer, rows, part, words, retry, bad, table, plot, examples]
+
+    def shown(query: Query) -> Values:
+        offered = {
+            of: gr.update(choices=_choices(site), value=query.get("of")),
+            file: query.get("file", ""),
+            tokenizer: query.get("tokenizer", ""),
+            rows: _rows(query),
+        }
+        job = _job(site, query)
+        hidden = {one: gr.update(visible=False) for one in (part, retry, bad, table, plot, examples)}
+        if job is None:
+            return {**offered, **hidden, words: EMPTY}
+        if not job.is_over:
+            return {**offered, **hidden, words: f"Reading the rows, {job.seconds:.0f} s so far ..."}
+        if job.result is None:
+            failed = {words: f"**{plain(job.error or job.state)}**", retry: gr.update(visible=True)}
+            return {**offered, **hidden, **failed}
+        parts = parts_of(job.result)
+        name = query.get("part", "") if query.get("part") in parts else "data" if "data" in parts else next(iter(parts))
+        of_part = parts[name]
+        left_out, columns = problems(of_part), 1 if is_narrow(query) else 2
+        has_rows = "lengths" in of_part
+        return {
+            **offered,
+            part: gr.update(choices=list(parts), value=name, visible=len(parts) > 1),
+            words: facts(of_part),
+            retry: gr.update(visible=False),
+            bad: gr.update(value=left_out, visible=not left_out.empty),
+            table: gr.update(value=lengths(of_part) if has_rows else pd.DataFrame(), visible=has_rows),
+            plot: gr.update(value=lengths_plot(of_part, columns) if has_rows else None, visible=has_rows),
+            examples: gr.update(value=token_runs(of_part.get("examples", ())), visible=has_rows),
+        }
+
+    def read_again(query: Query, _client: str) -> None:
+        _job(site, query, again=True)
+
+    view.shows(shown, outputs, every=1)
+    view.does(retry.click, read_again)
+
+
+def _choices(site: Site) -> list[tuple[str, str]]:
+    recipes = [(f"experiments/{name}.py", f"exp:{name}") for name in site.presets.names()]
+    return recipes + [(f"run {row.id}", f"run:{row.id}") for row in site.index.rows()[:RUNS]]
+
+
+def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
+    """The child process that reads the rows, which is started `again` if it failed; None if the query names none.
+
+    Raises:
+        RunError: The run, recipe or file does not exist.
+        SpecError: The draft has problems.
+    """
+    words = ["--json", "--rows", str(_rows(query)), "--home", str(site.settings.home)]
+    if query.get("file"):
+        target = _within(site.settings.project, query["file"])
+        tokenizer = query.get("tokenizer", "")
+        words += ["--tokenizer", _within(site.settings.project, tokenizer)] if tokenizer else []
+        return _started(site, target, words, _stamp(site.settings.project / target), again)
+    kind, _, name = query.get("of", "").partition(":")
+    if kind not in KINDS or not name:
+        return None
+    experiment = source(site, {kind: name}).experiment
+    if experiment is None:  # the recipe is being read
+        return Job("", ())
+    tree = to_dict(experiment)
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+    file = site.settings.own / "plans" / f"{digest}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, tree)
+    return _started(site, str(file), words, "", again)
+
+
+def _rows(query: Query) -> int:
+    given = whole(query.get("rows", ""))
+    return ROWS if given is None else min(MOST_ROWS, max(0, given))
+
+
+def _started(site: Site, target: str, words: list[str], stamp: str, again: bool) -> Job:
+    key = f"data {target} {words} {stamp}"
+    return (None if again else site.jobs.get(key)) or site.jobs.start(key, ["-m", "nnxdsl", "data", target, *words])
+
+
+def _within(project: Path, text: str) -> str:
+    """Returns a path of the project, relative to it.
+
+    Raises:
+        RunError: It is outside of the project.
+    """
+    root = project.resolve()
+    try:
+        path = (root / text).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
+    if not path.is_relative_to(root) or text.startswith("-"):
+        raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
+    return text
+
+
+def _stamp(path: Path) -> str:
+    """Time and size of a file, so that a changed one is read again."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ""
+    return f"{stat.st_mtime_ns} {stat.st_size}"
+
+
+PAGE = GradioPage(name="data", path="/data", title="Data", build=build)

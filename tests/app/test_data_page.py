@@ -1,0 +1,83 @@
+"""The Data page: what `nnxdsl data` tells of recipes, runs and files, as text, and of nothing outside the project."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.components.token_runs import token_runs
+from app.settings import Settings
+from app.state import Site
+from tests.app.on_pages import EVIL
+
+data_page = pytest.importorskip("app.pages.data.page")
+native = pytest.importorskip("tests.app.native")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
+    yield site
+    site.close()
+
+
+def shown(site: Site, **query: str) -> dict[str, Any]:
+    """The page when its child process has ended."""
+    built = native.Built(data_page.PAGE, site)
+    until = time.monotonic() + 100
+    while "so far" in (values := built.shown(**query))["Markdown"]:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return values
+
+
+def test_the_rows_of_a_file_are_shown(site: Site) -> None:
+    pairs = [
+        {"prompt": "Say 1", "chosen": f"yes {EVIL}", "rejected": "no"},
+        {"prompt": 1},
+        {"prompt": "Say 2", "chosen": "same", "rejected": "same"},
+    ]
+    (site.settings.project / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    values = shown(site, file="pairs.jsonl")
+    assert "**3 rows** of pairs.jsonl, 1 accepted" in values["Markdown"]
+    assert values["Part"] == "data"
+    left_out = values["Dataframe"]
+    assert left_out.to_dict("list") == {
+        "rows": [1, 1],
+        "what": ["left out", "left out"],
+        "why": ["missing field", "identical"],
+        "first": ["pairs.jsonl:2", "pairs.jsonl:3"],
+    }
+    assert values["Dataframe 1"].set_index("part").loc["chosen", "max"] == len(f"yes {EVIL}".encode()) + 1
+    assert [trace.y for trace in values["Plot"].data] == [(1,)] * 4
+    assert "<img" not in values["HTML"]
+    assert "&lt;img" in values["HTML"]
+    assert "chosen, loss" in values["HTML"]
+    source = shown(site, file="pairs.jsonl", part="source")
+    assert "in 2 rows, text" in source["Markdown"]
+    assert source["Plot"] is None
+
+
+def test_what_is_wrong_is_told(site: Site) -> None:
+    assert "Shows what becomes of the rows" in shown(site)["Markdown"]
+    gone = shown(site, file="gone.jsonl")
+    assert "gone.jsonl" in gone["Markdown"]
+    (site.settings.project / "out").symlink_to("/etc")
+    for wrong in ("../x.jsonl", "/etc/passwd", "out/passwd", "--help"):
+        assert "is outside of the project" in shown(site, file=wrong)["Markdown 1"], wrong
+    assert "cannot be read" in shown(site, file="a\0b")["Markdown 1"]
+    assert "there is no run gone" in shown(site, of="run:gone")["Markdown 1"]
+    assert "there is no" in shown(site, of="exp:gone")["Markdown 1"]
+
+
+def test_a_row_is_shown_as_text() -> None:
+    run = {"part": EVIL, "text": f"{EVIL}\n" * 3000, "tokens": 1, "loss": True, "cut": False}
+    html = token_runs([{"row": EVIL, "runs": [run, {**run, "cut": True}, {**run, "loss": False}]}])
+    assert "<img" not in html
+    assert "more characters" in html
+    assert [html.count(f'<div class="{kind}">') for kind in ("loss", "truncated", "plain")] == [1, 1, 1]
