@@ -17,7 +17,7 @@ from nnxdsl.errors import Problem, WeightsError
 from nnxdsl.formats import hf_names, safetensors
 from nnxdsl.formats.files import PICKLE_REFUSED, read_json
 from nnxdsl.formats.finite import all_finite, require_finite
-from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, tensor_sources
+from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, is_unread, tensor_sources
 from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.formats.quantized import StoredTensor, dequantize
 from nnxdsl.formats.stacked_experts import unstacked
@@ -127,6 +127,8 @@ class HubReader:
                 self._tensors[ours] = tensor
             elif each := dict(unstacked(ours, tensor, wanted)):
                 self._tensors |= each
+            elif is_unread(self.config, ours):
+                pass
             elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in mtp_numbers):
                 self._others[name] = tensor
         if with_mtp.mtp_layers and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,24 @@ from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.formats.quantized import StoredTensor
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Norms
 from nnxdsl.models.config.feed_forward import MLPConfig
-from nnxdsl.models.config.tensors import MTPTensors, TensorSource
+from nnxdsl.models.config.tensors import MTPTensors, TensorSource, linears, norms
 from nnxdsl.models.families.registry import family_named, text_fields
 
 HEAD = "lm_head.weight"
 """The output head, whose name has no prefix of the text model."""
 
 _TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
+# Those of per-layer embeddings, of the decoder and of each layer.
+_PER_LAYER = {
+    "per_layer.embedding": TensorSource(("embed_tokens_per_layer.weight",)),
+    **linears({"per_layer.projection": "per_layer_model_projection"}),
+    **norms({"per_layer.norm": "per_layer_projection_norm"}),
+}
+_PER_LAYER_GATE = {
+    **linears({"per_layer.gate": "per_layer_input_gate", "per_layer.output": "per_layer_projection"}),
+    **norms({"per_layer.norm": "post_per_layer_input_norm"}),
+}
+_KV = re.compile(r"layers\.(\d{1,9})\.self_attn\.[kv]_(proj|norm)\.")
 # Names of a layer's norms on the Hub, by their position around attention and MLP.
 _NORMS: dict[Norms, dict[str, str]] = {
     "pre": {"pre_attention_norm": "input_layernorm", "pre_mlp_norm": "post_attention_layernorm"},
@@ -139,6 +151,8 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
     sources = {path: TensorSource((name,)) for path, name in _TOP.items()}
     if not config.tied_head:
         sources["lm_head.kernel"] = TensorSource((HEAD,))
+    if config.per_layer_embedding is not None:
+        sources |= _PER_LAYER
     dense = config.dense
     first, pattern, periods = config.dense_layers, config.period, config.periods
     for block, kind in enumerate(config.prefix_layers):
@@ -156,18 +170,35 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         for ours, own in _layer(config, kind, model_type, dense=dense[layer]).items():
             names = tuple(f"layers.{layer}.{name}" for name in own.names)
             sources[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
+    pattern, periods = len(config.sharing_pattern), config.sharing_periods
+    for block, kind in enumerate(config.sharing_pattern):
+        for ours, own in _layer(config, kind, model_type, dense=True, shares_kv=True).items():
+            layers = (config.own_layers + period * pattern + block for period in range(periods))
+            names = tuple(f"layers.{layer}.{name}" for layer in layers for name in own.names)
+            stack = {"names": names, "leading": (periods, *own.leading)}
+            sources[f"kv_sharing.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
     return sources | _mtp(config, model_type)
 
 
-def _layer(config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool) -> dict[str, TensorSource]:
+def is_unread(config: DecoderConfig, name: str) -> bool:
+    """Whether a tensor without prefix is of keys or values of a layer that has none of its own; files may have them."""
+    layer = _KV.match(name)
+    return layer is not None and config.own_layers <= int(layer[1]) < config.num_layers
+
+
+def _layer(
+    config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool, shares_kv: bool = False
+) -> dict[str, TensorSource]:
     """Sources of the arrays of a layer of this kind; a dense one has the gated MLP."""
-    sources = config.mixer(kind).tensors(config.of(kind)) | {
+    sources = config.mixer(kind).tensors(config.of(kind, shares_kv=shares_kv)) | {
         f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.of(kind).norms].items()
     }
     feed_forward = MLPConfig() if dense else config.feed_forward
     if feed_forward.norms_input:
         sources.pop("pre_mlp_norm.scale", None)
     sources |= feed_forward.tensors(config)
+    if config.per_layer_embedding is not None:
+        sources |= _PER_LAYER_GATE
     if config.layer_scalar:
         sources["scalar"] = TensorSource(("layer_scalar",))
     family = family_named(model_type)

@@ -28,7 +28,7 @@ from nnxdsl.formats.hf_names import mapped, tensor_sources
 from nnxdsl.formats.peft_config import CONFIG, Scale, problems_of, read_config, scales_of
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.tensors import TensorSource
-from nnxdsl.models.params import ParamSpec, path_in_group
+from nnxdsl.models.params import ParamSpec, is_stacked, path_in_group
 
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -243,7 +243,7 @@ def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str
 
 def _is_linear(path: str, source: TensorSource) -> bool:
     """Whether an array holds the kernel of a linear layer; PEFT has none for experts, nor for part of a tensor."""
-    periods = 1 if path.startswith("layers.") else 0
+    periods = int(is_stacked(path))
     is_kernel = path.endswith(".kernel") and ".blocks." in path and source.names[0].endswith(".weight")
     return is_kernel and source.transposed and source.columns is None and len(source.leading) == periods
 

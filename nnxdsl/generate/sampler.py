@@ -17,7 +17,7 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_left_pad
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.params import AbstractModel
+from nnxdsl.models.params import AbstractModel, is_stacked
 from nnxdsl.program.forward import Leaves
 
 ROUND_TO = 16
@@ -189,7 +189,7 @@ class _Loop:
             top_k: See `Sampling`.
         """
         models, (rows, prompt) = len(own), tokens.shape
-        axes = {path: int(path.startswith("layers.")) for path in own[0]}
+        axes = {path: int(is_stacked(path)) for path in own[0]}
         stacked = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
         forward = partial(jax.vmap, partial(self._forward, shared), out_axes=(0, _NEW), axis_size=models)
         first, following = forward(in_axes=(axes, None, None, None)), forward(in_axes=(axes, 0, None, _CACHE))

@@ -14,6 +14,7 @@ from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.feed_forward import feed_forward_class
 from nnxdsl.models.layers.norm import RMSNorm, norm_of
+from nnxdsl.models.layers.per_layer import LayerEmbeddingGate
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.mixer import mixer_class
 from nnxdsl.models.moe.router import RouterStats
@@ -27,6 +28,7 @@ class Block(nnx.Module):
         config: the decoder's numbers.
         kind: selects the mixer.
         dense: whether its feed-forward is the gated MLP, whatever `config.feed_forward` is.
+        shares_kv: whether it attends to the keys and values of another layer, see `config.kv_sharing`.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -37,10 +39,11 @@ class Block(nnx.Module):
         *,
         kind: LayerKind,
         dense: bool = False,
+        shares_kv: bool = False,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
     ) -> None:
-        config = config.of(kind)
+        config = config.of(kind, shares_kv=shares_kv)
 
         def norm(where: str) -> RMSNorm | None:
             return (
@@ -55,16 +58,22 @@ class Block(nnx.Module):
         self.pre_mlp_norm = None if feed_forward.norms_input else norm("pre")
         self.mlp = feed_forward_class(feed_forward).build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_mlp_norm = norm("post")
+        self.per_layer = (
+            LayerEmbeddingGate(config, rngs=rngs, param_dtype=param_dtype) if config.per_layer_embedding else None
+        )
         self.residual_multiplier = config.residual_multiplier
         self.scalar = nnx.Param(jnp.ones((1,), param_dtype), axes=(None,)) if config.layer_scalar else None
 
-    def __call__(self, x: jax.Array, context: Context, past: Any) -> tuple[jax.Array, Any, RouterStats | None]:
+    def __call__(
+        self, x: jax.Array, context: Context, past: Any, own: jax.Array | None = None
+    ) -> tuple[jax.Array, Any, RouterStats | None]:
         """The layer's output, the update of its cache, and the statistics of its router if it has one.
 
         Args:
             x: the residual stream, `[B, T, D]`.
             context: the positions and masks of this call.
-            past: this layer's cache, or None.
+            past: this layer's cache, or None; the keys and values of another layer where it shares those.
+            own: this layer's vectors of the tokens, `[B, T, P]`; None without `per_layer_embedding`.
         """
         view = context.view(self.kind)
         x = named(x, "layer_input")
@@ -72,6 +81,8 @@ class Block(nnx.Module):
         x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
         x = x + self._added(self.post_mlp_norm, mixed)
+        if self.per_layer is not None and own is not None:
+            x = x + self.per_layer(x, own)
         if self.scalar is not None:
             x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
         return constrain(x, "batch", "length", "activation_embed"), new, stats

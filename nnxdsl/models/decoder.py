@@ -13,7 +13,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.dot_product import apply_soft_cap
-from nnxdsl.models.attention.kv_cache import KV, Cache, CacheUpdate, LayerCaches
+from nnxdsl.models.attention.kv_cache import (
+    KV,
+    Cache,
+    CacheUpdate,
+    LayerCaches,
+    SharedKV,
+    empty_kv,
+    shared_past,
+)
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.attention.view import Context, context
@@ -22,6 +30,7 @@ from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
 from nnxdsl.models.layers.embedding import Embedding, Head
 from nnxdsl.models.layers.norm import norm_of
+from nnxdsl.models.layers.per_layer import LayerEmbedding
 from nnxdsl.models.logical_axes import constrain, shard_weights
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.mtp import Predictor
@@ -36,6 +45,7 @@ class LayerGroup(nnx.Module):
         config: the decoder's config.
         kinds: of its layers, in their order.
         dense: whether each layer has the gated MLP, whatever `config.feed_forward` is; empty for none.
+        shares_kv: whether its layers are those of `config.kv_sharing`.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -46,20 +56,23 @@ class LayerGroup(nnx.Module):
         kinds: Sequence[LayerKind],
         dense: Sequence[bool] = (),
         *,
+        shares_kv: bool = False,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
     ) -> None:
+        self.shares_kv = shares_kv
+        self.gives_kv: tuple[LayerKind, ...] = () if shares_kv else tuple(dict.fromkeys(config.sharing_layers))
         self.blocks = nnx.List(
             [
-                Block(config, kind=kind, dense=is_dense, rngs=rngs, param_dtype=param_dtype)
+                Block(config, kind=kind, dense=is_dense, shares_kv=shares_kv, rngs=rngs, param_dtype=param_dtype)
                 for kind, is_dense in zip(kinds, dense or (False,) * len(kinds), strict=True)
             ]
         )
 
     def __call__(
         self, x: jax.Array, context: Context, past: LayerCaches | None = None, *, return_kv: bool = False
-    ) -> tuple[jax.Array, LayerCaches | None, RouterStats | None]:
-        """The layers' output, the update of their caches, and the sum of their router statistics.
+    ) -> GroupOutput:
+        """The layers' output and what else they give.
 
         Args:
             x: the residual stream, `[B, T, D]`.
@@ -68,16 +81,40 @@ class LayerGroup(nnx.Module):
             return_kv: also return this call's keys and values; of local layers those within the window.
         """
         news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": [], "nope": []}
-        routing = None
-        for block, run in zip(self.blocks, _runners(self.blocks), strict=True):
+        routing, given, last = None, context.per_layer, {}
+        # What one layer or one kind of layers reads is no input of the others.
+        shared = (context.shared_kv or {}) if self.shares_kv else {}
+        context = context._replace(per_layer=None, shared_kv=None)
+        for number, (block, run) in enumerate(zip(self.blocks, _runners(self.blocks), strict=True)):
             own = news[block.kind]
-            x, new, stats = run(x, context, None if past is None else past.layer(block.kind, len(own)))
+            cached = None if past is None else past.layer(block.kind, len(own))
+            vectors = None if given is None else given[:, :, number]
+            x, new, stats = run(x, context, shared.get(block.kind, cached), vectors)
             routing = add_router_stats(routing, stats)
-            own.append(_newest(new, context) if block.kind == "local" else new)
-        if not return_kv:
-            return x, None, routing
+            if block.kind in self.gives_kv:
+                last[block.kind] = new
+            own.append(_newest(new, context) if block.kind == "local" and return_kv else new)
+        if not return_kv or self.shares_kv:
+            return GroupOutput(x, None, routing, last)
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
-        return x, LayerCaches(*stacked), routing
+        return GroupOutput(x, LayerCaches(*stacked), routing, last)
+
+
+class GroupOutput(NamedTuple):
+    """The output of a group of layers.
+
+    Attributes:
+        x: the residual stream, `[B, T, D]`.
+        caches: the update of their caches; None unless asked for.
+        router_stats: the sum over the layers; None without experts.
+        last_kv: with `kv_sharing`, the keys and values of the last layer of each kind that later layers share; else
+            empty.
+    """
+
+    x: jax.Array
+    caches: LayerCaches | None
+    router_stats: RouterStats | None
+    last_kv: dict[LayerKind, KV]
 
 
 def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
@@ -101,7 +138,15 @@ def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
     """The smallest inputs of a LayerGroup, with which qwix traces it."""
     positions = positions_right_padded(jnp.ones((1,), jnp.int32), 1)
-    return jnp.zeros((1, 1, config.embed_dim), dtype), context(config, positions)
+    found = context(config, positions)
+    if config.per_layer_embedding is not None:
+        vectors = jnp.zeros((1, 1, config.num_layers, config.per_layer_embedding.dim), dtype)
+        found = found._replace(per_layer=vectors)
+    if config.kv_sharing is not None:
+        kinds = dict.fromkeys(config.sharing_layers)
+        shared = {kind: SharedKV(None, empty_kv(config.of(kind), 1, 1, dtype)) for kind in kinds}
+        found = found._replace(shared_kv=shared)
+    return jnp.zeros((1, 1, config.embed_dim), dtype), found
 
 
 class DecoderOutput(NamedTuple):
@@ -122,7 +167,8 @@ class Decoder(nnx.Module):
     """A decoder, from tokens to final hidden states.
 
     Layers before the first period are `lead.blocks`; of those after them layer i is `layers.blocks.{i % period}` at
-    stack position `i // period`; the layers after the last whole period are `tail.blocks`.
+    stack position `i // period`; the layers after the last whole period are `tail.blocks`. Those of
+    `config.kv_sharing`, which come last, are `kv_sharing.blocks` in the same way, of `config.sharing_pattern`.
 
     Args:
         config: the decoder's config.
@@ -137,6 +183,8 @@ class Decoder(nnx.Module):
         lead: a LayerGroup of the dense layers before the stack; None without any.
         layers: a LayerGroup whose Variables have a leading axis "layers" of `config.periods`; None without periods.
         tail: a LayerGroup of the remaining layers; None without any.
+        kv_sharing: a LayerGroup as `layers`, of `config.sharing_periods`; None without such layers.
+        per_layer: the embeddings of each layer; None without `config.per_layer_embedding`.
         norm: the final norm.
         lm_head: the output head; None where it is tied to the embedding.
         mtp: the multi-token-prediction (MTP) layer, which only `mtp_hidden` runs; None without one.
@@ -150,8 +198,10 @@ class Decoder(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         adapt: Callable[[LayerGroup], LayerGroup] = lambda period: period,
     ) -> None:
-        def period(kinds: Sequence[LayerKind], dense: Sequence[bool], rngs: nnx.Rngs) -> LayerGroup:
-            return adapt(LayerGroup(config, kinds, dense, rngs=rngs, param_dtype=param_dtype))
+        def period(
+            kinds: Sequence[LayerKind], dense: Sequence[bool], rngs: nnx.Rngs, *, shares_kv: bool = False
+        ) -> LayerGroup:
+            return adapt(LayerGroup(config, kinds, dense, shares_kv=shares_kv, rngs=rngs, param_dtype=param_dtype))
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
@@ -169,6 +219,18 @@ class Decoder(nnx.Module):
             else None
         )
         self.tail = period(tail, flags[: len(tail)], nnx.Rngs(params=rngs.params())) if tail else None
+        self.kv_sharing = (
+            _stack(
+                lambda key: period(config.sharing_pattern, (), nnx.Rngs(params=key), shares_kv=True),
+                rngs.params(),
+                config.sharing_periods,
+            )
+            if config.kv_sharing is not None
+            else None
+        )
+        self.per_layer = (
+            LayerEmbedding(config, rngs=rngs, param_dtype=param_dtype) if config.per_layer_embedding else None
+        )
         self.norm = norm_of(config, embed, "norm", param_dtype)
         self.lm_head = None if config.tied_head else Head(vocab, embed, rngs=rngs, param_dtype=param_dtype)
         self.mtp = Predictor(config, rngs=rngs, param_dtype=param_dtype) if config.mtp_layers else None
@@ -211,18 +273,42 @@ class Decoder(nnx.Module):
         shared = context(self.config, positions, cache, method)
         stamp(positions)
         x = constrain(self.embed(tokens, dtype), "batch", "length", "activation_embed")  # [B, T, D]
+        vectors = None if self.per_layer is None else self.per_layer(tokens, x)  # [B, T, L, P]
+
+        def of_layers(first: int, count: int) -> Context:
+            if vectors is None:
+                return shared
+            return shared._replace(per_layer=jax.lax.slice_in_dim(vectors, first, first + count, axis=2))
+
+        config = self.config
         lead, layers, tail = (None, None, None) if cache is None else (cache.prefix, cache.layers, cache.suffix)
         routing = last = None
+        last_kv: dict[LayerKind, KV] = {}
         if self.lead is not None:
             with at_layer(LEAD):
-                x, lead, _ = _group_runner(self.lead, remat, return_kv)(nnx.state(self.lead), x, shared, lead)
+                given = of_layers(0, config.dense_layers)
+                x, lead, _, _ = _group_runner(self.lead, remat, return_kv)(nnx.state(self.lead), x, given, lead)
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
-            x, layers, routing = _run_stack(self.layers, x, shared, layers, remat, return_kv)
+            given = of_layers(config.dense_layers, config.periods * config.period)
+            rows, length = tokens.shape
+            for kind in self.layers.gives_kv:
+                if kind in config.pattern:
+                    last_kv[kind] = empty_kv(config.of(kind), rows, length, dtype)
+            x, layers, routing, last_kv = _run_stack(self.layers, x, given, layers, remat, return_kv, last_kv)
         if self.tail is not None:
             with at_layer(TAIL):
-                x, tail, last = _group_runner(self.tail, remat, return_kv)(nnx.state(self.tail), x, shared, tail)
+                given = of_layers(config.own_layers - len(config.suffix_layers), len(config.suffix_layers))
+                run = _group_runner(self.tail, remat, return_kv)
+                x, tail, last, tail_kv = run(nnx.state(self.tail), x, given, tail)
+                last_kv |= tail_kv
+        if self.kv_sharing is not None:
+            past = {} if cache is None else shared_past(config, cache)
+            given = of_layers(config.own_layers, len(config.sharing_layers))._replace(
+                shared_kv={kind: SharedKV(past.get(kind), new) for kind, new in last_kv.items()}
+            )
+            x = _run_stack(self.kv_sharing, x, given, None, remat, False, {}, "kv_sharing", config.periods).x
         x = self.norm(x)
         if self.config.logits_scaling != 1.0:
             x = x / self.config.logits_scaling  # the head is linear
@@ -303,22 +389,50 @@ def _stack(build: Callable[[jax.Array], LayerGroup], key: jax.Array, periods: in
 
 
 def _run_stack(
-    layers: LayerGroup, x: jax.Array, context: Context, past: LayerCaches | None, remat: Remat, return_kv: bool
-) -> tuple[jax.Array, LayerCaches | None, RouterStats | None]:
-    """Runs the periods as a scan over their weights, so that compile time does not grow with depth."""
+    layers: LayerGroup,
+    x: jax.Array,
+    context: Context,
+    past: LayerCaches | None,
+    remat: Remat,
+    return_kv: bool,
+    last_kv: dict[LayerKind, KV],
+    path: str = "layers",
+    first: int = 0,
+) -> GroupOutput:
+    """Runs the periods as a scan over their weights, so that compile time does not grow with depth.
+
+    Args:
+        layers: the stack.
+        x: the residual stream, `[B, T, D]`.
+        context: the positions and masks of this call, and the layers' vectors of the tokens.
+        past: the caches of these layers, or None.
+        remat: rematerialization policy.
+        return_kv: also return the update of the caches.
+        last_kv: zeros of the shapes of the `last_kv` of each period.
+        path: of the stack in the decoder.
+        first: the number of its first period, for dropout.
+    """
     run = _group_runner(layers, remat, return_kv)
-
-    def step(x: jax.Array, each: tuple[nnx.State, LayerCaches | None, jax.Array | None]) -> tuple[jax.Array, Any]:
-        state, past, number = each
-        with at_layer(number):
-            x, *others = run(shard_weights(state, "layers"), x, context, past)
-        return x, others
-
     # The cache is only read here; `append` writes the new tokens of all layers at once, in place.
     state = nnx.state(layers)
     count = len(jax.tree.leaves(state)[0])
-    x, (caches, stats) = jax.lax.scan(step, x, (state, past, layer_numbers(count)))
-    return x, caches, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
+    vectors, context = context.per_layer, context._replace(per_layer=None)
+    if vectors is not None:  # [periods, B, T, layers of a period, P]
+        vectors = jnp.moveaxis(vectors.reshape(*vectors.shape[:2], count, -1, vectors.shape[-1]), 2, 0)
+
+    def step(carry: tuple[jax.Array, dict[LayerKind, KV]], each: Any) -> tuple[Any, Any]:
+        state, past, number, own = each
+        with at_layer(number):
+            given = context._replace(per_layer=own)
+            x, caches, stats, last_kv = run(shard_weights(state, path), carry[0], given, past)
+        return (x, last_kv), (caches, stats)
+
+    # They are carried from one period to the next: only those of the last one are read.
+    zeros = {kind: KV(*(constrain(p, "batch", "activation_kv_heads", "length", None) for p in kv))
+             for kind, kv in last_kv.items()}  # fmt: skip
+    numbers = layer_numbers(count, first)
+    (x, last_kv), (caches, stats) = jax.lax.scan(step, (x, zeros), (state, past, numbers, vectors))
+    return GroupOutput(x, caches, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats), last_kv)
 
 
 def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
@@ -326,16 +440,14 @@ def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: S
 
     def stack(state: nnx.State, x: jax.Array, context: Context) -> jax.Array:
         def step(x: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
-            return run(shard_weights(state, "layers"), x, context, None)[0], None
+            return run(shard_weights(state, "layers"), x, context, None).x, None
 
         return jax.lax.scan(step, x, state)[0]
 
     return run_stages(stack, state, x, context, stages)
 
 
-def _group_runner(
-    period: LayerGroup, remat: Remat, return_kv: bool
-) -> Callable[..., tuple[jax.Array, LayerCaches | None, RouterStats | None]]:
+def _group_runner(period: LayerGroup, remat: Remat, return_kv: bool) -> Callable[..., GroupOutput]:
     graphdef = nnx.graphdef(period)
 
     def run(state: nnx.State, x: jax.Array, context: Context, past: LayerCaches | None) -> Any:

@@ -56,9 +56,9 @@ def stamp(places: TokenPositions) -> None:
         found.tokens = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(found.rows, own.astype(jnp.uint32))
 
 
-def layer_numbers(count: int) -> jax.Array | None:
-    """`[count]` numbers of stacked layers, for a scan over them; None outside of `dropping`."""
-    return None if _current.get() is None else jnp.arange(count, dtype=jnp.uint32)
+def layer_numbers(count: int, first: int = 0) -> jax.Array | None:
+    """`[count]` numbers of stacked layers from `first` on, for a scan over them; None outside of `dropping`."""
+    return None if _current.get() is None else jnp.arange(first, first + count, dtype=jnp.uint32)
 
 
 @contextmanager

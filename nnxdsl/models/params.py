@@ -9,8 +9,8 @@ import attrs
 import jax
 from flax import nnx
 
-STACKS = ("lead", "layers", "tail")
-"""The layer groups of a decoder, in their order; only those of "layers" are stacked."""
+STACKS = ("lead", "layers", "tail", "kv_sharing")
+"""The layer groups of a decoder, in their order; those of "layers" and "kv_sharing" are stacked."""
 
 
 @attrs.frozen
@@ -81,6 +81,11 @@ def flatten(module: nnx.Module) -> dict[str, jax.Array]:
 def is_mtp_param(path: str) -> bool:
     """Whether a path is one of the multi-token-prediction (MTP) layer."""
     return path.startswith("mtp.")
+
+
+def is_stacked(path: str) -> bool:
+    """Whether a path is one of a stack of layers, whose arrays have a leading axis of periods."""
+    return path.startswith(("layers.", "kv_sharing."))
 
 
 def path_in_group(path: str) -> str:

@@ -36,7 +36,7 @@ def role(path: str, leaf: ParamSpec) -> Role:
     own = [axis for axis in leaf.axes if axis not in STACKED]
     if len(own) < 2:
         return Role("vector")
-    if "vocab" in own:
+    if "vocab" in own or "per_layer_vocab" in own:
         return Role("table")
     if len(own) > 2:
         return Role("filter")

@@ -33,6 +33,8 @@ _ORDER = (
     ("attention.output",),
     ("mlp.gate", "mlp.up"),
     ("mlp.down",),
+    ("per_layer.gate",),
+    ("per_layer.output",),
 )
 """The products of a layer in the order of computation; those of one line have the same input. No layer has all."""
 
@@ -118,10 +120,12 @@ def _widths(config: DecoderConfig, kinds: Sequence[LayerKind]) -> int:
 def _trunk(model: Blueprint | Teacher) -> int:
     """Number of the layers' weights in the products of one token."""
     layers = (size for layer in range(model.config.num_layers) for size in _kernels(model, layer).values())
+    projection = model.base.get("per_layer.projection.kernel")  # which no layer has
+    count = sum(layers) + (0 if projection is None else math.prod(projection.shape))
     if isinstance(model, Teacher) or not model.mtp_layer_kinds:
-        return sum(layers)
+        return count
     mtp = (leaf for path, leaf in model.base.items() if is_mtp_param(path) and path.endswith(".kernel"))
-    return sum(layers) + sum(_used(model, leaf) for leaf in mtp)
+    return count + sum(_used(model, leaf) for leaf in mtp)
 
 
 def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference: bool) -> tuple[float, float]:
@@ -191,7 +195,9 @@ def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:
     """The path prefix of a layer's leaves, and the number of layers that each leaf stacks."""
     path, position = config.layer_path(layer)
-    return f"{path}.", 1 if position is None else config.periods
+    if position is None:
+        return f"{path}.", 1
+    return f"{path}.", config.periods if layer < config.own_layers else config.sharing_periods
 
 
 def _idle(blueprint: Blueprint) -> tuple[int, tuple[int, ...]]:

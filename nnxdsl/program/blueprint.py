@@ -202,6 +202,9 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         problems.append(
             Problem("objective.mtp_loss_weight", "the model has no multi-token-prediction (MTP) layer; set 0")
         )
+    if experiment.mesh.stage > 1 and (config.kv_sharing or config.per_layer_embedding):
+        message = "keys and values of other layers, and embeddings of each layer, do not pass through pipeline stages"
+        problems.append(Problem("mesh.stage", f"{message}; set 1"))
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, frozen_dtype, adapter, quantization) if adapter or quantization else base

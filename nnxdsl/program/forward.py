@@ -24,7 +24,7 @@ from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.decoder import Decoder, add_router_stats
 from nnxdsl.models.logical_axes import Constraint, ShardMapCall, WeightSharding, sharding_hooks
 from nnxdsl.models.moe.router import RouterStats
-from nnxdsl.models.params import AbstractModel
+from nnxdsl.models.params import AbstractModel, is_stacked
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
@@ -177,7 +177,7 @@ class Forward:
 
     def model(self, template: AbstractModel, leaves: Mapping[str, jax.Array]) -> Decoder:
         """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
-        inside = {path: leaf for path, leaf in leaves.items() if path.startswith("layers.")}
+        inside = {path: leaf for path, leaf in leaves.items() if is_stacked(path)}
         outside = {path: leaf for path, leaf in leaves.items() if path not in inside}
         model = template.merge({**inside, **self.with_shardings(outside)})
         assert isinstance(model, Decoder)

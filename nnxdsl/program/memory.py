@@ -258,6 +258,8 @@ def share_of(blueprint: Blueprint) -> Share:
         global_heads=globals_
         and attrs.evolve(globals_, num_kv_heads=math.gcd(heads, cut("activation_kv_heads", globals_.num_kv_heads))),
         mlp_dim=cut("activation_mlp", config.mlp_dim),
+        kv_sharing=config.kv_sharing
+        and attrs.evolve(config.kv_sharing, mlp_dim=cut("activation_mlp", config.kv_sharing.mlp_dim)),
         feed_forward=config.feed_forward.divided(cut),
         vocab_size=cut("activation_vocab", config.vocab_size),
     )
@@ -368,8 +370,13 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
 
 def _period_weights(blueprint: Blueprint) -> int:
     """Bytes of one period's weights, cut over `tensor` alone, in the dtype that is computed in."""
-    leaves: Mapping[str, ParamSpec] = {p: leaf for p, leaf in blueprint.base.items() if p.startswith("layers.")}
-    count = sum(math.prod(leaf.shape) for leaf in leaves.values()) // max(blueprint.config.periods, 1)
+    config = blueprint.config
+
+    def of(stack: str, periods: int) -> int:
+        leaves: Mapping[str, ParamSpec] = {p: leaf for p, leaf in blueprint.base.items() if p.startswith(stack)}
+        return sum(math.prod(leaf.shape) for leaf in leaves.values()) // max(periods, 1)
+
+    count = max(of("layers.", config.periods), of("kv_sharing.", config.sharing_periods))
     return count * blueprint.compute.itemsize // blueprint.layout.mesh.tensor
 
 

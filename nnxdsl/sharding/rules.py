@@ -41,9 +41,13 @@ DEFAULT_RULES: Rules = (
     ("activation_kv_heads", "tensor"),
     ("activation_mlp", "tensor"),
     ("activation_embed", None),
+    ("per_layer_embed", ("fsdp", "context", "expert", "tensor")),
+    ("per_layer_vocab", None),
+    ("per_layer", None),
 )
 """Rows over the axes that shard parameters, tokens over `context`, width over `tensor`, experts over `expert`, the
-stack of layers over `stage`; `embed` shards each matrix further over the devices that would otherwise hold copies. The
+stack of layers over `stage`; the table of per-layer embeddings is cut by its columns, so that a device looks up its own
+for all tokens. `embed` shards each matrix further over the devices that would otherwise hold copies. The
 second rule of `embed` is for the weights of experts, whose `expert` axis is in use already. `head_batch` are the rows
 of the output head, which belongs to no stage: all stages share them where there are enough rows."""
 

@@ -9,6 +9,7 @@ from flax import nnx
 from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.gemma4 import GEMMA4
 from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
 
 # Of text decoders; encoders of images and sound, and layers of multi-token prediction, are beside them.
@@ -44,6 +45,17 @@ def parameters(config: DecoderConfig) -> int:
 def test_published_sizes(name: str) -> None:
     sizes = next(family.sizes for family in FAMILIES if family.spec.__name__ == name)
     assert {size: parameters(sizes[size]) for size in PUBLISHED[name]} == pytest.approx(PUBLISHED[name], rel=2e-3)
+
+
+@pytest.mark.parametrize(("size", "published"), [("e2b", 4_647_450_147), ("e4b", 7_518_069_290)])
+def test_published_files_of_gemma_4_e(size: str, published: int) -> None:
+    # Those of the Hub's GGUF files, which have the keys and values of sharing layers, and 256 rotary frequencies.
+    config = GEMMA4[size]
+    unread = 256
+    for kind in config.sharing_layers:
+        own = config.of(kind)
+        unread += 2 * own.embed_dim * own.num_kv_heads * own.head_dim + own.head_dim
+    assert parameters(config) + unread == published
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from nnxdsl.config.adapter import LoRA
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, peft
+from nnxdsl.models.config.decoder import GlobalHeads, KVSharing, PerLayerEmbedding
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.mistral import MISTRAL
 from nnxdsl.models.families.registry import from_hf, to_hf
@@ -82,17 +84,49 @@ def test_published_spellings_of_gemma_4() -> None:
     assert from_hf({**published, "layer_types": ["sliding_attention"] * 5}).layers == ("local",) * 4 + ("global",)
     one = {"2": {"head_dim": 16, "num_key_value_heads": 1}}
     for change, message in (
-        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: only 0 is implemented, got 256"),
-        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers: only 0 is implemented, got 2"),
+        ({"num_kv_shared_layers": 5}, "kv_sharing.num_layers=5: expected less than 5 layers"),
+        ({"num_kv_shared_layers": 3}, r"kv_sharing: no layer before the sharing ones is of the kinds \['global'\]"),
+        ({"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input: expected an integer from 0 to"),
+        ({"use_double_wide_mlp": 1}, "use_double_wide_mlp: expected true or false, got 1"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention: only null and 'vision' are implemented"),
         ({"enable_moe_block": True}, "top_k_experts: expected an integer above 0, as enable_moe_block is true"),
         ({"per_layer_config": one}, "per_layer_config: expected one entry for all global layers, got"),
     ):
         with pytest.raises(WeightsError, match=message):
             from_hf({**published, **change})
-    del published["hidden_size_per_layer_input"]  # of which transformers takes 256
-    with pytest.raises(WeightsError, match="hidden_size_per_layer_input: only 0 is implemented, got 256"):
-        from_hf(published)
+    # What transformers takes of a file without them.
+    assert from_hf(published).per_layer_embedding is None
+    del published["hidden_size_per_layer_input"], published["vocab_size_per_layer_input"]
+    assert from_hf(published).per_layer_embedding == PerLayerEmbedding(vocab_size=262_144, dim=256)
+    assert from_hf({**published, "model_type": "gemma4_unified_text"}).per_layer_embedding is None
+
+
+def test_layers_of_gemma_4_that_share_keys_and_values() -> None:
+    config = from_hf(fields_of("gemma4_e2b"))
+    assert config.kv_sharing == KVSharing(num_layers=4, mlp_dim=64)
+    assert (config.mlp_dim, config.layers) == (32, ("local", "global") * 4)
+    assert (config.own_layers, config.periods, config.suffix_layers) == (4, 2, ())
+    assert (config.sharing_pattern, config.sharing_periods) == (("local", "global"), 2)
+    assert [config.layer_path(layer) for layer in (3, 4, 7)] == [
+        ("layers.blocks.1", 1),
+        ("kv_sharing.blocks.0", 0),
+        ("kv_sharing.blocks.1", 1),
+    ]
+    other = from_hf(fields_of("gemma4_e4b"))
+    assert (other.periods, other.suffix_layers, other.sharing_layers) == (1, ("local",), ("global", "local", "global"))
+    assert (other.sharing_pattern, other.sharing_periods) == (("global", "local", "global"), 1)
+    # A width that the file cannot say is no Gemma 4's.
+    wide = attrs.evolve(config, kv_sharing=KVSharing(num_layers=4, mlp_dim=48))
+    with pytest.raises(WeightsError, match=r"Gemma 4 has kv_sharing=KVSharing\(num_layers=4, mlp_dim=64\) \(not "):
+        to_hf(wide)
+
+
+def test_layers_of_transformers_from_the_tenth_on() -> None:
+    saved = fields_of("gemma4")
+    kinds = ["sliding_attention", "full_attention"] * 6
+    entries = {f"{layer:02d}": {"head_dim": 16} for layer in range(1, 12, 2)}
+    many = {**saved, "num_hidden_layers": 12, "layer_types": kinds, "attention_k_eq_v": False}
+    assert from_hf({**many, "per_layer_config": entries}).global_heads == GlobalHeads(head_dim=16, num_kv_heads=2)
 
 
 def test_what_leaves_a_tensor_out_is_no_tensor_of_a_decoder() -> None:

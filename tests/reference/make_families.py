@@ -97,6 +97,14 @@ GEMMA4 = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
     },
 }
+GEMMA4_EDGE = {
+    **GEMMA4,
+    "attention_k_eq_v": False,
+    "num_global_key_value_heads": None,
+    "rms_norm_eps": 0.05,  # eight layers with random scalars amplify last digits with the usual 1e-6
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 96,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"num_key_value_heads": 1},
     # Scores and logits are small here, so are their caps.
@@ -251,6 +259,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3": {"sliding_window": 6, "head_dim": None, "hidden_size": 32},
     "smollm3": {"no_rope_layers": [1, 0, 1, 1, 0], "tie_word_embeddings": True, "head_dim": None, "hidden_size": 32},
+    # Embeddings of each layer; the second half of the layers reads the keys and values of layers 2 and 3, and has wider
+    # MLPs.
+    "gemma4_e2b": {
+        **GEMMA4_EDGE,
+        "num_hidden_layers": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "num_kv_shared_layers": 4,
+        "use_double_wide_mlp": True,
+        "num_key_value_heads": 1,
+    },
+    # Shared from within a period: the last local layer comes after the last global one.
+    "gemma4_e4b": {
+        **GEMMA4_EDGE,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 3,
+    },
 }
 CLASSES = {
     "gpt_oss": "GptOss",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.kv_cache import KV, empty_kv
+from nnxdsl.models.attention.kv_cache import KV, SharedKV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
@@ -22,6 +22,8 @@ from nnxdsl.models.remat import from_inputs, named
 
 class Attention(nnx.Module):
     """Grouped-query attention, in some families with query and key norms, biases, sinks or an output gate.
+
+    With `values="shared"` it has neither keys nor values, and attends to those of another layer.
 
     Args:
         config: the decoder's config.
@@ -43,7 +45,8 @@ class Attention(nnx.Module):
 
         self.gated = config.output_gate
         self.query = linear(embed, heads * (2 if self.gated else 1), ("embed", "heads"), "qkv", "all")
-        self.key = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
+        shared = config.values == "shared"
+        self.key = None if shared else linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
         own_values = config.values == "projected"
         self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all") if own_values else None
         self.value_eps = config.norm_eps if config.value_norm else None
@@ -53,7 +56,7 @@ class Attention(nnx.Module):
         features = {"none": None, "head": (head_dim, head_dim), "row": (heads, kv_heads)}[self.normed]
         axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
         self.query_norm = norm_of(config, features[0], axes[0], param_dtype) if features else None
-        self.key_norm = norm_of(config, features[1], axes[1], param_dtype) if features else None
+        self.key_norm = norm_of(config, features[1], axes[1], param_dtype) if features and not shared else None
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
@@ -65,37 +68,57 @@ class Attention(nnx.Module):
         """The cache of one layer without tokens, with `slots` slots."""
         return empty_kv(config, batch, slots, dtype)
 
-    def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
-        """`[B, T, D]` to `[B, T, D]` and this call's keys and values; `past` is the layer's cache."""
+    def __call__(self, x: jax.Array, view: View, past: KV | SharedKV | None) -> tuple[jax.Array, KV | None]:
+        """`[B, T, D]` to `[B, T, D]` and this call's keys and values.
+
+        Args:
+            x: the tokens, `[B, T, D]`.
+            view: see `View`.
+            past: the layer's cache, or the keys and values of the layer that it shares them with.
+        """
         before, split = x.shape[:2], (*x.shape[:2], -1, self.head_dim)
         x = rows_of(x)
-        query, key = self.query(x), self.key(x)
-        value = key if self.value is None else self.value(x)
-        if self.normed == "row" and self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        gate = None
+        query, gate = self.query(x), None
+        if self.normed == "row" and self.query_norm is not None:
+            query = self.query_norm(query)
         if self.gated:  # each head's query, then its gate
             query, gate = jnp.split(query.reshape(*before, -1, 2 * self.head_dim), 2, axis=-1)
         query = constrain(query.reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
-        key = constrain(key.reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
-        value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
-        if self.normed == "head" and self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        if self.value_eps is not None:
-            value = unscaled_norm(value, self.value_eps)
-        query, key = apply_rotary(query, view.rope), apply_rotary(key, view.rope)
+        if self.normed == "head" and self.query_norm is not None:
+            query = self.query_norm(query)
+        query = apply_rotary(query, view.rope)
         if self.temperature is not None:
             query = query * query_factor(view.positions.positions, self.temperature).astype(query.dtype)
+        if isinstance(past, SharedKV):
+            key, value = (jnp.swapaxes(part, 1, 2) for part in past.new)
+        else:
+            key, value = self._key_value(x, split, view)
         mixed, new = self_attention(
             query,
             key,
             value,
             view,
-            past,
+            past.past if isinstance(past, SharedKV) else past,
             scale=self.query_scale,
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )  # [B, T, N, H]
         if gate is not None:
             mixed = from_inputs(lambda mixed, gate: mixed * jax.nn.sigmoid(gate))(mixed, gate)
-        return self.output(named(mixed.reshape(*before, -1), "attention_output")), new
+        out = self.output(named(mixed.reshape(*before, -1), "attention_output"))
+        return out, None if isinstance(past, SharedKV) else new
+
+    def _key_value(self, x: jax.Array, split: tuple[int, ...], view: View) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of the tokens `x`, `[B, T, K, H]`, after norm and rotation."""
+        assert self.key is not None  # or they are given
+        key = self.key(x)
+        value = key if self.value is None else self.value(x)
+        if self.normed == "row" and self.key_norm is not None:
+            key = self.key_norm(key)
+        key = constrain(key.reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
+        value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
+        if self.normed == "head" and self.key_norm is not None:
+            key = self.key_norm(key)
+        if self.value_eps is not None:
+            value = unscaled_norm(value, self.value_eps)
+        return apply_rotary(key, view.rope), value

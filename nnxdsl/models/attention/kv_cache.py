@@ -33,6 +33,18 @@ def empty_kv(config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) ->
     return KV(*(jnp.zeros((*shape, width), dtype) for width in config.head_widths))
 
 
+class SharedKV(NamedTuple):
+    """Keys and values of another layer, of the same kind, that a layer without its own attends to.
+
+    Attributes:
+        past: those in that layer's cache; None without a cache.
+        new: those of this call's tokens, `[B, kv_heads, T, head_dim]`.
+    """
+
+    past: KV | None
+    new: KV
+
+
 class LayerCaches(NamedTuple):
     """Keys and values of the layers of one period; any leading axes, then those below.
 
@@ -121,6 +133,19 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
     return Cache(
         layers, tail, positions, jnp.zeros((), jnp.int32), slots(config.prefix_layers) if config.prefix_layers else None
     )
+
+
+def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV]:
+    """The caches that the layers of `kv_sharing` read, by kind: those of the last layer of their kind before them."""
+    found: dict[LayerKind, KV] = {}
+    for kind in dict.fromkeys(config.sharing_layers):
+        if kind in config.suffix_layers:
+            assert cache.suffix is not None  # there are such layers
+            found[kind] = cache.suffix.layer(kind, config.suffix_layers.count(kind) - 1)
+        else:
+            last: LayerCaches = jax.tree.map(lambda part: part[-1], cache.layers)
+            found[kind] = last.layer(kind, config.pattern.count(kind) - 1)
+    return found
 
 
 def ring_positions(cache: Cache, window: int) -> TokenPositions:

@@ -8,7 +8,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.kv_cache import Cache, concat_positions, ring_positions
+from nnxdsl.models.attention.kv_cache import Cache, SharedKV, concat_positions, ring_positions
 from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import AttentionMethod
@@ -42,12 +42,17 @@ class Context(NamedTuple):
         global_view: of global layers; None if there are none.
         linear_view: of linear layers; None if there are none.
         nope_view: of layers without rotary positions; None if there are none.
+        per_layer: vectors of the tokens for each layer of a group, `[B, T, layers, P]`; None without
+            `per_layer_embedding`.
+        shared_kv: by kind, the keys and values that the layers of `kv_sharing` read; None for all other layers.
     """
 
     local_view: View | None
     global_view: View | None
     linear_view: View | None
     nope_view: View | None = None
+    per_layer: jax.Array | None = None
+    shared_kv: dict[LayerKind, SharedKV] | None = None
 
     def view(self, kind: LayerKind) -> View:
         """The view of a kind of layer that the decoder has."""

@@ -22,7 +22,7 @@ NormScale = Literal["plain", "wide", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row"]
 AttentionBias = Literal["none", "qkv", "all"]
 Activation = Literal["silu", "gelu_tanh"]
-Values = Literal["projected", "keys"]
+Values = Literal["projected", "keys", "shared"]
 PartialRotary = Literal["first", "proportional"]
 
 _CHOICES = {
@@ -198,6 +198,44 @@ class GlobalHeads:
 
 
 @attrs.frozen(kw_only=True)
+class KVSharing:
+    """The last layers, which read the keys and values of the last layer of their kind before them (Gemma 4 E2B).
+
+    They have queries and an output projection, and no keys and values of their own.
+
+    Attributes:
+        num_layers: how many they are.
+        mlp_dim: width of their gated MLP.
+    """
+
+    num_layers: int
+    mlp_dim: int
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in attrs.asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"kv_sharing.{name} must be above 0, got {value}")
+
+
+@attrs.frozen(kw_only=True)
+class PerLayerEmbedding:
+    """A second embedding of each token, with a vector of its own for each layer (Gemma 3n and Gemma 4 E2B).
+
+    Attributes:
+        vocab_size: rows of its table.
+        dim: width of a layer's vector; the table has `num_layers * dim` columns.
+    """
+
+    vocab_size: int
+    dim: int
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in attrs.asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"per_layer_embedding.{name} must be above 0, got {value}")
+
+
+@attrs.frozen(kw_only=True)
 class DecoderConfig:
     """The architecture of a decoder; defaults are those of Gemma 3.
 
@@ -208,7 +246,7 @@ class DecoderConfig:
         vocab_size: rows of the embedding.
         embed_dim: width of the residual stream.
         mlp_dim: width of the gated MLP.
-        num_layers: all layers: prefix, whole periods and suffix.
+        num_layers: all layers: prefix, whole periods, suffix, and those of `kv_sharing`.
         num_heads: query heads.
         num_kv_heads: key/value heads; divides `num_heads`.
         head_dim: width of one head; even. With `mla` that of the rotary part.
@@ -233,9 +271,11 @@ class DecoderConfig:
             all heads of a token together.
         attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output too.
         values: "projected": values have a projection of their own; "keys": they are the projections of the keys, before
-            norm and rotation (Gemma 4).
+            norm and rotation (Gemma 4); "shared": keys and values are those of an earlier layer (see `kv_sharing`).
         value_norm: each head's value goes through an RMSNorm without scale (Gemma 4).
         global_heads: heads of the global layers; None for those of the other layers.
+        kv_sharing: the last layers without keys and values of their own; None for none.
+        per_layer_embedding: embeddings of each layer, which a gate adds to its output; None for none.
         layer_scalar: a layer's output is multiplied by a number, which is read and never trained (Gemma 4).
         activation: of the MLP's gate.
         scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
@@ -283,6 +323,8 @@ class DecoderConfig:
     values: Values = "projected"
     value_norm: bool = False
     global_heads: GlobalHeads | None = None
+    kv_sharing: KVSharing | None = None
+    per_layer_embedding: PerLayerEmbedding | None = None
     layer_scalar: bool = False
     activation: Activation = "gelu_tanh"
     scale_embedding: bool = True
@@ -342,6 +384,20 @@ class DecoderConfig:
             raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
         if self.mtp_layers not in (0, 1):
             raise ValueError(f"mtp_layers={self.mtp_layers}: expected 0 or 1")
+        if self.mtp_layers and (self.kv_sharing or self.per_layer_embedding):
+            raise ValueError("mtp_layers: not with kv_sharing or per_layer_embedding")
+        if self.kv_sharing is not None:
+            self._check_sharing(self.kv_sharing)
+
+    def _check_sharing(self, sharing: KVSharing) -> None:
+        if sharing.num_layers >= self.num_layers:
+            raise ValueError(f"kv_sharing.num_layers={sharing.num_layers}: expected less than {self.num_layers} layers")
+        if self.mla is not None or not isinstance(self.feed_forward, MLPConfig):
+            raise ValueError("kv_sharing: expected a gated MLP in all layers, and no mla")
+        if lacking := set(self.sharing_layers) - set(self.layers[: self.own_layers]):
+            raise ValueError(f"kv_sharing: no layer before the sharing ones is of the kinds {sorted(lacking)}")
+        if "linear" in self.sharing_layers:
+            raise ValueError("kv_sharing: linear layers have no keys and values to share")
 
     @property
     def period(self) -> int:
@@ -351,7 +407,12 @@ class DecoderConfig:
     @property
     def periods(self) -> int:
         """Whole periods: the length of the scan over layers."""
-        return (self.num_layers - self.dense_layers) // self.period
+        return (self.own_layers - self.dense_layers) // self.period
+
+    @property
+    def own_layers(self) -> int:
+        """The number of layers with keys and values of their own, which come first."""
+        return self.num_layers - (0 if self.kv_sharing is None else self.kv_sharing.num_layers)
 
     @property
     def prefix_layers(self) -> tuple[LayerKind, ...]:
@@ -361,12 +422,30 @@ class DecoderConfig:
     @property
     def suffix_layers(self) -> tuple[LayerKind, ...]:
         """The kinds of the suffix layers."""
-        return self.pattern[: (self.num_layers - self.dense_layers) % self.period]
+        return self.pattern[: (self.own_layers - self.dense_layers) % self.period]
+
+    @property
+    def sharing_layers(self) -> tuple[LayerKind, ...]:
+        """The kinds of the layers that share keys and values; they go on with the pattern."""
+        later = range(self.own_layers - self.dense_layers, self.num_layers - self.dense_layers)
+        return tuple(self.pattern[layer % self.period] for layer in later)
+
+    @property
+    def sharing_pattern(self) -> tuple[LayerKind, ...]:
+        """The shortest period that `sharing_layers` repeat whole; empty without such layers."""
+        layers = self.sharing_layers
+        lengths = (length for length in range(1, len(layers) + 1) if len(layers) % length == 0)
+        return next((layers[:n] for n in lengths if layers[:n] * (len(layers) // n) == layers), ())
+
+    @property
+    def sharing_periods(self) -> int:
+        """How often they repeat it: the length of the scan over these layers."""
+        return len(self.sharing_layers) // max(len(self.sharing_pattern), 1)
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:
         """The kind of every layer."""
-        return self.prefix_layers + self.pattern * self.periods + self.suffix_layers
+        return self.prefix_layers + self.pattern * self.periods + self.suffix_layers + self.sharing_layers
 
     @property
     def dense(self) -> tuple[bool, ...]:
@@ -394,8 +473,16 @@ class DecoderConfig:
         """Widths of a head's query and key, and of its value."""
         return (self.mla or GQAConfig()).head_widths(self)
 
-    def of(self, kind: LayerKind) -> DecoderConfig:
-        """The config that the layers of this kind are built from: with their own heads."""
+    def of(self, kind: LayerKind, *, shares_kv: bool = False) -> DecoderConfig:
+        """The config that the layers of this kind are built from: with their own heads.
+
+        Args:
+            kind: of the layers.
+            shares_kv: whether they are among those of `kv_sharing`.
+        """
+        if self.kv_sharing is not None:
+            own = attrs.evolve(self, kv_sharing=None).of(kind)
+            return attrs.evolve(own, values="shared", mlp_dim=self.kv_sharing.mlp_dim) if shares_kv else own
         if kind == "linear" and self.linear_norms is not None:
             return attrs.evolve(self, norms=self.linear_norms, linear_norms=None)
         if kind != "global" or self.global_heads is None:
@@ -411,7 +498,10 @@ class DecoderConfig:
 
     def layer_path(self, layer: int) -> tuple[str, int | None]:
         """The path of a layer's block, and its position in the stack; None outside of the stack."""
-        later = layer - self.dense_layers
+        later, sharing = layer - self.dense_layers, layer - self.own_layers
+        if sharing >= 0:
+            period = len(self.sharing_pattern)
+            return f"kv_sharing.blocks.{sharing % period}", sharing // period
         if later < 0:
             return f"lead.blocks.{layer}", None
         if later < self.periods * self.period:

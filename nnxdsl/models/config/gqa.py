@@ -10,7 +10,7 @@ from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, biases, linears, norms
 
 if TYPE_CHECKING:
-    from nnxdsl.models.config.decoder import DecoderConfig
+    from nnxdsl.models.config.decoder import DecoderConfig, Values
 
 _LINEARS = {
     "attention.query": "self_attn.q_proj",
@@ -19,6 +19,11 @@ _LINEARS = {
     "attention.output": "self_attn.o_proj",
 }
 _BIASED = {"none": 0, "qkv": 3, "all": 4}
+_WITHOUT: dict[Values, tuple[str, ...]] = {
+    "projected": (),
+    "keys": ("attention.value",),
+    "shared": ("attention.key", "attention.value", "attention.key_norm"),
+}
 _NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 
 
@@ -30,13 +35,13 @@ class GQAConfig(MixerConfig):
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
-        own = {
-            ours: theirs for ours, theirs in _LINEARS.items() if decoder.values == "projected" or "value" not in ours
-        }
+        missing = _WITHOUT[decoder.values]
+        own = {ours: theirs for ours, theirs in _LINEARS.items() if ours not in missing}
+        scales = {ours: theirs for ours, theirs in _NORMS.items() if ours not in missing}
         biased = list(_LINEARS)[: _BIASED[decoder.attention_bias]]
         return {
             **linears(own),
             **biases({ours: theirs for ours, theirs in own.items() if ours in biased}),
             **({"attention.sinks": TensorSource(("self_attn.sinks",))} if decoder.sinks else {}),
-            **(norms(_NORMS) if decoder.query_key_norm != "none" else {}),
+            **(norms(scales) if decoder.query_key_norm != "none" else {}),
         }

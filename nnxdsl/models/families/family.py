@@ -27,6 +27,8 @@ CHOICES: dict[str, Any] = {
     "values": "projected",
     "value_norm": False,
     "global_heads": None,
+    "kv_sharing": None,
+    "per_layer_embedding": None,
     "layer_scalar": False,
     "output_gate": False,
     "activation": "silu",

@@ -13,7 +13,16 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, GlobalHeads, LayerKind, Rope, local_then_global, period_of
+from nnxdsl.models.config.decoder import (
+    DecoderConfig,
+    GlobalHeads,
+    KVSharing,
+    LayerKind,
+    PerLayerEmbedding,
+    Rope,
+    local_then_global,
+    period_of,
+)
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
@@ -28,11 +37,14 @@ from nnxdsl.models.families.registry import register
 class Gemma4(Model):
     """Gemma 4, text only (Gemma Team, 2026): global layers with wider heads; 26b-a4b has experts beside an MLP.
 
+    In e2b and e4b each layer has embeddings of its own, and the last layers share the keys and values of earlier ones.
+
     Attributes:
-        size: Published size, or "tiny": 6 layers, 1.2 million parameters, for a laptop.
+        size: Published size, or for a laptop "tiny" (6 layers, 1.2 million parameters) and "tiny-e" (as e2b: 8 layers,
+            1.8 million parameters).
     """
 
-    size: Literal["tiny", "12b", "26b-a4b", "31b"] = attrs.field(kw_only=False)
+    size: Literal["tiny", "tiny-e", "e2b", "e4b", "12b", "26b-a4b", "31b"] = attrs.field(kw_only=False)
     router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
@@ -50,11 +62,23 @@ _GLOBAL = Rope(theta=1e6, partial_rotary_factor=0.25, partial="proportional")
 _size = partial(decoder, scalar=1, pattern=local_then_global(6), rope_local=_LOCAL, rope=_GLOBAL, logit_soft_cap=30.0,
                 **_CHOICES)  # fmt: skip
 _large = partial(_size, head_dim=256, window=1024, vocab=262_144, length=262_144)
+_edge = partial(_size, heads=8, head_dim=256, window=512, vocab=262_144, length=131_072,
+                per_layer_embedding=PerLayerEmbedding(vocab_size=262_144, dim=256))  # fmt: skip
 
 # The text decoders as their published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.
 GEMMA4 = {
     "tiny": _size(layers=6, embed=128, mlp=384, heads=4, kv_heads=2, head_dim=32, window=64, vocab=320, length=1024,
                   global_heads=GlobalHeads(head_dim=64, num_kv_heads=1, values="keys")),
+    "tiny-e": _size(layers=8, embed=128, mlp=256, heads=4, kv_heads=1, head_dim=32, window=64, vocab=320, length=1024,
+                    pattern=local_then_global(2), global_heads=GlobalHeads(head_dim=64, num_kv_heads=1),
+                    kv_sharing=KVSharing(num_layers=4, mlp_dim=512),
+                    per_layer_embedding=PerLayerEmbedding(vocab_size=320, dim=16)),
+    "e2b": _edge(layers=35, embed=1536, mlp=6144, kv_heads=1, pattern=local_then_global(5),
+                 global_heads=GlobalHeads(head_dim=512, num_kv_heads=1),
+                 kv_sharing=KVSharing(num_layers=20, mlp_dim=12_288)),
+    "e4b": _edge(layers=42, embed=2560, mlp=10_240, kv_heads=2,
+                 global_heads=GlobalHeads(head_dim=512, num_kv_heads=2),
+                 kv_sharing=KVSharing(num_layers=18, mlp_dim=10_240)),
     "12b": _large(layers=48, embed=3840, mlp=15_360, heads=16, kv_heads=8,
                   global_heads=GlobalHeads(head_dim=512, num_kv_heads=1, values="keys")),
     "26b-a4b": _large(layers=30, embed=2816, mlp=2112, heads=16, kv_heads=8,
@@ -115,7 +139,8 @@ class _Heads(Fields):
         found, layers = file.fields["per_layer_config"], range(file.numbers["num_hidden_layers"])
         wanted = {str(layer) for layer in layers if pattern[layer % len(pattern)] == "global"}
         entries = list(found.values()) if isinstance(found, Mapping) else []
-        named = {str(layer) for layer in found} if isinstance(found, Mapping) else None
+        # Of ten layers and more, transformers writes "02".
+        named = {str(layer).lstrip("0") or "0" for layer in found} if isinstance(found, Mapping) else None
         if named != wanted or any(entry != entries[0] or not isinstance(entry, Mapping) for entry in entries):
             file.problems.append(f"per_layer_config: expected one entry for all global layers, got {found!r}")
             return {}
@@ -194,11 +219,48 @@ class _Experts(Fields):
         return {"feed_forward": DenseBesideExperts(experts=experts)}
 
 
+class _EdgeSizes(Fields):
+    """Embeddings of each layer, and last layers without keys and values of their own (E2B and E4B)."""
+
+    names: ClassVar[tuple[str, ...]] = (
+        *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+        *("num_kv_shared_layers", "use_double_wide_mlp"),
+    )
+    decides: ClassVar[tuple[str, ...]] = ("kv_sharing", "per_layer_embedding")
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        dim = file.count("hidden_size_per_layer_input", 256)
+        vocab_size = file.count("vocab_size_per_layer_input", 262_144, least=1)
+        layers = file.count("num_kv_shared_layers", 0)
+        width = file.numbers["intermediate_size"] * (2 if file.flag("use_double_wide_mlp", False) else 1)
+        embedding = file.part(PerLayerEmbedding, vocab_size=vocab_size, dim=dim) if dim else None
+        return {
+            "per_layer_embedding": embedding,
+            "kv_sharing": file.part(KVSharing, num_layers=layers, mlp_dim=width) if layers else None,
+        }
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        embedding, sharing = config.per_layer_embedding, config.kv_sharing
+        return {
+            "hidden_size_per_layer_input": 0 if embedding is None else embedding.dim,
+            "vocab_size_per_layer_input": config.vocab_size if embedding is None else embedding.vocab_size,
+            "num_kv_shared_layers": 0 if sharing is None else sharing.num_layers,
+            "use_double_wide_mlp": sharing is not None and sharing.mlp_dim != config.mlp_dim,
+        }
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        sharing = config.kv_sharing
+        if sharing is None or sharing.mlp_dim in (config.mlp_dim, 2 * config.mlp_dim):
+            return {}
+        return {"kv_sharing": attrs.evolve(sharing, mlp_dim=2 * config.mlp_dim)}
+
+
 def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields with what transformers takes where a file leaves them out."""
     if fields["model_type"] == "gemma4_unified_text":
-        return {"sliding_window": 1024, "max_position_embeddings": 262_144, **fields}
-    return {"hidden_size_per_layer_input": 256, **fields}
+        others = {"sliding_window": 1024, "max_position_embeddings": 262_144, "hidden_size_per_layer_input": 0}
+        return {**others, **fields}
+    return fields
 
 
 FAMILY = register(
@@ -218,12 +280,8 @@ FAMILY = register(
             "attention_bias": False,
             "attention_dropout": 0.0,
             "tie_word_embeddings": True,
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
-            "use_double_wide_mlp": False,
         },
-        ignored=("vocab_size_per_layer_input",),
-        fields=(_Windows(), _Heads(), _Ropes(), SoftCaps(), _Experts()),
+        fields=(_Windows(), _Heads(), _Ropes(), SoftCaps(), _Experts(), _EdgeSizes()),
         prepare=_prepared,
     )
 )  # fmt: skip

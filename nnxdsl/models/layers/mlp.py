@@ -21,6 +21,11 @@ _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+def gated(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """`activation(gate) * up`, of which the backward pass saves the inputs alone."""
+    return from_inputs(partial(_gated, activation))(gate, up)
+
+
 def _gated(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
     return _ACTIVATIONS[activation](gate) * up
 
@@ -52,7 +57,7 @@ class MLP(nnx.Module):
     def project(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
         rows = rows_of(x)
-        hidden = from_inputs(partial(_gated, self.activation))(self.gate(rows), self.up(rows))
+        hidden = gated(self.activation, self.gate(rows), self.up(rows))
         hidden = constrain(hidden.reshape(*x.shape[:-1], -1), "batch", "length", "activation_mlp")  # [B, T, F]
         return self.down(hidden)
 
