@@ -31,6 +31,7 @@ from .page import Answer, Ask, Function, GradioPage, Page
 from .pages import PAGES
 from .pages.compare import page as compare_page
 from .pages.data import page as data_page
+from .pages.sweeps import page as sweeps_page
 from .security.access import Access, session_key
 from .security.guard import Guard, Needed, PageRoutes
 from .server import Server
@@ -41,8 +42,9 @@ from .view import SCRIPT
 GRADIO_PAGES: tuple[GradioPage, ...] = (
     compare_page.PAGE,
     data_page.PAGE,
+    sweeps_page.PAGE,
 )
-NAVIGATION = ("/", "/new", "/data", "/compare", "/layout", "/outputs", "/about")
+NAVIGATION = ("/", "/new", "/data", "/compare", "/sweeps", "/layout", "/outputs", "/about")
 """Paths of the pages in the navigation, in its order."""
 DOCUMENT = "/pages"
 """Where the document of the pages without a route is, if one with a route is at the root."""

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from app.components.token_runs import token_runs
+from app.pages.data import page as data_page
 from app.settings import Settings
 from app.state import Site
+from tests.app import native
 from tests.app.on_pages import EVIL
-
-data_page = pytest.importorskip("app.pages.data.page")
-native = pytest.importorskip("tests.app.native")
 
 
 @pytest.fixture

@@ -1,0 +1,113 @@
+"""The Sweeps page: points as a table, parallel coordinates, the best so far, and curves by field."""
+
+from __future__ import annotations
+
+import gradio as gr
+import pandas as pd
+
+from ...components.markdown import link as markdown_link
+from ...components.markdown import plain
+from ...html import link
+from ...page import GradioPage
+from ...state import Site
+from ...store.sweeps import Found, Point, ask_to_stop, names, opened
+from ...view import Done, Query, Values, View, is_narrow
+from ...words import number
+from .plots import best_so_far, curves, parallel
+
+EMPTY = (
+    "A sweep runs one experiment at several points, a search looks for good ones. Define one in a Python file as "
+    "`sweep = Sweep(...)` and run `nnxdsl sweep FILE`; it appears here while it runs."
+)
+COMPARED = 6
+LIVE = ("running", "starting", "compiling", "stopping")
+
+
+def build(site: Site) -> None:
+    """Adds the components of the page."""
+    view = View()
+    gr.Markdown("# Sweeps")
+    with gr.Row():
+        of = view.control("of", gr.Dropdown([], label="Sweep", info="Of the runs' directory, newest first", scale=2))
+        metric = view.control("metric", gr.Dropdown([], label="Metric", info="Last value of each run"))
+        by = view.control("by", gr.Dropdown([], label="Colour by", info="Field that groups the curves"))
+    words = gr.Markdown()
+    stop = None if site.settings.read_only else gr.Button("Stop the sweep", visible=False, size="sm", scale=0)
+    table = gr.Dataframe(
+        label="Points, the best first", interactive=False, visible=False, show_search="filter", pinned_columns=1
+    )
+    plots = [gr.Plot(show_label=False, visible=False) for _ in range(3)]
+    outputs = [of, metric, by, words, table, *plots, *([] if stop is None else [stop])]
+
+    def shown(query: Query) -> Values:
+        found_names = names(site.settings.home)
+        name = query.get("of") or (found_names[0] if found_names else "")
+        hidden = {one: gr.update(visible=False) for one in (table, *plots, *([] if stop is None else [stop]))}
+        if not name:
+            return {of: gr.update(choices=[]), **hidden, words: EMPTY}
+        found = opened(site.settings.home, site.index, site.series, name)
+        offered, fields = found.metrics, found.fields
+        chosen = query["metric"] if query.get("metric") in offered else next(iter(offered), "")
+        field = query["by"] if query.get("by") in fields else next(iter(fields), "")
+        best, columns = found.ranked(chosen), 1 if is_narrow(query) else 2
+        drawn = [
+            parallel(found, chosen) if best else None,
+            best_so_far(found, chosen) if best else None,
+            curves(site, found, chosen, field, columns) if best else None,
+        ]
+        values: Values = {
+            of: gr.update(choices=found_names, value=name),
+            metric: gr.update(choices=offered, value=chosen or None),
+            by: gr.update(choices=fields, value=field or None),
+            words: _words(found, chosen, best),
+            table: gr.update(value=_table(found, chosen, best), visible=True),
+            **{plot: gr.update(value=one, visible=one is not None) for plot, one in zip(plots, drawn, strict=True)},
+        }
+        is_live = any(point.state in LIVE for point in found.points)
+        return values if stop is None else {**values, stop: gr.update(visible=is_live)}
+
+    view.shows(shown, outputs, every=5)
+    if stop is not None:
+
+        def stopped(query: Query, client: str) -> Done:
+            name = query.get("of") or next(iter(names(site.settings.home)), "")
+            ask_to_stop(opened(site.settings.home, site.index, site.series, name))
+            site.launcher.audit("stop sweep", name, client)
+            return Done("Stop requested: the command that drives the sweep stops all runs and ends.")
+
+        view.does(stop.click, stopped)
+
+
+def _words(found: Found, metric: str, best: list[Point]) -> str:
+    states = pd.Series([point.state for point in found.points]).value_counts()
+    parts = [f"{len(found.points)} {'trials' if found.kind == 'search' else 'points'}: "]
+    parts[0] += ", ".join(f"{count} {plain(str(state))}" for state, count in states.items())
+    if best:
+        first = best[0]
+        changes = ", ".join(f"{path}={value}" for path, value in first.changes.items())
+        run = markdown_link(first.run, link("/run", id=first.run))
+        parts.append(f"Best: {run} with {plain(metric)} {number(first.metrics[metric])} ({plain(changes)})")
+        if len(best) > 1:
+            ids = ",".join(point.run for point in best[:COMPARED])
+            parts.append(markdown_link(f"Compare the best {min(COMPARED, len(best))}", link("/compare", ids=ids)))
+    return "\n\n".join(parts)
+
+
+def _table(found: Found, metric: str, best: list[Point]) -> pd.DataFrame:
+    others = [point for point in found.points if point not in best]
+    return pd.DataFrame(
+        [
+            {
+                "#": point.number,
+                **{path: point.changes.get(path, "") for path in found.fields},
+                metric or "metric": number(point.metrics.get(metric)),
+                "state": point.state,
+                "step": "" if point.row is None else point.row.status.get("step") or 0,
+                "run": point.run,
+            }
+            for point in [*best, *others]
+        ]
+    )
+
+
+PAGE = GradioPage(name="sweeps", path="/sweeps", title="Sweeps", build=build)

@@ -1,0 +1,140 @@
+"""Sweeps and searches of a home: their points, with the state and last metrics of each run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from nnxdsl.errors import RunError
+from nnxdsl.launch.driver import STOP
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import read_json, write_json
+from nnxdsl.sweep.results import DEFAULT_METRICS, usual_direction
+
+from .index import Index, Row
+from .run_paths import directory_path
+from .series import Series
+
+DIRECTORY = "sweeps"
+NOT_RUN = "not run"
+
+
+@attrs.frozen
+class Point:
+    """A point of a sweep, or a trial of a search.
+
+    Attributes:
+        number: Its number, from 0.
+        run: Id of its run.
+        changes: What it changes in the base, as Python source by path.
+        state: State of its run.
+        row: Its run; None if it has not run.
+        metrics: Last metrics of its run, held-out ones among them.
+    """
+
+    number: int
+    run: str
+    changes: Mapping[str, str]
+    state: str
+    row: Row | None = None
+    metrics: Mapping[str, float] = attrs.Factory(dict)
+
+
+@attrs.frozen
+class Found:
+    """A sweep or search.
+
+    Attributes:
+        name: Name of its directory.
+        path: The directory.
+        kind: "sweep" or "search".
+        points: Its points in their order.
+        metric: The metric that it names itself; empty if it names none.
+        direction: Of that metric; empty if it names none.
+    """
+
+    name: str
+    path: Path
+    kind: str
+    points: Sequence[Point]
+    metric: str = ""
+    direction: str = ""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of metrics that a point has, the usual ones first."""
+        names = sorted({name for point in self.points for name in point.metrics})
+        first = [name for name in (self.metric, *DEFAULT_METRICS) if name in names]
+        return list(dict.fromkeys([*first, *names]))
+
+    def is_minimized(self, metric: str) -> bool:
+        """Whether small values of a metric are good."""
+        direction = self.direction if metric == self.metric and self.direction else usual_direction(metric)
+        return direction == "minimize"
+
+    def ranked(self, metric: str) -> list[Point]:
+        """Points with a finite value of a metric, the best first."""
+        there = [point for point in self.points if math.isfinite(point.metrics.get(metric, math.nan))]
+        return sorted(there, key=lambda point: point.metrics[metric], reverse=not self.is_minimized(metric))
+
+    @property
+    def fields(self) -> list[str]:
+        """Paths in which points differ."""
+        paths = dict.fromkeys(path for point in self.points for path in point.changes)
+        several = [path for path in paths if len({point.changes.get(path) for point in self.points}) > 1]
+        return several or list(paths)
+
+
+def names(home: Path) -> list[str]:
+    """Names of the sweeps of a home, newest first."""
+    try:
+        places = [path for path in (home / DIRECTORY).iterdir() if (path / "sweep.json").is_file()]
+    except OSError:
+        return []
+    return [path.name for path in sorted(places, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def opened(home: Path, index: Index, series: Series, name: str) -> Found:
+    """Reads a sweep.
+
+    Raises:
+        RunError: There is none with this name, or its file is damaged.
+    """
+    path = directory_path(home / DIRECTORY, name)
+    if not (path / "sweep.json").is_file():
+        raise RunError(f"there is no sweep {name[:100]}")
+    described, results = _object(path / "sweep.json"), {}
+    if (path / "results.json").is_file():
+        results = _object(path / "results.json")
+    listed: list[Any] = described.get("points") or sorted(
+        (one for one in results.get("rows") or () if isinstance(one, dict)), key=lambda one: one.get("point", 0)
+    )
+    rows = {row.id: row for row in index.rows()}
+    ended = {one.get("run"): str(one.get("state")) for one in results.get("rows") or () if isinstance(one, dict)}
+    points: list[Point] = []
+    for number, one in enumerate(listed):
+        run = str(one.get("run"))
+        changes = {str(key): str(value) for key, value in dict(one.get("changes") or {}).items()}
+        row = rows.get(run)
+        columns = {} if row is None else series.of(row.path / "metrics.jsonl").columns
+        metrics = {metric: column.values[-1] for metric, column in list(columns.items()) if column.values}
+        state = ended.get(run, NOT_RUN) if row is None else row.state
+        points.append(Point(int(one.get("point", number)), run, changes, state, row, metrics))
+    metric, direction = described.get("metric"), described.get("direction")
+    return Found(name, path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
+
+
+def ask_to_stop(found: Found) -> None:
+    """Has the command that drives a sweep stop all of its runs and end."""
+    write_json(found.path / STOP, {"time": process_info.utc()})
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise RunError(f"{path}: expected a JSON object")
+    return value
