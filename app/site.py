@@ -29,6 +29,7 @@ from .downloads import Downloads
 from .html import Html, tag
 from .page import Answer, Ask, Function, GradioPage, Page
 from .pages import PAGES
+from .pages import export as export_page
 from .pages.compare import page as compare_page
 from .pages.data import page as data_page
 from .pages.sweeps import page as sweeps_page
@@ -43,8 +44,9 @@ GRADIO_PAGES: tuple[GradioPage, ...] = (
     compare_page.PAGE,
     data_page.PAGE,
     sweeps_page.PAGE,
+    export_page.PAGE,
 )
-NAVIGATION = ("/", "/new", "/data", "/compare", "/sweeps", "/layout", "/outputs", "/about")
+NAVIGATION = ("/", "/new", "/data", "/compare", "/sweeps", "/layout", "/outputs", "/export", "/about")
 """Paths of the pages in the navigation, in its order."""
 DOCUMENT = "/pages"
 """Where the document of the pages without a route is, if one with a route is at the root."""
