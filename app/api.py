@@ -116,7 +116,7 @@ class Endpoints:
         if step >= 0 and step not in steps:
             raise RunError(f"step: {run} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}")
         query = {"prompt": prompt, "max": str(max_new_tokens), "temperature": str(temperature), "seed": str(seed)}
-        given = outputs_request(self._site, "", query)
+        given = outputs_request(self._site, "generate", query)
         if given is None:
             raise RunError("prompt: is empty")
         found = self._site.answers.ask(Model(run, steps[0] if step < 0 else step, against), given)

@@ -7,7 +7,6 @@ from . import about as about_page
 from . import runs as runs_page
 from .layout import page as layout_page
 from .new import page as new_page
-from .outputs import page as outputs_page
 from .run import page as run_page
 
 PAGES: tuple[Page, ...] = (
@@ -15,6 +14,5 @@ PAGES: tuple[Page, ...] = (
     new_page.PAGE,
     run_page.PAGE,
     layout_page.PAGE,
-    outputs_page.PAGE,
     about_page.PAGE,
 )

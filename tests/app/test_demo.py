@@ -12,7 +12,6 @@ from app.page import Ask
 from app.pages import demo
 from app.pages import runs as runs_page
 from app.pages.new import page as new_page
-from app.pages.outputs import page as outputs_page
 from app.processes import demo_data
 from app.settings import Settings
 from app.state import Site
@@ -38,12 +37,9 @@ def test_held_out_questions_are_asked_by_no_training_row(tmp_path: Path) -> None
 
 
 def test_where_nothing_is_the_demo_is_offered_on_every_way_in(site: Site) -> None:
-    for html in (
-        runs_page.opened(site, Ask({})).regions["list"],
-        outputs_page.opened(site, Ask({})).regions["result"],
-    ):
-        assert "Start a tiny DPO run" in html
-        assert "dpo_demo.py" in html
+    html = runs_page.opened(site, Ask({})).regions["list"]
+    assert "Start a tiny DPO run" in html
+    assert "dpo_demo.py" in html
     assert '/new?demo=1"' in new_page.opened(site, Ask({})).regions["form"]
     answer = new_page.opened(site, Ask({"demo": "1"}))
     assert "demo-dpo" in answer.regions["head"]

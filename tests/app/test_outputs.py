@@ -13,16 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from app.page import Ask
 from app.pages import PAGES
-from app.pages.outputs import generate as outputs_generate
 from app.pages.outputs import stats as outputs_stats
 from app.pages.outputs.export import exported
-from app.pages.outputs.page import PAGE, opened, submitted, voted
-from app.pages.outputs.request import held_out_prompts, query_of, request
+from app.pages.outputs.request import held_out_prompts, request, written
 from app.pages.outputs.stats import Group, recorded_difference, wilson
 from app.processes.outputs_worker import Model, Request
 from app.processes.votes import SIDES
@@ -33,7 +32,12 @@ from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.sources import source_rows
 from tests.app.many import experiment, write_run
 
+gr = pytest.importorskip("gradio")
+pd = pytest.importorskip("pandas")
 compare_page = pytest.importorskip("app.pages.compare.page")
+outputs_page = pytest.importorskip("app.pages.outputs.page")
+tokens = pytest.importorskip("app.components.tokens")
+word_diffs = pytest.importorskip("app.components.word_diff")
 native = pytest.importorskip("tests.app.native")
 
 EVIL = '<img src=x onerror="boom(1)">'
@@ -104,37 +108,37 @@ def test_another_run_may_be_the_other_side(site: Site, run: str) -> None:
     other = write_run(site.settings.home, experiment(1), "finished", 30)
     bare = write_run(site.settings.home, experiment(2), "finished", 30)
     saved(other, 10, 30)
-    head = opened(site, Ask({"run": run})).regions["head"]
-    assert f'value="{other.name}@30"' in head
-    assert f'value="{other.name}@10"' not in head
-    assert bare.name not in head.partition("against")[2]
+    offered = [value for _, value in shown(site, run=run)["Against choices"]]
+    assert f"{other.name}@30" in offered
+    assert f"{other.name}@10" not in offered
+    assert not any(bare.name in value for value in offered)
     against = f"{other.name}@10"
-    head = opened(site, Ask({"run": run, "against": against})).regions["head"]
-    assert f'value="{against}" selected' in head
+    values = shown(site, run=run, against=against)
+    assert values["Against"] == against
+    assert against in [value for _, value in values["Against choices"]]
     model, asked_ = Model(run, 20, against), {"do": "pairs"}
     key = site.answers.key(model, asked_)
     (other / "checkpoints" / "00000010" / "manifest.json").write_text('{"changed": 1}')
     assert site.answers.key(model, asked_) != key
     for wrong in (f"{other.name}@11", f"{run}@20", "gone@1", f"../{other.name}@10", f"{EVIL}@1", "@3"):
-        head = opened(site, Ask({"run": run, "against": wrong})).regions["head"]
-        assert 'value="reference" selected' in head
+        assert shown(site, run=run, against=wrong)["Against"] == "reference"
     values = native.Built(compare_page.PAGE, site).shown(ids=f"{run},{other.name}")
     assert f"/outputs?run={other.name}&against={run}%4020" in values["Markdown"]
 
 
 def test_several_answers_stand_below_each_other_with_tokens_of_their_own(site: Site, run: str) -> None:
     query = {"prompt": "H", "temperature": "0.7", "samples": "2", "max": "8"}
-    given = request(site, "", query)
+    given = request(site, "generate", query)
     assert given is not None
     assert given["samples"] == 2
-    assert "samples" not in (request(site, "", {**query, "temperature": "0"}) or {})
+    assert "samples" not in (request(site, "generate", {**query, "temperature": "0"}) or {})
     with pytest.raises(RunError, match="samples: expected a whole number from 1 to 16"):
-        request(site, "", {**query, "samples": "17"})
+        request(site, "generate", {**query, "samples": "17"})
     result = generated()
     for name in SIDES:
         result[name]["more"] = [{**result[name], "ids": [1, 2], "text": f"{name} again"}]
-    key = keep(site, run, "", query, result)
-    html = opened(site, Ask({"run": run, **query})).regions["result"]
+    key = keep(site, run, "generate", query, result)
+    html = told(site, run=run, **query)
     assert "2 of 2" in html
     assert html.count("Its tokens") == 4
     found = request(site, "tokens", {"from": key, "side": "policy", "n": "2"})
@@ -178,11 +182,36 @@ def paired(margins: list[float], **more: Any) -> dict[str, Any]:
     return {"rows": rows, "total": len(rows), "first": first, "recorded": {}, "is_feedback": False, **more}
 
 
-def shown(site: Site, **query: str) -> str:
-    return "".join(opened(site, Ask(query)).regions.values())
+def shown(site: Site, **query: str) -> dict[str, Any]:
+    """What the page shows for a query; the choices of a list `NAME` are `NAME choices`."""
+    built = native.Built(outputs_page.PAGE, site)
+    choices = {f"{one.label} choices": value["choices"] for one, value in updates(built, **query) if "choices" in value}
+    return {**built.shown(**query), **choices}
 
 
-@pytest.mark.parametrize("module", [outputs_stats, outputs_generate])
+def updates(built: Any, **query: str) -> list[tuple[Any, dict[str, Any]]]:
+    """The components whose properties change for a query, and how."""
+    loads = [one for one in built.blocks.fns.values() if one.targets[0][1] == "load"]
+    found = [zip(one.outputs, one.fn("{}", f"?{urlencode(query)}", "{}"), strict=True) for one in loads]
+    return [(component, value) for pairs in found for component, value in pairs if isinstance(value, dict)]
+
+
+def text_of(value: Any) -> str:
+    if isinstance(value, pd.DataFrame):
+        return value.to_csv(index=False)
+    return value if isinstance(value, str) else value.to_json() if hasattr(value, "to_json") else ""
+
+
+def told(site: Site, **query: str) -> str:
+    """All texts that the page shows for a query."""
+    return "\n".join(text_of(value) for value in shown(site, **query).values())
+
+
+def table(site: Site, **query: str) -> Any:
+    return next(value for value in shown(site, **query).values() if isinstance(value, pd.DataFrame) and "row" in value)
+
+
+@pytest.mark.parametrize("module", [outputs_stats, tokens, word_diffs])
 def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -201,128 +230,207 @@ def test_the_interval_is_wilsons() -> None:
 
 
 def test_what_is_missing_is_said(site: Site, run: str) -> None:
-    assert "Choose a run" in shown(site)
-    assert "There is no run" in shown(site, run=EVIL)
+    assert "Choose a run" in told(site)
+    assert "There is no run" in told(site, run=EVIL)
     without = write_run(site.settings.home, experiment(1), "failed", 3)
-    assert "This run has no checkpoint yet" in shown(site, run=without.name)
-    assert "press Generate" in shown(site, run=run)
-    assert "newest" not in shown(site, run=run, step="7")  # which is not there: the newest is taken
-    assert "held.jsonl:2" in shown(site, run=run)
+    assert "this run has no checkpoint yet" in told(site, run=without.name)
+    assert "press Generate" in told(site, run=run)
+    assert shown(site, run=run, step="7")["Policy at step"] == "20"  # 7 is not there: the newest is taken
+    rows = shown(site, run=run)["Held-out row choices"]
+    assert [value for _, value in rows] == ["", "held.jsonl:1", "held.jsonl:2"]
+
+
+def test_a_read_only_app_computes_nothing(tmp_path: Path, site: Site, run: str) -> None:
+    reader = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    assert "a read-only app computes nothing" in told(reader, run=run)
+    writes = {"Generate", "Score with both models", "Compute", "Cancel", "A is better", "No difference", "B is better"}
+    assert writes <= set(native.Built(outputs_page.PAGE, site).buttons)
+    assert not writes & set(native.Built(outputs_page.PAGE, reader).buttons)
+    reader.close()
 
 
 def test_an_empty_home_says_what_the_page_is_for(tmp_path: Path) -> None:
     site = Site.of(Settings(home=tmp_path, project=tmp_path, read_only=True))
-    assert "No run has saved a checkpoint yet" in shown(site)
-    assert PAGE.offered(read_only=True).keys() == {"open", "tick"}
+    assert "No run has saved a checkpoint yet" in told(site)
     site.close()
 
 
 def test_answers_stand_side_by_side_with_their_words_marked(site: Site, run: str) -> None:
     query = {"prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3"}
-    key = keep(site, run, "", query, generated())
-    html = shown(site, run=run, **query)
+    key = keep(site, run, "generate", query, generated())
+    html = told(site, run=run, **query)
     assert "<ins>good</ins>" in html
     assert "<del>bad</del>" in html
     for words in (
         "stopped at &lt;eos&gt;",
         "truncated at 3 tokens",
         "0.50 s",
-        "0.7",
-        "0.9",
-        "3, the same for both",
+        "Temperature: 0.7",
+        "Top-p: 0.9",
+        "Seed: 3, the same for both",
     ):
         assert words in html
     assert f"from={key}" in html
     assert "onerror" in html
     assert "<img" not in html
-    assert '<span class="marker">&lt;bos&gt;</span>' in html
+    assert '<span class="special">&lt;bos&gt;</span>' in html
 
 
-def test_a_blind_vote_tells_nothing_before_and_counts_after(site: Site, run: str) -> None:
-    query = {"run": run, "prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3", "blind": "1"}
-    key = keep(site, run, "", query, generated())
-    result = opened(site, Ask(query)).regions["result"]
+BLIND = {"prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3", "blind": "1"}
+
+
+def test_a_blind_vote_tells_nothing_before_and_counts_after(
+    site: Site, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = {"run": run, **BLIND}
+    key = keep(site, run, "generate", query, generated())
+    values = shown(site, **query)
+    result = values["HTML"]
     assert "Answer A" in result
     assert "Policy" not in result
     assert "0.50 s" not in result
-    assert "/download" not in result
+    assert key not in result
+    assert "<del>" not in result
     order = site.votes.order(key)
     texts = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'class="answer">(.*?)</div>', result)]
     assert ["good" in texts[place] for place in (0, 1)] == [name == "policy" for name in order]
-    with pytest.raises(RunError):
-        voted(site, Ask(query, {"key": key, "choice": "policy"}))
-    answer = voted(site, Ask(query, {"key": key, "choice": "ab"[order.index("policy")]}))
-    assert "you preferred the policy" in (answer.notice or "")
-    assert "Policy, step 20" in answer.regions["result"]
+    built = native.Built(outputs_page.PAGE, site)
+    built.pressed(f"{'AB'[order.index('policy')]} is better", query)
+    assert "you preferred the policy" in capsys.readouterr().out
+    assert "Policy, step 20" in told(site, **query)
+    assert "policy 1, reference 0, no difference 0" in told(site, **query)
     assert site.votes.tally(Model(run, 20)) == {"policy": 1, "other": 0, "tie": 0}
-    voted(site, Ask(query, {"key": key, "choice": "tie"}))  # thought again: the last vote counts
+    built.pressed("No difference", query)  # thought again: the last vote counts
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
     assert {site.votes.order(f"key {n}") for n in range(20)} == {SIDES, SIDES[::-1]}
 
 
-@pytest.mark.parametrize("choice", ["a", "b", "tie"])
-def test_a_vote_on_equal_answers_is_a_tie(site: Site, run: str, choice: str) -> None:
-    query = {"run": run, "prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3", "blind": "1"}
-    result = generated()
-    key = keep(site, run, "", query, {**result, "other": result["policy"]})
-    assert "counts as a tie" in opened(site, Ask(query)).regions["result"]
-    answer = voted(site, Ask(query, {"key": key, "choice": choice}))
-    assert answer.notice == "Recorded: no difference."
+@pytest.mark.parametrize("choice", ["A is better", "B is better", "No difference"])
+def test_a_vote_on_equal_answers_is_a_tie(
+    site: Site, run: str, choice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query, result = {"run": run, **BLIND}, generated()
+    keep(site, run, "generate", query, {**result, "other": result["policy"]})
+    assert "counts as a tie" in told(site, **query)
+    native.Built(outputs_page.PAGE, site).pressed(choice, query)
+    assert "Recorded: no difference." in capsys.readouterr().out
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
 
 
-def test_a_request_at_work_tells_what_is_compiled_again(site: Site, run: str) -> None:
+def test_a_request_at_work_tells_what_is_compiled_again_and_can_be_cancelled(site: Site, run: str) -> None:
     query = {"run": run, "prompt": "H"}
-    given = request(site, "", query)
+    given = request(site, "generate", query)
     assert given is not None
     model = Model(run, 20)
-    site.answers._remember(Request(site.answers.key(model, given), model, given, "running", "starting"))
-    shown = opened(site, Ask(query)).regions["result"]
-    assert "another prompt length, number of samples or max new tokens is compiled first" in shown
+    asked = Request(site.answers.key(model, given), model, given, "running", f"starting {EVIL}")
+    site.answers._remember(asked)
+    values = shown(site, **query)
+    assert values["Timer"]["active"]
+    words = told(site, **query)
+    assert "another prompt length, number of samples or max new tokens is compiled first" in words
+    assert "<img" not in words
+    native.Built(outputs_page.PAGE, site).pressed("Cancel", query)
+    assert asked.state == "cancelled"
+    assert "The request was cancelled" in told(site, **query)
+    assert not shown(site, **query)["Timer"]["active"]
+    asked.state, asked.error = "failed", f"RunError: {EVIL}"
+    words = told(site, **query)
+    assert "The request failed" in words
+    assert "RunError: &lt;img" in words
 
 
-def test_tokens_have_their_figures_and_cannot_be_more_than_the_scale(site: Site, run: str) -> None:
-    keep(site, run, "tokens", {"prompt": "H", "text": "a"}, {"sides": [side()]})
-    html = shown(site, run=run, tab="tokens", prompt="H", text="a")
-    tokens = re.findall(r'<span class="token (\w+)" style="--w:([\d.]+)" tabindex="(-?\d)".*?figure">([^<]*)', html)
-    assert tokens == [
-        ("more", "0.250", "0", "+0.50"),
-        ("even", "0.000", "-1", "+0.00"),
-        ("less", "1.000", "-1", "-3.50"),
+def test_tokens_are_coloured_by_their_figures_which_cannot_be_more_than_the_scale(site: Site, run: str) -> None:
+    query = {"run": run, "tab": "tokens", "prompt": "H", "text": "a"}
+    key = keep(site, run, "tokens", query, {"sides": [side()]})
+    html = told(site, **query)
+    found = re.findall(
+        r'<span class="token (\w+)" style="--w:([\d.]+)" role="button" tabindex="-1" title="([^"]*)"', html
+    )
+    assert [(way, weight, title.rpartition(": ")[2]) for way, weight, title in found] == [
+        ("more", "0.250", "+0.500 nats"),
+        ("even", "0.000", "+0.000 nats"),
+        ("less", "1.000", "-3.500 nats"),
     ]
     assert "1 of 3 tokens exceed ±2" in html
-    assert "-5.250 nats" in html  # the policy's sum
+    assert "Policy -5.250 nats" in html
     assert "-3.000 nats over 3 tokens" in html
     assert "↵" in html
-    assert "·&lt;img" in html
+    assert "&lt;img" in html
     assert "<img" not in html
-    wide = shown(site, run=run, tab="tokens", prompt="H", text="a", scale="5")
-    assert "beyond" not in wide
+    wide = told(site, **query, scale="5")
+    assert "exceed" not in wide
+    ((line,),) = (drawn.data for drawn in plots(site, **query))
+    assert line.y.tolist() == [0.5, 0.5, -3.0]
+    assert f"outputs={key}&format=csv" in json.dumps(links(site, **query))
+
+
+def plots(site: Site, **query: str) -> list[Any]:
+    return [value for name, value in shown(site, **query).items() if name.startswith("Plot") and hasattr(value, "data")]
+
+
+def links(site: Site, **query: str) -> list[str]:
+    built = native.Built(outputs_page.PAGE, site)
+    return [value["link"] for _, value in updates(built, **query) if "link" in value]
+
+
+def test_a_chosen_token_has_its_alternatives(site: Site, run: str) -> None:
+    query = {"run": run, "tab": "tokens", "prompt": "H", "text": "a"}
+    best = {"policy": [[["b", -0.5, -1.0], [EVIL, -2.0, -1.5]] for _ in range(3)]}
+    keep(site, run, "tokens", query, {"sides": [{**side(), "likeliest": best}]})
+    assert "Choose a token" in told(site, **query)
+    html = told(site, **query, at="0.4")
+    assert "**'b'**, token 4: policy -4.000, reference -0.500, difference -3.500 nats" in html
+    rows = next(value for value in shown(site, **query, at="0.4").values() if isinstance(value, pd.DataFrame))
+    assert rows["token"].tolist() == ["b ✓", EVIL]
+    for wrong in ("0.1", "0.5", "1.2", "x", "0.²", f"0.{EVIL}"):
+        assert "Choose a token" in told(site, **query, at=wrong)
+
+
+def test_a_text_of_many_small_tokens_is_a_text() -> None:
+    text = "one word after another\n"
+    html = tokens.heat_map([tokens.Token(sign, 0.5) for sign in text], 2.0, "Text")
+    assert re.sub(r"<[^>]+>", "", html) == "one word after another↵\n"
 
 
 def test_pairs_are_counted_and_the_worst_come_first(site: Site, run: str) -> None:
     margins = [0.5, -0.25, 1.5, 0.125]
     recorded = {"eval/rewards/margins": sum(margins) / 4, "eval/logps/chosen": -3.0, "eval/rewards/chosen": 0.25}
     keep(site, run, "pairs", {}, paired(margins, recorded={**recorded, "eval/rewards/chosen": sum(margins) / 8}))
-    html = shown(site, run=run, tab="pairs")
-    assert "75.0% (95 % interval 30.1% to 95.4%)" in html
-    places = [html.index(f'title="token by token">{number}</a>') for number in (2, 4, 1, 3)]
-    assert places == sorted(places)
+    query = {"run": run, "tab": "pairs"}
+    html = told(site, **query)
+    assert "**75.0%** (95 % interval 30.1% to 95.4%)" in html
+    rows = table(site, **query)
+    assert rows["row"].tolist() == ["2", "4", "1", "3"]
+    assert rows["margin"].tolist() == [-0.25, 0.125, 0.5, 1.5]
     assert "differ by at most 0" in html
-    assert html.count("✔ right") == 3
-    assert "<img" not in html
-    assert "<circle" in html
-    best = shown(site, run=run, tab="pairs", sort="best")
-    assert best.index(">3</a>") < best.index(">2</a>")
+    assert rows["right?"].tolist().count("✔ right") == 3
+    margins_drawn, lengths_drawn = plots(site, **query)
+    assert sum(sum(bars.y) for bars in margins_drawn.data) == 4
+    assert [len(points.x) for points in lengths_drawn.data] == [4, 4]
+    assert table(site, **query, sort="best first")["row"].tolist() == ["3", "1", "4", "2"]
+
+
+def test_a_selected_pair_has_its_texts_and_leads_to_its_tokens(site: Site, run: str) -> None:
+    rows = paired([0.5, -0.25])
+    for row in rows["rows"]:
+        row["prompt"] = f"{EVIL} {'long ' * 200}"
+    keep(site, run, "pairs", {}, rows)
+    query = {"run": run, "tab": "pairs"}
+    assert max(map(len, table(site, **query)["prompt"])) == 160
+    assert rows["rows"][1]["prompt"] in told(site, **query, pair="2")
+    assert rows["rows"][1]["prompt"] not in told(site, **query)
+    assert any("row=held.jsonl%3A2" in one for one in links(site, **query, pair="2"))
+    assert not any("row=held.jsonl%3A2" in one for one in links(site, **query, pair="7"))
 
 
 def test_a_first_policy_that_is_not_the_reference_is_told(site: Site, run: str) -> None:
     first = {"largest": 0.75, "rows": 4, "expected": True, "compute": "float32"}
     keep(site, run, "pairs", {}, paired([1.0], first=first, recorded={"eval/rewards/margins": 2.0}))
-    html = shown(site, run=run, tab="pairs")
+    html = told(site, run=run, tab="pairs")
     assert "not the same model" in html
     assert "may have changed since" in html
-    assert html.count("check bad") == 2
+    assert "Step 0: ✘" in html
+    assert "Metrics of the run: ✘" in html
 
 
 def test_groups_and_differences() -> None:
@@ -350,18 +458,29 @@ def test_files_hold_what_is_shown(run: str) -> None:
 @pytest.mark.parametrize(
     ("tab", "query", "words"),
     [
-        ("", {"prompt": "x", "max": "101"}, "max: expected a whole number from 1 to 100"),
-        ("", {"prompt": "x", "max": "1e3"}, "max: expected a whole number"),
-        ("", {"prompt": "x", "temperature": "nan"}, "temperature: expected a number from 0 to 10"),
-        ("", {"prompt": "x" * 6_001}, "6,001 characters; expected at most 6,000"),
-        ("tokens", {"text": "x" * 6_001}, "6,001 characters; expected at most 6,000"),
+        ("generate", {"prompt": "x", "max": "101"}, "max: expected a whole number from 1 to 100"),
+        ("generate", {"prompt": "x", "max": "1e3"}, "max: expected a whole number"),
+        ("generate", {"prompt": "x", "temperature": "nan"}, "temperature: expected a number from 0 to 10"),
         ("pairs", {"limit": "-1"}, "limit: expected a whole number"),
     ],
 )
 def test_what_is_beyond_a_limit_is_refused(site: Site, run: str, tab: str, query: dict[str, str], words: str) -> None:
     with pytest.raises(RunError, match=words):
         request(site, tab, query)
-    assert words.partition(":")[0] in shown(site, run=run, tab=tab, **query)
+    assert words.partition(":")[0] in told(site, run=run, tab=tab, **query)
+
+
+@pytest.mark.parametrize(
+    ("button", "fields"),
+    [
+        ("Generate", ("", "x" * 6_001, "", 8, 1, 0, None, None, 0, False)),
+        ("Score with both models", ("", "", "", "x" * 6_001)),
+    ],
+)
+def test_a_text_that_is_too_long_is_refused(site: Site, run: str, button: str, fields: tuple[Any, ...]) -> None:
+    tab = "generate" if button == "Generate" else "tokens"
+    with pytest.raises(gr.Error, match="6,001 characters; expected at most 6,000"):
+        native.Built(outputs_page.PAGE, site).pressed(button, {"run": run, "tab": tab}, *fields)
 
 
 @pytest.mark.parametrize("text", ["²", "٣", "9" * 5_000, "-1", "1e3"])
@@ -371,29 +490,58 @@ def test_a_number_of_a_url_that_is_none_is_no_fault_of_the_app(site: Site, run: 
     names = ("step", "pages", "n", "against", "samples", "max", "seed", "limit", "top_k")
     numbers = dict.fromkeys(names, text)
     for page in PAGES:
-        for tab in ("", "samples", "tokens", "pairs"):
+        for tab in ("", "samples"):
             query = {**numbers, "id": run, "run": run, "tab": tab, "prompt": "a", "against": f"{run}@{text}"}
             for given in (query, {**query, "against": text, "temperature": "1"}):
                 with contextlib.suppress(RunError):
                     page.offered(read_only=True)["open"](site, Ask(given))
+    for tab in ("generate", "tokens", "pairs"):
+        query = {**numbers, "run": run, "tab": tab, "prompt": "a", "against": f"{run}@{text}"}
+        for given in (query, {**query, "against": text, "temperature": "1"}):
+            assert "Internal error" not in told(site, **given)
 
 
 def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> None:
-    fields = {"prompt": "Hi", "max": "64", "temperature": "0", "seed": "", "blind": "true", "chat": "", "x": "y"}
-    ask = Ask({"run": run, "tab": ""}, {"fields": fields})
-    assert query_of(ask, "") == {"run": run, "tab": "", "prompt": "Hi", "blind": "1"}
-    long = Ask({"run": run}, {"fields": {**fields, "prompt": "x" * 5_000}})
-    assert query_of(long, "", "abc") == {"run": run, "blind": "1", "key": "abc"}
-    key = keep(site, run, "", {"prompt": "x" * 5_000}, generated())
-    html = shown(site, run=run, key=key)
+    fields = {"prompt": "Hi", "max": "64", "temperature": "0", "seed": "", "blind": "1", "chat": "", "x": "y"}
+    found = written("generate", fields, "abc")
+    assert {name: value for name, value in found.items() if value} == {"prompt": "Hi", "blind": "1"}
+    assert "max" in found  # an older one is removed
+    long = written("generate", {**fields, "prompt": "x" * 5_000}, "abc")
+    assert {name: value for name, value in long.items() if value} == {"blind": "1", "key": "abc"}
+    key = keep(site, run, "generate", {"prompt": "x" * 5_000}, generated())
+    html = told(site, run=run, key=key)
     assert "x" * 5_000 in html
     assert "<ins>good</ins>" in html
 
 
+def test_a_submitted_form_is_computed_by_the_child(site: Site, run: str) -> None:
+    built, query = native.Built(outputs_page.PAGE, site), {"run": run}
+    row, prompt, chat = "", "Say 1", ""
+    sampling = (8, 2, 0.7, None, None, 3, False)
+    done = built.pressed("Generate", query, row, prompt, chat, *sampling)
+    assert {name: value for name, value in done["query"].items() if value} == {
+        "prompt": "Say 1",
+        "max": "8",
+        "samples": "2",
+        "temperature": "0.7",
+        "seed": "3",
+    }
+    given = request(site, "generate", done["query"])
+    assert given is not None
+    asked = site.answers.find(site.answers.key(Model(run, 20), given))
+    assert asked is not None
+    assert not asked.is_over
+    site.answers.cancel(asked.key)
+
+
 def test_a_prompt_is_needed(site: Site, run: str) -> None:
-    assert "needs a prompt" in (submitted(site, Ask({"run": run}, {"fields": {}})).notice or "")
+    built = native.Built(outputs_page.PAGE, site)
+    with pytest.warns(UserWarning, match="needs a prompt"):
+        assert built.pressed("Generate", {"run": run}, "", "", "", 8, 1, 0, None, None, 0, False)["query"] == {}
+    with pytest.raises(gr.Error, match="Choose a run that has a checkpoint"):
+        built.pressed("Generate", {}, "", "Hi", "", 8, 1, 0, None, None, 0, False)
     assert held_out_prompts(site, run) == [("held.jsonl:1", f"Say 1 {EVIL}"), ("held.jsonl:2", f"Say 2 {EVIL}")]
-    assert request(site, "", {"row": "held.jsonl:2"}) == {
+    assert request(site, "generate", {"row": "held.jsonl:2"}) == {
         "do": "generate",
         "row": "held.jsonl:2",
         "max_new_tokens": 64,
@@ -437,8 +585,8 @@ def test_held_out_rows_are_read_as_the_run_reads_them(
     assert [where for where, _ in listed] == [row.place for row in rows]
     numbers = {"one file": "012", "a glob and a file": "12012", "a folder": "12", "chats": "0"}.get(kind, "01")
     assert [text for _, text in listed] == [f"Say {number}" for number in numbers]
-    options = re.findall(r'<option value="([^"]+:[^"]+)"', shown(site, run=run))
-    assert options == [where for where, _ in listed]
+    options = [value for _, value in shown(site, run=run)["Held-out row choices"]]
+    assert options == ["", *(where for where, _ in listed)]
 
     name = rows[-1].place.rpartition(":")[0]
     (place / name).write_bytes((place / name).read_bytes() + b"\n")

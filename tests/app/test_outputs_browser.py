@@ -36,72 +36,95 @@ def shot(shown: Any, name: str) -> None:
         shown.screenshot(path=f"{SHOTS}/outputs-{name}.png", full_page=True)
 
 
+POLICY = ".pane.policy"
+TOKEN = ".heat .token"
+CELL = "[role=gridcell]"
+
+
 def answered(shown: Any, selector: str) -> None:
     """Waits for what the child answers: the first time it loads jax and compiles."""
-    shown.wait_for_selector(f"#outputs-result {selector}", timeout=240_000)
+    shown.wait_for_selector(selector, timeout=240_000)
+
+
+def press(shown: Any, name: str) -> None:
+    shown.get_by_role("button", name=name, exact=True).click()
+
+
+def choose(shown: Any, label: str, option: str) -> None:
+    shown.get_by_label(label, exact=True).click()
+    shown.get_by_role("option", name=option).click()
 
 
 def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open, run: Path) -> None:
     shown = open_page(app.url("/outputs"))
-    shown.get_by_role("link", name=run.name).first.click()
-    shown.wait_for_selector("#page-outputs .outputs-form")
+    choose(shown, "Run", run.name)
+    shown.get_by_role("tab", name="Generate").wait_for()
     assert f"run={run.name}" in shown.url
     # generate: the greedy answer is the one that the run itself wrote at its end
     shown.get_by_label("Prompt", exact=True).fill("Say 1: ")
     shown.get_by_label("Max new tokens").fill("4")
-    shown.get_by_role("button", name="Generate").click()
-    shown.wait_for_selector("#outputs-result [role=status]")
-    answered(shown, ".pane.policy")
+    press(shown, "Generate")
+    shown.wait_for_selector("text=so far")
+    answered(shown, POLICY)
     last = RunDirectory(run).samples()[-1]
     for side, cls in (("policy", ".pane.policy .answer"), ("reference", ".pane.other .answer")):
         text = shown.locator(cls).text_content()
         assert text == last[side] or (text == "(nothing)" and not last[side])
-    assert shown.locator(".exact").text_content() == "<bos>Say·1:·"
+    assert shown.locator(".as-tokenized").text_content() == "<bos>Say·1:·"
+    address = shown.url
     shown.reload()
-    answered(shown, ".pane.policy")  # kept, and found by the URL
+    answered(shown, POLICY)  # kept, and found by the URL
+    assert shown.url == address
+    assert shown.get_by_label("Max new tokens").input_value() == "4"
     shot(shown, "generate")
     # blind: nothing tells whose is whose before the vote
-    shown.get_by_label("Temperature (0: greedy)").fill("1.5")
+    shown.get_by_label("Temperature").fill("1.5")
     shown.get_by_label("Max new tokens").fill("12")
-    shown.get_by_label("Blind: hide whose answer is whose until I vote").check()
-    shown.get_by_role("button", name="Generate").click()
-    answered(shown, "h2:text('Answer A')")
-    assert shown.locator("#outputs-result .pane.policy").count() == 0
+    shown.get_by_label("Blind").check()
+    press(shown, "Generate")
+    answered(shown, "h3:text('Answer A')")
+    assert shown.locator(POLICY).count() == 0
+    assert shown.get_by_role("link", name="Save as JSONL").count() == 0
     shot(shown, "blind")
-    shown.get_by_role("button", name="A is better").click()
-    answered(shown, ".pane.policy")
-    assert "Blind votes on these two" in shown.locator(".votes").text_content()
+    press(shown, "A is better")
+    answered(shown, POLICY)
+    shown.wait_for_selector("text=Blind votes on these two")
     votes = (app.home / ".app" / "votes.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in votes] == [run.name]
-    # the tokens of that answer, then of a pair
+    # the tokens of that answer, by keyboard, then of a pair
     shown.get_by_role("link", name="Its tokens").first.click()
-    shown.get_by_role("button", name="Score with both models").click()
-    answered(shown, ".heat .token")
-    shown.locator(".heat .token").first.focus()
+    press(shown, "Score with both models")
+    answered(shown, TOKEN)
+    shown.locator(TOKEN).first.focus()
     shown.keyboard.press("ArrowRight")
-    shown.wait_for_selector("#token-detail table")
-    assert shown.locator("#token-detail table").count() == 2
-    assert shown.locator("#token-detail tbody tr").count() == 10
+    shown.wait_for_selector(f".token-detail {CELL}")
+    assert shown.get_by_role("grid").count() == 2
+    assert shown.locator(f"{TOKEN}[aria-pressed=true]").count() == 1
+    assert shown.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    address = shown.url
     shot(shown, "tokens-answer")
+    shown.reload()
+    shown.wait_for_selector(f"{TOKEN}[aria-pressed=true]")
+    assert shown.url == address
     # pairs: the figures are those of the run's own evaluation, and a row leads to its tokens
-    shown.get_by_role("link", name="Pairs", exact=True).click()
-    shown.get_by_role("button", name="Compute").click()
-    answered(shown, "tbody tr")
-    assert shown.locator("#outputs-result tbody tr").count() == 10
-    checks = shown.locator(".check").all_text_contents()
-    assert all(text.startswith("✔") for text in checks), checks
+    shown.get_by_role("tab", name="Pairs").click()
+    press(shown, "Compute")
+    answered(shown, CELL)
+    checks = shown.locator("li", has_text="✔").all_text_contents()
+    assert len(checks) == 2, checks
     assert "0 nats is the largest per-token difference" in checks[0]
     with shown.expect_download() as download:
-        shown.get_by_role("link", name="Save as CSV").click()
+        shown.get_by_role("link", name="Save as CSV").last.click()
     assert download.value.suggested_filename.endswith("-pairs.csv")
     assert len(Path(download.value.path()).read_text().splitlines()) == 11
     shot(shown, "pairs")
-    shown.get_by_role("link", name="best first").click()
-    shown.wait_for_selector(".sorts [aria-current]:text('best first')")
-    shown.locator("#outputs-result tbody a").first.click()
-    shown.get_by_role("button", name="Score with both models").click()
-    answered(shown, ".heat")
-    assert shown.locator(".heat").count() == 2
+    choose(shown, "Order", "best first")
+    shown.wait_for_url("**sort=best+first*")
+    shown.locator(CELL).nth(1).click()
+    shown.get_by_role("link", name="token by token").click()
+    press(shown, "Score with both models")
+    answered(shown, TOKEN)
+    assert shown.locator(".heat:visible").count() == 2
     shot(shown, "tokens-pair")
     # in both themes, on a phone too, every tab fits and can be read
     urls = [
@@ -113,7 +136,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
         other = open_page(urls[0], width=width, dark=dark)
         for number, url in enumerate(urls):
             other.goto(url)
-            answered(other, (".heat", "tbody tr", ".pane")[number])
+            answered(other, (TOKEN, CELL, POLICY)[number])
             assert overflow(other) == 0, url
             assert dim_texts(other) == [], url
             shot(other, f"{number}-{width}-{'dark' if dark else 'light'}")
@@ -123,18 +146,20 @@ def test_what_models_say_never_runs_and_work_can_be_cancelled(app: Any, open_pag
     shown = open_page(app.url(f"/outputs?run={run.name}"))
     shown.get_by_label("Prompt", exact=True).fill(EVIL)
     shown.get_by_label("Max new tokens").fill("1")
-    shown.get_by_role("button", name="Generate").click()
-    shown.get_by_role("button", name="Cancel").click()
-    shown.wait_for_selector("#outputs-result :text('The request was cancelled')")
-    shown.get_by_role("button", name="Generate").click()
-    answered(shown, ".pane.policy")
-    assert EVIL.replace(" ", "·") in shown.locator(".exact").text_content()
+    press(shown, "Generate")
+    press(shown, "Cancel")
+    shown.wait_for_selector("text=The request was cancelled")
+    press(shown, "Generate")
+    answered(shown, POLICY)
+    assert EVIL.replace(" ", "·") in shown.locator(".as-tokenized").text_content()
     shown.goto(app.url(f"/outputs?run={run.name}&tab=tokens"))
-    shown.get_by_label("Prompt", exact=True).fill(EVIL)
-    shown.get_by_label("Answer", exact=True).fill(EVIL)
-    shown.get_by_role("button", name="Score with both models").click()
-    answered(shown, ".heat .token")
-    shown.locator(".heat .token").nth(3).click()
-    shown.wait_for_selector("#token-detail table")
+    shown.get_by_role("textbox", name="Prompt", exact=True).fill(EVIL)
+    shown.get_by_role("textbox", name="Answer", exact=True).fill(EVIL)
+    press(shown, "Score with both models")
+    answered(shown, TOKEN)
+    text = shown.locator(".heat:visible").inner_text()
+    assert text.count(EVIL) == 2  # tokens of a byte are words still
+    shown.locator(TOKEN).nth(3).click()
+    shown.wait_for_selector(f".token-detail {CELL}")
     assert shown.evaluate("window.boomed") is None
-    assert shown.locator(".region img").count() == 0
+    assert shown.locator("main img").count() == 0

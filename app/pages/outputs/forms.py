@@ -1,88 +1,215 @@
-"""Forms of the Outputs page, with every setting that an answer depends on."""
+"""The form of a tab: fields of a request, the button that submits it, and how far it is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-from ...html import Child, Html, join, link, tag
+import gradio as gr
+
+from nnxdsl.errors import RunError
+
+from ...components.markdown import plain
+from ...html import link
+from ...processes.outputs_worker import Request
 from ...state import Site
-from .request import DEFAULTS, MOST_SAMPLES, Chosen, held_out_prompts
+from ...view import Done, Query, Values, View
+from ...words import duration
+from .request import DEFAULTS, Chosen, chosen, held_out_prompts, request, written
 
-CHATS = (("", "formatted as in training"), ("yes", "a user message"), ("no", "plain text"))
-
-
-def form(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    """Returns the form of a tab, filled in from the query."""
-    label = {"": "Generate", "tokens": "Score with both models", "pairs": "Compute"}[here.tab]
-    fields = {"": _generate, "tokens": _tokens, "pairs": _pairs}[here.tab](site, here, query)
-    button: Child = tag("button", label, cls="button primary", type="submit")
-    if site.settings.read_only:
-        button = tag("p", "Read-only: only cached results are shown.", cls="muted")
-    return tag("form", fields, tag("div", button, cls="row"), cls="panel outputs-form", data_do="outputs.ask")
-
-
-def _generate(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    max_tokens = site.settings.limits.new_tokens
-    settings = [
-        _number(query, "max", "Max new tokens", min=1, max=max_tokens, step=1),
-        _number(query, "samples", "Samples per model", min=1, max=MOST_SAMPLES, step=1),
-        _number(query, "temperature", "Temperature (0: greedy)", min=0, max=10, step="any"),
-        _number(query, "top_k", "Top-k", min=1, step=1, placeholder="all"),
-        _number(query, "top_p", "Top-p", min=0, max=1, step="any", placeholder="all"),
-        _number(query, "seed", "Seed, the same for both", min=0, step=1),
-        tag(
-            "label",
-            tag("input", type="checkbox", name="blind", checked=query.get("blind") == "1"),
-            " Blind: hide whose answer is whose until I vote",
-            cls="row check",
-        ),
-    ]
-    return join(_what(site, here, query), tag("div", settings, cls="fields"))
+CHATS = (("formatted as in training", ""), ("a user message", "yes"), ("plain text", "no"))
+NEEDED = {"generate": "a prompt", "tokens": "a text", "pairs": "held-out pairs"}
+NEXT = {
+    "generate": "Enter a prompt or choose a held-out one, and press Generate. Both models sample with the same seed.",
+    "tokens": "Choose a held-out row or enter a text: both models score it, and each token shows how much more likely "
+    "it is under the policy.",
+    "pairs": "Press Compute to see rewards and margins of every held-out pair.",
+}
+FIRST = (
+    "The first request loads both models. A request with another prompt length, number of samples or max new tokens "
+    "is compiled first; the same shapes are reused later."
+)
 
 
-def _tokens(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    if query.get("from"):
-        hidden = [tag("input", type="hidden", name=name, value=query.get(name, "")) for name in ("from", "side", "n")]
-        own = tag("a", "Score another text", href=link("/outputs", **here.query, tab="tokens"))
-        return join(tag("p", "The tokens of a generated answer, exactly as sampled. ", own), hidden)
-    text = tag("textarea", query.get("text", ""), name="text", rows=3, spellcheck="false")
-    return join(_what(site, here, query), tag("label", "Answer", text, cls="wide own"))
+class Form:
+    """Fields of a tab's request. Nothing is computed in a read-only app: there it has no buttons."""
+
+    def __init__(self, site: Site, view: View, tab: str, button: str, fields: Mapping[str, Any]) -> None:
+        """Adds the button, and the text that tells how far the request is, below the fields.
+
+        Args:
+            site: State of the app.
+            view: The page's view.
+            tab: Name of the tab.
+            button: Label of the button.
+            fields: Components by their part of the query.
+        """
+        self._site, self._tab, self._fields = site, tab, fields
+        self._buttons: list[gr.Button] = []
+        if site.settings.read_only:
+            gr.Markdown("Read-only: only cached results are shown.")
+        else:
+            with gr.Row():
+                submit = gr.Button(button, variant="primary", scale=0, min_width=270)
+                cancel = gr.Button("Cancel", visible=False, scale=0, min_width=120)
+            texts = [field.submit for field in fields.values() if isinstance(field, gr.Textbox)]
+            view.does(partial(gr.on, [submit.click, *texts]), self._submitted, list(fields.values()))
+            view.does(cancel.click, self._cancelled)
+            self._buttons = [cancel]
+        self._status = gr.Markdown(elem_classes=["outputs-status"])
+
+    @property
+    def fields(self) -> list[Any]:
+        """What `filled` changes."""
+        return list(self._fields.values())
+
+    @property
+    def status(self) -> list[Any]:
+        """What `told` changes."""
+        return [self._status, *self._buttons]
+
+    def filled(self, here: Chosen, query: Query) -> Values:
+        """The fields with the values of a query."""
+        if query.get("key"):
+            found = self._site.answers.find(query["key"])
+            texts = {} if found is None else {name: found.request.get(name, "") for name in ("prompt", "text")}
+            query = {**query, **{name: text for name, text in texts.items() if text}}
+        filled: dict[Any, Any] = {}
+        for name, field in self._fields.items():
+            value = query.get(name, DEFAULTS.get(name, ""))
+            filled[field] = gr.update(value=_value(field, value))
+            if name == "row":
+                filled[field] = _rows(self._site, here, value)
+        return filled
+
+    def told(self, query: Query, found: Request | None) -> Values:
+        """How far a request is; None if there is no result, and none on its way."""
+        told: dict[Any, Any] = {self._status: self._words(query, found)}
+        for button in self._buttons:
+            told[button] = gr.update(visible=found is not None and not found.is_over)
+        return told
+
+    def _words(self, query: Query, found: Request | None) -> str:
+        if found is None:
+            if self._site.settings.read_only:
+                return "This result is not cached, and a read-only app computes nothing."
+            if query.get("key") or query.get("from"):
+                return "The result of this link is not cached: press the button to compute it."
+            return NEXT[self._tab]
+        if not found.is_over:
+            stage = "waiting for an earlier request" if found.state == "waiting" else found.stage or "starting"
+            words = f"**{plain(stage[:1].upper() + stage[1:])}**, {duration(found.seconds)} so far."
+            return f"{words} {FIRST}" if found.seconds < 20 else words
+        if found.state == "cancelled":
+            return "The request was cancelled."
+        if found.result is None:
+            lines = "\n".join(f"> {plain(line)}" for line in found.error.splitlines())
+            return f"**The request failed.** Change it, or press the button to try again.\n\n{lines}"
+        return f"Computed in {duration(found.seconds)} on {plain(str(found.result.get('device', '-')))}."
+
+    def _submitted(self, query: Query, client: str, *values: Any) -> Done:
+        here = chosen(self._site, query)
+        if here.model is None:
+            raise RunError("Choose a run that has a checkpoint.")
+        given = {name: _text(value) for name, value in zip(self._fields, values, strict=True)}
+        given |= {name: query[name] for name in ("from", "side", "n") if self._tab == "tokens" and name in query}
+        wanted = request(self._site, self._tab, given)
+        if wanted is None:
+            needed = NEEDED[self._tab]
+            return Done(f"This needs {needed}: enter it, or choose a held-out row.", is_problem=True)
+        found = self._site.answers.ask(here.model, wanted)
+        return Done(query={**written(self._tab, given, found.key), "at": "", "pair": ""})
+
+    def _cancelled(self, query: Query, client: str) -> Done:
+        found = requested(self._site, chosen(self._site, query), query)
+        if found is not None:
+            self._site.answers.cancel(found.key)
+        return Done("Cancelled.")
 
 
-def _pairs(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    words = "Rewards and margins of the held-out pairs, computed as in the run's own evaluation."
-    return join(tag("p", words), tag("div", _number(query, "limit", "Max pairs", min=1, step=1), cls="fields"))
+def requested(site: Site, here: Chosen, query: Query) -> Request | None:
+    """The request of a query, at work or with its result; None if it was not submitted.
+
+    Raises:
+        RunError: A part of the query is out of range.
+    """
+    given = None if here.model is None else request(site, here.tab, query)
+    if here.model is None or given is None:
+        return None
+    return site.answers.find(site.answers.key(here.model, given))
 
 
-def _what(site: Site, here: Chosen, query: Mapping[str, str]) -> Html:
-    """Prompt fields: a held-out row, or a custom prompt."""
-    rows = held_out_prompts(site, here.row.id) if here.row is not None else []
-    chosen = query.get("row", "")
-    options = [tag("option", "custom", value="")]
+def prompt_fields(answer: gr.Textbox | None = None) -> dict[str, Any]:
+    """Adds the fields of a prompt, and of an answer to it: a held-out row, or texts."""
+    row = gr.Dropdown(
+        [],
+        label="Held-out row",
+        info="Or a prompt of your own. The first hundred are listed; others are chosen by name",
+        allow_custom_value=True,
+    )
+    with gr.Column() as own:
+        with gr.Row():
+            prompt = gr.Textbox(label="Prompt", lines=3, max_lines=12, scale=3)
+            chat = gr.Dropdown(list(CHATS), value="", label="The prompt is", min_width=200)
+        if answer is not None:
+            answer.render()
+    row.change(lambda chosen: gr.update(visible=not chosen), [row], [own], queue=False, show_progress="hidden")
+    return {"row": row, "prompt": prompt, "chat": chat} | ({} if answer is None else {"text": answer})
+
+
+def number_fields(*fields: tuple[str, str, str]) -> dict[str, Any]:
+    """Adds numbers in a row, each of a part of the query, with a label and an explanation."""
+    with gr.Row():
+        return {name: gr.Number(label=label, info=info, min_width=150) for name, label, info in fields}
+
+
+def save_buttons(*kinds: str) -> dict[str, gr.Button]:
+    """Adds buttons in a row that download a result, by their kind of file."""
+    with gr.Row():
+        return {
+            kind: gr.Button(f"Save as {kind.upper()}", link="#", size="sm", scale=0, min_width=140) for kind in kinds
+        }
+
+
+def saved(site: Site, buttons: Mapping[str, gr.Button], found: Request) -> Values:
+    """What the buttons download."""
+    path = site.settings.root + link("/download", outputs=found.key)
+    return {button: gr.update(link=f"{path}&format={kind}") for kind, button in buttons.items()}
+
+
+def _rows(site: Site, here: Chosen, chosen_row: str) -> Any:
+    rows = [] if here.row is None else held_out_prompts(site, here.row.id)
     is_one_file = len({where.rpartition(":")[0] for where, _ in rows}) == 1
-    options += [
-        tag(
-            "option",
-            f"{where.rpartition(':' if is_one_file else '/')[2]}: {text}",
-            value=where,
-            selected=where == chosen,
-        )
-        for where, text in rows
-    ]
-    if chosen and chosen not in [where for where, _ in rows]:
-        options.append(tag("option", chosen, value=chosen, selected=True))
-    prompt = tag("textarea", query.get("prompt", ""), name="prompt", rows=3, spellcheck="false", placeholder="Prompt")
-    chats = [tag("option", text, value=value, selected=value == query.get("chat", "")) for value, text in CHATS]
-    held_out = (
-        tag("label", "Held-out row", tag("select", options, name="row"), cls="wide") if len(options) > 1 else None
-    )
-    return join(
-        held_out,
-        tag("label", "Prompt", prompt, cls="wide own"),
-        tag("label", "The prompt is ", tag("select", chats, name="chat"), cls="row own"),
-    )
+    choices = [("none: a prompt of your own", "")]
+    choices += [(f"{where.rpartition(':' if is_one_file else '/')[2]}: {text}", where) for where, text in rows]
+    if chosen_row and chosen_row not in [where for where, _ in rows]:
+        choices.append((chosen_row, chosen_row))
+    return gr.update(choices=choices, value=chosen_row, visible=len(choices) > 1)
 
 
-def _number(query: Mapping[str, str], name: str, text: str, **limits: object) -> Html:
-    value = query.get(name, DEFAULTS.get(name, ""))
-    return tag("label", text, tag("input", type="number", name=name, value=value, **limits))
+def _value(field: Any, text: str) -> Any:
+    """A part of a query as the value of a component; a number that is none is refused elsewhere."""
+    if isinstance(field, gr.Checkbox):
+        return text == "1"
+    if isinstance(field, gr.Dropdown):
+        return text if text in [value for _, value in field.choices] else ""
+    if not isinstance(field, gr.Number):
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else value
+
+
+def _text(value: Any) -> str:
+    """The value of a component as a part of the query."""
+    if isinstance(value, bool):
+        return "1" if value else ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value)

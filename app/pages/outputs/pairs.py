@@ -1,182 +1,230 @@
-"""Held-out pairs: rewards, margins, accuracy with a confidence interval, correlation with length."""
+"""The Pairs tab: rewards and margins of held-out pairs, accuracy with its interval, correlation with length, checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...components.parts import facts, table
-from ...html import Child, Html, join, link, tag
+import gradio as gr
+import pandas as pd
+import plotly.graph_objects as go
+
+from ...components.markdown import plain
+from ...html import link
+from ...processes.outputs_worker import Request
+from ...state import Site
+from ...view import Done, Query, Values, View
 from ...words import number
 from .charts import histogram, scatter
-from .request import Chosen
+from .forms import Form, number_fields, save_buttons, saved
+from .request import MOST_PAIRS, Chosen
 from .stats import Group, correlation, margin, recorded_difference, reward, wilson
 
 Row = Mapping[str, Any]
-SHOWN = 100
 SIDES = ("chosen", "rejected")
+CHARACTERS = 160
+"""At most of a text in the table; a selected row shows the whole texts."""
+
 ROUGH = {"float32": 1e-4, "bfloat16": 0.5}
 """Tolerance, in nats per token, for rounding differences between two equal models."""
 
 CLOSE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Tolerance for differences to the run's own metrics: relative to max(|metric|, 1)."""
 
-SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
-    "": ("worst first", lambda row: _or_nan(margin(row))),
-    "best": ("best first", lambda row: -_or_nan(margin(row))),
-    "long": ("longest first", lambda row: -max(row["chosen_tokens"], row["rejected_tokens"])),
-    "file": ("as in the file", lambda row: 0.0),
+SORTS: dict[str, Callable[[Row], float]] = {
+    "worst first": lambda row: _or_inf(margin(row)),
+    "best first": lambda row: -_or_inf(margin(row)),
+    "longest first": lambda row: -max(row["chosen_tokens"], row["rejected_tokens"]),
+    "as in the file": lambda row: 0.0,
 }
+NUMBERS = ("reward chosen", "reward rejected", "margin")
+COLUMNS = {
+    **dict.fromkeys(("row", "prompt", *SIDES), "str"),
+    **dict.fromkeys(NUMBERS, "number"),
+    "right?": "str",
+    **dict.fromkeys(("tokens chosen", "tokens rejected", "per token chosen", "per token rejected"), "number"),
+}
+"""Columns of the table with their types."""
 
 
-def pairs(here: Chosen, key: str, result: Mapping[str, Any], query: Mapping[str, str]) -> Html:
-    """Returns the summary, checks and charts of the pairs, then the table."""
-    rows: list[Row] = result["rows"]
-    sort = query.get("sort", "")
-    sort = sort if sort in SORTS else ""
-    margins = [value for row in rows if (value := margin(row)) is not None]
-    notes: list[Child] = []
-    if len(rows) < result["total"]:
-        notes.append(tag("p", f"The first {len(rows):,} of {result['total']:,} held-out pairs.", cls="muted"))
-    if result.get("is_feedback"):
-        notes.append(
-            tag("p", "Unpaired answers with a label: each is shown next to one of another prompt.", cls="muted")
-        )
-    drawn = [histogram("Margins", margins, "reward margin"), _lengths(rows)]
-    return join(
-        notes,
-        tag("div", _summary(rows, result), _checks(rows, result), drawn, cls="duo"),
-        _table(here, rows, sort, query),
-        _saved(key),
-    )
+class Pairs:
+    """Components of the tab."""
+
+    def __init__(self, site: Site, view: View) -> None:
+        """Adds the components."""
+        self._site = site
+        gr.Markdown("Rewards and margins of the held-out pairs, computed as in the run's own evaluation.")
+        fields = number_fields(("limit", "Max pairs", f"The first ones of the held-out data; at most {MOST_PAIRS:,}"))
+        self.form = Form(site, view, "pairs", "Compute", fields)
+        with gr.Column(visible=False) as self.found:
+            with gr.Row():
+                with gr.Column(min_width=320):
+                    self._summary, self._margins = gr.Markdown(), gr.Plot(show_label=False)
+                with gr.Column(min_width=320):
+                    self._checks, self._lengths = gr.Markdown(), gr.Plot(show_label=False)
+            first, *_ = SORTS
+            self._order = view.control("sort", gr.Dropdown(list(SORTS), value=first, label="Order"), first)
+            self._table = gr.Dataframe(
+                datatype=list(COLUMNS.values()),
+                interactive=False,
+                show_search="filter",
+                pinned_columns=1,
+                column_widths=[80, 210, 170, 170, 150, 160, 100, 100, 150, 160, 170, 180],
+                max_height=520,
+            )
+            view.does(self._table.select, _selected, has_event=True)
+            with gr.Group(visible=False) as self._pair:
+                labels = ("Prompt", "Chosen", "Rejected")
+                self._texts = [gr.Textbox(label=label, lines=1, max_lines=12, interactive=False) for label in labels]
+                self._open = gr.Button("Token by token", link="#")
+            self._saves = save_buttons("csv", "jsonl")
+        self.outputs = [
+            *(self.found, self._summary, self._checks, self._margins, self._lengths, self._order, self._table),
+            *(self._pair, *self._texts, self._open, *self._saves.values()),
+        ]
+
+    def values(self, here: Chosen, found: Request, query: Query) -> Values:
+        """What a result shows."""
+        assert found.result is not None
+        rows: list[Row] = found.result["rows"]
+        margins = [value for row in rows if (value := margin(row)) is not None]
+        first, *_ = SORTS
+        sort = query["sort"] if query.get("sort") in SORTS else first
+        values: dict[Any, Any] = {
+            self.found: gr.update(visible=True),
+            self._summary: _summary(rows, found.result),
+            self._checks: _checks(rows, found.result),
+            self._margins: histogram("Margins", margins, "reward margin"),
+            self._lengths: _lengths(rows),
+            self._order: sort,
+            self._table: gr.update(value=_table(sorted(rows, key=SORTS[sort])), label=_caption(rows, found.result)),
+            **self._selected_pair(here, rows, query.get("pair", "")),
+        }
+        return values | saved(self._site, self._saves, found)
+
+    def _selected_pair(self, here: Chosen, rows: Sequence[Row], name: str) -> Values:
+        names = _short_names(rows)
+        row = next((row for row in rows if name and names[str(row["row"])] == name), None)
+        if row is None:
+            return {self._pair: gr.update(visible=False)}
+        tokens = self._site.settings.root + link("/outputs", **here.query, tab="tokens", row=row["row"])
+        return {
+            self._pair: gr.update(visible=True),
+            **{box: str(row[part]) for box, part in zip(self._texts, ("prompt", *SIDES), strict=True)},
+            self._open: gr.update(value=f"Row {name}, token by token", link=tokens),
+        }
 
 
-def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
+def _selected(query: Query, client: str, event: gr.SelectData) -> Done:
+    return Done(query={"pair": str(event.row_value[0])})
+
+
+def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
     whole = Group.of(rows)
     low, high = wilson(whole.right, whole.count)
-    figures: list[tuple[str, Child]] = [("Pairs", f"{whole.count:,}")]
+    objective = str(result["objective"]).rpartition(".")[2]
+    lines = [
+        f"### {plain(objective)}: step {result['step']:,} against {plain(str(result['against']))}",
+        f"- Pairs: {whole.count:,}",
+    ]
     if whole.accuracy is not None:
-        figures.append(("Accuracy", f"{whole.accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"))
-        figures.append(("Mean margin", number(whole.margin)))
+        lines.append(f"- Accuracy: **{whole.accuracy:.1%}** (95 % interval {low:.1%} to {high:.1%})")
+        lines.append(f"- Mean margin: {number(whole.margin)}")
     longer = [row for row in rows if row["chosen_tokens"] > row["rejected_tokens"]]
     shorter = [row for row in rows if row["chosen_tokens"] < row["rejected_tokens"]]
     for name, group in (("Chosen is longer", Group.of(longer)), ("Chosen is shorter", Group.of(shorter))):
         if group.accuracy is not None:
-            figures.append((name, f"{group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}"))
-    title = f"{str(result['objective']).rpartition('.')[2]}: step {result['step']:,} against {result['against']}"
-    return tag("section", tag("h2", title), facts(figures), cls="panel")
+            lines.append(f"- {name}: {group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}")
+    if len(rows) < result["total"]:
+        lines.append(f"- The first {len(rows):,} of {result['total']:,} held-out pairs")
+    if result.get("is_feedback"):
+        lines.append("- Unpaired answers with a label: each is shown next to one of another prompt")
+    return "\n".join(lines)
 
 
-def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
-    first = result["first"]
+def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
+    """That the initial policy is the reference, and that the means are those which the run wrote."""
+    first, largest = result["first"], result["first"]["largest"]
     limit = ROUGH.get(first["compute"], 0.5)
-    largest = first["largest"]
     if first["expected"]:
         is_good = largest <= limit
-        message = (
-            f"{'✔' if is_good else '✘'} {number(largest)} nats is the largest per-token difference of the initial "
-        )
-        message += f"policy and the reference, over {first['rows']:,} pairs; "
-        message += "they are equal up to rounding." if is_good else f"more than {limit:g}: they are not the same model."
-        step_0 = tag("p", message, cls="check ok" if is_good else "check bad")
+        step_0 = f"{_sign(is_good)} {number(largest)} nats is the largest per-token difference of the initial policy "
+        step_0 += f"and the reference, over {first['rows']:,} pairs; "
+        step_0 += "they are equal up to rounding." if is_good else f"more than {limit:g}: they are not the same model."
     else:
-        message = f"The initial policy differs by up to {number(largest)} nats from {result['against']}, another model."
-        step_0 = tag("p", message, cls="check")
-    recorded = _compared(rows, result)
-    return tag(
-        "section",
-        tag("h2", "Checks"),
-        tag("h3", "Step 0"),
-        step_0,
-        tag("h3", "Metrics of the run"),
-        recorded,
-        cls="panel",
-    )
+        step_0 = f"The initial policy differs by up to {number(largest)} nats from {plain(str(result['against']))}, "
+        step_0 += "another model."
+    return f"### Checks\n- Step 0: {step_0}\n- Metrics of the run: {_compared(rows, result)}"
 
 
-def _compared(rows: Sequence[Row], result: Mapping[str, Any]) -> Html:
+def _compared(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
     if len(rows) < result["total"]:
-        return tag("p", "Compared only if all held-out pairs are computed: raise Max pairs.", cls="check muted")
+        return "compared only if all held-out pairs are computed: raise Max pairs."
     difference = recorded_difference(rows, result["recorded"])
     if not difference:
-        return tag(
-            "p", "The run was not evaluated at this step: there are no metrics to compare with.", cls="check muted"
-        )
+        return "the run was not evaluated at this step: there are no metrics to compare with."
     name, largest = max(difference.items(), key=lambda item: abs(item[1]))
     scale = max(1.0, abs(result["recorded"][name]))
     is_good = abs(largest) <= CLOSE.get(result["first"]["compute"], 2e-2) * scale
-    words = f"{'✔' if is_good else '✘'} The means here and the run's metrics at this step differ by at most "
-    words += f"{number(abs(largest))} ({name.removeprefix('eval/')})."
-    if not is_good:
-        words += " The held-out file or the initial weights may have changed since."
-    return tag("p", words, cls="check ok" if is_good else "check bad")
+    words = f"{_sign(is_good)} the means here and the run's metrics at this step differ by at most "
+    words += f"{number(abs(largest))} ({plain(name.removeprefix('eval/'))})."
+    return words if is_good else f"{words} The held-out file or the initial weights may have changed since."
 
 
-def _lengths(rows: Sequence[Row]) -> Html:
-    groups: list[tuple[str, list[float], list[float]]] = []
+def _sign(is_good: bool) -> str:
+    return "✔" if is_good else "✘"
+
+
+def _lengths(rows: Sequence[Row]) -> go.Figure:
+    groups: list[tuple[str, list[float], list[float], list[str]]] = []
+    names = _short_names(rows)
     for side in SIDES:
-        here = [(float(row[f"{side}_tokens"]), value) for row in rows if (value := reward(row, side)) is not None]
-        both = correlation([x for x, _ in here], [y for _, y in here])
+        here = [(row, value) for row in rows if (value := reward(row, side)) is not None]
+        lengths, rewards = [float(row[f"{side}_tokens"]) for row, _ in here], [value for _, value in here]
+        both = correlation(lengths, rewards)
         name = f"{side}, correlation {'-' if both is None else f'{both:+.2f}'}"
-        groups.append((name, [x for x, _ in here], [y for _, y in here]))
+        groups.append((name, lengths, rewards, [f"row {plain(names[str(row['row'])])}" for row, _ in here]))
     return scatter("Reward by length", groups, "tokens", "reward")
 
 
-def _table(here: Chosen, rows: Sequence[Row], sort: str, query: Mapping[str, str]) -> Html:
-    name, by = SORTS[sort]
-    ordered = sorted(rows, key=by)
-    shown = ordered if query.get("all") == "1" else ordered[:SHOWN]
-    names = ("Row", "Prompt", "Chosen", "Rejected", "Reward chosen", "Reward rejected", "Margin", "Right?")
-    names = (*names, "Tokens", "Per token")
-    lines: list[list[Child]] = []
-    for row in shown:
+def _table(rows: Sequence[Row]) -> pd.DataFrame:
+    lines, names = [], _short_names(rows)
+    for row in rows:
         value = margin(row)
-        target = link("/outputs", **here.query, tab="tokens", row=row["row"])
-        where = tag("a", str(row["row"]).rpartition(":")[2], href=target, title="token by token")
-        right = "-" if value is None else "✔ right" if value > 0 else "✘ wrong"
+        rewards = [reward(row, side) for side in SIDES]
+        counts = [row[f"{side}_tokens"] for side in SIDES]
+        each = [None if one is None else one / max(count, 1) for one, count in zip(rewards, counts, strict=True)]
         lines.append(
             [
-                where,
-                *(tag("div", row[part], cls="cut", title=row[part]) for part in ("prompt", *SIDES)),
-                *(number(reward(row, side)) for side in SIDES),
-                number(value),
-                tag("span", right, cls="nowrap ok" if value is not None and value > 0 else "nowrap bad"),
-                f"{row['chosen_tokens']} / {row['rejected_tokens']}",
-                f"{_per_token(row, 'chosen')} / {_per_token(row, 'rejected')}",
+                names[str(row["row"])],
+                *(_begins(row[part]) for part in ("prompt", *SIDES)),
+                *map(_rounded, (*rewards, value)),
+                "-" if value is None else "✔ right" if value > 0 else "✘ wrong",
+                *counts,
+                *map(_rounded, each),
             ]
         )
-    links = [
-        tag(
-            "a",
-            text,
-            href=link("/outputs", **{**query, "sort": one}),
-            cls="button small",
-            aria_current="true" if one == sort else None,
-        )
-        for one, (text, _) in SORTS.items()
-    ]
-    more = None
-    if len(shown) < len(ordered):
-        more = tag("a", f"Show all {len(ordered):,}", href=link("/outputs", **{**query, "all": "1"}), cls="button")
-    numeric = ("Row", "Reward chosen", "Reward rejected", "Margin", "Tokens", "Per token")
-    caption = f"{len(shown):,} of {len(rows):,} pairs, {name}; a row's number opens its tokens. Tokens and rewards per "
-    caption += "token: chosen / rejected."
-    return join(tag("div", "Order: ", links, cls="row sorts"), table(names, lines, caption, numeric), more)
+    return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
-def _per_token(row: Row, side: str) -> str:
-    value = reward(row, side)
-    return number(None if value is None else float(f"{value / max(row[f'{side}_tokens'], 1):.2g}"))
+def _caption(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
+    return f"{len(rows):,} of {result['total']:,} held-out pairs; select a row for its texts and tokens"
 
 
-def _or_nan(value: float | None) -> float:
+def _begins(text: str) -> str:
+    return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _short_names(rows: Sequence[Row]) -> dict[str, str]:
+    """By the name of each row: its line, if all are of one file."""
+    names = [str(row["row"]) for row in rows]
+    is_one_file = len({name.rpartition(":")[0] for name in names}) == 1
+    return {name: name.rpartition(":")[2] if is_one_file else name for name in names}
+
+
+def _or_inf(value: float | None) -> float:
     return float("inf") if value is None else value
-
-
-def _saved(key: str) -> Html:
-    kinds = (("csv", "Save as CSV"), ("jsonl", "Save as JSONL"))
-    links = [
-        tag("a", text, href=link("/download", outputs=key, format=kind), download=True, cls="button small")
-        for kind, text in kinds
-    ]
-    return tag("p", links, cls="row")

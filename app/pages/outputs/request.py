@@ -13,21 +13,18 @@ import attrs
 from nnxdsl.config.data import Text
 from nnxdsl.errors import NnxdslError, RunError
 
-from ...page import Ask
-from ...processes.outputs_worker import Model
+from ...processes.outputs_worker import Model, Request
 from ...settings import Limits
 from ...state import Site
 from ...store.index import Row
 from ...words import whole
 
-TABS = {"": "Generate", "tokens": "Tokens", "pairs": "Pairs"}
-DOES = {"": "generate", "tokens": "tokens", "pairs": "pairs"}
 FIELDS = {
-    "": ("prompt", "row", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
+    "generate": ("prompt", "row", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
     "tokens": ("prompt", "text", "row", "chat", "from", "side", "n"),
     "pairs": ("limit",),
 }
-"""Fields of each tab's form; others are not part of the request."""
+"""Parts of the query that a request of each tab is made of; "blind" is how its result is shown."""
 
 DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "samples": "1", "limit": "500"}
 LONGEST_QUERY = 3_000
@@ -56,7 +53,7 @@ class Chosen:
         steps: Steps of its checkpoints, newest first.
         step: The chosen step.
         against: "reference", another step, or `RUN@STEP` of another run.
-        tab: "", "tokens" or "pairs".
+        tab: "generate", "tokens" or "pairs".
     """
 
     row: Row | None
@@ -76,18 +73,18 @@ class Chosen:
         return {} if self.row is None else {"run": self.row.id, "step": str(self.step), "against": self.against}
 
 
-def chosen(site: Site, ask: Ask) -> Chosen:
+def chosen(site: Site, query: Mapping[str, str]) -> Chosen:
     """Parses the query; a missing step means the newest."""
-    run = ask.query.get("run", "")
+    run = query.get("run", "")
     row = site.index.row(run) if run else None
     steps = [] if row is None else steps_of(row.path)
-    given, against = whole(ask.query.get("step", "")), ask.query.get("against", "")
+    given, against = whole(query.get("step", "")), query.get("against", "")
     step = given if given is not None and given in (*steps, 0) else (steps[0] if steps else 0)
     is_step = whole(against) in (*steps, 0) and whole(against) != step
     if not is_step and not (row is not None and _is_of_another(site, row.id, against)):
         against = "reference"
-    tab = ask.query.get("tab", "")
-    return Chosen(row, steps, step, against, tab if tab in TABS else "")
+    tab = query.get("tab", "")
+    return Chosen(row, steps, step, against, tab if tab in FIELDS else "generate")
 
 
 def _is_of_another(site: Site, run: str, against: str) -> bool:
@@ -146,10 +143,9 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
         RunError: a field is not a number or out of range, or a text is too long.
     """
     limits = site.settings.limits
-    do: dict[str, Any] = {"do": DOES[tab]}
-    if key := query.get("key"):
-        stored = site.answers.find(key)
-        return None if stored is None or stored.request.get("do") != do["do"] else stored.request
+    do: dict[str, Any] = {"do": tab}
+    if stored := by_key(site, tab, query):
+        return stored.request
     if tab == "pairs":
         return {**do, "limit": _whole(query, "limit", 1, MOST_PAIRS)}
     if tab == "tokens" and query.get("from"):
@@ -181,17 +177,19 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
     return do
 
 
-def query_of(ask: Ask, tab: str, key: str = "") -> dict[str, str]:
-    """Returns the query of a submitted form, including the current run and checkpoint."""
-    fields = {name: ask.query[name] for name in ("run", "step", "against", "tab", "scale", "sort") if name in ask.query}
-    for name in FIELDS[tab]:
-        value = ask.fields.get(name, "")
-        value = {"true": "1", "false": ""}.get(value, value) if name == "blind" else value
-        if value.strip() and value != DEFAULTS.get(name):
-            fields[name] = value
-    if len(urlencode(fields)) > LONGEST_QUERY and key:
-        fields = {name: value for name, value in fields.items() if name not in ("prompt", "text")} | {"key": key}
-    return fields
+def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
+    """The tab's request that the query names by its key, since its texts are too long for a URL; None without one."""
+    found = site.answers.find(query.get("key", ""))
+    return found if found is not None and found.request["do"] == tab else None
+
+
+def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:
+    """Returns what a submitted request writes into the query; an empty text removes a part."""
+    given = {name: fields.get(name, "") for name in FIELDS[tab]}
+    changed = {name: "" if value == DEFAULTS.get(name) or not value.strip() else value for name, value in given.items()}
+    if len(urlencode(changed)) > LONGEST_QUERY:
+        return changed | {name: "" for name in ("prompt", "text") if name in changed} | {"key": key}
+    return changed | {"key": ""}
 
 
 def held_out_prompts(site: Site, run: str) -> list[tuple[str, str]]:

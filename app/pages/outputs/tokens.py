@@ -1,16 +1,25 @@
-"""A text token by token: `log p(policy) - log p(other)` of each token."""
+"""The Tokens tab: `log p(policy) - log p(other)` of each token of a text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gradio as gr
 import numpy as np
+import pandas as pd
 
-from ...components.charts import Line, Mark, chart
-from ...html import Child, Html, join, link, tag
-from ...words import number
-from .generate import called, visible
+from ...components.markdown import link as markdown_link
+from ...components.markdown import plain
+from ...components.plots import Chart, Line, figure
+from ...components.tokens import Token, heat_map, legend, signed, token_map, visible
+from ...html import link
+from ...processes.outputs_worker import Request
+from ...state import Site
+from ...view import Query, Values, View
+from .forms import Form, prompt_fields, save_buttons, saved
+from .generate import called
+from .request import Chosen
 
 SCALES = ("0.1", "0.5", "2", "5")
 """Limits of the colour scale, in nats; fixed choices, so that texts are comparable."""
@@ -19,159 +28,171 @@ SCALE = "2"
 SHOWN = 2_000
 """Maximum number of tokens that are drawn; a download has all."""
 
-EXACT = 3
-"""Decimals of values in nats."""
+NAMES = {"text": "Text", "chosen": "Chosen", "rejected": "Rejected"}
+CHOOSE = "Choose a token, by a click or with the arrow keys, to see what both models find most likely in its place."
 
 
-def tokens(key: str, result: Mapping[str, Any], query: Mapping[str, str]) -> Html:
-    """Returns the heat map of each text, its sums, and the cumulative difference."""
-    scale = query.get("scale", SCALE)
-    scale = scale if scale in SCALES else SCALE
-    both = [_side(number_, side, result, float(scale)) for number_, side in enumerate(result["sides"])]
-    return join(_margin(result), _legend(result, scale), tag("div", both, cls="panes"), _detail(result), _saved(key))
+class Tokens:
+    """Components of the tab."""
+
+    def __init__(self, site: Site, view: View) -> None:
+        """Adds the components."""
+        self._site = site
+        self._of_answer = gr.Markdown(visible=False)
+        with gr.Group() as self._own:
+            text = gr.Textbox(label="Answer", info="Scored after the prompt", lines=3, max_lines=12, render=False)
+            fields = prompt_fields(text)
+        self.form = Form(site, view, "tokens", "Score with both models", fields)
+        with gr.Column(visible=False) as self.found:
+            self._sums = gr.Markdown()
+            with gr.Row(equal_height=True):
+                choices = [(f"±{one} nats", one) for one in SCALES]
+                scale = gr.Dropdown(choices, value=SCALE, label="Colour scale", scale=0, min_width=180)
+                self._scale = view.control("scale", scale, SCALE)
+                self._legend = gr.HTML(apply_default_css=False)
+            with gr.Row():
+                self._sides = [_Side(view) for _ in range(2)]
+            with gr.Column(elem_classes=["token-detail"]):
+                self._token = gr.Markdown(CHOOSE)
+                with gr.Row():
+                    self._likeliest = [
+                        gr.Dataframe(visible=False, interactive=False, wrap=True, min_width=260, buttons=[])
+                        for _ in range(2)
+                    ]
+            self._plot = gr.Plot(show_label=False)
+            self._saves = save_buttons("csv", "jsonl")
+        self.outputs = [
+            *(self.found, self._sums, self._legend, self._scale, self._token, *self._likeliest, self._plot),
+            *(component for side in self._sides for component in side.outputs),
+            *self._saves.values(),
+        ]
+        self.filled_outputs = [self._of_answer, self._own]
+
+    def filled(self, here: Chosen, query: Query) -> Values:
+        """What stands in place of the fields where the text is an answer that was generated."""
+        is_of_answer = bool(query.get("from"))
+        own = self._site.settings.root + link("/outputs", **here.query, tab="tokens")
+        words = f"The tokens of a generated answer, exactly as sampled. {markdown_link('Score another text', own)}"
+        return {
+            self._of_answer: gr.update(visible=is_of_answer, value=words),
+            self._own: gr.update(visible=not is_of_answer),
+        }
+
+    def values(self, here: Chosen, found: Request, query: Query) -> Values:
+        """What a result shows."""
+        result = found.result
+        assert result is not None
+        scale = query["scale"] if query.get("scale") in SCALES else SCALE
+        values: dict[Any, Any] = {
+            self.found: gr.update(visible=True),
+            self._sums: _margin(result),
+            self._scale: scale,
+            self._legend: legend(float(scale)),
+            self._plot: _growth(result),
+            **self._chosen_token(result, query.get("at", "")),
+        }
+        for place, column in enumerate(self._sides):
+            side = result["sides"][place] if place < len(result["sides"]) else None
+            values |= column.values(side, str(result["against"]), float(scale), f"{place}.")
+        return values | saved(self._site, self._saves, found)
+
+    def _chosen_token(self, result: Mapping[str, Any], name: str) -> Values:
+        """The log-probs of a token under both models, and those of the most likely ones."""
+        place, _, number = name.partition(".")
+        side = result["sides"][int(place)] if place in [str(n) for n, _ in enumerate(result["sides"])] else None
+        at = int(number) if number.isdecimal() and len(number) < 9 else -1
+        if side is None or not side["begin"] <= at < len(side["ids"]):
+            empty = gr.update(visible=False, value=pd.DataFrame())
+            return {self._token: CHOOSE, **dict.fromkeys(self._likeliest, empty)}
+        at -= side["begin"]
+        policy, other, against = side["policy"][at], side["other"][at], str(result["against"])
+        said = side["pieces"][at + side["begin"]]
+        difference = signed(None if policy is None or other is None else policy - other)
+        words = f"**{plain(repr(said))}**, token {at + side['begin']}: policy {_nats(policy)}, {plain(against)} "
+        words += f"{_nats(other)}, difference {difference} nats"
+        values: dict[Any, Any] = {self._token: words}
+        for who, table in zip(("policy", "other"), self._likeliest, strict=True):
+            rows = (side.get("likeliest") or {}).get(who)
+            label = f"Most likely under {'the policy' if who == 'policy' else against}, in nats"
+            values[table] = gr.update(
+                visible=bool(rows), value=_likeliest(rows[at] if rows else [], said, against), label=label
+            )
+        return values
 
 
-def _margin(result: Mapping[str, Any]) -> Html | None:
-    """Components of a pair's reward margin."""
+class _Side:
+    """A column with a text, its sums and its tokens."""
+
+    def __init__(self, view: View) -> None:
+        with gr.Column(min_width=300) as self._column:
+            self._sums = gr.Markdown()
+            self._map = token_map(view, "at")
+        self.outputs = [self._column, self._sums, self._map]
+
+    def values(self, side: Mapping[str, Any] | None, against: str, scale: float, prefix: str) -> Values:
+        if side is None:
+            return {self._column: gr.update(visible=False)}
+        differences = _differences(side)
+        name = NAMES.get(str(side["name"]), str(side["name"]))
+        begin, special = side["begin"], set(side["special"])
+        tokens = [
+            Token(piece, None if at < begin else differences[at - begin], at < begin, at in special)
+            for at, piece in enumerate(side["pieces"][:SHOWN])
+        ]
+        return {
+            self._column: gr.update(visible=True),
+            self._sums: f"### {plain(name)}\n{_sums(side, differences, against, scale)}",
+            self._map: heat_map(tokens, scale, f"{name}: tokens", prefix),
+        }
+
+
+def _margin(result: Mapping[str, Any]) -> str:
+    """What is subtracted from what, and the parts of a pair's reward margin."""
+    words = f"Each token: policy at step {result['step']:,} minus {plain(str(result['against']))}, in nats."
     sums = {side["name"]: _sum(side["policy"]) - _sum(side["other"]) for side in result["sides"]}
     if set(sums) != {"chosen", "rejected"}:
-        return None
+        return words
     margin = sums["chosen"] - sums["rejected"]
-    words = (
-        f"Log-ratio of the chosen answer {_signed(sums['chosen'])}, of the rejected one {_signed(sums['rejected'])}: "
-    )
-    words += f"difference {_signed(margin)} nats"
-    return tag("p", words, f", {'right' if margin > 0 else 'wrong'}.", cls="notice")
-
-
-def _legend(result: Mapping[str, Any], scale: str) -> Html:
-    end = float(scale)
-    stops = [_cell(f"{end * part:+g}" if part else "0", end * part, end) for part in (-1, -0.5, 0, 0.5, 1)]
-    options = [
-        tag("option", f"±{one} nats", value="" if one == SCALE else one, selected=one == scale) for one in SCALES
-    ]
-    return tag(
-        "div",
-        tag("span", "Orange, dotted: less likely under the policy", cls="small"),
-        tag("span", stops, cls="scale", role="img", aria_label=f"Colours from {-end:+g} to {end:+g} nats"),
-        tag("span", "Blue, underlined: more likely", cls="small"),
-        tag("form", tag("label", "Scale ", tag("select", options, name="scale")), data_query=True),
-        tag("span", f"Policy at step {result['step']:,} minus {result['against']}, in nats.", cls="small muted"),
-        cls="row heat-legend",
+    return (
+        f"Log-ratio of the chosen answer {signed(sums['chosen'])}, of the rejected one {signed(sums['rejected'])}: "
+        f"**difference {signed(margin)} nats, {'right' if margin > 0 else 'wrong'}**.\n\n{words}"
     )
 
 
-def _side(place: int, side: Mapping[str, Any], result: Mapping[str, Any], scale: float) -> Html:
-    begin, special = side["begin"], set(side["special"])
-    differences = _differences(side)
-    parts: list[Child] = []
-    for at, piece in enumerate(side["pieces"][:SHOWN]):
-        if at < begin:
-            parts.append(tag("span", visible(piece), cls="context marker" if at in special else "context"))
-        else:
-            parts.append(_token(at, piece, side, at - begin, differences[at - begin], scale, at in special))
-        if piece.endswith("\n"):
-            parts.append(tag("span", cls="line-end", aria_hidden="true"))
-    beyond = sum(one is not None and abs(one) > scale for one in differences)
-    notes: list[Child] = []
-    if beyond:
-        notes.append(
-            f"{beyond} of {len(differences)} tokens exceed ±{scale:g} and are clipped to the end of the scale. "
-        )
-    if len(side["pieces"]) > SHOWN:
-        notes.append(f"The first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the download has all.")
-    name = {"text": "Text", "chosen": "Chosen", "rejected": "Rejected"}.get(str(side["name"]), str(side["name"]))
+def _sums(side: Mapping[str, Any], differences: Sequence[float | None], against: str, scale: float) -> str:
     policy, other = _sum(side["policy"]), _sum(side["other"])
-    sums: list[tuple[str, Child]] = [
-        ("Policy", f"{policy:.{EXACT}f} nats"),
-        (called(str(result["against"])), f"{other:.{EXACT}f} nats"),
-        ("Difference", f"{_signed(policy - other)} nats over {len(differences)} tokens"),
-        ("Per token", _signed((policy - other) / len(differences)) if differences else "-"),
+    parts = [
+        f"Policy {policy:.3f} nats",
+        f"{plain(called(against))} {other:.3f} nats",
+        f"difference {signed(policy - other)} nats over {len(differences)} tokens",
     ]
-    heat = tag("div", parts, cls="heat", role="group", aria_label=f"{name}: tokens", data_heat=place)
-    return tag(
-        "section",
-        tag("h2", name),
-        tag("dl", [tag("div", tag("dt", one), tag("dd", figure)) for one, figure in sums], cls="sums"),
-        heat,
-        tag("p", notes, cls="small muted") if notes else None,
-        _growth(differences),
-        cls="panel heat-panel",
-    )
+    if differences:
+        parts.append(f"per token {signed((policy - other) / len(differences))}")
+    known = [(abs(one), place) for place, one in enumerate(differences) if one is not None]
+    if len(known) > 1:
+        place = max(known)[1]
+        piece = side["pieces"][place + side["begin"]]
+        parts.append(f"largest {signed(differences[place])} at token {place + side['begin']}, {plain(repr(piece))}")
+    beyond = sum(one > scale for one, _ in known)
+    if beyond:
+        parts.append(f"{beyond} of {len(differences)} tokens exceed ±{scale:g} and are clipped to the end of the scale")
+    if len(side["pieces"]) > SHOWN:
+        parts.append(f"the first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the download has all")
+    return "; ".join(parts) + "."
 
 
-def _token(
-    at: int, piece: str, side: Mapping[str, Any], place: int, difference: float | None, scale: float, is_special: bool
-) -> Html:
-    policy, other = side["policy"][place], side["other"][place]
-    likeliest = side.get("likeliest") or {}
-    data = {
-        "n": at,
-        "text": visible(piece),
-        "lp": [_rounded(policy), _rounded(other)],
-        "best": {
-            name: [[visible(text), _rounded(mine), _rounded(theirs)] for text, mine, theirs in rows[place]]
-            for name, rows in likeliest.items()
-        },
-    }
-    spoken = f"{piece!r}: {_signed(difference)} nats"
-    shown = tag("span", visible(piece).rstrip("\n") or "·", cls="marker piece" if is_special else "piece")
-    figure = tag("span", "-" if difference is None else f"{difference:+.2f}", cls="figure")
-    return tag(
-        "span",
-        shown,
-        figure,
-        cls=f"token {_direction(difference)}",
-        style=f"--w:{_weight(difference, scale):.3f}",
-        tabindex=0 if place == 0 else -1,
-        role="button",
-        aria_label=spoken,
-        title=spoken,
-        data_token=data,
-    )
+def _growth(result: Mapping[str, Any]) -> Any:
+    lines: list[Line] = []
+    for colour, side in enumerate(result["sides"]):
+        filled = np.array([0.0 if one is None else one for one in _differences(side)])
+        lines.append(Line(str(side["name"]), np.arange(1, len(filled) + 1), np.cumsum(filled), colour=colour))
+    title = "Cumulative difference by token, in nats"
+    return figure([Chart(title, lines)], "token of the answer", 1)
 
 
-def _cell(text: str, value: float, scale: float) -> Html:
-    return tag("span", text, cls=f"token {_direction(value)}", style=f"--w:{_weight(value, scale):.3f}")
-
-
-def _direction(difference: float | None) -> str:
-    return "even" if not difference else "more" if difference > 0 else "less"
-
-
-def _weight(difference: float | None, scale: float) -> float:
-    return 0.0 if difference is None else min(1.0, abs(difference) / scale)
-
-
-def _growth(differences: Sequence[float | None]) -> Html:
-    filled = np.array([0.0 if one is None else one for one in differences])
-    if len(filled) < 2:
-        return join()
-    x = np.arange(1, len(filled) + 1)
-    line = Line("cumulative difference", x, np.cumsum(filled))
-    largest = int(np.abs(filled).argmax()) + 1
-    marks = [Mark(largest, f"token {largest}: the largest difference, {_signed(float(filled[largest - 1]))}")]
-    return chart("Cumulative difference by token", [line], marks=marks, x_name="token")
-
-
-def _detail(result: Mapping[str, Any]) -> Html:
-    words = "Choose a token, by a click or with the arrow keys, to see the most likely alternatives of both models."
-    return tag(
-        "section",
-        tag("h2", "Token"),
-        tag("div", tag("p", words, cls="muted"), id="token-detail", aria_live="polite"),
-        cls="panel token-detail",
-        data_other=str(result["against"]),
-    )
-
-
-def _saved(key: str) -> Html:
-    kinds = (("csv", "Save as CSV"), ("jsonl", "Save as JSONL"))
-    links = [
-        tag("a", text, href=link("/download", outputs=key, format=kind), download=True, cls="button small")
-        for kind, text in kinds
-    ]
-    return tag("p", links, cls="row")
+def _likeliest(rows: Sequence[Any], said: str, against: str) -> pd.DataFrame:
+    found = [[f"{visible(text)} ✓" if text == said else visible(text), _nats(a), _nats(b)] for text, a, b in rows]
+    return pd.DataFrame(found, columns=["token", "policy", against])
 
 
 def _differences(side: Mapping[str, Any]) -> list[float | None]:
@@ -185,9 +206,5 @@ def _sum(values: Sequence[float | None]) -> float:
     return sum(value for value in values if value is not None)
 
 
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.{EXACT}f}"
-
-
-def _rounded(value: float | None) -> str:
-    return number(value) if value is None else f"{value:.{EXACT}f}"
+def _nats(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
