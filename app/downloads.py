@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 import attrs
@@ -12,6 +13,7 @@ from nnxdsl.errors import RunError
 from .pages.compare.export import EXPORTS as COMPARISONS
 from .pages.compare.export import TYPES as COMPARISON_TYPES
 from .pages.compare.runs import compared
+from .pages.layout.request import arrays_csv
 from .pages.outputs.export import TYPES as OUTPUTS
 from .pages.outputs.export import exported
 from .security.guard import App, Receive, Scope, Send
@@ -51,6 +53,9 @@ class Downloads:
         if "outputs" in query:
             await self._outputs(query["outputs"][-1], query.get("format", ["jsonl"])[-1], scope["method"], send)
             return
+        if "layout" in query:
+            await self._arrays({name: values[-1] for name, values in query.items()}, scope["method"], send)
+            return
         if "compare" in query:
             await self._compared(query["compare"][-1], query.get("as", ["csv"])[-1], scope["method"], send)
             return
@@ -83,6 +88,15 @@ class Downloads:
             return
         text = await asyncio.to_thread(lambda: to_csv(self.site.series.of(path).columns))
         await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", f"{run}-{FIGURES}")
+
+    async def _arrays(self, query: Mapping[str, str], method: str, send: Send) -> None:
+        """Answers `/download?layout=arrays.csv&run=ID&mesh=...`: the arrays of a plan that a page has shown."""
+        found = await asyncio.to_thread(arrays_csv, self.site, query) if method == "GET" else None
+        if found is None:
+            await _refuse(send)
+            return
+        name, text = found
+        await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", name)
 
     async def _compared(self, ids: str, kind: str, method: str, send: Send) -> None:
         """Answers `/download?compare=ID,ID&as=csv`: metrics and differing settings of runs."""

@@ -32,6 +32,7 @@ from .pages import PAGES
 from .pages import export as export_page
 from .pages.compare import page as compare_page
 from .pages.data import page as data_page
+from .pages.layout import page as layout_page
 from .pages.outputs import page as outputs_page
 from .pages.sweeps import page as sweeps_page
 from .security.access import Access, session_key
@@ -46,6 +47,7 @@ GRADIO_PAGES: tuple[GradioPage, ...] = (
     data_page.PAGE,
     sweeps_page.PAGE,
     export_page.PAGE,
+    layout_page.PAGE,
     outputs_page.PAGE,
 )
 NAVIGATION = ("/", "/new", "/data", "/compare", "/sweeps", "/layout", "/outputs", "/export", "/about")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..page import Page
 from . import about as about_page
 from . import runs as runs_page
-from .layout import page as layout_page
 from .new import page as new_page
 from .run import page as run_page
 
@@ -13,6 +12,5 @@ PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
     new_page.PAGE,
     run_page.PAGE,
-    layout_page.PAGE,
     about_page.PAGE,
 )

@@ -85,7 +85,7 @@ class Outside:
     def questions(self, run: str) -> Iterator[tuple[str, str, dict[str, str], dict[str, object]]]:
         """(page, action, query, payload) of every action of every page, the id in each place that names a run.
 
-        But those that make the tiny run of the offer, which take no id, and a layout where no run is named.
+        But those that make the tiny run of the offer, which take no id.
         """
         named = dict.fromkeys(("id", "run", "ids", "from", "add", "base", "key", "draft", "preset", "exp"), run)
         named |= {"against": f"{run}@1", "with": f"run:{run}", "step": "1"}
@@ -100,9 +100,7 @@ class Outside:
                 if page.name == "run":
                     tabs = ("log", "config", "samples", "environment", "events")
                     queries += [{"id": run, "tab": tab} for tab in tabs]
-                if page.name == "layout":
-                    queries = [query for query in queries if set(query) & {"run", "draft"}]
-                elif not (isinstance(action, Action) and action.writes):
+                if not (isinstance(action, Action) and action.writes):
                     queries += [{**beside, "tab": tab} for tab in ("", "config")]
                 for query in queries:
                     yield page.name, name, query, payload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,23 +14,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.page import Ask
 from app.pages.layout import arrays as layout_arrays
-from app.pages.layout import page as layout_page
 from app.pages.layout import request as layout_request
-from app.pages.layout import views as layout_views
-from app.pages.layout.grid import MOST, cells, chosen, drawing
-from app.pages.layout.plan_words import plan_words
 from app.pages.layout.request import mesh_of, mesh_text, plan_job, rules_of, rules_text, with_placement
 from app.settings import Settings
 from app.state import Site
-from nnxdsl import Mesh, SpecError
+from nnxdsl import Mesh, Model, RunError, SpecError
+from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.serialization import evolve
+from nnxdsl.errors import NnxdslError
 from nnxdsl.planning.plan import describe
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.terminal.array_view import blocks
+from tests.app.forged import SECRET, Outside
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
+
+gr = pytest.importorskip("gradio")
+layout_page = pytest.importorskip("app.pages.layout.page")
+layout_memory = pytest.importorskip("app.pages.layout.memory")
+plan_texts = pytest.importorskip("app.pages.layout.plan_texts")
+native = pytest.importorskip("tests.app.native")
+from app.components.device_grid import MOST, cells, chosen, drawing  # noqa: E402 - needs gradio
 
 MESH = {"data": 1, "fsdp": 4, "tensor": 2}
 
@@ -134,7 +140,7 @@ def test_of_a_large_mesh_one_group_of_replicas_is_drawn() -> None:
     }  # fmt: skip
     drawn = list(cells(array, mesh, chosen(array, mesh)))
     assert sorted(cell.block for cell in drawn) == list(range(128))
-    html = drawing(array, {"mesh": mesh})
+    html = drawing(array, mesh)
     assert html.count("<button") == 128
     assert "8,064 of 8,192 devices are not drawn and hold copies of the same blocks" in html
     huge = {**array, "shape": [10**6, 10**6], "device_shape": [10**6 // 64, 10**3], "spec": ["data", "fsdp"]}
@@ -142,12 +148,32 @@ def test_of_a_large_mesh_one_group_of_replicas_is_drawn() -> None:
 
 
 def test_every_array_is_in_the_table_with_its_rules(found: dict[str, Any]) -> None:
-    html = layout_arrays.table(found, None, {"all": "1"}, None)
-    for array in found["arrays"]:
-        assert f">{array['path']}<" in html or f">{array['group']}<" in html
-    assert "embed→fsdp #" in html
-    assert "not reached" in html
-    assert sum(len(kind) for kind in layout_arrays.folded(found["arrays"])) == len(found["arrays"])
+    words, table = layout_arrays.table(found, None, {})
+    assert f"{len(found['arrays'])} of {len(found['arrays'])} arrays in {len(table)} rows" in words
+    assert table["arrays"].sum() == len(found["arrays"])
+    assert {array["path"] for array in found["arrays"]} | {array["group"] for array in found["arrays"]} >= set(
+        table["array"]
+    )
+    embedding = table.set_index("array").loc["embed.embedding"]
+    assert "embed→fsdp #" in embedding["rules"]
+    assert embedding["partition"] == "tensor, fsdp"
+    array = next(array for array in found["arrays"] if array["path"] == "embed.embedding")
+    tried = layout_arrays.why(array)
+    assert tried["outcome"].tolist() == ["✔ taken", "✔ taken", "not reached"]
+    assert "its axes were free" in tried["why"].tolist()
+    for number in range(len(table)):
+        chosen_array = layout_arrays.array_of_row(found, {}, number)
+        assert chosen_array is not None
+        assert table["array"][number] in (chosen_array["path"], chosen_array["group"])
+    assert layout_arrays.array_of_row(found, {}, len(table)) is None
+
+
+def test_the_table_compares_two_meshes(found: dict[str, Any]) -> None:
+    other = [{**array, "spec": [None] * len(array["shape"])} for array in found["arrays"][1:]]
+    _, table = layout_arrays.table(found, {**found, "arrays": other}, {})
+    rows = table.set_index("array")["second partition"]
+    assert rows["embed.embedding"] == "none"
+    assert "-, -, - ≠" in rows.tolist()
 
 
 def test_arrays_are_filtered_and_sorted(found: dict[str, Any]) -> None:
@@ -156,6 +182,7 @@ def test_arrays_are_filtered_and_sorted(found: dict[str, Any]) -> None:
     assert kept
     assert all("attention" in array["path"] and array["part"] == "frozen" for array in kept)
     assert layout_arrays.filtered(arrays, {"q": "no such array"}) == []
+    assert layout_arrays.table(found, None, {"q": "no such array"})[1].empty
     copies = [array["replicas"] for array in layout_arrays.filtered(arrays, {"sort": "copies"})]
     assert copies == sorted(copies, reverse=True)
     by_size = layout_arrays.folded(layout_arrays.filtered(arrays, {"sort": "device"}))
@@ -171,15 +198,26 @@ def test_the_csv_has_every_array_and_no_formulas(found: dict[str, Any]) -> None:
 
 
 def test_the_memory_adds_up(found: dict[str, Any]) -> None:
-    html = layout_views.summary(found, "a")
+    table = layout_memory.memory_parts([found]).set_index("part")
     for part in found["memory"]:
-        assert part["bytes"] == 0 or (part["name"] in html and part["how"].replace("'", "&#x27;") in html)
-    assert "✔ fits" in html
-    widths = [float(text.split("%")[0]) for text in html.split("width:")[1:]]
-    assert abs(sum(widths) - 200) < 0.1  # the bar of the device, and the same parts drawn larger
-    over = {**found, "verdict": {"fits": False, "share": 1.5, "message": "does not fit"}}
-    assert "✘ does not fit" in layout_views.summary(over, "a")
-    assert "memory is unknown" in layout_views.summary({**found, "device": None, "verdict": None}, "a")
+        assert part["bytes"] == 0 or table.loc[part["name"], "formula"] == part["how"]
+    assert table.loc["activations", "basis"] == "estimated"
+    bars = layout_memory.memory_bars([found, {**found, "mesh": {"data": 2}}])
+    mib = found["bytes_per_device"] / 2**20
+    assert sum(trace.x[0] for trace in bars.data) == pytest.approx(mib)
+    assert sum(trace.x[1] for trace in bars.data) == pytest.approx(mib)
+    assert bars.layout.xaxis.range[1] < 1.1 * mib  # a device of 138 GiB would make the parts too small
+    assert list(bars.layout.yaxis.ticktext) == ["fsdp=4<br>tensor=2", "data=2"]
+    full = layout_memory.memory_bars([{**found, "device": {**DEVICE, "memory": 2**27, "usable": 1.2 * 2**26}}])
+    assert full.layout.xaxis.range[1] > 128
+    assert full.layout.shapes[0].x0 == pytest.approx(1.2 * 64)
+
+
+def test_parts_of_host_memory_and_of_one_mesh(found: dict[str, Any]) -> None:
+    host = {"name": "optimizer", "bytes": 2**20, "tag": "exact", "how": "offloaded", "memory": "host"}
+    first = {**found, "memory": [*found["memory"], host], "host_bytes_per_device": 2**21}
+    table = layout_memory.memory_parts([first, found]).set_index("part")
+    assert table.loc["optimizer (host's memory)", ["memory", "second mesh"]].tolist() == ["1 MiB, 50%", "-"]
 
 
 @pytest.mark.parametrize(
@@ -195,54 +233,113 @@ def test_a_plan_is_green_only_with_room_to_spare(
     found: dict[str, Any], share: float, remedy: str, sign: str, words: str
 ) -> None:
     verdict = {"fits": share <= 1, "share": share, "message": f"fits or not: 1 of 2 GiB{remedy}"}
-    for html in (layout_views.summary({**found, "verdict": verdict}, "a"), plan_words({**found, "verdict": verdict})):
-        notice = html[html.index('class="notice verdict') :].partition("</p>")[0]
-        assert f"<b>{sign} " in notice
-        assert words in notice
-        assert ("verdict fits" in notice) == (sign == "✔")
-        assert ">--search" not in notice
-        assert " --search may" not in notice
-        assert ("✔" in html) == (sign == "✔")
+    text = plan_texts.summary({**found, "verdict": verdict})
+    assert f"**{sign} " in text
+    assert words in text.replace("\\_", "_")
+    assert " --search may" not in text
+    assert ("✔" in text) == (sign == "✔")
+    assert "memory is unknown" in plan_texts.summary({**found, "device": None, "verdict": None})
 
 
-def test_what_a_plan_says_is_escaped(found: dict[str, Any]) -> None:
+def test_facts_rules_and_activations_of_two_plans(found: dict[str, Any]) -> None:
+    flow = {"axes": ["batch", None], "shape": [4, 8], "spec": ["fsdp", None], "device_shape": [1, 8]}
+    first = {**found, "flows": [flow]}
+    second = {**found, "flows": [{**flow, "spec": [None, None], "device_shape": [4, 8]}], "rules": [["batch", "data"]]}
+    facts = plan_texts.facts([first, second]).set_index("fact")
+    assert facts.loc["mesh", "value"] == "fsdp=4 x tensor=2 (8 devices)"
+    assert facts.loc["policy", "value"] == "none: fits"
+    assert list(plan_texts.rules([first, first])) == ["rule", "logical axis", "mesh axes"]
+    assert plan_texts.rules([first])["rule"].tolist() == [f"#{n}" for n in range(len(found["rules"]))]
+    assert len(plan_texts.rules([first, second])) == len(found["rules"]) + 1
+    row = plan_texts.activations([first, second]).iloc[0]
+    assert (row["partition"], row["partition, second mesh"]) == ("fsdp, -", "-, -")
+
+
+REPORT = {
+    "problem": None, "memory": {"arguments": 10, "outputs": 5, "aliased": 5, "temporaries": 90, "allocated": 100},
+    "usable": 1_000, "lower_seconds": 1.0, "compile_seconds": None, "versions": {"jax": "0"}, "cached": True,
+    "count": 2, "device": "cpu", "topology": "", "flows": [],
+    "collectives": [{"kind": "all-gather", "group": 2, "in_loop": True, "conditional": True, "count": 3, "bytes": 64}],
+}  # fmt: skip
+
+
+def test_the_report_of_the_compiler(found: dict[str, Any]) -> None:
+    text = plan_texts.compiled({**found, "compiled": REPORT, "bytes_per_device": 110})
+    assert "✔ it fits: XLA needs 100 B of 1000 B usable; the plan estimates 110 B, +10.0%" in text.replace(
+        "0.9766 KiB", "1000 B"
+    )
+    assert "compiled in an unknown time (cached report)" in text
+    assert "✘ it does not fit" in plan_texts.compiled({**found, "compiled": {**REPORT, "usable": 99}})
+    assert "⚠ it fits, with little room" in plan_texts.compiled({**found, "compiled": {**REPORT, "usable": 101}})
+    figures, collectives, _ = plan_texts.compiled_tables({**found, "compiled": REPORT})
+    assert figures["figure"].tolist() == list(REPORT["memory"])
+    assert collectives.iloc[0].tolist() == ["all-gather", 2, "in a loop in a branch: at most", "3", "64 B"]
+    assert "No collectives." in plan_texts.compiled({**found, "compiled": {**REPORT, "collectives": []}})
+    assert "✘ out of luck" in plan_texts.compiled({**found, "compiled": {**REPORT, "problem": "out of luck"}})
+
+
+def test_what_a_plan_says_is_shown_as_it_is(found: dict[str, Any]) -> None:
     evil = {**found["arrays"][0], "path": EVIL, "group": EVIL, "dtype": EVIL, "axes": [EVIL, EVIL]}
-    plan_ = {**found, "arrays": [evil], "warnings": [{"kind": EVIL, "path": EVIL, "message": EVIL}]}
-    pieces = [
-        layout_arrays.table(plan_, plan_, {"q": ""}, evil),
-        layout_views.summary(plan_, "a"),
-        drawing(evil, plan_),
-    ]
-    for html in pieces:
-        assert "<img" not in html
+    part = {"name": EVIL, "bytes": 1, "tag": EVIL, "how": EVIL, "memory": "device"}
+    plan = {**found, "arrays": [evil], "warnings": [{"kind": EVIL, "path": EVIL, "message": EVIL}], "memory": [part]}
+    text = plan_texts.summary(plan)
+    assert "! " in text
+    assert drawing(evil, MESH).count("&lt;img") == 2
+    for shown in (text, drawing(evil, MESH), layout_memory.memory_bars([plan]).to_json()):
+        assert "<img" not in shown
+
+
+# The page
+
+
+def shown(site: Site, **query: str) -> dict[str, Any]:
+    return native.Built(layout_page.PAGE, site).shown(**query)
 
 
 def test_the_page_before_anything_is_planned(site: Site) -> None:
-    choice = layout_page.opened(site, Ask({})).regions
-    assert "Recipes" in choice["choose"]
-    for query in ({"run": EVIL}, {"exp": EVIL}, {"draft": EVIL}):
-        html = layout_page.opened(site, Ask(query)).regions["choose"]
-        assert "<img" not in html
-        assert 'role="alert"' in html
+    values = shown(site)
+    assert "There is no recipe in" in values["Markdown"]
+    assert "Start with the demo" in values["Markdown"]
+    for query in ({"run": EVIL}, {"exp": EVIL}, {"draft": EVIL}, {"model": EVIL}, {"model": "/etc"}):
+        values = shown(site, **query)
+        assert values["Textbox 2"]  # the problem
+        assert "<img" not in values["Markdown"]
     run = write_run(site.settings.home, experiment(0), "finished", 3).name
-    for wrong in ({"mesh": EVIL}, {"mesh": "fsdp:0"}, {"mesh2": "x:1"}, {"rules": EVIL}, {"mesh": "data:9999999"}):
-        regions = layout_page.opened(site, Ask({"run": run, **wrong})).regions
-        assert "<img" not in "".join(regions.values())
-        assert "notice bad" in regions["result"]
-    assert "notice bad" in layout_page.opened(site, Ask({"run": run, "device": "h2000"})).regions["choose"]
+    assert run in shown(site)["Markdown"].replace("\\_", "_")
+    for wrong in (
+        {"mesh": EVIL}, {"mesh": "fsdp:0"}, {"mesh2": "x:1"}, {"rules": EVIL}, {"mesh": "data:9999999"},
+        {"device": "h2000"}, {"device": "h100:1"}, {"device": "h100", "memory": "x"},
+    ):  # fmt: skip
+        values = shown(site, run=run, **wrong)
+        assert values["Textbox 2"], wrong
+        assert values["Experiment"] == f"run:{run}"
+    assert not list(site.settings.own.glob("plans/*"))
 
 
-def test_the_fields_go_into_the_url(site: Site) -> None:
-    run = write_run(site.settings.home, experiment(0), "finished", 3).name
-    fields = {"of": f"run:{run}", "size-fsdp": "4", "size-tensor": "2", "device": "v5e", "mesh2": "fsdp=8"}
-    answer = layout_page.choose(site, Ask({"exp": "other", "q": "x"}, {"fields": fields}))
-    query = dict(urllib.parse.parse_qsl((answer.goto or "").partition("?")[2]))
-    assert query == {"run": run, "mesh": "fsdp:4,tensor:2", "mesh2": "fsdp:8", "device": "v5e", "q": "x"}
-    with pytest.raises(SpecError):
-        layout_page.choose(site, Ask({}, {"fields": {**fields, "size-fsdp": "0"}}))
+def test_only_experiments_of_the_home_are_reached(tmp_path: Path) -> None:
+    outside = Outside.under(tmp_path)
+    site = Site.of(Settings(home=outside.home, project=tmp_path, read_only=True))
+    before = outside.snapshot()
+
+    def answer(kind: str, name: str) -> str:
+        try:
+            return repr(layout_request.source(site, {kind: name}))
+        except NnxdslError as error:
+            return str(error)
+
+    try:
+        for kind in layout_request.SOURCES:
+            for name in outside.hostile():
+                assert SECRET not in answer(kind, name)
+        for there, nowhere in outside.ids():
+            assert answer("run", there).replace(there, "") == answer("run", nowhere).replace(nowhere, "")
+        assert layout_request.source(site, {"run": outside.inside}).experiment == experiment(0)
+        assert outside.snapshot() == before
+    finally:
+        site.close()
 
 
-def test_rules_of_arrays_are_lines_and_a_device_may_have_another_memory(site: Site) -> None:
+def test_the_query_fills_the_controls(site: Site) -> None:
     text = "*.mlp.down.kernel | mlp: tensor+fsdp, embed: -\nembed | vocab: fsdp"
     rules = layout_request.array_rules_of(text)
     assert rules == (
@@ -253,38 +350,127 @@ def test_rules_of_arrays_are_lines_and_a_device_may_have_another_memory(site: Si
     for wrong in ("mlp: tensor", "x |", "| a: b", "x | a b"):
         with pytest.raises(SpecError, match="line 1"):
             layout_request.array_rules_of(wrong)
-    run = write_run(site.settings.home, experiment(0), "finished", 3).name
-    fields = {
-        "of": f"run:{run}",
-        "device": "h100",
-        "memory": "48",
-        "arrays": text,
-        "rules": "",
-        "rules-were": "a: fsdp",
-    }
-    answer = layout_page.choose(site, Ask({}, {"fields": fields}))
-    query = dict(urllib.parse.parse_qsl((answer.goto or "").partition("?")[2]))
-    assert query == {"run": run, "mesh": "data:1", "device": "h100:48", "arrays": text, "rules": "none"}
-    mesh = with_placement(experiment(0), query, "fsdp:2", 8).mesh
+    made = experiment(0, mesh=Mesh(fsdp=2, rules=(("embed", "fsdp"),)))
+    run = write_run(site.settings.home, made, "finished", 3).name
+    query = {"run": run, "device": "h100", "memory": "48", "arrays": text, "rules": "none"}
+    mesh = with_placement(made, query, "fsdp:2", 8).mesh
     assert (mesh.array_rules, mesh.rules) == (rules, ())
-    html = layout_page.opened(site, Ask(query)).regions["choose"]
-    assert 'value="48"' in html
-    assert "vocab: fsdp</textarea>" in html
-    assert "notice bad" in layout_page.opened(site, Ask({"run": run, "device": "h100:1"})).regions["choose"]
+    assert layout_request.device_of(query) == layout_request.device_of({"device": "h100:48"}) == "h100:48"
+    values = shown(site, mesh="fsdp:2", mesh2="x:1", **query)
+    assert [values[name] for name in ("Device", "Memory per device (GiB)", "Mesh", "Compare with mesh")] == [
+        "h100", "48", "fsdp:2", "x:1",
+    ]  # fmt: skip
+    assert (values["Textbox"], values["Textbox 1"]) == ("", text)
+    assert shown(site, run=run, mesh2="x:1")["Textbox"] == "embed: fsdp"
 
 
-def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_ended(site: Site) -> None:
+def test_rules_go_into_the_query_unless_they_are_the_experiments_own(site: Site) -> None:
+    run = write_run(site.settings.home, experiment(0, mesh=Mesh(rules=(("embed", "fsdp"),))), "finished", 3).name
+    built = native.Built(layout_page.PAGE, site)
+
+    def apply(query: dict[str, str], *texts: str) -> dict[str, str]:
+        return built.pressed("Apply rules", query, *texts)["query"]
+
+    assert apply({"run": run}, "embed: fsdp", "") == {"rules": "", "arrays": ""}
+    assert apply({"run": run}, "", "* | mlp: -") == {"rules": "none", "arrays": "* | mlp: -"}
+    for wrong in (("embed", ""), ("", "mlp: tensor")):
+        with pytest.raises(gr.Error, match="line 1"):
+            apply({"run": run}, *wrong)
+    with pytest.raises(gr.Error, match="Choose an experiment first"):
+        apply({}, "embed: fsdp", "")
+
+
+def test_pasted_text_becomes_a_draft_where_the_app_may_write(site: Site, tmp_path: Path) -> None:
+    assert "Show its layout" not in native.Built(layout_page.PAGE, site).buttons
+    writer = Site.of(Settings(home=tmp_path / "writer", project=tmp_path))
+    built = native.Built(layout_page.PAGE, writer)
+    try:
+        query = built.pressed("Show its layout", {"run": "x"}, to_python(experiment(3)))["query"]
+        assert query["run"] == ""
+        assert layout_request.source(writer, query).experiment == experiment(3)
+        with pytest.raises(gr.Error):
+            built.pressed("Show its layout", {}, "import os")
+    finally:
+        writer.close()
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}  # fmt: skip
+
+
+def test_a_model_of_the_project_replaces_that_of_the_experiment(site: Site) -> None:
+    place = site.settings.project / "models" / "llama"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(json.dumps(LLAMA))
+    assert layout_request.models_in(site.settings.project) == ["models/llama"]
+    run = write_run(site.settings.home, experiment(0), "finished", 3).name
+    for text in ("models/llama", "models/llama/config.json"):
+        found = layout_request.source(site, {"run": run, "model": text}).experiment
+        assert found is not None
+        assert found.model == Model.HF(str(place))
+        assert found.objective == experiment(0).objective
+    alone = layout_request.source(site, {"model": "models/llama"}).experiment
+    assert alone is not None
+    assert alone.model == Model.HF(str(place))
+    outside = site.settings.project.parent / "outside"
+    (site.settings.project / "linked").symlink_to(outside, target_is_directory=True)
+    outside.mkdir(exist_ok=True)
+    (outside / "config.json").write_text(json.dumps(LLAMA))
+    for wrong in ("models", "..", str(outside), "linked", "a\0b"):
+        with pytest.raises(RunError, match=r"outside of the project|has no config\.json|cannot be read"):
+            layout_request.model_path(site.settings.project, wrong)
+
+
+def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_cancelled(site: Site) -> None:
     made = experiment(0)
     run = write_run(site.settings.home, made, "finished", 3).name
-    ask = Ask({"run": run, "mesh": "fsdp:2"})
-    assert "data-tick" in layout_page.opened(site, ask).regions["result"]
-    job = plan_job(site, with_placement(made, ask.query, "fsdp:2", 8), "h200", start=False)
+    built, query = native.Built(layout_page.PAGE, site), {"run": run, "mesh": "fsdp:2"}
+    assert "so far ..." in built.shown(**query)["Markdown 1"]
+    job = plan_job(site, with_placement(made, query, "fsdp:2", 8), "h200", start=False)
     assert job is not None
     assert job.argv[1:4] == ("-m", "nnxdsl", "plan")
     assert not job.is_over
-    layout_page.cancel(site, ask)
+    built.pressed("Cancel", query)
     assert job.state == "cancelled"
     for _ in range(2):
-        result = layout_page.opened(site, ask).regions["result"]
-        assert "Try again" in result
-        assert "data-tick" not in result
+        assert "was cancelled" in built.shown(**query)["Markdown 1"]
+    built.pressed("Try again", query)
+    restarted = plan_job(site, with_placement(made, query, "fsdp:2", 8), "h200", start=False)
+    assert restarted is not None
+    assert not restarted.is_over
+
+
+@pytest.mark.timeout(240)
+def test_a_plan_is_shown_with_its_arrays(site: Site) -> None:
+    run = write_run(site.settings.home, experiment(0), "finished", 3).name
+    built, query = native.Built(layout_page.PAGE, site), {"run": run, "mesh": "fsdp:2", "device": "h100"}
+    built.shown(**query)
+    job = plan_job(site, with_placement(experiment(0), query, "fsdp:2", 8), "h100", start=False)
+    assert job is not None
+    while not job.is_over:
+        time.sleep(0.2)
+    assert job.state == "done", job.error
+    values = built.shown(**query)
+    assert "✔ fits" in values["Markdown 1"]
+    assert values["Plot"].data
+    arrays = values["Dataframe 7"]
+    assert arrays["arrays"].sum() == len(job.result["arrays"])
+    assert values["HTML"].count("<button") == 2
+    number = arrays["array"].tolist().index("embed.embedding")
+    select = built.handler("select").fn
+    picked = gr.SelectData(None, {"index": [number, 0], "value": number, "row_value": arrays.iloc[number].tolist()})
+    address = "?" + urllib.parse.urlencode(query)
+    chosen_array = json.loads(select(gr.Request(client=None), picked, address))["query"]["array"]
+    assert chosen_array == "frozen:embed.embedding"
+    selected = built.shown(**query, array=chosen_array)
+    assert "embed.embedding (frozen)" in selected["Markdown 5"]
+    assert selected["Dataframe 8"]["logical axis"].tolist()[:2] == ["vocab", "embed"]
+    assert built.shown(**query, q="no such array")["Dataframe 7"].empty
+    name, text = layout_request.arrays_csv(site, {**query, "q": "embedding"}) or ("", "")
+    assert name.endswith("-layout.csv")
+    assert "embed.embedding" in text
+    assert layout_request.arrays_csv(site, {**query, "mesh": "data:2"}) is None

@@ -133,15 +133,6 @@ def test_a_filter_keeps_letters_that_are_typed_slowly(emptied_app: RunningApp, o
     assert search.input_value() == "dpo-001x2"
 
 
-def test_the_filter_of_arrays_keeps_letters_too(emptied_app: RunningApp, open_page: Open) -> None:
-    shown = open_page(emptied_app.url("/layout?exp=tiny&device=cpu"))
-    search = shown.locator("#page-layout input[name=q]")
-    search.wait_for(timeout=90_000)
-    search.press_sequentially("embed", delay=330)
-    shown.wait_for_timeout(800)
-    assert shown.locator("#page-layout input[name=q]").input_value() == "embed"
-
-
 def test_paths_break_after_their_dots(emptied_app: RunningApp, open_page: Open) -> None:
     shown = open_page(emptied_app.url("/new?preset=tiny"))
     shown.wait_for_selector(".spec-form")

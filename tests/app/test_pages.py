@@ -55,15 +55,16 @@ def test_a_page_switch_costs_one_request_and_the_way_back_too(app: Any, open_pag
     shown = open_page(app.url("/"))
     shown.wait_for_selector("#page-runs .region")
     asked = requests_of(shown)
-    for page in [page for page in PAGES if page.in_navigation][1:]:
+    pages = [page for page in PAGES if page.in_navigation]
+    for page in pages[1:]:
         asked.clear()
         shown.get_by_role("link", name=page.title, exact=True).click()
         shown.wait_for_selector(f"#page-{page.name} .region")
         assert shown.url == app.url(page.path)
         assert len(asked) == 1, asked
-    shown.go_back()
-    shown.go_back()
-    shown.wait_for_selector("#page-layout:visible")
+    for page in reversed(pages[:-1]):
+        shown.go_back()
+        shown.wait_for_selector(f"#page-{page.name}:visible")
 
 
 def test_of_a_thousand_runs_a_hundred_are_drawn_and_all_are_searched(app: Any, open_page: Open) -> None:

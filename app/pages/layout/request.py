@@ -1,19 +1,22 @@
-"""Parses the query of the Layout page, and starts the child processes that compute plans. No HTML."""
+"""Reads the query of the Layout page, and starts the child processes that compute plans. Independent of gradio."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
 
+from nnxdsl import Adapter, Data, Model, Objective, Optimizer, Schedule
 from nnxdsl.config.core.serialization import evolve, to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import MESH_AXES
-from nnxdsl.errors import Problem, RunError, SpecError, suggest
+from nnxdsl.errors import NnxdslError, Problem, RunError, SpecError, suggest
 from nnxdsl.planning.aot_process import find_compiler
 from nnxdsl.sharding import hardware
 from nnxdsl.storage.jsonl import write_json
@@ -22,6 +25,7 @@ from ...processes.jobs import Job
 from ...state import Site
 from ...store.experiments import stored
 from ..new import form_texts
+from .arrays import filtered, to_csv
 
 SOURCES = ("run", "exp", "draft")
 DEVICE = "h200"
@@ -31,6 +35,11 @@ NO_DEVICE = "none"
 NONE = "none"
 """Text in a query for an empty list of rules."""
 
+EXAMPLE = "DPO with LoRA, 64 pairs of up to 512 tokens"
+"""What a model is trained with if no experiment is chosen."""
+
+CONFIG = "config.json"
+MODEL_DEPTH, MOST_DIRECTORIES, MOST_MODELS = 4, 2_000, 60
 COMPILE_SECONDS = 300
 MOST_RULES = 60
 SHORT = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert", "pp": "stage"}
@@ -40,15 +49,23 @@ Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
 def device_of(query: Mapping[str, str]) -> str:
-    """Parses the device: one of the catalogue, optionally with another memory size (`h100:48`), or `NO_DEVICE`.
+    """Returns the device: one of the catalogue, `NO_DEVICE`, or one with another memory size (`h100:48`).
 
     Raises:
         PlanError: unknown device or invalid memory size.
     """
-    name = query.get("device", "").lower()[:40] or DEVICE
-    if name != NO_DEVICE:
-        hardware.device(name)
+    kind, memory = device_parts(query)
+    if kind == NO_DEVICE:
+        return kind
+    name = f"{kind}:{memory}" if memory else kind
+    hardware.device(name)
     return name
+
+
+def device_parts(query: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the name of a device, and its memory in GiB if that is not the catalogue's."""
+    kind, _, memory = query.get("device", "").lower()[:40].partition(":")
+    return kind or DEVICE, query.get("memory", "")[:20] or memory
 
 
 def mesh_of(text: str, most: int) -> dict[str, int]:
@@ -186,16 +203,32 @@ class Source:
     @property
     def words(self) -> str:
         """Display name."""
+        if not self.kind:
+            return EXAMPLE
         return f"experiments/{self.name}.py" if self.kind == "exp" else f"{self.kind} {self.name}"
 
 
 def source(site: Site, query: Mapping[str, str]) -> Source:
-    """Loads the experiment that a URL names.
+    """Loads the experiment that a URL names, with the model that it names.
 
     Raises:
         RunError: it does not exist, or the app cannot read it.
-        SpecError: the draft has problems.
+        SpecError: the draft has problems, or the model does not suit the experiment.
     """
+    found = _named(site, query)
+    if not query.get("model"):
+        return found
+    model = Model.HF(model_path(site.settings.project, query["model"]))
+    if not found.kind:
+        return Source("", "", _example(model))
+    return (
+        found
+        if found.experiment is None
+        else attrs.evolve(found, experiment=attrs.evolve(found.experiment, model=model))
+    )
+
+
+def _named(site: Site, query: Mapping[str, str]) -> Source:
     kind = next((kind for kind in SOURCES if query.get(kind)), "")
     name = query.get(kind, "")
     if kind == "run":
@@ -215,6 +248,56 @@ def source(site: Site, query: Mapping[str, str]) -> Source:
     return Source()
 
 
+def _example(model: Model) -> Experiment:
+    """What `EXAMPLE` says, for a model without an experiment."""
+    return Experiment(
+        name="fit",
+        model=model,
+        adapter=Adapter.LoRA(rank=16),
+        objective=Objective.DPO(beta=0.1),
+        data=Data.Preferences("pairs.jsonl", max_prompt_length=256, max_completion_length=256),
+        optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-5)),
+        batch_size=64,
+        steps=1_000,
+    )
+
+
+def model_path(project: Path, text: str) -> str:
+    """Returns the absolute path of a directory in a project that has a `config.json`.
+
+    Args:
+        project: Directory of the project; nothing outside of it is read.
+        text: Path of the directory, or of its `config.json`.
+
+    Raises:
+        RunError: there is none, or it is outside of the project.
+    """
+    root = project.resolve()
+    try:
+        file = (root / text).resolve()
+        file = (file if file.name == CONFIG else file / CONFIG).resolve()
+        if not file.is_relative_to(root):
+            raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
+        if not file.is_file():
+            raise RunError(f"{text[:200]} has no {CONFIG}")
+    except (OSError, ValueError) as error:
+        raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
+    return str(file.parent)
+
+
+def models_in(project: Path) -> list[str]:
+    """Returns directories of a project that have a `config.json`; only the upper levels are searched."""
+    found: list[str] = []
+    for count, (place, names, files) in enumerate(os.walk(project)):
+        path = Path(place).relative_to(project)
+        names[:] = [] if len(path.parts) >= MODEL_DEPTH else sorted(name for name in names if not name.startswith("."))
+        if CONFIG in files and path.parts:
+            found.append(str(path))
+        if count >= MOST_DIRECTORIES:
+            break
+    return found[:MOST_MODELS]
+
+
 def _of_run(site: Site, name: str) -> Experiment:
     if site.index.row(name) is not None:
         place = site.run(name).path
@@ -230,6 +313,67 @@ def _of_run(site: Site, name: str) -> Experiment:
             "`nnxdsl plan FILE` shows its layout in a terminal"
         )
     return experiment
+
+
+# Layouts
+
+
+@attrs.frozen
+class Layout:
+    """One of the layouts on the page.
+
+    Attributes:
+        experiment: The experiment with its mesh.
+        device: Name in the catalogue, or `NO_DEVICE`.
+        job: Job that computes its plan; None before it was started.
+    """
+
+    experiment: Experiment
+    device: str
+    job: Job | None
+
+    @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """The plan; None before it is computed."""
+        return self.job.result if self.job is not None and self.job.state == "done" else None
+
+
+def layouts(site: Site, query: Mapping[str, str], of: Source, *, start: bool) -> list[Layout]:
+    """Returns the layout on the query's mesh, and that on its second mesh if there is one.
+
+    A job that failed or was cancelled is restarted on request only.
+
+    Args:
+        site: State of the app.
+        query: Query of the URL.
+        of: The experiment; there are no layouts before it has been read.
+        start: Whether to start the jobs that plan them.
+
+    Raises:
+        SpecError: all problems of the meshes and rules at once.
+        PlanError: unknown device.
+    """
+    if of.experiment is None:
+        return []
+    device, most = device_of(query), site.settings.limits.mesh_devices
+    meshes = [query.get("mesh", ""), *filter(None, [query.get("mesh2", "")])]
+    found: list[Layout] = []
+    for experiment in [with_placement(of.experiment, query, mesh, most) for mesh in meshes]:
+        job = plan_job(site, experiment, device, start=False)
+        if job is None and start:
+            job = plan_job(site, experiment, device, start=True)
+        found.append(Layout(experiment, device, job))
+    return found
+
+
+def arrays_csv(site: Site, query: Mapping[str, str]) -> tuple[str, str] | None:
+    """Returns the name of a file and CSV of the arrays of a query's plan; None if it was not computed."""
+    try:
+        found = layouts(site, query, source(site, query), start=False)
+    except NnxdslError:
+        return None
+    plan = found[0].plan if found else None
+    return (f"{plan['id']}-layout.csv", to_csv(filtered(plan["arrays"], query))) if plan else None
 
 
 # Child processes

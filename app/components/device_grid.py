@@ -1,0 +1,216 @@
+"""The devices of a mesh as a grid: which block of one array each of them holds. From plain values, without jax."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import gradio as gr
+
+from nnxdsl.terminal.plan_format import PALETTE, format_axes, format_shape, mesh_axes, pluralize
+
+from ..html import Html, join, tag
+from ..words import size
+
+MOST = 256
+"""Maximum number of devices that are drawn."""
+
+WIDEST = 16
+"""Devices per row if one axis has more."""
+
+CSS = """
+.devices { display: flex; flex-wrap: wrap; gap: 14px 20px; margin: 8px 0; }
+.devices figure { margin: 0; }
+.devices figcaption { font-size: 12.5px; opacity: 0.8; margin-bottom: 4px; }
+.device-grid { display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 54px)); gap: 3px; }
+button.device { border: 2px solid transparent; border-radius: 4px; min-width: 0; height: 32px; padding: 0;
+  font: 600 12px/1 system-ui, sans-serif; color: #14181d; font-variant-numeric: tabular-nums; }
+button.device.same { border-color: currentColor; outline: 2px solid var(--body-text-color); }
+.devices.pointed button.device:not(.same) { filter: saturate(0.35) brightness(0.9); }
+.reading-cell { min-height: 3em; margin: 0; }
+@media (max-width: 760px) {
+  .device-grid { grid-template-columns: repeat(var(--columns), minmax(14px, 34px)); gap: 2px; }
+  button.device { height: 24px; font-size: 10.5px; border-width: 1px; }
+}
+"""
+
+SCRIPT = """
+const point = (cell) => {
+  const devices = element.querySelector(".devices");
+  if (!devices) return;
+  devices.classList.toggle("pointed", Boolean(cell));
+  for (const one of devices.querySelectorAll("button.device"))
+    one.classList.toggle("same", Boolean(cell) && one.dataset.block === cell.dataset.block);
+  if (cell) element.querySelector(".reading-cell").textContent = cell.getAttribute("aria-label");
+};
+const cellAt = (event) => event.target.closest?.("button.device");
+element.addEventListener("pointerover", (event) => { if (cellAt(event)) point(cellAt(event)); });
+element.addEventListener("pointerleave", () => point(element.querySelector("button.device:focus")));
+element.addEventListener("focusin", (event) => point(cellAt(event)));
+element.addEventListener("focusout", () => point(null));
+element.addEventListener("keydown", (event) => {
+  const cell = cellAt(event);
+  if (!cell) return;
+  const all = [...element.querySelectorAll("button.device")], at = all.indexOf(cell);
+  const columns = parseInt(cell.parentElement.dataset.columns);
+  const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -at,
+    End: all.length - 1 - at };
+  const next = all[at + steps[event.key]];
+  if (!next) return;
+  event.preventDefault();
+  cell.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+});
+"""
+"""Pointing at a device, or focusing it, tells its block and marks its replicas; arrow keys move the focus."""
+
+
+def device_grid(**arguments: Any) -> gr.HTML:
+    """Returns the component that shows what `drawing` returns; it is empty at first."""
+    return gr.HTML("", css_template=CSS, js_on_load=SCRIPT, apply_default_css=False, **arguments)
+
+
+@attrs.frozen
+class Cell:
+    """One device of the drawing.
+
+    Attributes:
+        number: Device number, row-major over the mesh.
+        place: Its index along each axis with size > 1.
+        block: Number of its block, row-major over the blocks of all dimensions.
+        held: Start and stop of its slice of every dimension.
+    """
+
+    number: int
+    place: dict[str, int]
+    block: int
+    held: tuple[tuple[int, int], ...]
+
+
+def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str, int]) -> Iterator[Cell]:
+    """Yields the devices of a part of a mesh, by ascending number.
+
+    Args:
+        array: An array of `nnxdsl plan --json`.
+        mesh: Size of every mesh axis, slowest-varying first.
+        shown: Number of indices to include per axis; 1 for axes that are not named.
+    """
+    axes = [axis for axis, count in mesh.items() if count > 1]
+    for places in itertools.product(*(range(shown.get(axis, 1)) for axis in axes)):
+        place = dict(zip(axes, places, strict=True))
+        number = 0
+        for axis, count in mesh.items():
+            number = number * count + place.get(axis, 0)
+        block, slices = 0, []
+        for dimension, whole in enumerate(array["shape"]):
+            entry = array["spec"][dimension] if dimension < len(array["spec"]) else None
+            index = 0
+            for axis in mesh_axes(entry):
+                index = index * mesh[axis] + place.get(axis, 0)
+                block = block * mesh[axis] + place.get(axis, 0)
+            length = array["device_shape"][dimension]
+            slices.append((min(index * length, whole), min((index + 1) * length, whole)))
+        yield Cell(number, place, block, tuple(slices))
+
+
+def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
+    """Number of indices to draw per axis: all, or one replica group of a large mesh, or a corner of that."""
+    axes = {axis: count for axis, count in mesh.items() if count > 1}
+    if math.prod(axes.values()) <= MOST:
+        return axes
+    cut = {axis for entry in array["spec"] for axis in mesh_axes(entry)}
+    shown = {axis: count if axis in cut else 1 for axis, count in axes.items()}
+    for axis in shown:  # slowest-varying first
+        rest = math.prod(shown.values()) // shown[axis]
+        if rest * shown[axis] > MOST:
+            shown[axis] = max(1, MOST // rest)
+    return shown
+
+
+def held_words(cell: Cell, array: Mapping[str, Any]) -> str:
+    """Formats a device's slices, such as `[:, 64:128, 0:64]`."""
+    whole = [(0, length) for length in array["shape"]]
+    words = [":" if part == all_ else f"{part[0]}:{part[1]}" for part, all_ in zip(cell.held, whole, strict=True)]
+    return f"[{', '.join(words)}]"
+
+
+def drawing(array: Mapping[str, Any], mesh: Mapping[str, int]) -> Html:
+    """Returns the grid of devices with what its blocks are; texts of the array are escaped.
+
+    Args:
+        array: One of a plan's arrays.
+        mesh: Size of every mesh axis, slowest-varying first.
+    """
+    shown = chosen(array, mesh)
+    drawn = list(cells(array, mesh, shown))
+    devices = math.prod(mesh.values())
+    blocks = devices // max(1, array["replicas"])
+    split = [
+        f"{name or f'dimension {number}'} over {format_axes(entry)}"
+        for number, (name, entry) in enumerate(zip(array["axes"], array["spec"], strict=True))
+        if mesh_axes(entry)
+    ]
+    about = (
+        f"{pluralize(blocks, 'block')}, each on {pluralize(array['replicas'], 'device')}; a block is "
+        f"{format_shape(array['device_shape'])}, {size(array['device_bytes'])}; "
+        f"{', '.join(split) if blocks > 1 else 'replicated on every device'}."
+    )
+    words = f"{len(drawn)} devices and their blocks; use the arrow keys to move between them"
+    return join(
+        tag("p", tag("b", f"×{array['replicas']} "), about),
+        tag("div", _panels(drawn, array, shown), cls="devices", role="group", aria_label=words),
+        tag("p", "Point at a device, or focus it, to see its block.", cls="reading-cell"),
+        tag("p", _left_out(len(drawn), devices, blocks)) if len(drawn) < devices else None,
+    )
+
+
+def _left_out(drawn: int, devices: int, blocks: int) -> str:
+    rest = f"{devices - drawn:,} of {devices:,} devices are not drawn"
+    if drawn == blocks:
+        return f"One replica group is drawn; {rest} and hold copies of the same blocks."
+    return f"A corner of one replica group is drawn; {rest} and continue the pattern."
+
+
+def _panels(drawn: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int]) -> list[Html]:
+    """Returns one grid per index of the leading axes; the last axis runs across, the one before it down."""
+    axes = [axis for axis, count in shown.items() if count > 1]
+    across = axes[-1] if axes else ""
+    down = axes[-2] if len(axes) > 1 else ""
+    columns = shown.get(across, 1)
+    width = columns if columns <= 2 * WIDEST else math.gcd(columns, WIDEST) if columns % WIDEST == 0 else WIDEST
+    one = columns * shown.get(down, 1)
+    panels: list[Html] = []
+    for begin in range(0, len(drawn), one):
+        part = drawn[begin : begin + one]
+        others = ", ".join(f"{axis} {part[0].place[axis]}" for axis in axes[:-2])
+        arrows = [f"{across} →" if across else "", f"{down} ↓" if down else ""]
+        caption = " · ".join(filter(None, (others, " ".join(filter(None, arrows)))))
+        grid = [_cell(cell, array, first=begin == 0 and number == 0) for number, cell in enumerate(part)]
+        panels.append(
+            tag(
+                "figure",
+                tag("figcaption", caption or "one device"),
+                tag("div", grid, cls="device-grid", style=f"--columns:{width}", data_columns=width),
+            )
+        )
+    return panels
+
+
+def _cell(cell: Cell, array: Mapping[str, Any], first: bool) -> Html:
+    place = ", ".join(f"{axis} {index}" for axis, index in cell.place.items())
+    words = f"device {cell.number}{f' ({place})' if place else ''}: block {cell.block}, {held_words(cell, array)}"
+    return tag(
+        "button",
+        cell.block,
+        type="button",
+        cls="device",
+        style=f"background:{PALETTE[cell.block % len(PALETTE)]}",
+        data_block=cell.block,
+        tabindex=0 if first else -1,
+        title=words,
+        aria_label=words,
+    )

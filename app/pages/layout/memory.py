@@ -1,0 +1,100 @@
+"""The memory of a device: a bar of its parts for each plan, and a table with the formula of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from nnxdsl.terminal.plan_format import format_mesh
+
+from ...components.plots import styled
+from ...words import size
+from .arrays import Plan, unit_of
+
+COLOURS = {
+    "frozen weights": "#2f6fed",
+    "trainable weights": "#d9480f",
+    "optimizer": "#2b8a3e",
+    "frozen weights, again": "#91a7ff",
+    "gradients": "#ffa94d",
+    "activations": "#9c36b5",
+    "workspace": "#868e96",
+    "teacher": "#c2255c",
+    "reference copy": "#087f8b",
+}
+OTHER = "#5f3dc4"
+"""Colour of parts that have none of their own."""
+
+
+def memory_bars(plans: Sequence[Plan], *, is_narrow: bool = False) -> go.Figure:
+    """Draws a bar for each plan, of what is in a device's memory; the end of its memory is marked where it is near."""
+    drawn = go.Figure()
+    totals = [plan["bytes_per_device"] for plan in plans]
+    unit, divisor = unit_of(totals)
+    parts = [[part for part in plan["memory"] if part["memory"] == "device" and part["bytes"]] for plan in plans]
+    for name in dict.fromkeys(part["name"] for each in parts for part in each):
+        rows = [(index, part) for index, each in enumerate(parts) for part in each if part["name"] == name]
+        texts = [
+            [size(part["bytes"]), f"{part['bytes'] / max(1, totals[index]):.1%}", part["tag"], escape(part["how"])]
+            for index, part in rows
+        ]
+        drawn.add_bar(
+            x=[part["bytes"] / divisor for _, part in rows],
+            y=[index for index, _ in rows],
+            customdata=texts,
+            name=escape(name),
+            orientation="h",
+            width=0.6,
+            marker={"color": COLOURS.get(name, OTHER), "line": {"width": 0}},
+            hovertemplate="<b>%{fullData.name}</b> %{customdata[0]}, %{customdata[1]}<br>"
+            "%{customdata[2]}: %{customdata[3]}<extra></extra>",
+        )
+    device, end, words = plans[0]["device"], max(totals) / divisor, f"{unit} on each device"
+    if device and device["memory"]:
+        usable = device["usable"] / divisor
+        words += f", of which {size(device['usable'])} is usable"
+        if end > usable / 8:  # else the parts would be too small to be told apart
+            end = max(end, device["memory"] / divisor)
+            drawn.add_vline(usable, line={"width": 2, "dash": "dash", "color": "#c92a2a"}, annotation_text="usable")
+    names = [format_mesh(plan["mesh"]).partition(" (")[0].replace(" x ", "<br>") for plan in plans]
+    legend = 160 if is_narrow else 50  # pixels
+    styled(drawn, legend + 70 + 60 * len(plans))
+    drawn.update_layout(barmode="stack", margin={"t": legend, "b": 60}, legend={"traceorder": "normal"})
+    drawn.update_xaxes(title=words.replace(", ", ",<br>") if is_narrow else words, range=[0, end * 1.02])
+    drawn.update_yaxes(tickvals=list(range(len(plans))), ticktext=names, autorange="reversed", automargin=True)
+    return drawn
+
+
+def memory_parts(plans: Sequence[Plan]) -> pd.DataFrame:
+    """Returns a row for each part: its bytes in each plan, whether that is exact, and how it is computed."""
+    rows: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
+    for index, plan in enumerate(plans):
+        for part in plan["memory"]:
+            if part["bytes"]:
+                rows.setdefault((part["name"], part["memory"]), [None] * len(plans))[index] = part
+    table = pd.DataFrame([dict(_part(key, parts, plans)) for key, parts in rows.items()])
+    names = [name for name in table if name != "formula"]
+    return table[[*names, "formula"]]
+
+
+def _part(
+    key: tuple[str, str], parts: Sequence[Mapping[str, Any] | None], plans: Sequence[Plan]
+) -> Iterator[tuple[str, str]]:
+    name, memory = key
+    is_host = memory != "device"
+    yield "part", f"{name} (host's memory)" if is_host else name
+    for index, (part, plan) in enumerate(zip(parts, plans, strict=True)):
+        total = plan["host_bytes_per_device"] if is_host else plan["bytes_per_device"]
+        share = f"{size(part['bytes'])}, {_share(part['bytes'] / max(1, total))}" if part else "-"
+        yield "second mesh" if index else "memory", share
+    there = [part for part in parts if part is not None]
+    yield "basis", " / ".join(dict.fromkeys(part["tag"] for part in there))
+    yield "formula", "; on the second mesh: ".join(dict.fromkeys(part["how"] for part in there))
+
+
+def _share(share: float) -> str:
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"

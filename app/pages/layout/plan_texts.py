@@ -1,0 +1,185 @@
+"""A plan as Markdown and tables: whether it fits, warnings, facts, rules, activations, the compiler's report.
+
+Works on the output of `nnxdsl plan --json` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from nnxdsl.terminal.plan_format import format_axes, format_mesh, format_names, format_shape, format_spec
+from nnxdsl.terminal.plan_view import facts as plan_facts
+
+from ...components.markdown import plain
+from ...words import duration, number, size
+from .arrays import Plan
+
+TIGHT = 0.9
+"""Fraction of usable memory above which a plan that fits gets a warning: estimates are accurate to 10 %."""
+
+SEARCH = (
+    "Try a mesh with more devices, a device with more memory, a smaller micro-batch, an adapter or quantization; in a "
+    "terminal, `nnxdsl plan FILE --device NAME --count N --search` lists meshes on which it fits."
+)
+
+FIGURES = {
+    "arguments": "inputs of the step",
+    "outputs": "outputs of the step",
+    "aliased": "outputs in buffers of donated arguments",
+    "temporaries": "temporary buffers within the step",
+    "allocated": "arguments + outputs - aliased + temporaries",
+    "host": "in host memory",
+    "peak": "peak memory, as XLA reports it",
+}
+"""Meanings of XLA's figures for one device."""
+
+STEP_TIMES = {"compute": "compute", "memory": "memory", "links": "communication"}
+
+
+def summary(plan: Plan) -> str:
+    """Returns Markdown: the mesh, the verdict and the warnings."""
+    return "\n\n".join(filter(None, [f"### {format_mesh(plan['mesh'])}", verdict(plan), warnings(plan)]))
+
+
+def verdict(plan: Plan) -> str:
+    """Returns whether a plan fits, with a warning if the margin is smaller than the error of the estimate."""
+    verdict, device = plan["verdict"], plan["device"]
+    if not verdict:
+        where = plain(device["description"]) if device else "no device selected"
+        return f"**{size(plan['bytes_per_device'])}** on each device; the device's memory is unknown ({where})."
+    share, (message, _, remedy) = verdict["share"], verdict["message"].partition("; ")
+    words = f"{share:.1%} of the usable memory of {plain(device['description'])}."
+    if not verdict["fits"]:
+        sign = "✘"
+        is_setting = remedy and not remedy.startswith("--")
+        words += f" {plain(remedy[:1].upper() + remedy[1:])}." if is_setting else f" {SEARCH}"
+    elif share > TIGHT:
+        sign = "⚠"
+        words += " That is tight: the memory of activations is an estimate, accurate to 10 %."
+    else:
+        sign = "✔"
+    return f"**{sign} {plain(message)}**\n\n{words}"
+
+
+def warnings(plan: Plan) -> str:
+    """Returns the plan's warnings as a list."""
+    if not plan["warnings"]:
+        is_tight = plan["verdict"] and plan["verdict"]["share"] > TIGHT  # the verdict is a warning already
+        return "" if is_tight else "✔ No warnings."
+    return "\n".join(
+        f"- **! {plain(one['kind'])}** {plain(one['path'])}: {plain(one['message'])}" for one in plan["warnings"]
+    )
+
+
+def facts(plans: Sequence[Plan]) -> pd.DataFrame:
+    """Returns facts of the run, a column for each plan."""
+    columns = [dict(_facts(plan)) for plan in plans]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, "-") for column in columns)] for name in names]
+    return pd.DataFrame(rows, columns=["fact", *(("value", "on the second mesh")[: len(plans)])])
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    rows = list(plan_facts(plan))
+    if plan["activations"]:
+        policies = ", ".join(f"{policy} {size(count)}" for policy, count in plan["activations"].items())
+        rows += [("activations by policy", policies), ("policy", f"{plan['remat']}: {plan['remat_why']}")]
+    if seconds := plan["step_seconds"]:
+        parts = ", ".join(f"{label} {_seconds(seconds[key])}" for key, label in STEP_TIMES.items())
+        rows.append(("estimated step time, for ranking", f"{_seconds(seconds['step'])}: {parts}"))
+    return rows
+
+
+def _seconds(value: float) -> str:
+    return duration(value) if value >= 10 else f"{number(value)} s" if value >= 0.01 else f"{value * 1000:.3g} ms"
+
+
+def rules(plans: Sequence[Plan]) -> pd.DataFrame:
+    """Returns the sharding rules in order; those of the second mesh below, if they are others."""
+    different = plans[:1] if all(plan["rules"] == plans[0]["rules"] for plan in plans) else plans
+    rows = [
+        [f"#{number}", logical, format_axes(axes), format_mesh(plan["mesh"])]
+        for plan in different
+        for number, (logical, axes) in enumerate(plan["rules"])
+    ]
+    return pd.DataFrame(rows, columns=["rule", "logical axis", "mesh axes", "mesh"]).iloc[:, : 2 + len(different)]
+
+
+def activations(plans: Sequence[Plan]) -> pd.DataFrame:
+    """Returns the activations of one micro-batch that have logical axes, on each mesh."""
+    tables = [_flows(plan.get("flows") or ()) for plan in plans]
+    if len(tables) == 1 or tables[0].empty or tables[1].empty:
+        return tables[0]
+    second = tables[1].drop_duplicates(["axes", "shape"])
+    return tables[0].merge(second, "left", ["axes", "shape"], suffixes=("", ", second mesh")).fillna("-")
+
+
+def _flows(flows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    rows = [
+        {
+            "axes": format_names(flow["axes"]),
+            "shape": format_shape(flow["shape"]),
+            "partition": format_spec(flow["spec"]),
+            **({"on a device": format_shape(flow["device_shape"])} if "device_shape" in flow else {}),
+        }
+        for flow in flows
+    ]
+    return pd.DataFrame(rows)
+
+
+# The compiler's report
+
+
+def compiled(plan: Plan) -> str:
+    """Returns Markdown: whether the compiled step fits, compared with the plan, and what compiled it."""
+    report = plan["compiled"]
+    if not report:
+        return "XLA returned no report."
+    if report["problem"]:
+        return f"**✘ {plain(report['problem'])}**"
+    took = f"lowered in {_or_dash(report['lower_seconds'])}, compiled in {_or_dash(report['compile_seconds'])}"
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    note = " (cached report)" if report["cached"] else ""
+    made = f"{report['count']} x {report['device']}, {report['topology']}; {took}{note}; {versions}"
+    none = ["No collectives."] if report["collectives"] == [] else []
+    return "\n\n".join([_compiled_verdict(plan, report), *none, plain(made)])
+
+
+def _compiled_verdict(plan: Plan, report: Mapping[str, Any]) -> str:
+    if not report["memory"]:
+        return "The step compiles. XLA reports no memory figures on this platform."
+    planned, needs, usable = plan["bytes_per_device"], report["memory"]["allocated"], report["usable"]
+    off = f"; the plan estimates {size(planned)}, {planned / needs - 1:+.1%}" if needs else ""
+    fits = usable is None or needs <= usable
+    is_tight = fits and usable is not None and needs > TIGHT * usable
+    sign = "⚠ it fits, with little room" if is_tight else "✔ it fits" if fits else "✘ it does not fit"
+    return f"**{sign}: XLA needs {size(needs)}{f' of {size(usable)} usable' if usable else ''}{off}.**"
+
+
+def compiled_tables(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Returns XLA's figures of memory, the collectives of one step, and the compiled sharding of activations."""
+    report = plan["compiled"] or {}
+    memory = report.get("memory") or {}
+    figures = [[key, size(memory[key]), words] for key, words in FIGURES.items() if memory.get(key) is not None]
+    collectives = [
+        [
+            one["kind"],
+            one["group"] or "-",
+            f"{'in a loop' if one['in_loop'] else ''}{' in a branch: at most' if one['conditional'] else ''}" or "-",
+            number(one["count"]),
+            size(one["bytes"]),
+        ]
+        for one in report.get("collectives") or ()
+    ]
+    return (
+        pd.DataFrame(figures, columns=["figure", "bytes", "meaning"]),
+        pd.DataFrame(collectives, columns=["collective", "devices", "where", "times", "bytes"]),
+        _flows(report.get("flows") or ()),
+    )
+
+
+def _or_dash(seconds: float | None) -> str:
+    return "an unknown time" if seconds is None else f"{seconds:.1f} s"
