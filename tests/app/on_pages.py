@@ -21,7 +21,7 @@ _DIM = """() => {
     return [255, 255, 255, 1];
   };
   const found = [];
-  document.querySelectorAll("header.top *, .nnx-page .region *").forEach((one) => {
+  document.querySelectorAll("header.top *, main *").forEach((one) => {
     if (!one.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true })) return;
     if (one.closest("[hidden], :disabled, .visually-hidden, svg")) return;
     if (![...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) return;
