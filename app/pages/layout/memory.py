@@ -78,7 +78,7 @@ def memory_parts(plans: Sequence[Plan]) -> pd.DataFrame:
                 rows.setdefault((part["name"], part["memory"]), [None] * len(plans))[index] = part
     table = pd.DataFrame([dict(_part(key, parts, plans)) for key, parts in rows.items()])
     names = [name for name in table if name != "formula"]
-    return table[[*names, "formula"]]
+    return table.reindex(columns=[*names, "formula"])
 
 
 def _part(

@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import gradio as gr
 import pandas as pd
-from gradio.components import Component
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.errors import NnxdslError, RunError
@@ -44,6 +43,7 @@ from .request import (
     device_parts,
     layouts,
     models_in,
+    named,
     plan_job,
     rules_of,
     rules_text,
@@ -73,15 +73,20 @@ class Shown:
 
     Attributes:
         query: Query of the URL.
-        of: The experiment.
+        of: The experiment; without it, if it has not been read or cannot be.
         layouts: The layout on the mesh, and on the second one.
         problem: Why there are none; empty if there are.
     """
 
     query: Query
-    of: Source = attrs.Factory(Source)
+    of: Source
     layouts: Sequence[Layout] = ()
     problem: str = ""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a child process still reads the experiment."""
+        return bool(self.of.kind) and self.of.experiment is None and not self.problem
 
     @property
     def plans(self) -> list[layout_arrays.Plan]:
@@ -90,7 +95,9 @@ class Shown:
         return [plan for plan in plans if plan is not None] if plans and plans[0] is not None else []
 
 
-Section = tuple[Sequence[Component], Callable[[Shown], Values]]
+Updates = dict[Any, Any]
+"""New values by component."""
+Section = tuple[Sequence[Any], Callable[[Shown], Updates]]
 
 
 def build(site: Site) -> None:
@@ -109,7 +116,7 @@ def build(site: Site) -> None:
 
 
 def _shown(site: Site, query: Query) -> Shown:
-    of = Source()
+    of = named(query)
     try:
         of = source(site, query)
         return Shown(query, of, layouts(site, query, of, start=True))
@@ -153,7 +160,7 @@ def _choice(site: Site, view: View) -> Section:
     view.does(of.input, lambda query, client, chosen: _other_experiment(chosen), [of])
     view.does(apply.click, lambda query, client, *texts: _ruled(site, query, *texts), [rules, array_rules])
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: Shown) -> Updates:
         experiment, query = shown.of.experiment, shown.query
         kind, other_memory = device_parts(query)
         own = experiment.mesh if experiment else None
@@ -258,11 +265,11 @@ def _verdicts(site: Site, view: View) -> Section:
     view.does(again.click, lambda query, client: _again(site, query))
     view.does(cancel.click, lambda query, client: _cancel(site, query))
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: Shown) -> Updates:
         jobs = [one.job for one in shown.layouts if one.job is not None]
         errors = [shown.problem, *(job.error for job in jobs)]
         texts = [_side(one) for one in shown.layouts]
-        if not texts and shown.of.kind and not shown.problem:
+        if shown.is_reading:
             texts = [f"Reading {plain(shown.of.words)} ..."]
         return {
             problem: gr.update(value="\n".join(filter(None, errors)), visible=any(errors)),
@@ -272,7 +279,7 @@ def _verdicts(site: Site, view: View) -> Section:
             },
             again: gr.update(
                 visible=any(job.state in ("failed", "cancelled") for job in jobs)
-                or bool(shown.problem and shown.query.get("exp") and not shown.of.kind)
+                or bool(shown.problem and shown.of.kind == "exp" and shown.of.experiment is None)
             ),
             cancel: gr.update(visible=any(not job.is_over for job in jobs)),
         }
@@ -326,7 +333,7 @@ def _memory() -> Section:
         with gr.Accordion("Activations with logical axes", open=False):
             flows = gr.Dataframe(label="Of one micro-batch", **_TABLE)
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: Shown) -> Updates:
         if not shown.plans:
             return {group: gr.update(visible=False)}
         return {
@@ -364,7 +371,7 @@ def _compiler(site: Site, view: View) -> Section:
         view.does(verify.click, lambda query, client: _verify(site, query))
     view.does(cancel.click, lambda query, client: _cancel(site, query))
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: Shown) -> Updates:
         if not shown.plans:
             return {group: gr.update(visible=False)}
         first = shown.layouts[0]
@@ -442,7 +449,7 @@ def _arrays(site: Site, view: View) -> Section:
         has_event=True,
     )
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: Shown) -> Updates:
         filters = {
             words: shown.query.get("q", ""),
             part: shown.query.get("part", ""),
@@ -480,11 +487,11 @@ def _selected_array() -> Section:
         with gr.Row():
             sides = [_array_on_mesh() for _ in range(2)]
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: Shown) -> Updates:
         array = layout_arrays.selected(shown.plans[0]["arrays"], shown.query) if shown.plans else None
         if array is None:
             return {group: gr.update(visible=False)}
-        values: dict[Any, Any] = {
+        values: Updates = {
             group: gr.update(visible=True),
             title: f"## {plain(array['path'])} ({plain(array['part'])})",
         }
@@ -493,14 +500,13 @@ def _selected_array() -> Section:
             values[column] = gr.update(visible=plan is not None)
             if plan is None:
                 continue
-            here = layout_arrays.selected(plan["arrays"], {"array": layout_arrays.name_of(array)})
-            is_there = here is not None and layout_arrays.name_of(here) == layout_arrays.name_of(array)
-            absent = "" if is_there else "\n\nThis array does not exist on this mesh."
+            found = [one for one in plan["arrays"] if layout_arrays.name_of(one) == layout_arrays.name_of(array)]
+            absent = "" if found else "\n\nThis array does not exist on this mesh."
             values[mesh] = f"### {format_mesh(plan['mesh'])}{absent}"
-            values[grid] = drawing(here, plan["mesh"]) if is_there else ""
-            tried = layout_arrays.why(here) if is_there else pd.DataFrame()
+            values[grid] = drawing(found[0], plan["mesh"]) if found else ""
+            tried = layout_arrays.why(found[0]) if found else pd.DataFrame()
             widths = NARROW_WIDTHS if is_narrow(shown.query) else WHY_WIDTHS
-            values[rules] = gr.update(value=tried, visible=is_there, column_widths=widths)
+            values[rules] = gr.update(value=tried, visible=bool(found), column_widths=widths)
         return values
 
     return [group, title, *(component for side in sides for component in side)], fill
@@ -518,10 +524,9 @@ def _timer(site: Site) -> Section:
     """A timer that is active while a child process works for the page."""
     timer = gr.Timer(1, active=False)
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: Shown) -> Updates:
         jobs = [one.job for one in shown.layouts] + [_compile_job(site, one) for one in shown.layouts[:1]]
-        is_reading = bool(shown.of.kind) and shown.of.experiment is None
-        return {timer: gr.Timer(active=is_reading or any(job is not None and not job.is_over for job in jobs))}
+        return {timer: gr.Timer(active=shown.is_reading or any(job is not None and not job.is_over for job in jobs))}
 
     return [timer], fill
 

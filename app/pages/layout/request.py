@@ -215,7 +215,7 @@ def source(site: Site, query: Mapping[str, str]) -> Source:
         RunError: it does not exist, or the app cannot read it.
         SpecError: the draft has problems, or the model does not suit the experiment.
     """
-    found = _named(site, query)
+    found = _loaded(site, query)
     if not query.get("model"):
         return found
     model = Model.HF(model_path(site.settings.project, query["model"]))
@@ -228,9 +228,15 @@ def source(site: Site, query: Mapping[str, str]) -> Source:
     )
 
 
-def _named(site: Site, query: Mapping[str, str]) -> Source:
+def named(query: Mapping[str, str]) -> Source:
+    """Returns the kind and the name of the experiment that a URL names, without loading it."""
     kind = next((kind for kind in SOURCES if query.get(kind)), "")
-    name = query.get(kind, "")
+    return Source(kind, query.get(kind, ""))
+
+
+def _loaded(site: Site, query: Mapping[str, str]) -> Source:
+    found = named(query)
+    kind, name = found.kind, found.name
     if kind == "run":
         return Source(kind, name, _of_run(site, name))
     if kind == "draft":
@@ -245,7 +251,7 @@ def _named(site: Site, query: Mapping[str, str]) -> Source:
         if job.is_over and job.state != "done":
             raise RunError(f"experiments/{name}.py cannot be read: {job.error or job.state}")
         return Source(kind, name, site.presets.experiment(name))
-    return Source()
+    return found
 
 
 def _example(model: Model) -> Experiment:
